@@ -178,9 +178,10 @@ class RunOut(RunRow):
     events_next: Annotated[str | None, Field(description="The next cursor of `…/events`; null if these are all")]
 
     @classmethod
-    def of(cls, run: Run) -> RunOut:
+    def of(cls, run: Run, *, is_new: bool = False) -> RunOut:
+        """`is_new`: it was submitted a moment ago, and has no jobs."""
         reason, data = selectors.why(run)
-        jobs, jobs_next = jobs_page(run)
+        jobs, jobs_next = ([], None) if is_new else jobs_page(run)
         events, events_next = events_page(run)
         now = timezone.now()
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
@@ -194,7 +195,7 @@ class RunOut(RunRow):
             silent_hosts=[SilentHostOut(host=one.host, seen_at=one.seen_at) for one in silent],
             silent_detail=statuses.silent(run, silent) or None,
             max_duration_s=run.limit_s,
-            cost=float(costs_by_run([run], now).get(run.pk, 0)),
+            cost=float(costs_by_run([run], now).get(run.pk, 0)) if jobs else 0.0,
             hold=HoldOut.from_orm(access) if access else None,
             policy=PolicyOut.of(policy_status(run, now)),
             spec=run.spec,

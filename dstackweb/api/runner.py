@@ -140,22 +140,27 @@ class ExitIn(Schema):
 
 @router.post("/{job_id}/claim", include_in_schema=False)
 def claim(request: HttpRequest, job_id: UUID, body: ClaimIn) -> dict[str, Any]:
-    """Become the one runner of this job; 409 for any other."""
-    _own(request, job_id)
+    """Become the one runner of this job, and get its spec; 409 for any other."""
+    if auth_of(request) != job_id:
+        raise Forbidden(FOREIGN)
     try:
-        attempts.claim_job(job_id, body.nonce, body.host)
+        job = attempts.claim_job(job_id, body.nonce, body.host)
     except Job.DoesNotExist:
         raise NotFound("no such job") from None
-    return {"heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S}
+    return {"heartbeat_s": settings.DSTACKWEB_HEARTBEAT_S, "spec": _spec(job)}
 
 
 @router.get("/{job_id}/spec", include_in_schema=False)
 def spec(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
+    """For runners of before the claim was answered with it."""
+    return _spec(_wanted(request, job_id))
+
+
+def _spec(job: Job) -> dict[str, Any]:
     """The commands and their environment, secrets included. If a secret was deleted meanwhile, the job ends.
 
     `alone`: no other node is waited for, and the job is not to stop.
     """
-    job = _wanted(request, job_id)
     try:
         found = runner_spec(job)
         return found | {"alone": found["nodes"] == 1 and job.status != JobStatus.TERMINATING}
@@ -224,9 +229,9 @@ def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
 @router.post("/{job_id}/logs", include_in_schema=False)
 def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)]) -> HttpResponse:
     """Bytes of the job's log from `offset`. After a gap: 409 with the offset to continue from."""
-    job = _wanted(request, job_id)
+    _claim_of(request, job_id, only_active=True)
     try:
-        return JsonResponse({"next": files.append_log(job.pk, offset, request.body)})
+        return JsonResponse({"next": files.append_log(job_id, offset, request.body)})
     except files.LogGap as gap:
         return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
 
@@ -255,14 +260,14 @@ def task_lines(request: HttpRequest, job_id: UUID) -> TasksOut:
 @router.post("/{job_id}/exit", include_in_schema=False)
 def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     """The job has ended, its processes are gone and its log has been shipped."""
-    job = _claimed(request, job_id)
+    instance_id = _claim_of(request, job_id)
     detail = None
     if body.reason == Reason.OUT_OF_MEMORY:
         detail = {"code": MessageCode.OUT_OF_MEMORY, "memory_mib": body.memory_mib}
-    if body.interruption is not None and job.instance_id is not None:
-        agents.record_interruption(job.instance_id, body.interruption.at)
+    if body.interruption is not None and instance_id is not None:
+        agents.record_interruption(instance_id, body.interruption.at)
     attempts.report_end(
-        job.pk,
+        job_id,
         body.reason,
         exit_code=body.exit_code,
         message=body.message,
@@ -274,31 +279,27 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     return {}
 
 
-def _own(request: HttpRequest, job_id: UUID) -> Job:
-    if auth_of(request) != job_id:
-        raise Forbidden(FOREIGN)
-    job = Job.objects.select_related("run__project", "run__archive", "host", "instance").filter(pk=job_id).first()
-    if job is None:
-        raise NotFound("no such job")
-    return job
-
-
-def _claimed(request: HttpRequest, job_id: UUID) -> Job:
-    """The job, if the caller is the runner that claimed it."""
-    job = _own(request, job_id)
-    if not job.claim_nonce:
-        raise Conflict("claim the job first")
-    if request.headers.get("X-Nonce", "") != job.claim_nonce:
-        raise Conflict("another runner has this job")
-    return job
-
-
 def _wanted(request: HttpRequest, job_id: UUID) -> Job:
     """The job, if the caller is the runner that claimed it and the job has not ended."""
-    job = _claimed(request, job_id)
-    if job.status not in JOB_ACTIVE:
+    _claim_of(request, job_id, only_active=True)
+    return Job.objects.select_related("run__project", "run__archive", "host", "instance").get(pk=job_id)
+
+
+def _claim_of(request: HttpRequest, job_id: UUID, *, only_active: bool = False) -> UUID | None:
+    """The job's instance, if the caller is the runner that claimed it (and the job has not ended)."""
+    if auth_of(request) != job_id:
+        raise Forbidden(FOREIGN)
+    found = Job.objects.filter(pk=job_id).values_list("claim_nonce", "status", "instance_id").first()
+    if found is None:
+        raise NotFound("no such job")
+    nonce, status, instance_id = found
+    if not nonce:
+        raise Conflict("claim the job first")
+    if request.headers.get("X-Nonce", "") != nonce:
+        raise Conflict("another runner has this job")
+    if only_active and status not in JOB_ACTIVE:
         raise Conflict("this job has ended")
-    return job
+    return instance_id
 
 
 def _others_unclaimed(job: HeardJob) -> bool:

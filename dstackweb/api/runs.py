@@ -67,8 +67,8 @@ def submit(
     """Add a run to its queue. An `Idempotency-Key` makes retries safe: a repeated key returns the same run."""
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides, body.archive)
-    run, _made = services.submit(found, caller(request), role, submission, idempotency_key)
-    return Status(201, _tagged(response, selectors.find_run(found, str(run.uid))))
+    run, made = services.submit(found, caller(request), role, submission, idempotency_key)
+    return Status(201, _tagged(response, run if made else selectors.find_run(found, str(run.uid)), is_new=made))
 
 
 @router.get("", response={200: RunsOut, **REFUSALS}, summary="List runs, newest first")
@@ -223,6 +223,6 @@ def read_logs(
     return response
 
 
-def _tagged(response: HttpResponse, run: Run) -> RunOut:
+def _tagged(response: HttpResponse, run: Run, *, is_new: bool = False) -> RunOut:
     response["ETag"] = f'"{services.etag(run)}"'
-    return RunOut.of(run)
+    return RunOut.of(run, is_new=is_new)

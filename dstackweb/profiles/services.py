@@ -28,7 +28,11 @@ def named(project: Project, name: str) -> Profile | None:
 
 def default(project: Project) -> Profile | None:
     """The profile of runs that name none: the project's default, else that of all projects."""
-    return _own_last(project).filter(is_default=True).last()
+    found = Profile.objects.raw(_DEFAULTS, [project.pk])
+    return max(found, key=lambda profile: profile.project_id is not None, default=None)
+
+
+_DEFAULTS = "SELECT * FROM profiles_profile WHERE is_default AND (project_id = %s OR project_id IS NULL)"
 
 
 def _own_last(project: Project) -> QuerySet[Profile]:

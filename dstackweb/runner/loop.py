@@ -89,7 +89,6 @@ class Runner:
 
     def _go(self) -> None:
         self._claim()
-        self.spec = self._retry(lambda: self.client.get("spec"))
         self.spec_at = time.monotonic()
         secrets = [value.encode() for value in self.spec["redact"]]
         self.shipper = output.Shipper(self.client, self.spool, secrets)
@@ -105,9 +104,11 @@ class Runner:
         self._report_end()
 
     def _claim(self) -> None:
-        """Claim the job for this runner. Raises Rejected."""
+        """Claim the job for this runner, and get its spec. Raises Rejected."""
         body = {"nonce": self.state.nonce(), "pid": os.getpid(), "host": socket.gethostname()}
-        self.heartbeat_s = float(self._retry(lambda: self.client.post("claim", body))["heartbeat_s"])
+        answer = self._retry(lambda: self.client.post("claim", body))
+        self.heartbeat_s = float(answer["heartbeat_s"])
+        self.spec = answer.get("spec") or self._retry(lambda: self.client.get("spec"))  # an older server's has none
 
     def _begin(self) -> None:
         """Fetch the code, wait for the other nodes, start the commands and wait for their end."""

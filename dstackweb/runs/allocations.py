@@ -81,13 +81,18 @@ def held_by_ended_jobs(run: Run) -> QuerySet[Allocation]:
     return Allocation.objects.filter(job__run=run, job__status__in=JOB_ENDED)
 
 
-def release(rows: QuerySet[Allocation]) -> None:
-    """Release what these rows hold, host by host in the order of claims.
+def sums(rows: QuerySet[Allocation]) -> list[tuple[int, int, int]]:
+    """What these rows hold of each host (id), in the order of claims: CPUs and MiB of memory."""
+    by_host = rows.order_by("host").values_list("host").annotate(cpus=Sum("cpus"), memory_mib=Sum("memory_mib"))
+    return list(by_host)
+
+
+def release(rows: QuerySet[Allocation], held: Sequence[tuple[int, int, int]]) -> None:
+    """Release what these rows hold, of which `held` are the `sums`.
 
     Call after `lock_run`, last in the transaction.
     """
-    sums = rows.order_by("host").values_list("host").annotate(cpus=Sum("cpus"), memory_mib=Sum("memory_mib"))
-    for host_id, cpus, memory_mib in list(sums):
+    for host_id, cpus, memory_mib in held:
         Host.objects.filter(pk=host_id).update(
             cpus_used=F("cpus_used") - cpus, memory_used_mib=F("memory_used_mib") - memory_mib
         )

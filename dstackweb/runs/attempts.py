@@ -40,7 +40,7 @@ from dstackweb.runs.states import (
     job_end_status,
     was_signalled,
 )
-from dstackweb.runs.transitions import lock_run, move_job, move_run, record, touch
+from dstackweb.runs.transitions import lock_job, move_job, move_run, note, touch
 from dstackweb.spec.effective import EffectiveSpec
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
@@ -57,15 +57,15 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
     """
     now = timezone.now()
     with transaction.atomic():
-        job = _lock_job(job_id)
+        job = lock_job(job_id)
         won = Job.objects.filter(pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").update(
             claim_nonce=nonce, claimed_at=now, heard_at_s=watch_time()
         )
         if won:
-            record(job.run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
+            job.claim_nonce, job.claimed_at = nonce, now
+            note(job.run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
             if job.host is not None and job.host.start_failures:
                 starts.clear(job.host.pk, now)
-    job = Job.objects.select_related("run", "host").get(pk=job_id)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
         raise Conflict("another runner has this job, or it has ended")
     return job
@@ -74,7 +74,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
 def start_job(job_id: UUID) -> None:
     """Record that the runner has started the job's commands."""
     with transaction.atomic():
-        job = _lock_job(job_id)
+        job = lock_job(job_id)
         if job.status == JobStatus.PROVISIONING:
             move_job(job, JobStatus.RUNNING, now=timezone.now())
             settle_run(job.run)
@@ -96,27 +96,22 @@ def report_end(
     Where that may be the end of a cloud's machine, the job stays active until the cloud has said how its machine is
     (`scheduler.cloud.watch`). An own host whose runner got the signal with its commands was shut down.
     """
-    end: dict[str, Any] = {
-        "exit_code": exit_code,
-        "message": message,
-        "log_size": log_size,
-        "log_missing": log_missing,
-    }
     with transaction.atomic():
-        job = _lock_job(job_id)
+        job = lock_job(job_id)
         if job.status not in JOB_ACTIVE or job.reported_at is not None:
             return
         if not job.stop_reason and reason == Reason.CONTAINER_EXITED_WITH_ERROR:
             killed = was_signalled(exit_code)
             if job.instance is not None and (killed or signalled):
                 if job.instance.interrupted_at is None:
-                    _ask_for_machine(job, end)
+                    end = {"exit_code": exit_code, "log_size": log_size, "log_missing": log_missing}
+                    _ask_for_machine(job, end | {"message": message})
                     return
                 reason = Reason.INTERRUPTED
             elif job.host_id is not None and killed and signalled:
                 reason = Reason.INSTANCE_UNREACHABLE
                 detail = {"code": MessageCode.MACHINE_SHUT_DOWN, "exit_code": exit_code}
-        end_job(job_id, reason, detail=detail, **end)
+        _end(job, reason, exit_code, message, detail, log_size, log_missing)
 
 
 def _ask_for_machine(job: Job, end: dict[str, Any]) -> None:
@@ -142,31 +137,42 @@ def end_job(
     `message` is text from a program or a cloud, `detail` a code of this server with its data (`MessageCode`).
     Returns False when it had ended before. A job that was stopped ends for that reason.
     """
-    now = timezone.now()
     with transaction.atomic():
-        job = _lock_job(job_id)
+        job = lock_job(job_id)
         if job.status not in JOB_ACTIVE:
             return False
-        if job.stop_reason and reason != Reason.DONE_BY_RUNNER:
-            reason = job.stop_reason
         if job.reported_at is not None:
             exit_code, log_size, log_missing = job.exit_code, job.log_size, job.log_missing
-        if job.run.is_hold and job.started_at is not None:
-            reason = HOLD_END.get(reason, reason)
-        move_job(
-            job,
-            job_end_status(reason),
-            now=now,
-            termination_reason=reason,
-            exit_code=exit_code,
-            **_end_message(job, reason, exit_code, message, detail),
-            log_size=log_size,
-            log_missing=log_missing,
-        )
-        if job.host_id is None:
-            wakeups.request_job_checks([job])
-        settle_run(job.run)
+        _end(job, reason, exit_code, message, detail, log_size, log_missing)
     return True
+
+
+def _end(
+    job: Job,
+    reason: str,
+    exit_code: int | None,
+    message: str,
+    detail: dict[str, Any] | None,
+    log_size: int | None,
+    log_missing: int,
+) -> None:
+    if job.stop_reason and reason != Reason.DONE_BY_RUNNER:
+        reason = job.stop_reason
+    if job.run.is_hold and job.started_at is not None:
+        reason = HOLD_END.get(reason, reason)
+    move_job(
+        job,
+        job_end_status(reason),
+        now=timezone.now(),
+        termination_reason=reason,
+        exit_code=exit_code,
+        **_end_message(job, reason, exit_code, message, detail),
+        log_size=log_size,
+        log_missing=log_missing,
+    )
+    if job.host_id is None:
+        wakeups.request_job_checks([job])
+    settle_run(job.run)
 
 
 def return_job(
@@ -179,7 +185,7 @@ def return_job(
     """
     now = timezone.now()
     with transaction.atomic():
-        job = _lock_job(job_id)
+        job = lock_job(job_id)
         if job.status != JobStatus.PROVISIONING or not move_job(
             job,
             job_end_status(Reason.NOT_CLAIMED),
@@ -207,14 +213,6 @@ def _end_message(
     return {"message": message, "detail": detail or {}}
 
 
-def _lock_job(job_id: UUID) -> Job:
-    """The job, with its host and run, as read under the run's lock. Raises Job.DoesNotExist."""
-    run = lock_run(Job.objects.values_list("run_id", flat=True).get(pk=job_id))
-    job = Job.objects.select_related("host", "instance").get(pk=job_id)
-    job.run = run
-    return job
-
-
 def settle_run(run: Run) -> None:
     """Move a run on according to its current attempt's jobs, and free what ended jobs held.
 
@@ -223,15 +221,15 @@ def settle_run(run: Run) -> None:
     if run.status in PLACED:
         _follow(run)
     held = allocations.held_by_ended_jobs(run)
-    if held.exists():
+    if sums := allocations.sums(held):
         touch(run.queue_id)
-        allocations.release(held)
+        allocations.release(held, sums)
         wakeups.request_pass()
 
 
 def _follow(run: Run) -> None:
     now = timezone.now()
-    jobs = list(Job.objects.select_related("host").filter(run=run, attempt=run.attempt).order_by("node"))
+    jobs = list(Job.objects.filter(run=run, attempt=run.attempt).order_by("node"))
     if not jobs:
         return
     match decide(_run_view(run), [_job_view(job) for job in jobs], now):

@@ -6,6 +6,7 @@ The runner's spec is built when the runner requests it, so that no secret is sto
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -42,7 +43,10 @@ def _name_and_address(job: Job) -> tuple[str, str]:
 def attempt_fields(run_id: int, attempt: int) -> dict[str, Any]:
     """What a node needs to know of the others of its attempt; complete once each has its runner."""
     jobs = Job.objects.select_related("host", "instance").filter(run=run_id, attempt=attempt)
-    nodes = list(jobs.order_by("node"))
+    return _of_nodes(list(jobs.order_by("node")))
+
+
+def _of_nodes(nodes: Sequence[Job]) -> dict[str, Any]:
     return {
         "master_ip": _name_and_address(nodes[0])[1] or "127.0.0.1",
         "gpus_total": sum(len(node.gpus) for node in nodes),
@@ -54,7 +58,8 @@ def runner_spec(job: Job) -> dict[str, Any]:
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
     (host, address), wanted, token = _name_and_address(job), secret_names(spec.env), tasks_token(job.pk)
-    secrets = {name: value for name, value in secret_values(run.project).items() if name in wanted}
+    values = secret_values(run.project) if wanted else {}
+    secrets = {name: value for name, value in values.items() if name in wanted}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
     return {
         "job": str(job.pk),
@@ -80,7 +85,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         **_limits(job, spec),
         # A host reads its own GPUs.
         "sample_every_s": settings.DSTACKWEB_SAMPLE_EVERY_S if job.gpus and job.host is None else None,
-        **attempt_fields(run.pk, job.attempt),
+        **(_of_nodes([job]) if spec.nodes == 1 else attempt_fields(run.pk, job.attempt)),
         "archive": {"sha256": run.archive.sha256, "size": run.archive.size} if run.archive else None,
         "max_duration_s": run.limit_s,
         "stop_duration_s": spec.stop_duration_s,

@@ -32,7 +32,7 @@ from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_senior
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.recurrence import next_time, seniority_us
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
-from dstackweb.runs.transitions import count_new_run, lock_run, move_run, record, touch
+from dstackweb.runs.transitions import count_new_run, lock_run, move_run, note, record, touch
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
 
@@ -95,15 +95,15 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     if submission.hold:
         effective = as_hold(effective)
     spec = effective.spec
-    queue = Queue.objects.filter(project=project, name=spec.queue).first()
+    queue = selectors.queue_called(project, spec.queue)
     if queue is None and spec.queue != "default":
         known = ", ".join(Queue.objects.filter(project=project).values_list("name", flat=True)) or "default"
         raise Invalid.at("queue", msg=f"no queue {spec.queue!r}. Available: {known}", line=run_file.line("queue"))
     if queue is not None:
         refuse_draining(queue)
     check_priority(project, role, spec.priority, line=run_file.line("priority"))
-    missing = sorted(secret_names(spec.env) - set(project_secret_names(project)))
-    if missing:
+    wanted = secret_names(spec.env)
+    if wanted and (missing := sorted(wanted - set(project_secret_names(project)))):
         msg = f"the project has no secret {missing[0]!r}. Admins can add it on the secrets page"
         raise Invalid.at("env", msg=msg, line=run_file.line("env"))
     if submission.archive:
@@ -167,7 +167,7 @@ def submit(
                 body_digest=submission.digest() if idempotency_key else "",
             )
             count_new_run(run)
-            record(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
+            note(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
             wakeups.request_pass()
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):

@@ -10,6 +10,7 @@ import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
 from django.db.models import F
@@ -57,6 +58,13 @@ def lock_run(run_id: int) -> Run:
     return Run.objects.select_related("queue", "project").get(pk=run_id)
 
 
+def lock_job(job_id: UUID) -> Job:
+    """Lock a job's run, as `lock_run`, and load the job with its run, host and instance. Raises Job.DoesNotExist."""
+    run = Job.objects.filter(pk=job_id).values("run_id")
+    Run.objects.filter(pk__in=run).update(version=F("version") + 1)
+    return Job.objects.select_related("run__queue", "run__project", "host", "instance").get(pk=job_id)
+
+
 def record(
     run: Run,
     kind: RunEventKind,
@@ -69,6 +77,20 @@ def record(
 ) -> RunEvent:
     """Write an event of a run, and raise its version for polls. Call inside a transaction."""
     Run.objects.filter(pk=run.pk).update(version=F("version") + 1)
+    return note(run, kind, data, actor=actor, node=node, attempt=attempt, at=at)
+
+
+def note(
+    run: Run,
+    kind: RunEventKind,
+    data: dict[str, Any],
+    *,
+    actor: User | None = None,
+    node: int | None = None,
+    attempt: int | None = None,
+    at: dt.datetime | None = None,
+) -> RunEvent:
+    """`record` in a transaction that made or locked the run: its version is raised already."""
     return RunEvent.objects.create(
         run=run,
         kind=kind,
@@ -108,11 +130,11 @@ def move_run(
     Returns False, changing nothing, when another transaction moved it first, also to another queue, or a newer
     attempt has begun. On success `run` holds the new values. Raises IllegalTransition for a move outside the table.
     """
-    try:
-        with transaction.atomic():
+    with transaction.atomic(savepoint=False):
+        try:
             move_runs([run], new, now=now, actor=actor, event=event, data=[data or {}], **fields)
-    except RunChanged:
-        return False
+        except RunChanged:  # by its first statement, so nothing was written
+            return False
     return True
 
 
@@ -211,14 +233,14 @@ def move_job(
         fields["ended_at"] = now
     elif new == JobStatus.RUNNING:
         fields["started_at"] = now
-    with transaction.atomic():
+    with transaction.atomic(savepoint=False):
         if not Job.objects.filter(pk=job.pk, status=old, **guard).update(
             status=new, status_at_s=watch_time(), **fields
         ):
             return False
         recorded = ("exit_code", "termination_reason", "message", "detail", "stop_reason")
         detail = {name: fields[name] for name in recorded if fields.get(name) not in (None, "", {})}
-        record(
+        note(
             job.run,
             event or RunEventKind(f"job_{new.value}"),
             {"from": old.value, **detail},

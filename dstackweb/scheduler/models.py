@@ -82,7 +82,6 @@ class PassState(models.Model):
         A claim whose end lies further ahead than it could have been set (the clock was put back) is void. What is a
         little too far ahead was renewed since `now` was read, or by a clock that is a little fast.
         """
-        cls.objects.get_or_create(pk=1)
         lifetime = dt.timedelta(seconds=cls.EXPIRES_S)
         free = Q(expires_at=None) | Q(expires_at__lte=now) | Q(expires_at__gt=now + 2 * lifetime)
         with transaction.atomic():
@@ -91,8 +90,10 @@ class PassState(models.Model):
                 generation: int = cls.objects.values_list("generation", flat=True).get(pk=1)
                 return generation
             # The running pass checks this when it ends, so the request is not lost.
-            cls.objects.filter(pk=1).update(requested=True)
-            return None
+            if cls.objects.filter(pk=1).update(requested=True):
+                return None
+        cls.objects.get_or_create(pk=1)
+        return cls.claim(now)
 
     @classmethod
     def renew(cls, generation: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -127,7 +127,8 @@ def test_each_project_counts_its_own(project: Project, member: User) -> None:
 
 def test_a_move_that_fails_after_counting_counts_nothing(project: Project, member: User) -> None:
     run = make_run(project, member, "train-1")
-    with patch.object(prefix_counters, "count_moved", side_effect=DatabaseError), pytest.raises(DatabaseError):
+    failing = patch.object(prefix_counters, "count_moved", side_effect=DatabaseError)
+    with failing, pytest.raises(DatabaseError), transaction.atomic():
         move_run(run, RunStatus.PROVISIONING, now=timezone.now())
     assert shown(project, "train") == {"queued": 1}
 

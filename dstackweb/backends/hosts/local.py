@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 KILL_S = 2.0
 """How long a kill waits for the processes to end; the next call continues."""
+PATH_KEPT_S = 60.0
+"""How long a look at the directories in PATH counts."""
 AT_ONCE = 200
 """Jobs whose files are removed after one look at all processes."""
 
@@ -67,12 +69,17 @@ def job_path() -> str:
 
     With a closed directory in it, a shell reports "permission denied" (126) for a missing command (127).
     """
+    return _job_path(os.environ.get("PATH", os.defpath), settings.DSTACKWEB_JOB_USER, time.monotonic() // PATH_KEPT_S)
+
+
+@functools.lru_cache(maxsize=1)
+def _job_path(path: str, job_user: str, _moment: float) -> str:
     own = Path(sys.prefix, "bin") if sys.prefix != sys.base_prefix else None
-    user = find_user(settings.DSTACKWEB_JOB_USER) if os.getuid() == 0 else None
+    user = find_user(job_user) if os.getuid() == 0 else None
     gids = os.getgrouplist(user.pw_name, user.pw_gid) if user else []
     kept = [
         entry
-        for entry in os.environ.get("PATH", os.defpath).split(os.pathsep)
+        for entry in path.split(os.pathsep)
         if (folder := Path(entry)).is_absolute()
         and os.path.isdir(folder)  # Path.is_dir raises for what lies in a closed directory
         and (own is None or folder.resolve() != own.resolve())

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from django.utils import timezone
 
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
+from dstackweb.lib import sql
 from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
@@ -56,11 +57,17 @@ def run_passes() -> int:
     return placed
 
 
+def run_requested() -> int:
+    """`run_passes`, unless a pass that began after the request has done its work: many requests make few passes."""
+    return run_passes() if PassState.is_requested() else 0
+
+
 def _run_one(generation: int) -> int:
     """Run one pass, and release its claim however it ends."""
     began, done = time.monotonic(), 0
     try:
-        done = PlacementPass(generation).run()
+        if sql.rows(_HAS_WORK, ()):
+            done = PlacementPass(generation).run()
     finally:
         PassState.release(generation, (time.monotonic() - began) * 1000, done)
     if done:
@@ -207,6 +214,15 @@ class PlacementPass:
         self.written += len(placements)
         self.written_at = time.monotonic()
         self.stored = [StoredReservation.of(row) for row in self.capacity.turns.rows.values()]
+
+
+_HAS_WORK = """
+SELECT 1 FROM runs_queue queue JOIN runs_queuecount count ON count.queue_id = queue.id
+WHERE count.submitted > 0 AND NOT queue.paused
+UNION ALL SELECT 1 FROM scheduler_reservation
+LIMIT 1
+"""
+"""Whether a run waits, or a reservation is to be reviewed: most passes are requested by ends, and find neither."""
 
 
 def _open_queues() -> list[Queue]:

@@ -186,7 +186,7 @@ def remove_old_files(host: str) -> None:
 def enqueue_pass(**_signal: Any) -> None:
     """Enqueue a placement pass unless one is queued already."""
     if PassState.request():
-        enqueue(placement_pass.run_passes, cluster=settings.DSTACKWEB_CLUSTERS["control"])
+        enqueue(placement_pass.run_requested, cluster=settings.DSTACKWEB_CLUSTERS["control"])
 
 
 def settle_tasks_soon(**_signal: Any) -> None:

@@ -98,9 +98,10 @@ def test_a_host_that_drains_after_the_read_does_not_let_later_runs_pass_the_firs
 
 
 def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_then(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """django-q kills a task after a minute, and its claim with it."""
+    make_run(project, member)
     counted: list[int] = []
 
     def run(self: placement_pass.PlacementPass) -> int:
@@ -112,6 +113,16 @@ def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_t
     monkeypatch.setattr(placement_pass, "WORK_S", 0.05)
     placement_pass.run_passes()
     assert counted
+
+
+def test_a_request_that_an_earlier_pass_has_seen_runs_no_other(project: Project, member: User) -> None:
+    make_host()
+    make_run(project, member)
+    PassState.request()
+    assert placement_pass.run_requested() == 1
+    generation = PassState.objects.get().generation
+    assert placement_pass.run_requested() == 0
+    assert PassState.objects.get().generation == generation
 
 
 @pytest.mark.parametrize("setting", [{"paused": True}, {"max_running": 1}, {"max_gpus_per_user": 0}])
