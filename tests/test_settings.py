@@ -146,7 +146,7 @@ def test_redis_takes_the_place_of_the_database_for_caches_and_tasks(tmp_path: Pa
     redis = settings(tmp_path, "CACHES", "Q_CLUSTER", REDIS_URL="redis://127.0.0.1:6379/0")
 
     assert without["Q_CLUSTER"]["orm"] == "default"
-    assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in without["CACHES"].values()} == {"DatabaseCache"}
+    assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in without["CACHES"].values()} == {"RowCache"}
     assert redis["Q_CLUSTER"]["redis"].startswith("redis://127.0.0.1:6379/0?")
     assert "orm" not in redis["Q_CLUSTER"]
     assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in redis["CACHES"].values()} == {"RedisCache"}
