@@ -17,8 +17,9 @@ from dstackweb.lib.errors import FieldError, Invalid, TooLarge
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
-MAX_VALUES = 50_000
-"""More than any real run file has: aliases that expand endlessly stop here."""
+MAX_VALUES = 20_000
+"""More than any real run file has: hostile text, and aliases that expand endlessly, stop here."""
+TOO_MANY = f"the file expands to more than {MAX_VALUES:,} values"
 MAX_ERRORS = 20
 
 Path = tuple[str | int, ...]
@@ -66,15 +67,14 @@ def read(config: str | Mapping[str, Any]) -> Source:
 def _read_text(text: str) -> Source:
     _check_size(len(text.encode("utf-8", "surrogatepass")))
     try:
+        _check_events(text)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        raise _syntax_error(error) from None
+        raise _syntax_error(error, text) from None
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        msg = f"line {line} has an invalid character (code {error.character})"
-        raise Invalid.at(msg=msg, line=line) from None
-    except RecursionError:
-        raise _too_deep(None) from None
+        raise _invalid_character(text, error.position, error.character) from None
+    except UnicodeEncodeError as error:
+        raise _invalid_character(text, error.start, ord(text[error.start])) from None
     if node is None:
         raise Invalid.at(msg="the file is empty; it needs at least `type: task` and `commands`", line=1)
     reader = _Reader()
@@ -82,6 +82,31 @@ def _read_text(text: str) -> Source:
     if reader.errors:
         raise Invalid(reader.errors[0]["msg"], reader.errors)
     return Source(data, reader.lines)
+
+
+def _line_of(event: yaml.Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 1
+
+
+def _invalid_character(text: str, position: int, code: int) -> Invalid:
+    line = text.count("\n", 0, position) + 1
+    return Invalid.at(msg=f"line {line} has an invalid character (code {code})", line=line)
+
+
+def _check_events(text: str) -> None:
+    """Stop at too many or too deep values while the text is parsed, before anything is built of it."""
+    depth, values = 0, 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent):
+            values += 1
+            if values > MAX_VALUES:
+                raise Invalid.at(msg=TOO_MANY, line=_line_of(event))
+            if isinstance(event, yaml.CollectionStartEvent):
+                if depth > MAX_DEPTH:
+                    raise _too_deep(_line_of(event))
+                depth += 1
 
 
 def _read_object(config: Mapping[str, Any]) -> Source:
@@ -123,20 +148,23 @@ def _too_deep(line: int | None) -> Invalid:
     return Invalid.at(msg=f"nesting is deeper than {MAX_DEPTH} levels", line=line)
 
 
-def _syntax_error(error: yaml.MarkedYAMLError) -> Invalid:
-    """The parser's error, with line and column from 1."""
+def _syntax_error(error: yaml.MarkedYAMLError, text: str) -> Invalid:
+    """The parser's error, with line and column from 1; an end that comes too early is at the end of the last line."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    lines = text.splitlines() or [""]
+    if line > len(lines):
+        line, column = len(lines), len(lines[-1]) + 1
     what = error.problem or error.context or "it can't be parsed"
     msg = f"invalid YAML in line {line}, column {column}: {what}"
-    if "\\t" in what:
+    if "tab" in what or ("cannot start any token" in what and "\t" in lines[line - 1]):
         msg += "; indent with spaces, not tabs"
     elif "mapping values are not allowed" in what:
         msg += "; quote text that contains `: `"
     return Invalid(msg, [{"loc": [], "line": line, "col": column, "msg": msg}])
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """Resolves plain scalars as JSON does; YAML 1.1 has more booleans, dates and base-60 numbers."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
@@ -166,7 +194,7 @@ class _Reader:
         line = node.start_mark.line + 1
         self.seen += 1
         if self.seen > MAX_VALUES:
-            raise Invalid.at(*path, msg=f"the file expands to more than {MAX_VALUES} values", line=line)
+            raise Invalid.at(*path, msg=TOO_MANY, line=line)
         if id(node) in self.open:
             raise Invalid.at(*path, msg="this value contains itself", line=line)
         if len(path) > MAX_DEPTH:

@@ -110,7 +110,7 @@ def test_what_no_host_could_ever_give_is_told_by_the_plan_and_accepted_by_submit
 @pytest.mark.parametrize(
     ("config", "line", "key"),
     [
-        ("type: task\ncommands: [a\n", 3, None),
+        ("type: task\ncommands: [a\n", 2, None),
         ("type: task\ncommands: [a]\npriorty: 3\n", 3, "priorty"),
         ("type: task\ncommands: [a]\npriority: 101\n", 3, "priority"),
         ("type: task\ncommands: [a]\nnodes: two\n", 3, "nodes"),

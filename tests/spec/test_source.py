@@ -65,6 +65,7 @@ def test_a_short_alias_is_fine() -> None:
         ("a: 1\n---\nb: 2", 2, "another document"),
         ("a: *nowhere", 1, "undefined alias"),
         ("a: 1\nb: \x07", 2, "invalid character (code 7)"),
+        ("a: 1\nb: \ud800", 2, "invalid character (code 55296)"),
         ("", 1, "empty"),
         ("# only a comment", 1, "empty"),
         ("just words", 1, "mapping of keys"),
@@ -76,7 +77,7 @@ def test_a_short_alias_is_fine() -> None:
         ("a: 1\nb: !python/object:os.system x", 2, "tag !python"),
         ("a: !!int x", 1, "tag"),
         ('a: "\\0"', 1, "NUL"),
-        ('a: "\\uD800"', 1, "surrogate"),
+        ('a: "\\uD800"', 1, "invalid Unicode character"),
         ("a: &x\n  b: *x", 1, "contains itself"),
     ],
 )
@@ -96,6 +97,11 @@ def test_invalid_yaml_is_reported_with_its_column() -> None:
     [
         ("[" * 100_000, "nesting"),
         ("a: " + "[" * 30 + "]" * 30, "nesting"),
+        # What follows too many values is not even parsed.
+        ("[" + "a," * 100_000 + "@", "more than 20,000 values"),
+        ("{" + "a," * 100_000 + "@", "more than 20,000 values"),
+        ("- a\n" * 50_000 + "@", "more than 20,000 values"),
+        ("--- a\n" * 30_000 + "@", "more than 20,000 values"),
         ("\n".join(f"k{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else '1'] * 10)}]" for n in range(8)), "expands"),
     ],
 )
