@@ -2,6 +2,7 @@
 
 Each reader takes the variable's name and default, records both in `READ` (a test compares docs/settings.md with it),
 and raises `BadSetting` with the name, the value and what was expected. An empty variable counts as not set.
+The file DSTACKWEB_ENV_FILE, if there is one, has further variables; those of the environment win.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ T = TypeVar("T")
 
 READ: dict[str, str] = {}
 """Every variable read so far, with its default as text."""
+FILE = "DSTACKWEB_ENV_FILE"
+GIVEN: dict[str, str] = {}
+"""The environment without the file's variables, for a program that is to read the file again."""
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -30,6 +34,30 @@ class BadSetting(ImproperlyConfigured):
     def __init__(self, name: str, value: str, expected: str) -> None:
         super().__init__(f"{name}={_without_password(value)!r}: expected {expected}")
         self.name = name
+
+
+def load_file() -> None:
+    """Put the variables of DSTACKWEB_ENV_FILE into the environment.
+
+    Lines are `NAME=value`, as for systemd and compose; quotes around a value, empty lines and `# comments` are dropped.
+    """
+    GIVEN.update(os.environ)
+    place = text(FILE)
+    if not place:
+        return
+    try:
+        lines = Path(place).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise BadSetting(FILE, place, "a file of settings that this program can read") from None
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith(("#", ";")):
+            continue
+        name, is_there, value = line.partition("=")
+        if not is_there or not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise BadSetting(FILE, place, f"NAME=value in line {number}")
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            value = value[1:-1]
+        os.environ.setdefault(name, value)
 
 
 def _without_password(value: str) -> str:

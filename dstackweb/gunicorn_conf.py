@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,7 +14,10 @@ from dstackweb.lib.process import collect_rarely, die_with_supervisor
 die_with_supervisor()
 collect_rarely()
 
-bind = f"{settings.url_host(settings.DSTACKWEB_HOST)}:{settings.DSTACKWEB_PORT}"
+# The supervisor listens, and keeps the socket when this process is replaced.
+_listener = os.environ.get("DSTACKWEB_LISTEN_FD")
+_ready = os.environ.get("DSTACKWEB_READY_FD")
+bind = f"fd://{_listener}" if _listener else f"{settings.url_host(settings.DSTACKWEB_HOST)}:{settings.DSTACKWEB_PORT}"
 worker_class = "gthread"
 workers = settings.DSTACKWEB_WEB_WORKERS
 threads = settings.DSTACKWEB_WEB_THREADS
@@ -22,6 +26,13 @@ graceful_timeout = 5
 timeout = 60
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
 control_socket_disable = True
+
+if settings.DSTACKWEB_LOG_FORMAT == "json":
+    own = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
+    logconfig_dict = {
+        **settings.LOGGING, "root": {"level": "INFO", "handlers": ["stderr"]},
+        "loggers": {"gunicorn.error": own, "gunicorn.access": own},
+    }  # fmt: skip
 
 BOOT_ERROR = 3
 """gunicorn's exit code of a worker that must not be started again."""
@@ -37,3 +48,6 @@ def post_worker_init(worker: Any) -> None:
         schema.say_on_stderr(str(why))
         sys.exit(BOOT_ERROR)
     schema.watch(lambda: os.kill(worker.ppid, signal.SIGTERM))
+    if _ready:
+        with contextlib.suppress(OSError):
+            os.write(int(_ready), b"%d\n" % worker.ppid)

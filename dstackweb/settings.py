@@ -24,6 +24,7 @@ django_stubs_ext.monkeypatch()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
+env.load_file()
 DSTACKWEB_HOME = env.path("DSTACKWEB_HOME", BASE_DIR / "var")
 DSTACKWEB_HOST = env.text("DSTACKWEB_HOST", "127.0.0.1")
 DSTACKWEB_PORT = env.integer("DSTACKWEB_PORT", 8000, least=1, most=65535)
@@ -76,6 +77,7 @@ DSTACKWEB_HOST_EVENTS_DAYS = env.integer("DSTACKWEB_HOST_EVENTS_DAYS", 90, least
 DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
 DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")
 REDIS_URL = env.url("REDIS_URL", "redis", "rediss", "unix", example="redis://host:6379/0")
+DSTACKWEB_LOG_FORMAT = env.text("DSTACKWEB_LOG_FORMAT", "text", pattern="text|json", expected="text or json")
 DEBUG = env.boolean("DSTACKWEB_DEBUG")
 
 
@@ -354,7 +356,8 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {
-        "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s", "datefmt": "%Y-%m-%d %H:%M:%S"}
+        "text": {"()": "dstackweb.lib.logs.TextFormatter"},
+        "json": {"()": "dstackweb.lib.logs.JsonFormatter"},
     },
     # Clients that get a 429 may repeat often: that must not fill the disk.
     "filters": {
@@ -363,7 +366,7 @@ LOGGING = {
             "callback": lambda record: getattr(record, "status_code", 0) != 429,
         }
     },
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": DSTACKWEB_LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": "INFO"},
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},

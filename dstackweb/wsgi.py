@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
 
+import django
 from django.core.handlers.exception import convert_exception_to_response
 from django.core.handlers.wsgi import WSGIHandler
-from django.core.wsgi import get_wsgi_application
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import get_resolver
 from django.utils.module_loading import import_string
+
+from dstackweb.lib import latency, logs
 
 FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
 MIDDLEWARE = (
@@ -21,7 +27,21 @@ MIDDLEWARE = (
 )
 
 
-class ProgramHandler(WSGIHandler):
+class ObservedHandler(WSGIHandler):
+    """Gives each request an id and counts how long it takes."""
+
+    def get_response(self, request: HttpRequest) -> HttpResponseBase:
+        began = time.perf_counter()
+        request_id = logs.take(request.META.get("HTTP_X_REQUEST_ID"))
+        response = super().get_response(request)
+        response[logs.HEADER] = request_id
+        match = request.resolver_match
+        took_s = time.perf_counter() - began
+        latency.observe(match.route if match else None, request.method, response.status_code, took_s)
+        return response
+
+
+class ProgramHandler(ObservedHandler):
     """Answers programs, which send a token: without sessions, forms and what else only pages need."""
 
     def load_middleware(self, is_async: bool = False) -> None:
@@ -33,8 +53,11 @@ class ProgramHandler(WSGIHandler):
         this._middleware_chain = handler
 
 
-for_pages = get_wsgi_application()
+django.setup(set_prefix=False)
+for_pages = ObservedHandler()
 for_programs = ProgramHandler()
+# A program that cannot be loaded fails now instead of with its first request.
+_ = get_resolver().url_patterns
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -82,6 +82,32 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
     assert env.integer("A_SETTING", 7) == 7
 
 
+def test_a_file_has_further_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "settings"
+    file.write_text('# ours\n\nA_SETTING=7\nANOTHER="x = 1"\nGIVEN_ALREADY=2\n')
+    monkeypatch.setattr(os, "environ", {"DSTACKWEB_ENV_FILE": str(file), "GIVEN_ALREADY": "1"})
+    monkeypatch.setattr(env, "GIVEN", {})
+
+    env.load_file()
+
+    assert (os.environ["A_SETTING"], os.environ["ANOTHER"]) == ("7", "x = 1")
+    assert os.environ["GIVEN_ALREADY"] == "1"
+    assert set(env.GIVEN) == {"DSTACKWEB_ENV_FILE", "GIVEN_ALREADY"}
+
+
+@pytest.mark.parametrize(("text", "expected"), [("A=1\nexport B=2\n", "NAME=value in line 2"), (None, "can read")])
+def test_a_bad_file_of_settings_is_told_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, expected: str
+) -> None:
+    if text is not None:
+        (tmp_path / "settings").write_text(text)
+    monkeypatch.setattr(os, "environ", {"DSTACKWEB_ENV_FILE": str(tmp_path / "settings")})
+    monkeypatch.setattr(env, "GIVEN", {})
+
+    with pytest.raises(env.BadSetting, match=expected):
+        env.load_file()
+
+
 def test_the_password_in_a_bad_address_is_not_shown(tmp_path: Path) -> None:
     done = start(tmp_path, "manage.py", "check", DATABASE_URL="mysql://ada:hunter2@db/x")
 

@@ -20,7 +20,7 @@ from dstackweb.accounts.services import Bootstrap
 from dstackweb.scheduler.management.commands.up import banner
 from dstackweb.scheduler.processes import supervisor as supervisor_module
 from dstackweb.scheduler.processes.supervisor import ProcessLog
-from tests.support import REPO, eventually
+from tests.support import REPO, eventually, free_port
 
 START = """
 import sys
@@ -149,6 +149,13 @@ def test_a_log_that_has_grown_is_put_aside(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "web.log.1").read_text() == "a first line\n"
 
 
+def test_sighup_stops_a_supervisor_that_has_no_next_program(tmp_path: Path) -> None:
+    console = Console([sys.executable, "-c", START, str(tmp_path / "logs"), SLEEP], tmp_path)
+    console.wait_for("all answer")
+    assert console.end(signal.SIGHUP) == 0
+    assert console.text.endswith("stopped\n")
+
+
 def up(env: dict[str, str]) -> Console:
     return Console([sys.executable, "manage.py", "up"], Path(env["DSTACKWEB_HOME"]), env)
 
@@ -196,7 +203,9 @@ def test_the_server_says_how_to_sign_in_once_stops_cleanly_and_starts_again_quic
     console.wait_for(r"Sign in    admin / \S{12,}")
     below = descendants(console.process)
 
-    second = Console([sys.executable, "manage.py", "up"], tmp_path, deployment)
+    elsewhere = {**deployment, "DSTACKWEB_PORT": str(free_port())}
+    second = Console([sys.executable, "manage.py", "up"], tmp_path, elsewhere)
+    assert second.process.wait(30) == 1
     assert second.process.wait(30) == 1
     assert re.match(rf"dstackweb: already running at {address} with data in", second.text)
     # `make login` in another terminal doesn't know of a port that was given to `make run` alone.

@@ -57,3 +57,33 @@ def test_pages_keep_their_session_and_protection() -> None:
     status, headers, _body = get("/login/")
     assert status == 200
     assert {"Content-Security-Policy", "X-Frame-Options"} <= set(headers)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/healthz", "/login/", "/api/nothing"])
+def test_each_answer_names_its_request(path: str) -> None:
+    assert get(path, **{"X-Request-ID": "abc-1"})[1]["X-Request-ID"] == "abc-1"
+    first, second = (get(path, **{"X-Request-ID": "not an id"})[1]["X-Request-ID"] for _ in range(2))
+    assert len(first) == len(second) == 16
+    assert first != second
+
+
+def counts() -> dict[str, float]:
+    """Requests so far, by their labels."""
+    lines = get("/metrics")[2].decode().splitlines()
+    found = [line.rsplit(" ", 1) for line in lines if line.startswith("dstackweb_http_request_seconds_count")]
+    return {labels.partition("{")[2].rstrip("}"): float(value) for labels, value in found}
+
+
+@pytest.mark.django_db
+def test_requests_are_timed_by_route_method_and_class_of_status() -> None:
+    before = counts()
+    for path in ("/login/", "/healthz", "/api/v1/projects/one/runs", "/api/v1/projects/two/runs", "/a/b", "/a/c"):
+        get(path)
+    more = {labels: count - before.get(labels, 0) for labels, count in counts().items()}
+    assert {labels: count for labels, count in more.items() if count and "metrics" not in labels} == {
+        'method="GET",route="login/",status="2xx"': 1,
+        'method="GET",route="healthz",status="2xx"': 1,
+        'method="GET",route="api/v1/projects/<project>/runs",status="4xx"': 2,
+        'method="GET",route="none",status="4xx"': 2,
+    }

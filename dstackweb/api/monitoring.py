@@ -20,6 +20,7 @@ from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
 from dstackweb.gpus.models import HostSampling, PolicyStop
 from dstackweb.gpus.samples.selectors import is_fresh, newest
+from dstackweb.lib.latency import Latency
 from dstackweb.lib.times import to_ms
 from dstackweb.offers import counts, freshness, sources
 from dstackweb.progress.models import Scope
@@ -121,7 +122,7 @@ def _hosts(now: dt.datetime) -> Iterator[Metric]:
 
 def _periodic(now: dt.datetime) -> Iterator[Metric]:
     late = [((job.name,), max(0.0, (now - job.due_at).total_seconds())) for job in PeriodicJob.objects.all()]
-    yield _gauge("periodic_late_seconds", "How late a periodic job is", ["job"], late)
+    yield _gauge("periodic_late_seconds", "How late a periodic job is", ["name"], late)
     passes = PassState.objects.filter(pk=1)
     yield _gauge("pass_duration_ms", "Duration of the last pass", [], [((), state.duration_ms) for state in passes])
 
@@ -245,4 +246,5 @@ def readyz(request: HttpRequest) -> HttpResponse:
 def metrics(request: HttpRequest) -> HttpResponse:
     collectors = CollectorRegistry()
     collectors.register(StoredMetrics(timezone.now()))
+    collectors.register(Latency())
     return HttpResponse(generate_latest(collectors), content_type=CONTENT_TYPE_LATEST)

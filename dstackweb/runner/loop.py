@@ -73,6 +73,8 @@ class Runner:
 
     def run(self) -> None:
         """Do what remains to be done for the job."""
+        if cause := self.orders.get("request_id"):
+            say(f"started because of request {cause}")
         tree.protect_memory()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGUSR1, self._on_nudge)

@@ -6,8 +6,9 @@ class SchedulerConfig(AppConfig):
 
     def ready(self) -> None:
         """Turn the hints of the apps below into queued tasks."""
-        from django_q.signals import post_execute_in_worker
+        from django_q.signals import post_execute_in_worker, pre_execute
 
+        from dstackweb.lib import logs
         from dstackweb.offers import counts, sources
         from dstackweb.runs import wakeups
         from dstackweb.scheduler.processes import tasks
@@ -18,4 +19,5 @@ class SchedulerConfig(AppConfig):
         wakeups.task_settling_requested.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.ended_tasks")
         sources.source_updated.connect(tasks.enqueue_pass, dispatch_uid="scheduler.source_updated")
         sources.refresh_requested.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
+        pre_execute.connect(logs.follow, dispatch_uid="scheduler.logs")
         post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")

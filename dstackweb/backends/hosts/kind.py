@@ -12,6 +12,7 @@ from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend, Host
+from dstackweb.lib import logs
 from dstackweb.spec.effective import Requirements
 
 
@@ -43,6 +44,7 @@ class HostsBackend(Hosts):
                 "path": local.job_path(),
                 "insecure": settings.DSTACKWEB_INSECURE_HTTP,
                 "relay": str(local.relay_path()),
+                "request_id": logs.request_id.get(),
             }
         )
         return Handle(job=launch.job_id, ref=host.name)

@@ -21,6 +21,7 @@ from django_q.brokers import Broker, get_broker
 from django_q.tasks import async_task
 
 from dstackweb.gpus.samples import averages
+from dstackweb.lib import logs
 from dstackweb.lib.process import try_lock
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
@@ -155,9 +156,8 @@ def run_tick(job: Periodic, enqueued_at: float) -> None:
 def enqueue(task: Callable[..., object], *args: Any, cluster: str, name: str | None = None) -> None:
     """Have `cluster` call a function of a module. Raises what the broker raises while it is unreachable."""
     # By its path: another version's worker logs a function that it does not know, but cannot unpickle one.
-    async_task(
-        f"{task.__module__}.{task.__qualname__}", *args, cluster=cluster, broker=_broker(cluster), task_name=name
-    )
+    path, cause = f"{task.__module__}.{task.__qualname__}", logs.request_id.get() or None
+    async_task(path, *args, cluster=cluster, broker=_broker(cluster), task_name=name, group=cause)
 
 
 @functools.cache

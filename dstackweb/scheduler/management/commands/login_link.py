@@ -12,7 +12,7 @@ from django.db import DatabaseError
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import first_admin, make_login_link
 from dstackweb.lib.errors import DomainError
-from dstackweb.scheduler.management.commands.up import address_of
+from dstackweb.scheduler.processes.home_lock import running_server
 
 
 class Command(BaseCommand):
@@ -29,7 +29,7 @@ class Command(BaseCommand):
                     f"dstackweb: {f'no user {user}' if user else 'no admin yet. Start the server with `make run`'}"
                 )
             # The server may run with another port than this command's environment says.
-            address = address_of(settings.DSTACKWEB_HOME) or settings.DSTACKWEB_API_URL
+            address = running_server(settings.DSTACKWEB_HOME).address or settings.DSTACKWEB_API_URL
             return f"{address}/login/{make_login_link(person)}/"
         except DomainError as error:
             sys.exit(f"dstackweb: {error.detail}")

@@ -10,8 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.process import try_lock
-from dstackweb.scheduler.management.commands.up import LOCK
-from dstackweb.scheduler.processes import backup
+from dstackweb.scheduler.processes import backup, home_lock
 
 
 class Command(BaseCommand):
@@ -23,7 +22,7 @@ class Command(BaseCommand):
         parser.add_argument("--replace", action="store_true", help="replace the database that is there")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        lock = try_lock(settings.DSTACKWEB_HOME / LOCK)
+        lock = try_lock(settings.DSTACKWEB_HOME / home_lock.NAME)
         if lock is None:
             raise CommandError(
                 "the server is running. Nothing was changed. Stop it first, and hosts of other machines."

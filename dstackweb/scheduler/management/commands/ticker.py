@@ -28,6 +28,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--host", default=settings.DSTACKWEB_HOST_NAME, help="the host whose work to enqueue")
         parser.add_argument("--cluster", default=settings.DSTACKWEB_CLUSTERS["control"], help="that host's cluster")
+        parser.add_argument("--deployment-only", action="store_true", help="enqueue no host's work")
         parser.add_argument(
             "--host-only", action="store_true", help="enqueue only the host's work, not the deployment's"
         )
@@ -36,7 +37,7 @@ class Command(BaseCommand):
         stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
-        jobs = tasks.host_jobs(options["host"], options["cluster"])
+        jobs = [] if options["deployment_only"] else tasks.host_jobs(options["host"], options["cluster"])
         if not options["host_only"]:
             jobs += tasks.control_jobs()
         known = False

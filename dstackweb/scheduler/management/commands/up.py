@@ -2,64 +2,128 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
-import http.client
+import logging
 import os
 import shlex
 import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import redis
 from django.conf import settings
 from django.contrib.staticfiles.finders import get_finders
 from django.core.management import call_command
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, connections
 from django.utils import timezone
 from django_q.status import Stat
+from gunicorn.systemd import sd_notify  # type: ignore[import-untyped]
 
+from dstackweb import env
 from dstackweb.accounts.services import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
-from dstackweb.lib import schema
+from dstackweb.lib import latency, schema
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.process import REFUSED, try_lock
+from dstackweb.lib.process import REFUSED
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
-from dstackweb.scheduler.processes.supervisor import ProcessSpec, Supervisor
+from dstackweb.scheduler.processes import handover, home_lock
+from dstackweb.scheduler.processes.handover import Handover
+from dstackweb.scheduler.processes.home_lock import HomeLock, running_server
+from dstackweb.scheduler.processes.supervisor import Outcome, ProcessSpec, Supervisor
 
-LOCK = "up.lock"
-"""Locked by the server that uses a home directory; holds its address."""
+log = logging.getLogger(__name__)
+
+LISTENS_ON = "DSTACKWEB_LISTENS_ON"
+"""Set by a server for the program that prepares its reload: a reload cannot change the address."""
 
 
 class Command(BaseCommand):
-    help = "Set up the database, then run web, workers, ticker and this machine as a host."
+    help = (
+        "Set up the database, then run web, workers, ticker and this machine as a host. If that is running already, it "
+        "is reloaded."
+    )
     requires_system_checks = ["backends"]
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--no-host", action="store_true", help="start no runs on this machine")
+        parser.add_argument("--prepare", action="store_true", help="only set up the database, and end")
 
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
         os.environ["DSTACKWEB_HOME"] = str(settings.DSTACKWEB_HOME)
-        _lock = lock_home(settings.DSTACKWEB_HOME, settings.DSTACKWEB_API_URL)
-        check_port(settings.DSTACKWEB_HOST, settings.DSTACKWEB_PORT)
+        if options["prepare"]:
+            return prepare_reload()
+        former = handover.taken_over()
+        if former is None:
+            lock, listener = self._lock(), open_port(settings.DSTACKWEB_HOST, settings.DSTACKWEB_PORT)
+            latency.start_counting(latency_folder())
+        else:
+            lock = HomeLock.taken_over(former.lock, settings.DSTACKWEB_API_URL)
+            listener = socket.socket(fileno=former.listener)
         static_root = collect_static()
         admin = prepare()
         logs = settings.DSTACKWEB_HOME / "logs"
-        supervisor = Supervisor(server_processes(static_root), logs, settings.BASE_DIR, self._say)
+        again = [*_manage("up"), *(["--no-host"] if options["no_host"] else [])]
+        given = {**env.GIVEN, LISTENS_ON: _place()}
+        supervisor = Supervisor(
+            server_processes(static_root, listener.fileno(), with_host=not options["no_host"]),
+            logs,
+            settings.BASE_DIR,
+            self._say,
+            preparation=([*again, "--prepare"], given),
+            former=former.children if former else (),
+        )
+        supervisor.not_reloaded = lambda: lock.loaded("the reason is on its console")
 
         def on_ready() -> None:
             connections.close_all()
-            self.stdout.write(banner(admin, logs, time.monotonic() - began))
+            if former is None:
+                self.stdout.write(banner(admin, logs, time.monotonic() - began))
+            else:
+                self.stdout.write(f"dstackweb: reloaded in {time.monotonic() - began:.1f} s")
             self.stdout.flush()
+            lock.loaded()
+            sd_notify("READY=1", log)
 
-        refused = supervisor.run(on_ready)
+        outcome = supervisor.run(on_ready)
+        if outcome is Outcome.RELOAD:
+            connections.close_all()
+            what = Handover(listener.fileno(), lock.file.fileno(), supervisor.survivors())
+            handover.hand_over(again, given, what)
         self._say("stopped. Running jobs continue")
-        if refused:
+        if outcome is Outcome.REFUSED:
             sys.exit(REFUSED)
+
+    def _lock(self) -> HomeLock:
+        """Lock the home directory; if a server here has done so, have it reload, and end."""
+        home, address = settings.DSTACKWEB_HOME, settings.DSTACKWEB_API_URL
+        lock = HomeLock.take(home, address)
+        if lock is not None:
+            return lock
+        there = running_server(home)
+        if there.address == address:
+            self._say(f"already running at {address}; it is reloaded with the program as it is now")
+            try:
+                after = home_lock.reload(home)
+            except PermissionError:
+                refuse(f"no permission to reload it: it belongs to the user of process {there.pid}")
+            if after is not None:
+                if after.trouble:
+                    refuse(f"not reloaded: {after.trouble}. The server goes on as it was")
+                self._say("reloaded. It goes on where it was started, with the settings from there")
+                sys.exit(0)
+        where = f" at {there.address}" if there.address else ""
+        refuse(
+            f"already running{where} with data in {home}. Set DSTACKWEB_HOME and DSTACKWEB_PORT to run a second server"
+        )
 
     def _say(self, line: str) -> None:
         self.stderr.write(f"dstackweb: {line}")
@@ -71,45 +135,30 @@ def refuse(why: str) -> NoReturn:
     sys.exit(f"dstackweb: {why}")
 
 
-def lock_home(home: Path, address: str) -> IO[str]:
-    """Lock the home directory for this server at `address` until this process ends."""
-    lock = try_lock(home / LOCK)
-    if lock is None:
-        there = address_of(home)
-        where = f" at {there}" if there else ""
-        refuse(
-            f"already running{where} with data in {home}. Set DSTACKWEB_HOME and DSTACKWEB_PORT to run a second server"
-        )
-    lock.truncate(0)
-    lock.write(address)
-    lock.flush()
-    return lock
+def _place() -> str:
+    return f"{settings.DSTACKWEB_HOST} {settings.DSTACKWEB_PORT}"
 
 
-def address_of(home: Path) -> str:
-    """The address of the server last started in this home; empty if none was."""
-    try:
-        return (home / LOCK).read_text()
-    except OSError:
-        return ""
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuse to start unless this process can listen there."""
+def open_port(host: str, port: int) -> socket.socket:
+    """Listen there, or refuse to start. Requests wait from now on until the web server is ready."""
     where = f"port {port} of {host}"
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            # A bind alone succeeds beside a listener on another of the machine's addresses.
-            probe.listen(1)
+        return handover.listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             refuse(f"{where} is in use. Stop the process that uses it, or set DSTACKWEB_PORT")
         if error.errno == errno.EACCES:
             refuse(f"{where} needs root. Set DSTACKWEB_PORT to 1024 or above")
         refuse(f"cannot listen on DSTACKWEB_HOST={host}: {error.strerror}")
+
+
+def prepare_reload() -> None:
+    """What can go wrong with a new program or new settings goes wrong here, while the old processes serve."""
+    if os.environ.get(LISTENS_ON, _place()) != _place():
+        refuse("DSTACKWEB_HOST and DSTACKWEB_PORT change only with a restart")
+    collect_static()
+    prepare()
+    import_module("dstackweb.wsgi")
 
 
 def prepare() -> Bootstrap:
@@ -166,9 +215,31 @@ def _manage(*argv: str) -> list[str]:
     return [sys.executable, str(settings.BASE_DIR / "manage.py"), *argv]
 
 
-def server_processes(static_root: Path) -> list[ProcessSpec]:
-    """The processes of a server on one machine: web, a cluster per name in use, ticker, and this machine as a host."""
-    began = timezone.now()
+class ReadyPipe:
+    """Web servers write their pid into `write` once a worker has loaded the application.
+
+    A request would not do: a former web server may answer it, on the same socket.
+    """
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe()
+        self._pids: set[int] = set()
+        for end in (self._read, self.write):
+            os.set_blocking(end, False)
+
+    def has(self, pid: int) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            self._pids |= {int(line) for line in os.read(self._read, 65536).split()}
+        return pid in self._pids
+
+
+def latency_folder() -> Path:
+    return Path(settings.DSTACKWEB_HOME) / "latency"
+
+
+def server_processes(static_root: Path, listener: int, *, with_host: bool = True) -> list[ProcessSpec]:
+    """The processes of a server: web, a cluster per name in use, ticker, and (`with_host`) this machine as a host."""
+    began, web = timezone.now(), ReadyPipe()
 
     def host_is_alive(_pid: int) -> bool:
         return Host.objects.filter(name=settings.DSTACKWEB_HOST_NAME, seen_at__gte=began).exists()
@@ -176,7 +247,17 @@ def server_processes(static_root: Path) -> list[ProcessSpec]:
     gunicorn = ["-m", "gunicorn", "--config", "python:dstackweb.gunicorn_conf", "dstackweb.wsgi"]
     return [
         ProcessSpec(
-            "web", [sys.executable, *gunicorn], {"DSTACKWEB_STATIC_ROOT": str(static_root)}, ready=_web_answers
+            "web",
+            [sys.executable, *gunicorn],
+            {
+                "DSTACKWEB_STATIC_ROOT": str(static_root),
+                "DSTACKWEB_LISTEN_FD": str(listener),
+                "DSTACKWEB_READY_FD": str(web.write),
+                latency.FOLDER: str(latency_folder()),
+            },
+            ready=web.has,
+            files=(listener, web.write),
+            serves=True,
         ),
         *(
             ProcessSpec(
@@ -187,20 +268,9 @@ def server_processes(static_root: Path) -> list[ProcessSpec]:
             )
             for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
         ),
-        ProcessSpec("ticker", _manage("ticker")),
-        ProcessSpec("host", _manage("host", "--embedded"), ready=host_is_alive),
+        ProcessSpec("ticker", _manage("ticker") if with_host else _manage("ticker", "--deployment-only")),
+        *([ProcessSpec("host", _manage("host", "--embedded"), ready=host_is_alive, alone=True)] if with_host else []),
     ]
-
-
-def _web_answers(_pid: int) -> bool:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.DSTACKWEB_HOST, settings.DSTACKWEB_HOST)
-    headers = {"Host": settings.ALLOWED_HOSTS[0].lstrip(".*") or "localhost"}
-    try:
-        with closing(http.client.HTTPConnection(host, settings.DSTACKWEB_PORT, timeout=2)) as connection:
-            connection.request("GET", "/healthz", headers=headers)
-            return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def _cluster_is_alive(pid: int) -> bool:

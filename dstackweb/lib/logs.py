@@ -1,0 +1,62 @@
+"""Lines of the server's logs, as text or JSON, each with the id of the request that caused it.
+
+A request has the id that its client or proxy sent as X-Request-ID, or a new one. The answer says it, and tasks that the
+request enqueued carry it on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import re
+import secrets
+from contextvars import ContextVar
+from typing import Any
+
+HEADER = "X-Request-ID"
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the request, or of the task that a request caused, that this thread works on; empty for none."""
+
+_VALID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,64}")
+
+
+def take(sent: str | None) -> str:
+    """The id of a new request: the one that was sent, if it is short and plain. This thread works on it from now on."""
+    chosen = sent if sent and _VALID.fullmatch(sent) else secrets.token_hex(8)
+    request_id.set(chosen)
+    return chosen
+
+
+def follow(sender: Any, task: dict[str, Any], **_signal: Any) -> None:
+    """Before a worker runs a task: it works on the request that enqueued it, if one did."""
+    request_id.set(task.get("group") or "")
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people; the request's id is its end."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        cause = request_id.get()
+        return f"{line} [{cause}]" if cause else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line: `time` (UTC), `level`, `logger`, `message`, and if there are such, `request_id`, `error`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {
+            "time": dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if cause := request_id.get():
+            facts["request_id"] = cause
+        if record.exc_info:
+            facts["error"] = self.formatException(record.exc_info)
+        return json.dumps(facts, ensure_ascii=False)

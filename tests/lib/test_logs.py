@@ -1,0 +1,59 @@
+"""Lines of logs, and the id of the request that caused them."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import re
+import sys
+
+import pytest
+
+from dstackweb.lib import logs
+
+
+def record(message: str, *args: object, error: bool = False) -> logging.LogRecord:
+    info = None
+    if error:
+        try:
+            raise ValueError("no disk")
+        except ValueError:
+            info = sys.exc_info()
+    return logging.LogRecord("dstackweb.x", logging.ERROR, "x.py", 1, message, args, info)
+
+
+def within(request_id: str, formatter: logging.Formatter, line: logging.LogRecord) -> str:
+    def write() -> str:
+        logs.request_id.set(request_id)
+        return formatter.format(line)
+
+    return contextvars.Context().run(write)
+
+
+@pytest.mark.parametrize("sent", ["a1b2", "Root=1-67891233-abcdef", "0f8fad5b-d9cb-469f-a165-70867728950e"])
+def test_an_id_that_was_sent_is_kept(sent: str) -> None:
+    assert contextvars.Context().run(logs.take, sent) == sent
+
+
+@pytest.mark.parametrize("sent", [None, "", "a b", "x" * 65, "a\nb", "ä", '"}'])
+def test_another_gets_a_new_id(sent: str | None) -> None:
+    first, second = (contextvars.Context().run(logs.take, sent) for _ in range(2))
+    assert first != second
+    assert re.fullmatch("[0-9a-f]{16}", first)
+
+
+def test_a_line_of_json_says_when_what_and_why() -> None:
+    said = json.loads(within("a1", logs.JsonFormatter(), record("job %s\nis lost", 7, error=True)))
+    error = said.pop("error")
+    assert error.endswith("ValueError: no disk")
+    assert said.pop("time").endswith("+00:00")
+    assert said == {"level": "ERROR", "logger": "dstackweb.x", "message": "job 7\nis lost", "request_id": "a1"}
+    assert "request_id" not in json.loads(within("", logs.JsonFormatter(), record("x")))
+
+
+def test_a_line_of_text_ends_with_its_request() -> None:
+    lines = within("a1", logs.TextFormatter(), record("job lost", error=True)).splitlines()
+    assert lines[0].endswith(" ERROR dstackweb.x: job lost [a1]")
+    assert lines[-1] == "ValueError: no disk"
+    assert within("", logs.TextFormatter(), record("job lost")).endswith("x: job lost")

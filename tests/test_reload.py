@@ -1,0 +1,190 @@
+"""A server that is upgraded while it runs: by SIGHUP, or by starting it again. No request is refused meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server import Server
+from tests.support import REPO, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("reload")]
+
+PROBE = "dstackweb/api/monitoring.py"
+ANSWER = '{"status": "ok"}'
+DEADLINE = 90.0
+
+
+class Poller(threading.Thread):
+    """Asks again and again until it is stopped, on a connection kept alive or on a new one each time."""
+
+    def __init__(self, url: str, *, keep: bool) -> None:
+        super().__init__(daemon=True)
+        self.url, self.keep = url, keep
+        self.answered = 0
+        self.failures: list[str] = []
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        with httpx.Client(timeout=60) as client:
+            while not self._done.wait(0.01):
+                try:
+                    answer = client.get(self.url) if self.keep else httpx.get(self.url, timeout=60)
+                    if answer.status_code != 200:
+                        self.failures.append(str(answer.status_code))
+                except httpx.HTTPError as error:
+                    self.failures.append(repr(error))
+                self.answered += 1
+
+    def end(self) -> None:
+        self._done.set()
+        self.join(70)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of a checkout of its own, with a file of settings."""
+    with tempfile.TemporaryDirectory(prefix="reload-", dir=os.environ["DSTACKWEB_TEST_HOME"]) as folder:
+        Path(folder).chmod(0o755)
+        yield from checkout(Path(folder))
+
+
+def checkout(folder: Path) -> Iterator[Server]:
+    tree, home = folder / "tree", folder / "home"
+    home.mkdir()
+    tree.mkdir()
+    shutil.copytree(REPO / "dstackweb", tree / "dstackweb", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPO / "manage.py", tree)
+    for name in ("templates", "static"):
+        (tree / name).symlink_to(REPO / name)
+    settings = folder / "settings"
+    settings.write_text("# nothing yet\n")
+    with Server(
+        home, tree=tree, PYTHONPATH=str(tree), DSTACKWEB_ENV_FILE=str(settings), DSTACKWEB_LOG_FORMAT="json"
+    ) as running:
+        eventually(lambda: "is ready at" in running.said(), deadline=DEADLINE)
+        yield running
+
+
+def edit(tree: Path, path: str, old: str, new: str) -> None:
+    """As an upgrade does it: a new file in the old one's place."""
+    text = (tree / path).read_text()
+    assert old in text
+    (tree / f"{path}.new").write_text(text.replace(old, new))
+    (tree / f"{path}.new").replace(tree / path)
+
+
+@pytest.fixture
+def pollers(server: Server) -> Iterator[list[Poller]]:
+    """Requests that go on during the test; none may fail."""
+    started = [Poller(f"{server.url}/readyz", keep=keep) for keep in (True, False, False)]
+    for poller in started:
+        poller.start()
+    yield started
+    for poller in started:
+        poller.end()
+    assert [poller.failures for poller in started] == [[], [], []]
+    assert all(poller.answered > 20 for poller in started)
+
+
+def reloads(server: Server) -> int:
+    return server.said().count("dstackweb: reloaded in")
+
+
+def test_sighup_takes_new_code_and_settings_refuses_no_request_and_touches_no_job(
+    server: Server, pollers: list[Poller]
+) -> None:
+    name = server.submit("echo line 1", "while ! [ -e over ]; do sleep 0.1; done", "echo once >> executed")
+    eventually(lambda: b"line 1" in server.log(name), deadline=DEADLINE)
+    run = server.run(name)
+    runner, before = server.runner_pid(run), set(server.role_pids("manage.py") + server.role_pids("gunicorn"))
+    assert server.http.get(f"{server.url}/healthz", headers={"Host": "new.example.org"}).status_code == 400
+    edit(server.tree, PROBE, ANSWER, '{"status": "ok", "release": "next"}')
+    Path(server.env["DSTACKWEB_ENV_FILE"]).write_text('DSTACKWEB_ALLOWED_HOSTS="127.0.0.1,localhost,new.example.org"\n')
+    assert server.process is not None
+
+    server.process.send_signal(signal.SIGHUP)
+
+    eventually(lambda: reloads(server) == 1, deadline=DEADLINE)
+    answer = server.http.get(f"{server.url}/healthz", headers={"Host": "new.example.org"})
+    assert answer.json() == {"status": "ok", "release": "next"}
+    after = set(server.role_pids("manage.py") + server.role_pids("gunicorn"))
+    assert before & after == {server.process.pid}, "only the supervisor's process is still the same"
+    assert server.runner_pid(server.run(name)) == runner
+    (server.home / "runs" / run["id"] / "node-0" / "over").touch()
+    assert server.wait(name, deadline=DEADLINE)["status"] == "done"
+    assert server.file_of(run, "executed") == "once\n"
+    again = server.submit("true")
+    assert server.wait(again, deadline=DEADLINE)["status"] == "done"
+
+
+def test_a_second_start_reloads_the_server_that_is_there(server: Server, pollers: list[Poller]) -> None:
+    count = reloads(server)
+    done = up_again(server)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.endswith("dstackweb: reloaded. It goes on where it was started, with the settings from there\n")
+    assert reloads(server) == count + 1
+
+
+def test_a_program_that_is_broken_replaces_nothing(server: Server, pollers: list[Poller]) -> None:
+    count = reloads(server)
+    edit(server.tree, PROBE, "from __future__", "nonsense from __future__")
+    try:
+        done = up_again(server)
+    finally:
+        edit(server.tree, PROBE, "nonsense from __future__", "from __future__")
+    assert done.returncode == 1
+    assert "not reloaded" in done.stderr
+    assert "goes on as it was" in done.stderr
+    assert reloads(server) == count
+    assert "SyntaxError" in server.said()
+
+
+def test_the_log_of_a_runner_names_the_request_that_caused_it(server: Server) -> None:
+    """A pass of the ticker may be first with a run, but not with all of them."""
+    config = {"config": {"type": "task", "commands": ["true"]}}
+    runs = [server.api("POST", "runs", json=config, headers={"X-Request-ID": f"req-{n}"}).json() for n in range(5)]
+    jobs = [server.wait(run["name"], deadline=DEADLINE)["jobs"][0]["id"] for run in runs]
+    logs = [(server.home / "jobs" / job / "runner.log").read_text() for job in jobs]
+    assert any("started because of request req-" in text for text in logs)
+    lines = [json.loads(line) for line in (server.home / "logs" / "web.log").read_text().splitlines()]
+    assert {"time", "level", "logger", "message"} <= set(lines[0])
+
+
+def test_a_restart_refuses_requests_for_less_than_five_seconds(server: Server) -> None:
+    """It listens before it prepares anything: requests then wait. The better of two, on a machine that is busy."""
+    refused_s = []
+    for _ in range(2):
+        server.stop()
+        began = time.monotonic()
+        server.launch()
+        eventually(lambda: accepts(server), deadline=DEADLINE)
+        refused_s.append(time.monotonic() - began)
+        assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
+        eventually(server.is_ready, deadline=DEADLINE)
+    assert min(refused_s) < 5
+
+
+def accepts(server: Server) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", server.port)) == 0
+
+
+def up_again(server: Server) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", "up"], cwd=server.tree, env=server.env, capture_output=True, text=True,
+        check=False, timeout=DEADLINE,
+    )  # fmt: skip
