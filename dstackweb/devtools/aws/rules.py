@@ -42,7 +42,8 @@ class Fault:
 
 
 KINDS: dict[str, Callable[..., Any]] = {
-    "throttle": Bucket, "fail": Fault, "deny": lambda: True, "latency": lambda seconds: seconds,
+    "throttle": Bucket, "fail": Fault, "deny": lambda: True,
+    "latency": lambda seconds: seconds, "garble": lambda body: body,
 }  # fmt: skip
 
 

@@ -87,7 +87,8 @@ class Application:
         try:
             self._known(call)
             self.rules.check(call)
-            result = self._dispatch(call)
+            garbled = self.rules.find("garble", call)
+            result = self._dispatch(call) if garbled is None else Response(200, garbled.encode())
             answer = response(call, result) if isinstance(result, dict) else result
         except AwsError as error:
             answer = error_response(call, error)
