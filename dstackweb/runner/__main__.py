@@ -25,7 +25,9 @@ def main() -> None:
         from dstackweb.runner import agent
 
         sys.exit(agent.main(sys.argv[2:]))
-    from dstackweb.runner import loop  # noqa: F401  what all runners share is loaded once
+    import encodings.idna  # noqa: F401  what all runners share is loaded once
+
+    from dstackweb.runner import loop  # noqa: F401
 
     tree.protect_memory()  # the tokens of jobs come through here
     gc.freeze()

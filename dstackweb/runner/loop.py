@@ -157,8 +157,8 @@ class Runner:
         return group
 
     def processes(self) -> set[int]:
-        """The job's living processes."""
-        return tree.processes(self.job_id, self.group)
+        """The living processes of the commands that this runner has started: its descendants, or in the group."""
+        return self.group.processes() if tree.is_childless() else tree.processes(self.job_id, self.group)
 
     def _prepare(self, job: Job) -> None:
         """Make the job's directory, owned by its user, and unpack the code with that user's rights."""

@@ -67,6 +67,17 @@ def processes(job: str, group: Group) -> set[int]:
     return (above | group.processes()) - {os.getpid()}
 
 
+def is_childless() -> bool:
+    """Whether this process, if it adopts orphans, has certainly no descendants; without a look at all processes."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
 def _parents() -> dict[int, int]:
     """Every living process and its parent."""
     parents = {}

@@ -57,7 +57,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
     """
     now = timezone.now()
     with transaction.atomic():
-        job = lock_job(job_id)
+        job = lock_job(job_id, "run__project", "host")
         won = Job.objects.filter(pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").update(
             claim_nonce=nonce, claimed_at=now, heard_at_s=watch_time()
         )

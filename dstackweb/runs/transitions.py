@@ -58,11 +58,11 @@ def lock_run(run_id: int) -> Run:
     return Run.objects.select_related("queue", "project").get(pk=run_id)
 
 
-def lock_job(job_id: UUID) -> Job:
-    """Lock a job's run, as `lock_run`, and load the job with its run, host and instance. Raises Job.DoesNotExist."""
+def lock_job(job_id: UUID, *related: str) -> Job:
+    """Lock a job's run, as `lock_run`, and load the job with it and more `related` rows. Raises Job.DoesNotExist."""
     run = Job.objects.filter(pk=job_id).values("run_id")
     Run.objects.filter(pk__in=run).update(version=F("version") + 1)
-    return Job.objects.select_related("run__queue", "run__project", "host", "instance").get(pk=job_id)
+    return Job.objects.select_related("run", *related).get(pk=job_id)
 
 
 def record(
