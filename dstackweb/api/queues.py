@@ -257,7 +257,7 @@ def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
     names = [body.run] if body.run is not None else body.runs or []
     if not names:
         raise Invalid.at("runs", msg="name at least one run")
-    runs = [selectors.find_run(project, name) for name in dict.fromkeys(names)]
+    runs = selectors.find_runs(project, list(dict.fromkeys(names)))
     services.find_queue(project, queue)
     for run in runs:
         if run.queue.name != queue:

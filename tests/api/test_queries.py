@@ -7,6 +7,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import NotFound
+from dstackweb.runs.selectors import find_runs
+from dstackweb.runs.services import stop
 from tests.api.conftest import Api
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 
@@ -44,3 +47,15 @@ def test_a_list_of_seven_costs_no_more_queries_than_a_list_of_one(
                 assert api("GET", path).status_code == 200
             counted.append(len(queries))
     assert counted[0] == counted[1]
+
+
+def test_runs_are_found_by_id_and_by_newest_name_in_three_queries(project: Project, member: User) -> None:
+    old = make_run(project, member, "again")
+    stop(old, member, "manager")
+    runs = [make_run(project, member, name) for name in ("again", "b", "c", "d")]
+    with CaptureQueriesContext(connection) as queries:
+        found = find_runs(project, ["d", str(runs[1].uid), "again", str(old.uid), "c"])
+    assert found == [runs[3], runs[1], runs[0], old, runs[2]]
+    assert len(queries) == 3
+    with pytest.raises(NotFound, match="'nowhere'"):
+        find_runs(project, ["b", "nowhere"])
