@@ -211,7 +211,7 @@ Q_CLUSTER: dict[str, Any] = {
     "max_attempts": 2,
     "ack_failures": True,
     "save_limit": -1,
-    "poll": 0.1,
+    "poll": 0.04,
     "recycle": 5000,
     "scheduler": False,
     "catch_up": False,

@@ -125,7 +125,7 @@ def test_starting_is_quick_and_all_starts_share_one_child(serve: Callable[..., J
 def test_a_launcher_that_is_killed_or_hangs_harms_no_job_and_the_next_start_makes_another(
     serve: Callable[..., JobApi], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstackweb.runner.launcher.ANSWER_S", 2.0)
+    monkeypatch.setattr("dstackweb.runner.launcher.ANSWER_S", 5.0)
     first, second, third = serve("echo begun; sleep 0.5; echo over"), serve("echo second"), serve("echo third")
     launch(first)
     eventually(lambda: b"begun" in first.log)
