@@ -64,8 +64,13 @@ def _detached(orders: dict[str, Any], answer: int) -> int:
     os.umask(0o022)
     _plain_signals()
     state = StateDir(orders["state_dir"])
-    _redirect(state, answer)
-    if not state.lock():
+    try:
+        _redirect(state, answer)
+        locked = state.lock()
+    except OSError as error:  # a full disk
+        _answer(answer, error=str(error))
+        return 1
+    if not locked:
         _answer(answer, already=True)
         return 0
     if orders.get("probe"):

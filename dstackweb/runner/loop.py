@@ -332,11 +332,16 @@ class CommandsRun:
         self.next_ship = 0.0
         self.failures = 0
         self.wanted = True
+        self.may_wait = True
+        """Whether output that a full disk has no room for is waited for; not once the job is to stop."""
 
     def until_it_ends(self) -> None:
-        """Every POLL_S, check limits, communicate, and see whether the last process of the tree has ended."""
+        """Every POLL_S, check limits, communicate, and see whether the last process of the tree has ended.
+
+        Then its output may still wait for a full disk.
+        """
         status: int | None = None
-        while status is None or self.runner.processes():
+        while status is None or self.runner.processes() or self._output_waits():
             self._keep_limits()
             self._communicate()
             self.runner.pause(min(POLL_S, max(0.0, self.next_heartbeat - time.monotonic())))
@@ -348,6 +353,10 @@ class CommandsRun:
         self.runner.finish(status, self.reason)
         if not self.wanted:
             raise Rejected("the API ended this job")
+
+    def _output_waits(self) -> bool:
+        path = self.runner.spool
+        return self.may_wait and not output.is_done(path) and not spool.has_room(path)
 
     def _keep_limits(self) -> None:
         spec, now = self.runner.spec, time.monotonic()
@@ -364,6 +373,7 @@ class CommandsRun:
     def _stop(self, reason: str | None, grace_s: float) -> None:
         """Send TERM to the whole tree now, KILL after the grace. The first reason and the shortest grace apply."""
         kill_at = time.monotonic() + grace_s
+        self.may_wait = self.may_wait and reason is None
         if self.kill_at is None:
             self.kill_at, self.reason = kill_at, reason
             tree.send(self.runner.processes(), signal.SIGTERM)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 DISK_FULL_WAIT_S = 1.0
+ROOM = 1 << 17
 SEGMENTS = 8
 """A segment's part of the limit: two of them are the tail, the others the beginning."""
 LINE_MAX = 1 << 16
@@ -87,6 +88,20 @@ def _patiently(act: Callable[[], T]) -> T:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             time.sleep(DISK_FULL_WAIT_S)
+
+
+def has_room(path: str) -> bool:
+    """Whether what waits for a full disk can be written beside the spool now: a piece and what its pipe holds."""
+    draft = f"{path}.room"
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            return os.write(file, bytes(ROOM)) == ROOM
+        finally:
+            os.close(file)
+            os.unlink(draft)
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
 
 
 def close(path: str) -> None:

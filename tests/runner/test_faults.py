@@ -180,6 +180,47 @@ def test_a_runner_that_is_refused_its_claim_executes_nothing_and_ends_nothing(bo
     assert (job.lines(), executions(job)) == (["up", "done"], 1)
 
 
+FULL = """import dstackweb.runner.loop as loop, dstackweb.runner.spool as spool
+loop.LAST_OUTPUT_S, spool.DISK_FULL_WAIT_S, write = 0.1, 0.02, os.write
+full = lambda: os.path.exists(%r)
+os.write = lambda file, data: write(os.open("/dev/full", os.O_WRONLY) if full() else file, data)"""
+
+
+def on_a_full_disk(box: MakeBox) -> Box:
+    """A job whose commands have ended, with output for which the disk has no room."""
+    job = counting(box, "echo up", WORK, "echo down")
+    flag = job.run_dir / "full"
+    with job.start(before=f"exec({FULL % str(flag)!r})") as process:
+        job.tell(process)
+    job.wait_for("up")
+    flag.touch()
+    (job.run_dir / "enough").touch()
+    eventually(lambda: not job.processes(), every=0.02)
+    return job
+
+
+def test_output_that_a_full_disk_has_no_room_for_is_waited_for_with_heartbeats(box: MakeBox) -> None:
+    job = on_a_full_disk(box)
+    heartbeats = job.api.count("heartbeat")
+    eventually(lambda: job.api.count("heartbeat") > heartbeats + 5)
+    assert job.api.exit is None
+    (job.run_dir / "full").unlink()
+    assert (job.end()["exit_code"], job.lines()) == (0, ["up", "down"])
+
+
+def test_a_job_whose_output_waits_for_a_full_disk_can_be_stopped(box: MakeBox) -> None:
+    job = on_a_full_disk(box)
+    job.api.action = {"action": "stop", "reason": "terminated_by_user", "grace_s": 0}
+    assert (job.end()["exit_code"], job.lines()) == (0, ["up"])
+
+
+def test_a_runner_that_cannot_take_its_lock_on_a_full_disk_says_so(box: MakeBox) -> None:
+    job = box("true")
+    job.state.mkdir(parents=True)
+    (job.state / "lock").symlink_to("/dev/full")
+    assert job.launch() == {"error": "[Errno 28] No space left on device"}
+
+
 def test_on_a_full_disk_the_end_is_told_all_the_same(box: MakeBox) -> None:
     job = counting(box, "echo up", WORK)
     job.launch()
