@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu mutations lint fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu mutations chaos load lint fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, 
 
 mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests fail (takes long)
 	@$(BIN)/python tools/mutations.py --jobs $(WORKERS)
+
+chaos: $(VENV)/.dev ## kill, cut off and fill up parts of a deployment under load; RUNS=1000 MINUTES=10 SEED=…
+	@$(BIN)/python -m tools.chaos
+
+load: $(VENV)/.dev ## 500 open pages, 50 log tails, submits and reports of tasks on a real server for a minute
+	@$(BIN)/python bench/load.py postgres
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .

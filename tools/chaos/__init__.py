@@ -1,0 +1,1 @@
+"""A deployment whose parts die: `make chaos` (docs/performance.md)."""
