@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +36,17 @@ KEY, PASSWORD = "dw_benchmark-token-of-the-first-admin", "correct horse battery"
 DEFAULTS = (60, 500, 50, 10, 50)
 PRINTING = 5
 PAGE_S, TAIL_S = 2.0, 1.0
-TIMEOUT_S = 30.0
+TIMEOUT_S, SLOWEST_S = 30.0, 15.0
 BATCH = 20
 KINDS = {
     "web": "gunicorn", "workers": "qcluster", "ticker": "ticker", "host": "host", "PostgreSQL": "postgres",
     "Redis": "redis-server", "runners and their commands": "dstackweb.runner", "the clients": "load.py",
 }  # fmt: skip
+
+
+def delay_s(every_s: float, failures: int) -> float:
+    """How long a page waits after so many failures in a row (static/js/polling.js)."""
+    return min(every_s * 2.0**failures, SLOWEST_S)
 
 
 @dataclass
@@ -92,7 +97,8 @@ class Load:
     cookie: str
     ends: float
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    errors: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    errors: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """By status; `none`: no answer within TIMEOUT_S."""
     late: float = 0.0
     """The most that a request was sent after its time: then the clients are the bottleneck."""
 
@@ -107,31 +113,32 @@ class Load:
             status, found = 0, {}
         self.took[f"{kind}, nothing new" if status == 204 else kind].append((time.monotonic() - began) * 1000)
         if not 200 <= status < 300:
-            self.errors[kind] += 1
+            self.errors[kind][str(status or "none")] += 1
             return {}
         return found
 
     async def page(self) -> None:
         """An open queue page."""
-        connection, shows = Connection(self.port), ""
+        connection, shows, failures = Connection(self.port), "", 0
         await asyncio.sleep(random.uniform(0, PAGE_S))
         while time.monotonic() < self.ends:
             headers = {"Cookie": self.cookie, "HX-Request": "true"} | ({"HX-PTag": shows} if shows else {})
             found = await self.timed("poll of a queue page", connection, "GET", "/p/main/queue/", headers)
-            shows = found.get("hx-ptag", shows)
-            await asyncio.sleep(PAGE_S)
+            shows, failures = found.get("hx-ptag", shows), 0 if found else failures + 1
+            await asyncio.sleep(delay_s(PAGE_S, failures))
         connection.close()
 
     async def tail(self, run: str) -> None:
         """An open log."""
-        connection, query = Connection(self.port), {"attempt": "1", "node": "0", "tail": "2000"}
+        connection, query, failures = Connection(self.port), {"attempt": "1", "node": "0", "tail": "2000"}, 0
         await asyncio.sleep(random.uniform(0, TAIL_S))
         while time.monotonic() < self.ends:
             path = f"/p/main/runs/{run}/log/?{urlencode(query)}"
             found = await self.timed("tail of a log", connection, "GET", path, {"Cookie": self.cookie})
             if "x-next-offset" in found:
                 query = {"attempt": "1", "node": "0", "offset": found["x-next-offset"]}
-            await asyncio.sleep(TAIL_S)
+            failures = 0 if found else failures + 1
+            await asyncio.sleep(delay_s(TAIL_S, failures))
         connection.close()
 
     async def at_rate(self, rate: float, act: Callable[[int], Awaitable[object]]) -> None:
@@ -272,7 +279,8 @@ def _print(load: Load, before: dict[str, tuple[float, float]], took: float, head
     for kind, values in sorted(load.took.items()):
         ordered = sorted(values)
         p50, p99 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.99))
-        rows[kind] = [f"{len(values) / took:.1f}", f"{p50:,.0f}", f"{p99:,.0f}", str(load.errors.get(kind, 0))]
+        errors = ", ".join(f"{count} × {status}" for status, count in sorted(load.errors[kind].items()))
+        rows[kind] = [f"{len(values) / took:.1f}", f"{p50:,.0f}", f"{p99:,.0f}", errors or "none"]
     name = sides.database()
     from django.db import connections
 

@@ -100,9 +100,13 @@ def _executed(
     if task.status == "done" and task.nodes == 1 and len(done) > 1:
         yield f"{task.name}: attempts {sorted(done)} are all done"
     if run["status"] == "failed" and task.status == "failed":
-        last = [executions.get(job.id) for job in jobs if job.attempt == max(job.attempt for job in jobs)]
-        if not any(found and found.ended == task.exit_code for found in last):
+        own = [job for job in jobs if (found := executions.get(job.id)) and found.ended == task.exit_code]
+        if not own:
             yield f"{task.name}: failed, but not by its own command"
+        most = (task.config.get("retry") or {}).get("max_attempts", 1)
+        lost = [job for job in jobs if job.reason == "instance_unreachable"]
+        if len(own) + len(lost) != most and task.nodes == 1:
+            yield f"{task.name}: failed {len(own)} times by its own command, and should {most} times"
     for earlier in jobs:
         for later in jobs:
             if later.node == earlier.node and later.attempt == earlier.attempt + 1:

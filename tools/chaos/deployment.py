@@ -187,10 +187,7 @@ class Deployment:
 
     def keep(self) -> None:
         """What a service manager does: start again what has ended, after a moment."""
-        programs = {plane.env["DSTACKWEB_HOST_NAME"]: plane.process for plane in self.planes} | {
-            "far": self.far.process
-        }
-        for name, process in programs.items():
+        for name, process in self._programs().items():
             if process is None or process.poll() is None:
                 self._down_since.pop(name, None)
                 continue
@@ -202,12 +199,14 @@ class Deployment:
             else:
                 next(plane for plane in self.planes if plane.env["DSTACKWEB_HOST_NAME"] == name).launch()
 
+    def _programs(self) -> dict[str, subprocess.Popen[bytes] | None]:
+        """What a service manager runs, by its host."""
+        planes = {plane.env["DSTACKWEB_HOST_NAME"]: plane.process for plane in self.planes}
+        return planes | {"far": self.far.process}
+
     def processes(self, host: str) -> list[psutil.Process]:
         """All processes below a plane's supervisor, or below the joined host's program, that one included."""
-        programs = {plane.env["DSTACKWEB_HOST_NAME"]: plane.process for plane in self.planes} | {
-            "far": self.far.process
-        }
-        process = programs[host]
+        process = self._programs()[host]
         try:
             root = psutil.Process(process.pid) if process else None
             return [root, *root.children(recursive=True)] if root else []

@@ -17,7 +17,7 @@ from tests.server import TOKEN
 from tools.chaos import checks, stalls
 from tools.chaos.deployment import Deployment
 from tools.chaos.faults import Breaker
-from tools.chaos.workload import Task, now_s, read_notes, tasks
+from tools.chaos.workload import now_s, read_notes, tasks
 
 EVERY_S = (2.0, 6.0)
 STUCK_S = 120.0
@@ -86,15 +86,22 @@ class Story:
         for number, task in enumerate(self.tasks.values()):
             while not self._over.is_set() and now_s() < self.began + number * pace:
                 time.sleep(0.05)
-            while not self._over.is_set() and not self._submit_one(task):
-                time.sleep(0.3)
+            self._until_answered("runs", {"config": task.config}, task.name)
             self.submitted += 1
+            if task.stop_after_s is not None:
+                stopper = threading.Timer(task.stop_after_s, self._until_answered, (f"runs/{task.name}/stop", {}))
+                stopper.daemon = True
+                stopper.start()
 
-    def _submit_one(self, task: Task) -> bool:
-        headers = {"Authorization": f"Bearer {TOKEN}", "Idempotency-Key": task.name}
-        url = f"{self.deployment.url}/api/v1/projects/main/runs"
+    def _until_answered(self, path: str, body: dict[str, object], key: str = "") -> None:
+        while not self._over.is_set() and not self._post(path, body, key):
+            time.sleep(0.3)
+
+    def _post(self, path: str, body: dict[str, object], key: str) -> bool:
+        headers = {"Authorization": f"Bearer {TOKEN}"} | ({"Idempotency-Key": key} if key else {})
         try:
-            answer = httpx.post(url, json={"config": task.config}, headers=headers, timeout=10)
+            url = f"{self.deployment.url}/api/v1/projects/main/{path}"
+            answer = httpx.post(url, json=body, headers=headers, timeout=10)
         except httpx.HTTPError:
             return False
         assert answer.is_success or answer.status_code >= 500, f"{answer.status_code} {answer.text}"

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LONGEST_S = 5.0
+LONGEST_S, ENDLESS_S = 5.0, 900.0
+KINDS = {"plain": 38, "retried": 24, "nodes": 8, "fails": 16, "fails twice": 4, "fails once": 6, "stopped": 4}
+"""Percent of the runs. `fails once`: its second attempt does not. `stopped`: by its user, running or not."""
 COMMAND = """\
 note() {{ read up rest </proc/uptime; echo "$DSTACK_JOB_ID $1 $2 $up" >>{notes}; }}
 note start 0; i=0
@@ -31,6 +33,8 @@ class Task:
     exit_code: int
     lines: int
     nodes: int = 1
+    stop_after_s: float | None = None
+    """So long after the submit its user stops it."""
 
     @property
     def log(self) -> list[str]:
@@ -48,9 +52,9 @@ def tasks(count: int, notes: Path, rng: random.Random) -> Iterator[Task]:
     for number in range(count):
         name = f"chaos-{number:04}"
         seconds, lines = rng.choice((0.0, rng.uniform(0, LONGEST_S))), rng.randint(1, 12)
-        kind = rng.choices(("plain", "retried", "nodes", "fails", "fails twice", "fails once"), (40, 24, 8, 16, 4, 8))[
-            0
-        ]
+        kind = rng.choices(*zip(*KINDS.items(), strict=True))[0]
+        if kind == "stopped":
+            seconds = ENDLESS_S
         nodes = rng.choice((2, 2, 3)) if kind == "nodes" else 1
         code = rng.randint(3, 9) if kind.startswith("fails") else 0
         retry: dict[str, Any] | None = None
@@ -66,8 +70,9 @@ def tasks(count: int, notes: Path, rng: random.Random) -> Iterator[Task]:
         config["stop_duration"] = 2
         if retry:
             config["retry"] = retry
-        status = "failed" if code and kind != "fails once" else "done"
-        yield Task(name, config, status, code if status == "failed" else 0, lines, nodes)
+        status = "failed" if code and kind != "fails once" else "terminated" if kind == "stopped" else "done"
+        stop_after_s = rng.uniform(0, 20) if kind == "stopped" else None
+        yield Task(name, config, status, code if status == "failed" else 0, lines, nodes, stop_after_s)
 
 
 @dataclass
