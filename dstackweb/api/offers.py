@@ -41,7 +41,7 @@ class SourceOut(Schema):
 
     `state` is `fresh`, `stale` (the last good value) or `failed` (nothing is known). `error` is the latest failure
     since the last success: its `code`, its data, and a `message` for people. It is fresh until `expires_at`. While it
-    is in use, it is read again at `due_at`; null: soon.
+    is in use, it is read again at `due_at`; null: soon. `asked_at` is when the call began that has not ended yet.
     """
 
     backend: str
@@ -52,6 +52,7 @@ class SourceOut(Schema):
     error: dict[str, Any] | None
     expires_at: dt.datetime | None
     due_at: dt.datetime | None
+    asked_at: dt.datetime | None
 
     @staticmethod
     def resolve_error(age: Freshness) -> dict[str, Any] | None:

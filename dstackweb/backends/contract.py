@@ -186,10 +186,14 @@ class SourceKey(NamedTuple):
 
 
 class SourceSpec(NamedTuple):
-    """How long data of a source counts as fresh, and its type: it is stored as JSON that pydantic reads back."""
+    """How long data of a source counts as fresh, and its type: it is stored as JSON that pydantic reads back.
+
+    `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all.
+    """
 
     ttl_s: float
     type: Any
+    settings: tuple[str, ...] = ()
 
 
 class SourceFailure(enum.StrEnum):

@@ -168,10 +168,13 @@ def ages(sources: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def _age(name: str, found: list[dict[str, Any]]) -> str:
     known = sorted(source["fetched_at"] for source in found if source["fetched_at"])
+    asked = sorted(source["asked_at"] for source in found if source.get("asked_at"))
     title = clean(name).replace("_", " ")
     if not known:
-        return f"{title} unknown"
+        return f"{title} unknown" + (f", being read for {age_text(asked[0])}" if asked else "")
     details = [f"{age_text(known[0])} old"]
+    if asked:
+        details.append(f"being read for {age_text(asked[0])}")
     if any(source["state"] == "stale" for source in found):
         details.append("stale")
     if len(known) < len(found):

@@ -19,7 +19,7 @@ class SourceRow(models.Model):
     backend = models.ForeignKey(Backend, on_delete=models.CASCADE, related_name="source_rows")
     source = models.CharField(max_length=60)
     region = models.CharField(max_length=60, blank=True, help_text="Empty where it is the same everywhere")
-    version = models.BigIntegerField(default=0, help_text="The backend's version at the time of the call")
+    digest = models.CharField(max_length=64, blank=True, help_text="Of the settings that it depends on, at the call")
     generation = models.BigIntegerField(default=0, help_text="The refresh generation of its value")
     stamp = models.CharField(max_length=32, blank=True, help_text="Of the value in the cache; empty if there is none")
     empty = models.BooleanField(default=False, help_text="The value was empty, and is fresh for a few seconds only")
@@ -27,6 +27,7 @@ class SourceRow(models.Model):
     error: models.JSONField[Any, Any] = models.JSONField(
         null=True, encoder=DjangoJSONEncoder, help_text="Code and data of the latest failure since the last success"
     )
+    asked_at = models.DateTimeField(null=True, help_text="When the latest call began")
     failed_at = models.DateTimeField(null=True)
     failures = models.PositiveIntegerField(default=0, help_text="In a row")
     used_at = models.DateTimeField(null=True, help_text="Last use, to some seconds")

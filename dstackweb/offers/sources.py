@@ -93,7 +93,7 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
     if store.is_down():
         for key in keys:
-            if freshness.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source].ttl_s, now):
+            if freshness.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
                 _start_refresh(backend, key, 1.0)
     return found
 
@@ -118,7 +118,7 @@ def refresh(
     def find() -> SourceReading | None:
         row = _row(backend, key)
         now = timezone.now()
-        if freshness.is_due(backend, _known(backend, key, row), spec.ttl_s, now, share):
+        if freshness.is_due(backend, _known(backend, key, row), spec, now, share):
             return None
         return _reading(backend, key, row, spec, now)
 
@@ -173,8 +173,8 @@ def refresh_due(now: dt.datetime) -> int:
             row = rows.get(key)
             known = _known(backend, key, row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
-            if freshness.must_refresh(backend, known, now) or (
-                in_use and freshness.is_due(backend, known, driver.sources[key.source].ttl_s, now, freshness.AHEAD)
+            if freshness.must_refresh(backend, known, driver.sources[key.source], now) or (
+                in_use and freshness.is_due(backend, known, driver.sources[key.source], now, freshness.AHEAD)
             ):
                 started.append(_start_refresh(backend, key, freshness.AHEAD))
         gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
@@ -277,8 +277,8 @@ def _reading(
     backend: Backend, key: SourceKey, row: SourceRow | None, spec: SourceSpec, now: dt.datetime
 ) -> SourceReading:
     known = _known(backend, key, row)
-    state = freshness.source_state(backend, known, spec.ttl_s, now)
-    error = known.error if known is not None and known.version == backend.version else None
+    state = freshness.source_state(backend, known, spec, now)
+    error = known.error if known is not None and known.digest == freshness.digest(backend, spec) else None
     if known is None or state is SourceState.FAILED:
         return SourceReading(SourceState.FAILED, error=error)
     local = _load(backend, key, known, spec)
@@ -308,31 +308,41 @@ def _load(backend: Backend, key: SourceKey, row: SourceRow, spec: SourceSpec) ->
 
 def _fetch(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> None:
     counts.add(backend.pk, calls=1)
-    kind = driver.sources[key.source].type
+    spec = driver.sources[key.source]
+    if lead.holder is not None:
+        _write_begin(backend, key, lead)
     try:
-        value = store.checked(driver.fetch(key), kind)
+        value = store.checked(driver.fetch(key), spec.type)
     except SourceFailed as failure:
-        _store_error(backend, key, lead, {"code": failure.code, **failure.data})
+        _store_error(backend, key, spec, lead, {"code": failure.code, **failure.data})
     except Exception as failure:
         log.exception("backend %s: %s %s can't be read", backend.name, key.source, key.region)
         text = f"{type(failure).__name__}: {failure}"
-        _store_error(backend, key, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
+        _store_error(backend, key, spec, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        _store_value(backend, key, lead, value, kind)
+        _store_value(backend, key, spec, lead, value)
 
 
-def _store_value(backend: Backend, key: SourceKey, lead: Lead, value: Any, kind: Any) -> None:
-    stamp, now = store.new_stamp(), timezone.now()
+def _write_begin(backend: Backend, key: SourceKey, lead: Lead) -> None:
+    with transaction.atomic():
+        if is_current(backend, lead):
+            SourceRow.objects.update_or_create(
+                backend_id=backend.pk, source=key.source, region=key.region, defaults={"asked_at": timezone.now()}
+            )
+
+
+def _store_value(backend: Backend, key: SourceKey, spec: SourceSpec, lead: Lead, value: Any) -> None:
+    stamp, digest = store.new_stamp(), freshness.digest(backend, spec)
     fields: dict[str, Any] = {
-        "version": backend.version, "generation": backend.refresh_generation, "stamp": stamp, "empty": not value,
-        "fetched_at": now, "error": None, "failed_at": None, "failures": 0,
+        "generation": backend.refresh_generation, "stamp": stamp, "empty": not value, "fetched_at": timezone.now(),
+        "error": None, "failed_at": None, "failures": 0,
     }  # fmt: skip
-    if lead.holder is None or not store.put(_object(backend.pk, stamp), value, kind, KEEP_S):
-        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, **fields)
+    if lead.holder is None or not store.put(_object(backend.pk, stamp), value, spec.type, KEEP_S):
+        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, digest=digest, **fields)
         _local.put((backend.pk, key), _LocalValue(row, value))
         store.restamp(catalog_name(backend.pk))
         return
-    written = _write_row(backend, key, lead, fields)
+    written = _write_row(backend, key, digest, lead, fields)
     if written is None:
         store.delete(_object(backend.pk, stamp))
         return
@@ -344,37 +354,39 @@ def _store_value(backend: Backend, key: SourceKey, lead: Lead, value: Any, kind:
     source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 
-def _store_error(backend: Backend, key: SourceKey, lead: Lead, error: dict[str, Any]) -> None:
+def _store_error(backend: Backend, key: SourceKey, spec: SourceSpec, lead: Lead, error: dict[str, Any]) -> None:
     counts.add(backend.pk, failures=1, throttles=int(error["code"] == SourceFailure.THROTTLED))
-    now = timezone.now()
+    now, digest = timezone.now(), freshness.digest(backend, spec)
     fields = {"error": error, "failed_at": now}
     if lead.holder is None:
         local = _local.get((backend.pk, key))
-        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, version=backend.version)
-        if local is not None and local.row.version == backend.version:
+        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, digest=digest)
+        if local is not None and local.row.digest == digest:
             row = copy.copy(local.row)
         row.error, row.failed_at, row.failures = error, now, row.failures + 1
         _local.put((backend.pk, key), _LocalValue(row, local.value if local else None))
         return
-    if _write_row(backend, key, lead, fields) is not None:
+    if _write_row(backend, key, digest, lead, fields) is not None:
         store.restamp(catalog_name(backend.pk))
 
 
-def _write_row(backend: Backend, key: SourceKey, lead: Lead, fields: dict[str, Any]) -> tuple[SourceRow, str] | None:
+def _write_row(
+    backend: Backend, key: SourceKey, digest: str, lead: Lead, fields: dict[str, Any]
+) -> tuple[SourceRow, str] | None:
     """Write the result of a call; returns the row with its former stamp, or None if the result is outdated."""
     with transaction.atomic():
         if not is_current(backend, lead):
             return None
         row, _ = SourceRow.objects.get_or_create(backend_id=backend.pk, source=key.source, region=key.region)
         old_stamp = row.stamp
-        if row.version != backend.version:
-            row.version, row.generation, row.failures = backend.version, 0, 0
+        if row.digest != digest:
+            row.digest, row.generation, row.failures = digest, 0, 0
             row.stamp, row.empty, row.fetched_at = "", False, None
         for name, value in fields.items():
             setattr(row, name, value)
         if "stamp" not in fields:
             row.failures += 1
-        row.save(update_fields=["version", "generation", "failures", "stamp", "empty", "fetched_at", *fields])
+        row.save(update_fields=["digest", "generation", "failures", "stamp", "empty", "fetched_at", *fields])
     return row, old_stamp
 
 

@@ -48,7 +48,7 @@ class Cloud:
         cloud = self
 
         class Sourced:
-            sources = {"types": SourceSpec(600.0, list[str]), "spot": SourceSpec(60.0, dict[str, str])}
+            sources = {"types": SourceSpec(600.0, list[str], ("families",)), "spot": SourceSpec(60.0, dict[str, str])}
 
             def __init__(self, backend: Backend) -> None:
                 self.backend = backend

@@ -106,7 +106,7 @@ def test_what_another_process_had_refreshed_reaches_this_one_at_once(
 def test_a_changed_configuration_serves_no_offer_of_the_one_before(backend: Backend, cloud: Cloud) -> None:
     refresh_all(backend, cloud)
     assert names(backend)
-    Backend.objects.update(version=F("version") + 1)
+    Backend.objects.update(version=F("version") + 1, config={"families": ["p5"]})
     with pytest.raises(SourceFailed):
         names(Backend.objects.get())
 
@@ -117,6 +117,7 @@ def test_a_saved_backend_is_looked_at_anew_also_by_who_holds_its_old_row(backend
     old = Backend.objects.get()
     assert names(old)
     backend.version += 1
+    backend.config = {"families": ["p5"]}
     backend.save()
     with pytest.raises(SourceFailed):
         names(old)

@@ -130,7 +130,7 @@ def test_a_failure_under_an_older_configuration_does_not_land_either(backend: Ba
 
 def test_a_changed_configuration_serves_nothing_of_the_one_before(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
-    Backend.objects.update(version=F("version") + 1)
+    Backend.objects.update(version=F("version") + 1, config={"families": ["p5"]})
     backend.refresh_from_db()
     assert sources.read(backend, TYPES).state is FAILED
     cloud.says[TYPES] = SourceFailed("bad_credentials")
@@ -281,3 +281,47 @@ def test_that_a_source_is_used_is_written_every_ten_seconds_at_most(backend: Bac
     clock.pass_s(1)
     sources.read(backend, TYPES)
     assert SourceRow.objects.get().used_at == timezone.now()
+
+
+def test_only_settings_that_a_source_depends_on_outdate_it(backend: Backend, cloud: Cloud) -> None:
+    """`types` of the stub depends on `families`, `spot` on all settings."""
+    for key in (TYPES, SPOT):
+        sources.refresh(backend, key)
+    settings = {"regions": ["eu"], "families": ["g5"], "disk_gb": 50}
+    Backend.objects.update(config=settings, version=2)
+    changed = Backend.objects.get()
+    assert (sources.read(changed, TYPES).state, sources.read(changed, SPOT).state) == (FAILED, FAILED)
+    for key in (TYPES, SPOT):
+        sources.refresh(changed, key)
+    Backend.objects.update(config={**settings, "disk_gb": 60}, version=3)
+    bigger = Backend.objects.get()
+    assert (sources.read(bigger, TYPES).state, sources.read(bigger, SPOT).state) == (FRESH, FAILED)
+    Backend.objects.update(secret="another", version=4)
+    assert sources.read(Backend.objects.get(), TYPES).state is FAILED
+
+
+def test_a_source_says_since_when_it_is_being_asked(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    def asked_at() -> dt.datetime | None:
+        [found] = [age for age in freshness.of_backends(sources.sourced_backends(), clock.now) if age.source == "spot"]
+        return found.asked_at
+
+    seen: list[dt.datetime | None] = []
+    cloud.during = lambda: seen.append(asked_at())
+    sources.refresh(backend, SPOT)
+    assert (seen, asked_at()) == ([clock.now], None)
+    clock.pass_s(100)
+    cloud.says[SPOT] = SourceFailed("unreachable")
+    cloud.during = lambda: seen.append(asked_at())
+    sources.refresh(backend, SPOT)
+    assert (seen[1], asked_at()) == (clock.now, None)
+
+
+def test_a_call_that_was_lost_with_its_process_is_not_shown_for_ever(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    sources.refresh(backend, SPOT)
+    SourceRow.objects.filter(source="spot").update(asked_at=clock.pass_s(60))
+    ages = {age.source: age.asked_at for age in freshness.of_backends(sources.sourced_backends(), clock.now)}
+    assert ages["spot"] == clock.now
+    ages = {age.source: age.asked_at for age in freshness.of_backends(sources.sourced_backends(), clock.pass_s(600))}
+    assert ages["spot"] is None

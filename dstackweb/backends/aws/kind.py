@@ -44,17 +44,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOUR_S = 3600.0
+ACCOUNT = ("credentials", "endpoint_url")
+CHOICE = ("families", "instance_types")
+"""Settings that sources depend on."""
 
 
 class AwsBackend(Cloud):
     """One account. All calls wait for their turn in the rate limits that all processes share (docs/aws.md)."""
 
     sources: Mapping[str, SourceSpec] = {
-        "instance_types": SourceSpec(12 * HOUR_S, dict[str, instance_types.InstanceType]),
-        "prices": SourceSpec(12 * HOUR_S, dict[str, Decimal]),
-        "spot_prices": SourceSpec(300.0, dict[str, dict[str, Decimal]]),
-        "quotas": SourceSpec(600.0, dict[str, quotas.Quota]),
-        "subnets": SourceSpec(12 * HOUR_S, dict[str, str]),
+        "instance_types": SourceSpec(
+            12 * HOUR_S, dict[str, instance_types.InstanceType], (*ACCOUNT, *CHOICE, "architectures")
+        ),
+        "prices": SourceSpec(12 * HOUR_S, dict[str, Decimal], (*ACCOUNT, *CHOICE)),
+        "spot_prices": SourceSpec(300.0, dict[str, dict[str, Decimal]], (*ACCOUNT, *CHOICE)),
+        "quotas": SourceSpec(600.0, dict[str, quotas.Quota], ACCOUNT),
+        "subnets": SourceSpec(12 * HOUR_S, dict[str, str], (*ACCOUNT, "subnets")),
     }
 
     def __init__(self, backend: Backend) -> None:
