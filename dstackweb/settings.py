@@ -36,10 +36,6 @@ DSTACKWEB_SECRET_KEY = env.secret("DSTACKWEB_SECRET_KEY")
 DSTACKWEB_WEB_THREADS = env.integer("DSTACKWEB_WEB_THREADS", 8, least=1, most=256)
 DSTACKWEB_WEB_WORKERS = env.integer("DSTACKWEB_WEB_WORKERS", 1, least=1, most=64)
 DSTACKWEB_CLUSTER_WORKERS = env.integer("DSTACKWEB_CLUSTER_WORKERS", 2, least=1, most=256)
-DSTACKWEB_CLUSTERS = {
-    "control": env.text("DSTACKWEB_CLUSTER_CONTROL", "dstackweb"),
-    "cloud": env.text("DSTACKWEB_CLUSTER_CLOUD", "dstackweb"),
-}
 DSTACKWEB_STATIC_ROOT = env.text("DSTACKWEB_STATIC_ROOT")
 DSTACKWEB_HOST_NAME = env.text(
     "DSTACKWEB_HOST_NAME",
@@ -47,6 +43,9 @@ DSTACKWEB_HOST_NAME = env.text(
     pattern=HOST_NAME,
     expected=HOST_NAME_TEXT,
 )
+# Each server has its own: work on a machine is for the workers there.
+_control = env.text("DSTACKWEB_CLUSTER_CONTROL", f"dstackweb-{DSTACKWEB_HOST_NAME}")
+DSTACKWEB_CLUSTERS = {"control": _control, "cloud": env.text("DSTACKWEB_CLUSTER_CLOUD", _control)}
 DSTACKWEB_JOB_USER = env.text("DSTACKWEB_JOB_USER", "nobody")
 DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID")
 DSTACKWEB_INSECURE_HTTP = env.boolean("DSTACKWEB_INSECURE_HTTP")

@@ -47,7 +47,7 @@ def join(project: Project, user: User, role: str = "member") -> User:
 def make_host(name: str = "box-1", *, cpus: int = 8, memory_gib: int = 32, gpus: int = 0, **fields: Any) -> Host:
     """A host that is online, with `gpus` A100 80 GB."""
     values = {
-        "address": "127.0.0.1", "cluster": f"host-{name}", "cpus": cpus, "memory_mib": memory_gib * 1024,
+        "address": "127.0.0.1", "cluster": "", "cpus": cpus, "memory_mib": memory_gib * 1024,
         "isolation": "shared", "runs_dir": "/tmp/runs", "seen_at": timezone.now(),
     } | fields  # fmt: skip
     host = Host.objects.create(name=name, backend=ensure_embedded_backend(), **values)

@@ -19,7 +19,7 @@ from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import HostInvite
 from dstackweb.gpus.models import HostSampling
 from dstackweb.gpus.samples.selectors import newest, throttle_reasons
-from dstackweb.lib.errors import Forbidden, NotFound
+from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment
 from dstackweb.runs.models import Run
 from dstackweb.scheduler import host_actions
@@ -100,6 +100,7 @@ class HostOut(Schema):
     labels: dict[str, Any]
     seen_at: dt.datetime | None
     error: str
+    agent_version: str = Field(description="dstackweb's version on a joined host; empty for the server's own machine")
     held_back_at: dt.datetime | None = Field(description="Since when it gets no jobs because starts fail there")
     start_failures: int = Field(description="Failed starts in a row")
     start_error: str
@@ -166,27 +167,17 @@ class HostJoinIn(Schema):
     version: str = Field(description="dstackweb's version there")
     labels: dict[str, str] = Field(default_factory=dict)
     insecure: bool = Field(False, description="Allow plain HTTP on a trusted network")
+    nonce: str = Field("", max_length=64, description="Made by the machine: with it, it may repeat the call")
     check: bool = False
 
 
-class ReachOut(Schema):
-    """A service that the machine must reach; `setting` is the server's setting with its address."""
-
-    what: str
-    host: str
-    port: int
-    setting: str
-
-
 class JoinOut(Schema):
-    """`environment` is for `manage.py host` and has the deployment's keys; null if the machine did not join."""
+    """`token` is the host's own, for its agent alone; null after a check."""
 
     name: str
-    api_url: str
     expires_at: dt.datetime
-    reach: list[ReachOut]
     obstacles: list[str]
-    environment: dict[str, str] | None
+    token: str | None
 
 
 router = Router(tags=["hosts"])
@@ -200,16 +191,6 @@ class JoinToken(HttpBearer):
         return joining.of_token(token)
 
 
-class HostToken(HttpBearer):
-    """`Authorization: Bearer <a host's name, signed with the deployment's secret key>`."""
-
-    def authenticate(self, request: HttpRequest, token: str) -> str:
-        name = joining.host_of_token(token)
-        if name is None:
-            raise Forbidden("this machine's DSTACKWEB_SECRET_KEY differs from the server's")
-        return name
-
-
 @router.get("", response={200: HostsOut, **refusals()}, summary="Hosts")
 def hosts(request: HttpRequest) -> dict[str, Any]:
     """CPUs, memory, and GPUs with their run and newest sample. Runs of projects that you can't see have no name."""
@@ -218,11 +199,11 @@ def hosts(request: HttpRequest) -> dict[str, Any]:
 
 @router.post("/invites", response={201: NewHostInviteOut, **REFUSALS}, summary="Create a join token")
 def invite(request: HttpRequest) -> Status[dict[str, Any]]:
-    """For deployment admins. It works once, within an hour, and gives full access to the deployment."""
+    """For deployment admins. It works once, within an hour, and makes one machine a host."""
     made, token = joining.invite(admin(request, "hosts"))
     url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
     command = f"dstackweb host join {url} --token {token}"
-    own = {"token": token, "command": command, "obstacles": joining.elsewhere(url)}
+    own = {"token": token, "command": command, "obstacles": joining.loopback(url)}
     return Status(201, HostInviteOut.from_orm(made).dict() | own)
 
 
@@ -244,21 +225,14 @@ def join(request: HttpRequest, body: HostJoinIn) -> dict[str, Any]:
     """Called by the new host with a join token. After an error or a check the token stays valid."""
     row = auth_of(request)
     machine = joining.JoinRequest(**body.model_dump(exclude={"check"}))
-    environment = None if body.check else joining.join(row, machine)
+    if body.check:
+        joining.check_unused(row)
     return {
         "name": machine.name,
-        "api_url": settings.DSTACKWEB_API_URL,
         "expires_at": row.expires_at,
-        "reach": joining.services(),
         "obstacles": joining.obstacles(machine) if body.check else [],
-        "environment": environment,
+        "token": None if body.check else joining.join(row, machine),
     }
-
-
-@router.get("/hello", auth=HostToken(), response={200: dict[str, str], **refusals(403)}, include_in_schema=False)
-def hello(request: HttpRequest) -> dict[str, str]:
-    """Confirms to a host that it has the right server and key."""
-    return {"host": auth_of(request)}
 
 
 @router.patch("/{name}", response={200: HostOut, **REFUSALS}, summary="Drain a host, or change its labels")
@@ -286,6 +260,14 @@ def clear(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins: a host that is held back because starts failed takes jobs again."""
     who = admin(request, "hosts")
     host_actions.take_jobs_again(inventory.find(name), who)
+    return _one(name, who)
+
+
+@router.post("/{name}/revoke", response={200: HostOut, **REFUSALS}, summary="Revoke a host's token")
+def revoke(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
+    """For deployment admins: its agent is refused until the machine joins again. Its running jobs continue."""
+    who = admin(request, "hosts")
+    joining.revoke(inventory.find(name), who)
     return _one(name, who)
 
 

@@ -11,6 +11,7 @@ from django.urls import URLPattern, URLResolver, path
 
 from dstackweb.api import (
     history,
+    host_agents,
     hosts,
     metrics,
     monitoring,
@@ -34,6 +35,7 @@ for prefix, routers in {
     "/projects/{project}/history": (history.router,),
     "/projects/{project}/offers": (offers.router,),
     "/runner/jobs": (runner.router,),
+    "/runner/hosts": (host_agents.router,),
     "/runner": (runner.agent_router,),
     "/hosts": (hosts.router,),
     "/backends": (offers.backend_router,),

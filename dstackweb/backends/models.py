@@ -119,7 +119,13 @@ class Host(models.Model):
     backend = models.ForeignKey(Backend, on_delete=models.PROTECT, related_name="hosts")
     name = models.CharField(max_length=100, unique=True, validators=[validate_host_name])
     address = models.CharField(max_length=255, blank=True, help_text="Where the host's other nodes reach it")
-    cluster = models.CharField(max_length=120, help_text="The django-q2 cluster that works on this machine")
+    cluster = models.CharField(
+        max_length=120, blank=True, help_text="The server's django-q2 cluster on this machine; empty: it has an agent"
+    )
+    token_digest = models.CharField(
+        max_length=64, blank=True, db_index=True, editable=False, help_text="Digest of its agent's token; empty: none"
+    )
+    agent_version = models.CharField(max_length=40, blank=True, help_text="dstackweb's version on an agent's machine")
     labels: models.JSONField[Any, Any] = models.JSONField(
         default=dict,
         blank=True,
@@ -212,6 +218,7 @@ class HostEventKind(StrEnum):
     HELD_BACK = "held_back"
     TAKES_JOBS = "takes_jobs"
     GONE = "gone"
+    REVOKED = "revoked"
     NVML_MISSING = "nvml_missing"
     NVML_FOUND = "nvml_found"
     SAMPLING_FAILS = "sampling_fails"
@@ -244,6 +251,9 @@ class HostInvite(models.Model):
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True)
     host_name = models.CharField(max_length=100, blank=True, help_text="The host that joined with it")
+    nonce = models.CharField(
+        max_length=64, blank=True, editable=False, help_text="Of the machine that used it, which may repeat the call"
+    )
 
     class Meta:
         ordering = ["-created_at", "-id"]

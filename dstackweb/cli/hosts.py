@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
-import socket
+import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -30,12 +29,8 @@ from dstackweb.cli.output import (
     warn,
 )
 from dstackweb.lib.network import is_exposed, machine_name
+from dstackweb.runner.state import HOST_CONFIG
 from dstackweb.spec.labels import read_pair
-
-ENV_FILE = "host.env"
-OWN_SETTINGS = ("DSTACKWEB_JOB_USER", "DSTACKWEB_SHARED_UID")
-"""Settings of this machine: the file takes them from the environment of `join`."""
-REACH_S = 5.0
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -173,6 +168,14 @@ def clear(name: HostName) -> None:
 
 
 @app.command()
+def revoke(name: HostName) -> None:
+    """Revoke a host's token: the server refuses its agent until the machine joins again. Running jobs continue."""
+    api = config.connect()
+    api.send("POST", api.path("hosts", name, "revoke"), repeatable=True)
+    typer.echo(f"{name} must join again: its token is revoked. Its running jobs continue.")
+
+
+@app.command()
 def gone(
     name: HostName,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="How you know that it is gone; everyone can read it.")],
@@ -209,7 +212,7 @@ def invite() -> None:
     api = config.connect()
     made = api.post(api.path("hosts", "invites"))
     typer.echo(made["command"])
-    note(f"Works once, until {clock_text(made['expires_at'])}. It gives full access to the deployment: keep it secret.")
+    note(f"Works once, until {clock_text(made['expires_at'])}. Keep it secret: it makes a machine a host.")
     for obstacle in made["obstacles"]:
         note(f"Cannot add a host: {obstacle}.")
 
@@ -227,12 +230,10 @@ def join(
 ) -> None:
     """Make this machine a host of the deployment, and start it.
 
-    This machine needs dstackweb\\[server] in the server's version.
+    It must reach the server's HTTPS URL, and needs dstackweb in the server's version. If something is in the way, the
+    command says what, and the join token stays valid.
 
-    It must reach the server's HTTPS URL, its PostgreSQL and, if it has one, its Redis. If something can't be reached,
-    the command lists it and exits; the token stays valid.
-
-    Addresses and keys are saved in host.env in the host's home (/var/lib/dstackweb-host for root, otherwise
+    The host's own token is saved in host.json in the host's home (/var/lib/dstackweb-host for root, otherwise
     ~/.local/share/dstackweb-host), readable by this user only. `dstackweb host run` starts the host again.
 
     Run this as root to isolate jobs in another user, or set DSTACKWEB_SHARED_UID=1 if all users are trusted.
@@ -246,7 +247,7 @@ def join(
         home=home or default_home(),
     )
     file = use_token(request)
-    typer.echo(f"{request.name} joined {request.url}. Its keys are in {file}, readable by this user only.")
+    typer.echo(f"{request.name} joined {request.url}. Its token is in {file}, readable by this user only.")
     again = f"dstackweb host run --home {request.home}" if home else "dstackweb host run"
     note(f"To start it again, for example in a service: {again}")
     if start:
@@ -279,15 +280,14 @@ def default_home() -> Path:
 
 
 def use_token(request: JoinRequest) -> Path:
-    """Use the token, and save the keys; returns the file. Raises CliError while the token is still valid."""
+    """Exchange the token for the host's own, and save that; returns the file. Raises CliError while it is unused."""
     if not config.is_token(request.token):
         raise UsageError("invalid join token. Make one on the Hosts page.")
     if is_exposed(request.url) and not request.insecure:
         raise UsageError(
             f"{request.url} is not encrypted. Nothing was sent.",
-            "Use the server's https:// URL, or --insecure on a trusted network: the deployment's keys are sent.",
+            "Use the server's https:// URL, or --insecure on a trusted network: tokens and logs are sent.",
         )
-    _check_installed()
     home = _make_home(request.home)
     from dstackweb.cli.client import Api
 
@@ -298,65 +298,38 @@ def use_token(request: JoinRequest) -> Path:
         "version": dstackweb.__version__,
         "labels": request.labels,
         "insecure": request.insecure,
+        "nonce": secrets.token_hex(16),
     }
     found = api.post(api.path("hosts", "join"), body | {"check": True}, repeatable=True)
-    if missing := [*found["obstacles"], *_out_of_reach(found)]:
-        raise CliError(f"this machine can't join {request.url} yet. The token is still valid.", *missing)
-    joined = api.post(api.path("hosts", "join"), body)
+    if found["obstacles"]:
+        raise CliError(f"this machine can't join {request.url} yet. The token is still valid.", *found["obstacles"])
+    token = api.post(api.path("hosts", "join"), body, repeatable=True)["token"]
     if os.getuid() != 0 and not os.environ.get("DSTACKWEB_SHARED_UID"):
         warn("not running as root: the host refuses jobs unless DSTACKWEB_SHARED_UID=1 lets them share its user")
-    own = {name: os.environ[name] for name in OWN_SETTINGS if os.environ.get(name)}
-    return _store(home, joined["environment"] | own)
+    settings = {
+        "url": request.url,
+        "name": request.name,
+        "token": token,
+        "insecure": request.insecure,
+        "job_user": os.environ.get("DSTACKWEB_JOB_USER", ""),
+        "shared_uid": os.environ.get("DSTACKWEB_SHARED_UID", "") not in ("", "0", "false", "no"),
+    }
+    return config.write_private(home / HOST_CONFIG, [json.dumps(settings, indent=2), "\n"])
 
 
 def start_host(home: Path, *, labels: Mapping[str, str], address: str) -> NoReturn:
-    """Replace this process by the host. Raises CliError if this machine has not joined, or lacks server packages."""
-    _check_installed()
-    env = {**os.environ, **_load(home), "DSTACKWEB_HOME": str(home.resolve())}
-    env["DJANGO_SETTINGS_MODULE"] = "dstackweb.settings"
-    package = Path(dstackweb.__file__).resolve().parents[1]
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
-    argv = [sys.executable, "-m", "dstackweb.manage", "host"]
+    """Replace this process by the host's agent. Raises UsageError if this machine has not joined."""
+    if not (home / HOST_CONFIG).exists():
+        raise UsageError(
+            f"this machine has not joined: {home / HOST_CONFIG} does not exist.",
+            "Deployment admins get the join command on the Hosts page.",
+        )
+    package = str(Path(dstackweb.__file__).resolve().parents[1])
+    argv = [sys.executable, "-S", "-m", "dstackweb.runner", "host", "--home", str(home.resolve())]
     argv += [f"--label={name}={value}" for name, value in labels.items()]
     argv += [f"--address={address}"] if address else []
     sys.stdout.flush()
-    os.execve(sys.executable, argv, env)
-
-
-def _check_installed() -> None:
-    missing = [name for name in ("django", "django_q", "psycopg", "psutil") if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"a host needs the server's packages, and these are missing: {', '.join(missing)}.",
-            "Install them in the server's version: pip install 'dstackweb[server]'",
-        )
-
-
-def _out_of_reach(found: dict[str, Any]) -> Iterator[str]:
-    import httpx
-
-    from dstackweb.cli.client import reason
-
-    for service in found["reach"]:
-        host, port = service["host"], service["port"]
-        if not host:
-            continue  # a Unix socket: this is the server's machine
-        try:
-            socket.create_connection((host, port), timeout=REACH_S).close()
-        except OSError as error:
-            why = "no answer within 5 s" if isinstance(error, TimeoutError) else error.strerror or str(error)
-            yield (
-                f"can't reach the server's {service['what']} at {host}:{port}: {why}. "
-                f"Open the port, or set {service['setting']} on the server to an address that this machine reaches"
-            )
-    url = found["api_url"]
-    try:
-        answer = httpx.get(f"{url}/healthz", timeout=REACH_S)
-        if not answer.is_success:
-            yield f"{url}, the URL that jobs use, answers with HTTP {answer.status_code}"
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        why = "no answer within 5 s" if isinstance(error, httpx.TimeoutException) else reason(error)
-        yield f"can't reach {url}, the URL that jobs use: {why}. Check DSTACKWEB_PUBLIC_URL on the server"
+    os.execve(sys.executable, argv, {**os.environ, "PYTHONPATH": package})
 
 
 def _make_home(home: Path) -> Path:
@@ -369,23 +342,3 @@ def _make_home(home: Path) -> Path:
     if not os.access(home, os.W_OK | os.X_OK):
         raise CliError(f"can't write to {home}. Nothing was sent.", "Use another directory: --home DIR")
     return home
-
-
-def _store(home: Path, environment: Mapping[str, str]) -> Path:
-    head = "# The settings and keys of this host. They give full access to the deployment: keep them secret.\n"
-    lines = (f"{name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
-    return config.write_private(home / ENV_FILE, [head, *lines])
-
-
-def _load(home: Path) -> dict[str, str]:
-    path = home / ENV_FILE
-    try:
-        lines = shlex.split(path.read_text("utf-8"), comments=True)
-    except FileNotFoundError:
-        raise UsageError(
-            f"this machine has not joined: {path} does not exist.",
-            "Deployment admins get the join command on the Hosts page.",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CliError(f"can't read {path}: {error}") from None
-    return dict(line.split("=", 1) for line in lines if "=" in line)

@@ -1,6 +1,6 @@
 """`python -m dstackweb.runner`: starts a runner for each line of standard input, which is its orders as JSON.
 
-With the argument `agent`, the agent of a cloud instance instead (`agent.py`).
+With the argument `agent`, the agent of a cloud instance instead (`agent.py`), with `host` that of a joined host.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ NO_SUCH_JOB = 404
 
 
 def main() -> None:
-    """Start runners, one for each line of orders, or with the argument `agent` the agent of an instance."""
+    """Start runners, one for each line of orders, or the agent of a cloud instance or of a host."""
     if sys.argv[1:2] == ["agent"]:
         from dstackweb.runner import agent
 
         sys.exit(agent.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["host"]:
+        from dstackweb.runner import host_agent
+
+        sys.exit(host_agent.main(sys.argv[2:]))
     import encodings.idna  # noqa: F401  what all runners share is loaded once
 
     from dstackweb.runner import loop  # noqa: F401

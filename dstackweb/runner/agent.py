@@ -6,21 +6,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import pwd
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from dstackweb.runner import cgroups, machine, tree
+from dstackweb.runner import machine, tree
 from dstackweb.runner.child import acting_as
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
-from dstackweb.runner.state import StateDir, runner_lives, say
+from dstackweb.runner.jobs import LocalJobs
+from dstackweb.runner.launcher import NotLaunched
+from dstackweb.runner.state import StateDir, say
 
 POLL_S = 0.5
 METADATA_EVERY_S = 5.0
@@ -40,7 +39,6 @@ OFF, NEVER, RETRY = 0, 2, 1
 JOB_USERS = ("dstackweb", "nobody")
 """Users that jobs run as where the agent is root: the first that exists."""
 FALLBACK_HOME = "/var/lib/dstackweb"
-LAUNCH_S = 60.0
 
 
 class Agent:
@@ -122,7 +120,7 @@ class Agent:
         try:
             self.work.start(answer["orders"])
             self.error = ""
-        except NotStarted as error:
+        except NotLaunched as error:
             self.error = str(error)
             say(f"the runner did not start: {error}")
         return min(AGAIN_CAP_S, 2.0 ** (self.starts - 1))
@@ -160,7 +158,7 @@ def main(arguments: list[str]) -> int:
         say(str(error))
         return NEVER
     if token:
-        work = InstanceJobs(options.home, os.path.abspath(sys.argv[0]))
+        work = InstanceJobs(options.home)
         Agent(caller(token, state.nonce()), work, machine.Metadata()).run()
     say("powering off")
     return OFF if machine.switch_off() else RETRY
@@ -213,78 +211,51 @@ def _join(client: Client, state: StateDir, join_token: str, api: str) -> str:
     return ""
 
 
-class NotStarted(Exception):
-    """A job's runner could not be started; the message says why."""
-
-
-class InstanceJobs:
-    """`home` is the agent's folder, `program` the archive with runner and agent."""
-
-    def __init__(self, home: str, program: str) -> None:
-        self.home, self.program = home, program
+class InstanceJobs(LocalJobs):
+    """The jobs of a cloud instance, one after the other."""
 
     def start(self, orders: dict[str, Any]) -> None:
-        """Start the runner of a job unless it has one. Raises NotStarted."""
+        """Start the runner of a job unless it has one. Raises NotLaunched."""
         try:
-            answer = self._launch(self._complete(orders))
-        except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
-            raise NotStarted(f"{type(error).__name__}: {error}") from error
-        if "pid" not in answer and not answer.get("already"):
-            raise NotStarted(str(answer.get("error", answer)))
-
-    def has_runner(self, job: str) -> bool:
-        """Whether a job has a running runner."""
-        return runner_lives(self._folder(job))
-
-    def has_orphans(self, job: str) -> bool:
-        """Whether processes of a job run without a runner."""
-        return not self.has_runner(job) and bool(tree.processes(job, cgroups.read(self._folder(job))))
+            complete = self._complete(orders)
+        except (OSError, KeyError, ValueError) as error:
+            raise NotLaunched(f"{type(error).__name__}: {error}") from error
+        self.launch(complete)
 
     def has_end_to_report(self, job: str) -> bool:
         """Whether a new runner would have an end to report, or processes to end first."""
-        return not self.has_runner(job) and (self._has(job, "started") or self._has(job, "exit"))
+        return not self.has_runner(job) and (self.has(job, "started") or self.has(job, "exit"))
 
     def last_job(self) -> str:
         """The job that an agent finds when it starts: the last one, or empty."""
 
         def last(job: str) -> tuple[bool, float]:
-            return self.has_runner(job), os.stat(self._folder(job)).st_mtime
+            return self.has_runner(job), os.stat(self.folder(job)).st_mtime
 
-        return max(self._jobs(), key=last, default="")
+        return max(self.all(), key=last, default="")
 
     def is_running_any(self) -> bool:
         """Whether the commands of any job may still be running."""
         return any(
-            self._has(job, "started") and not self._has(job, "exit") and (self.has_runner(job) or self.has_orphans(job))
-            for job in self._jobs()
+            self.has(job, "started") and not self.has(job, "exit") and (self.has_runner(job) or self.has_orphans(job))
+            for job in self.all()
         )
 
     def has_unreported_end(self) -> bool:
         """Whether a runner still has to report how its job ended."""
-        return any(self._has(job, "exit") and self.has_runner(job) for job in self._jobs())
-
-    def _jobs(self) -> list[str]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return os.listdir(os.path.join(self.home, "jobs"))
-        return []
-
-    def _has(self, job: str, name: str) -> bool:
-        return StateDir(self._folder(job)).has(name)
-
-    def _folder(self, job: str) -> str:
-        return os.path.join(self.home, "jobs", job)
+        return any(self.has(job, "exit") and self.has_runner(job) for job in self.all())
 
     def _complete(self, orders: dict[str, Any]) -> dict[str, Any]:
         """The server's orders, completed with the instance's own settings."""
         job, run, node = UUID(orders["job"]), UUID(orders["run_uid"]), int(orders["node"])
         account = job_account()
-        os.makedirs(self._folder(""), mode=0o700, exist_ok=True)
+        self.make_folder()
         return {
             "api": orders["api"],
             "job": str(job),
             "token": orders["token"],
             "insecure": orders.get("insecure", False),
-            "state_dir": self._folder(str(job)),
+            "state_dir": self.folder(str(job)),
             "run_dir": os.path.join(self._runs(account), str(run), f"node-{node}"),
             "user": account.pw_name if account else None,
             "path": job_path(account),
@@ -298,20 +269,6 @@ class InstanceJobs:
         for folder in (above, runs):
             os.makedirs(folder, mode=0o711, exist_ok=True)
         return runs
-
-    def _launch(self, orders: dict[str, Any]) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-IS", self.program],
-            input=json.dumps(orders),
-            stdout=subprocess.PIPE,
-            text=True,
-            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
-            cwd="/",
-            timeout=LAUNCH_S,
-            check=True,
-        )
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
 
 
 def job_account() -> pwd.struct_passwd | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dstackweb.runner.cgroups import Group
 
 MARKER = "DSTACKWEB_JOB"
+_VARIABLE = f"{MARKER}=".encode()
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -56,15 +57,29 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def processes(job: str, group: Group) -> set[int]:
-    """The living processes of a job except this one. A zombie runs nothing."""
-    marker = f"{MARKER}={job}".encode()
+def processes(job: str, group: Group, runner: set[int] | None = None) -> set[int]:
+    """The living processes of a job except its runner: this process, or those given. A zombie runs nothing."""
+    own = {os.getpid()} if runner is None else runner
     parents = _parents()
-    found = {pid for pid in parents if _carries(pid, marker)}
-    above = found | {os.getpid()}
+    found = {pid for pid in parents if job_of(pid) == job}
+    above = found | own
     while below := {pid for pid, parent in parents.items() if parent in above} - above:
         above |= below
-    return (above | group.processes()) - {os.getpid()}
+    return (above | group.processes()) - own
+
+
+def pids() -> set[int]:
+    """All living processes."""
+    return set(_parents())
+
+
+def ancestry(pid: int) -> set[int]:
+    """A process and all above it."""
+    parents, found = _parents(), set()
+    while pid and pid not in found:
+        found.add(pid)
+        pid = parents.get(pid, 0)
+    return found
 
 
 def is_childless() -> bool:
@@ -94,12 +109,14 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def _carries(pid: int, marker: bytes) -> bool:
+def job_of(pid: int) -> str:
+    """The job that a process was started for, by the marker in its environment; empty if there is none to read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return marker in file.read().split(b"\0")
+            variables = file.read().split(b"\0")
     except OSError:
-        return False
+        return ""
+    return next((one[len(_VARIABLE) :].decode(errors="replace") for one in variables if one.startswith(_VARIABLE)), "")
 
 
 def send(pids: set[int], number: signal.Signals) -> None:

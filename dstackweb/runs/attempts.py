@@ -46,6 +46,8 @@ from dstackweb.spec.effective import EffectiveSpec
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
 RETURNS_AT_ONCE = 3
 """How often a run that no runner claimed goes back to the queue without delay."""
+KILL_MARGIN_S = 15.0
+"""How long a stopping job's runner may take beyond its grace before its host kills it."""
 RUNNER_GONE_S = 60.0
 """A claimed job ends when its runner is gone, can't be revived, and has been silent this long."""
 

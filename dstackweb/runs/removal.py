@@ -28,6 +28,9 @@ from dstackweb.runs.states import ENDED, RunStatus
 
 log = logging.getLogger(__name__)
 
+REMOVED_SEARCHED = dt.timedelta(days=1)
+"""A removed run's directory goes at once on hosts that are back within this time, and else when it is old."""
+
 
 def delete(run: Run, user: User, role: str) -> None:
     """Delete an ended run for its owner or a manager; a schedule that it would continue ends with it.
@@ -130,3 +133,16 @@ def _uncount(runs: Sequence[Run]) -> None:
     for queue_id, statuses in sorted(of_queue.items()):
         shifted = {status: F(status) - number for status, number in statuses.items()}
         QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **shifted)
+
+
+def over(uids: Sequence[str], before: dt.datetime) -> set[str]:
+    """The runs among these that ended before, or were removed. An unknown one is another deployment's."""
+    ended = Run.objects.filter(uid__in=uids, status__in=ENDED, ended_at__lt=before).values_list("uid", flat=True)
+    removed = RemovedRun.objects.filter(uid__in=uids).values_list("uid", flat=True)
+    return {str(uid) for uid in (*ended, *removed)}
+
+
+def removed_lately(before: dt.datetime) -> list[str]:
+    """Removed runs whose directories go at once, since they ended after `before` and are not old yet."""
+    young = RemovedRun.objects.filter(at__gte=timezone.now() - REMOVED_SEARCHED, ended_at__gte=before)
+    return [str(uid) for uid in young.values_list("uid", flat=True)]

@@ -20,7 +20,7 @@ pass_requested = Signal()
 cloud_checks_requested = Signal()
 """Cloud jobs `job_ids` are due: their instance must be started or released."""
 job_checks_requested = Signal()
-"""The host with the cluster `cluster` must check its jobs `job_ids`."""
+"""The server's own machine with the cluster `cluster` must check its jobs `job_ids`."""
 
 task_settling_requested = Signal()
 """Attempts with tasks have ended: their tasks must be settled."""
@@ -45,7 +45,8 @@ def request_job_checks(jobs: Iterable[Job]) -> None:
     """Request a check of these jobs, by their hosts or the cloud workers, when the current transaction commits."""
     by_cluster: dict[str | None, list[str]] = defaultdict(list)
     for job in jobs:
-        by_cluster[job.host.cluster if job.host else None].append(str(job.pk))
+        if job.host is None or job.host.cluster:  # an agent asks by itself
+            by_cluster[job.host.cluster if job.host else None].append(str(job.pk))
     for cluster, job_ids in by_cluster.items():
         if cluster is None:
             _send(cloud_checks_requested, job_ids=job_ids)

@@ -1,4 +1,6 @@
-"""What a host's own workers do on it: start, revive and stop runners, sample its GPUs, remove old files.
+"""What a server's own workers do on its machine: start, revive and stop runners, sample GPUs, remove old files.
+
+Other machines have an agent (`host_agents`).
 
 Safe to repeat: the runner decides from its own files whether to start, to salvage or to do nothing, and the API lets
 only one runner claim a job.
@@ -11,7 +13,6 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
 from uuid import UUID, uuid4
 
 from django.conf import settings
@@ -27,12 +28,12 @@ from dstackweb.lib.process import try_lock
 from dstackweb.lib.sql import for_each
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import nvml
-from dstackweb.runs import wakeups
-from dstackweb.runs.attempts import RUNNER_GONE_S, end_job, return_job
+from dstackweb.runs import removal, wakeups
+from dstackweb.runs.attempts import KILL_MARGIN_S, RUNNER_GONE_S, end_job, return_job
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
-from dstackweb.runs.models import Job, RemovedRun, Run
-from dstackweb.runs.states import ENDED, JOB_ACTIVE, JobStatus, Reason
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.scheduler.monitoring import utilization
 
@@ -40,10 +41,6 @@ log = logging.getLogger(__name__)
 
 FILES_BUDGET_S = 5.0
 """How long one tick removes old files."""
-REMOVED_SEARCHED = dt.timedelta(days=1)
-"""A removed run's directory goes at once on hosts that are back within this time, and else when it is old."""
-KILL_MARGIN_S = 15.0
-"""How long a stopping job's runner may take beyond its grace before its host kills it."""
 
 
 def _presence(backend: Hosts, handle: Handle, job: Job) -> Presence:
@@ -58,7 +55,10 @@ def check_job(job_id: str) -> None:
     """Advance one job of this host: start or revive its runner, or stop it."""
     active = Job.objects.timed().select_related("host", "backend", "run").filter(status__in=JOB_ACTIVE)
     job = active.filter(pk=job_id).first()
-    if job is None or job.host is None or job.host.name != settings.DSTACKWEB_HOST_NAME:
+    if job is None or job.host is None:
+        return
+    if job.host.name != settings.DSTACKWEB_HOST_NAME:
+        log.warning("%s belongs to host %s, this is %s", job, job.host.name, settings.DSTACKWEB_HOST_NAME)
         return
     backend, handle = registry.hosts(job.backend), Handle(job=str(job.pk), ref=job.host.name)
     overdue = job.status == JobStatus.TERMINATING and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S
@@ -205,15 +205,6 @@ def old_run_dirs(host: str) -> tuple[str, list[str]]:
         return "", []
     kept = dt.timedelta(days=settings.DSTACKWEB_RUN_DIRS_DAYS)
     before = timezone.now() - kept
-    old = local.old_run_dirs(here.runs_dir, lambda uids: _over(uids, before), kept.total_seconds())
-    # Those of removed runs at once.
-    young = RemovedRun.objects.filter(at__gte=timezone.now() - REMOVED_SEARCHED, ended_at__gte=before)
-    removed = [str(uid) for uid in young.values_list("uid", flat=True)]
+    old = local.old_run_dirs(here.runs_dir, lambda uids: removal.over(uids, before), kept.total_seconds())
+    removed = removal.removed_lately(before)
     return here.runs_dir, old + [uid for uid in removed if os.path.isdir(os.path.join(here.runs_dir, uid))]
-
-
-def _over(uids: Sequence[str], before: dt.datetime) -> set[str]:
-    """The runs among these that ended before, or were removed. An unknown one is another deployment's, and stays."""
-    ended = Run.objects.filter(uid__in=uids, status__in=ENDED, ended_at__lt=before).values_list("uid", flat=True)
-    removed = RemovedRun.objects.filter(uid__in=uids).values_list("uid", flat=True)
-    return {str(uid) for uid in (*ended, *removed)}

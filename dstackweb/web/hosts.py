@@ -28,8 +28,6 @@ from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, p
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import events, statuses, units
 
-ANOTHER_MACHINE = "https://another-machine"
-"""An address that is not loopback: obstacles are determined for a machine that uses it."""
 EVENTS_IN_LIST = 3
 """Events of each host in the list."""
 POLL_S = 5
@@ -149,13 +147,8 @@ def _hosts_page(request: PageRequest, **more: Any) -> HttpResponse:
 
 def _join_panel(request: PageRequest) -> dict[str, Any]:
     """Context of the panel for adding a host."""
-    return {
-        "needs_postgres": joining.needs_postgres(),
-        "obstacles": joining.elsewhere(ANOTHER_MACHINE),
-        "invites": joining.open_invites(),
-        "url": public_url(request),
-        "services": joining.services(),
-    }
+    url = public_url(request)
+    return {"invites": joining.open_invites(), "url": url, "obstacles": joining.loopback(url)}
 
 
 @project_page()
@@ -242,6 +235,16 @@ def clear(request: PageRequest, host: str) -> HttpResponse:
     found = inventory.find(host)
     host_actions.take_jobs_again(found, request.user)
     return _back(request, _("%s accepts jobs again.") % found.name, _page_of(request, found))
+
+
+@project_page()
+@require_POST
+def revoke(request: PageRequest, host: str) -> HttpResponse:
+    """End the token of a host's agent."""
+    _check_is_admin(request)
+    found = inventory.find(host)
+    joining.revoke(found, request.user)
+    return _back(request, _("%s must join again. Its running jobs continue.") % found.name, _page_of(request, found))
 
 
 @project_page()

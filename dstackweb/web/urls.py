@@ -64,6 +64,7 @@ project_pages = [
     path("hosts/<str:host>/drain/", hosts.drain, name="host-drain"),
     path("hosts/<str:host>/leave/", hosts.leave, name="host-leave"),
     path("hosts/<str:host>/clear/", hosts.clear, name="host-clear"),
+    path("hosts/<str:host>/revoke/", hosts.revoke, name="host-revoke"),
     path("hosts/<str:host>/gone/", hosts.gone, name="host-gone"),
     path("offers/", offer_views.offers_page, name="offers"),
     path("offers/refresh/", offer_views.refresh, name="offers-refresh"),

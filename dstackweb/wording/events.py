@@ -318,6 +318,7 @@ HOST_EVENTS = words(
         HostEventKind.HELD_BACK: gettext_lazy("held back because starts fail: %(error)s"),
         HostEventKind.TAKES_JOBS: gettext_lazy("no longer held back: takes jobs again"),
         HostEventKind.GONE: gettext_lazy("declared gone, and its jobs ended: %(reason)s"),
+        HostEventKind.REVOKED: gettext_lazy("its token was revoked: the machine must join again"),
         HostEventKind.NVML_MISSING: gettext_lazy("no NVML library: GPUs cannot be detected"),
         HostEventKind.NVML_FOUND: gettext_lazy("NVML library found"),
         HostEventKind.SAMPLING_FAILS: gettext_lazy("some GPUs cannot be read: %(error)s"),

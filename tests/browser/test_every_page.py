@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from dstackweb.backends.hosts import joining
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import check_now, check_pages, sign_in
@@ -67,13 +66,11 @@ def test_every_page_is_accessible_and_fits_in_both_themes(
 def test_dialogs_and_menus_are_accessible_and_fit(
     live_server,
     new_page: Callable[..., Page],
-    monkeypatch: pytest.MonkeyPatch,
     complaints: Complaints,
     tmp_path: Path,
     theme: str,
     width: int,
 ) -> None:
-    monkeypatch.setattr(joining, "needs_postgres", lambda: None)  # the panel of a server that can have other hosts
     demo.build()
     page = new_page(color_scheme=theme, viewport={"width": width, "height": 844}, reduced_motion="reduce")
     sign_in(page, live_server.url, "root")

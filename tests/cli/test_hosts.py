@@ -20,7 +20,6 @@ from dstackweb.cli.output import CliError, UsageError
 from dstackweb.runs.models import Run
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all, placed_job, start
-from tests.support import free_port
 
 HTTPS = "https://gpus.example.org"
 
@@ -89,9 +88,11 @@ def test_other_users_are_refused_with_the_reason(cli: Cli, project: Project) -> 
     assert (refused.exit_code, "only deployment admins" in refused.stderr) == (1, True)
 
 
-def test_on_sqlite_an_invite_is_refused_with_the_reason(admin: Cli, project: Project) -> None:
-    refused = admin("host", "invite")
-    assert (refused.exit_code, "a second machine needs PostgreSQL" in refused.stderr) == (1, True)
+def test_an_invite_is_a_command_and_a_host_that_is_revoked_must_join_again(admin: Cli, project: Project) -> None:
+    make_host("box", token_digest="d")
+    assert "host join" in admin.ok("host", "invite")
+    assert "box must join again" in admin.ok("host", "revoke", "box")
+    assert Host.objects.get().token_digest == ""
 
 
 class FakeServer:
@@ -99,10 +100,9 @@ class FakeServer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answer: Any) -> None:
         self.calls: list[dict[str, Any]] = []
-        self.answer = {"api_url": HTTPS, "reach": [], "obstacles": [], "environment": None, **answer}
+        self.answer = {"obstacles": [], **answer}
         real = httpx.Client
         monkeypatch.setattr(httpx, "Client", lambda **options: real(**options | {"transport": self.transport}))
-        monkeypatch.setattr(httpx, "get", lambda url, timeout: httpx.Response(200))
 
     @property
     def transport(self) -> httpx.MockTransport:
@@ -110,8 +110,8 @@ class FakeServer:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         self.calls.append(json.loads(request.content))
-        environment = None if self.calls[-1].get("check") else {"DSTACKWEB_SECRET_KEY": "it's $ecret", "A": "b c"}
-        return httpx.Response(200, json=self.answer | {"environment": environment})
+        token = None if self.calls[-1].get("check") else "dwh_secret"
+        return httpx.Response(200, json=self.answer | {"token": token})
 
 
 def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.JoinRequest:
@@ -119,35 +119,31 @@ def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.JoinRequest:
     return joining.JoinRequest(url=url, home=home, **values | changes)
 
 
-def test_the_keys_are_stored_for_this_user_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    FakeServer(monkeypatch)
+def test_the_hosts_token_is_stored_for_this_user_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = FakeServer(monkeypatch)
     monkeypatch.setenv("DSTACKWEB_SHARED_UID", "1")
     file = joining.use_token(wants(tmp_path / "home"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    stored = json.loads(file.read_text())
+    assert (stored["token"], stored["name"], stored["url"], stored["shared_uid"]) == ("dwh_secret", "far", HTTPS, True)
+    # With the same nonce the machine may repeat a call whose answer was lost.
+    assert len({call["nonce"] for call in server.calls}) == 1
     ran: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *call: ran.append(call))
     joining.start_host(tmp_path / "home", labels={"disk": "nvme"}, address="10.0.0.2")
-    _program, argv, env = ran[0]
-    assert argv[1:] == ["-m", "dstackweb.manage", "host", "--label=disk=nvme", "--address=10.0.0.2"]
-    assert (env["DSTACKWEB_SECRET_KEY"], env["A"], env["DSTACKWEB_SHARED_UID"]) == ("it's $ecret", "b c", "1")
-    assert env["DSTACKWEB_HOME"] == str(tmp_path / "home")
+    _program, argv, _env = ran[0]
+    home = str(tmp_path / "home")
+    options = ["--home", home, "--label=disk=nvme", "--address=10.0.0.2"]
+    assert argv[1:] == ["-S", "-m", "dstackweb.runner", "host", *options]
 
 
 def test_all_obstacles_are_listed_before_the_token_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nobody = {"what": "PostgreSQL", "host": "127.0.0.1", "port": free_port(), "setting": "DATABASE_URL"}
-    nowhere = {"what": "Redis", "host": "no-such-host.invalid", "port": 6379, "setting": "REDIS_URL"}
-    server = FakeServer(monkeypatch, obstacles=["a host called far is online"], reach=[nobody, nowhere])
-    monkeypatch.setattr(httpx, "get", lambda url, timeout: httpx.Response(502))
+    server = FakeServer(monkeypatch, obstacles=["a host called far is online"])
     with pytest.raises(CliError, match="The token is still valid") as caught:
         joining.use_token(wants(tmp_path))
-    first, second, third, fourth = caught.value.notes
-    assert first == "a host called far is online"
-    assert f"can't reach the server's PostgreSQL at 127.0.0.1:{nobody['port']}: Connection refused." in second
-    assert "set DATABASE_URL on the server to an address that this machine reaches" in second
-    assert "can't reach the server's Redis at no-such-host.invalid:6379" in third
-    assert fourth == f"{HTTPS}, the URL that jobs use, answers with HTTP 502"
+    assert list(caught.value.notes) == ["a host called far is online"]
     assert [call.get("check") for call in server.calls] == [True]
-    assert not (tmp_path / "host.env").exists()
+    assert not (tmp_path / "host.json").exists()
 
 
 def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
@@ -159,14 +155,6 @@ def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
     assert not server.calls
     joining.use_token(wants(tmp_path, "http://10.0.0.1:8000", insecure=True))
     assert [call["insecure"] for call in server.calls] == [True, True]
-
-
-def test_the_command_line_alone_is_not_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    server = FakeServer(monkeypatch)
-    monkeypatch.setattr(joining, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="needs the server's packages"):
-        joining.use_token(wants(tmp_path))
-    assert not server.calls
 
 
 def test_a_machine_that_has_not_joined_says_so(tmp_path: Path) -> None:

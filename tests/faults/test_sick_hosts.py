@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def test_a_host_that_can_start_nothing_is_held_back_and_loses_no_run(open_home: 
 
 
 def kill(machine: Machine, run: dict[str, Any], server: Server) -> None:
-    """All at once, as when the power fails: the host with its workers, the runner, and the commands of the run."""
+    """All at once, as when the power fails: the host's agent, the runner, and the commands of the run."""
     assert machine.process is not None
     root = psutil.Process(machine.process.pid)
     runner = int((machine.home / "jobs" / run["jobs"][0]["id"] / "lock").read_text())
@@ -63,17 +62,9 @@ def test_runs_placed_on_a_host_that_was_killed_start_elsewhere_and_one_that_ran_
     with Server(open_home, **SOON) as server, ExitStack() as stack:
         machine = Machine(far_home)
         stack.callback(machine.stop)
-        machine.env |= {name: value for name, value in server.env.items() if name in ("DATABASE_URL", "REDIS_URL")}
-        machine.env.setdefault("DATABASE_URL", f"sqlite:///{server.home}/db.sqlite3")
-        machine.env |= {
-            "DSTACKWEB_SECRET_KEY": (server.home / "secret_key").read_text(),
-            "DSTACKWEB_PUBLIC_URL": server.url,
-            "DSTACKWEB_HOME": str(far_home),
-            **SOON,
-        }
-        machine.start(
-            "host", "--name", "far", "--label", "disk=nvme", program=[sys.executable, "-m", "dstackweb.manage"]
-        )
+        token = server.http.post("/hosts/invites").json()["token"]
+        options = ["--token", token, "--home", str(far_home), "--name", "far", "--label", "disk=nvme"]
+        machine.start("host", "join", server.url, *options)
         eventually(lambda: "far" in server.http.get("/hosts").text and host(server, "far")["online"], deadline=60)
         nvme = {"labels": {"disk": "nvme"}}
         ran = server.wait(server.submit("sleep 600", **nvme), "running", deadline=60)

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from django.conf import settings
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
@@ -182,7 +183,7 @@ def test_ticks_are_enqueued_only_where_there_is_a_cloud_to_ask(
     Backend.objects.filter(pk=off.pk).update(enabled=True)
     assert tasks.enqueue_due(jobs, clock.now) == 0
     assert tasks.enqueue_due(jobs, clock.pass_s(5)) == 1
-    assert enqueued == ["dstackweb"]
+    assert enqueued == [settings.DSTACKWEB_CLUSTERS["cloud"]]
     assert PeriodicJob.objects.get().outstanding_until is not None
 
 
@@ -190,5 +191,5 @@ def test_a_refresh_by_hand_is_a_task_at_once(backend: Backend, cloud: Cloud, mon
     enqueued: list[tuple[object, str]] = []
     monkeypatch.setattr(tasks, "enqueue", lambda task, cluster: enqueued.append((task, cluster)))
     sources.refresh_now(backend)
-    assert enqueued == [(tasks.refresh_offers, "dstackweb")]
+    assert enqueued == [(tasks.refresh_offers, settings.DSTACKWEB_CLUSTERS["cloud"])]
     assert cloud.asked == []

@@ -22,7 +22,6 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
 from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError
-from botocore.parsers import ResponseParserError
 from django.utils import timezone
 
 from dstackweb.backends.aws import config as settings
@@ -98,32 +97,22 @@ class Aws:
             if probing:
                 Circuit.failed(name)
             raise
-        except (ResponseParserError, *errors.NOT_UNDERSTOOD) as error:
-            if probing:
-                Circuit.failed(name)
-            raise errors.not_understood(service, operation, region, str(error)) from error
         if probing:
             Circuit.succeeded(name)
         return answer
 
-    def items(self, service: str, region: str, operation: str, key: str, **params: Any) -> Iterator[Any]:
-        """The items of all pages, which are lists by this key. Raises SourceFailed.
-
-        Each page is read on demand and with its own turn in the rate limit. An answer without the list is a failure:
-        that it is empty would be wrong.
-        """
+    def pages(self, service: str, region: str, operation: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """The pages of a call, each read on demand and with its own turn in the rate limit. Raises SourceFailed."""
         token = None
         while True:
             answer = self.call(service, region, operation, **params, **({"NextToken": token} if token else {}))
-            found = answer.get(key)
-            if not isinstance(found, list):
-                raise errors.not_understood(service, operation, region, f"it has no list {key}")
-            yield from found
+            yield answer
             before, token = token, answer.get("NextToken")
             if not token:
                 return
             if token == before:
-                raise errors.not_understood(service, operation, region, "the same page came twice")
+                text = "it gave the same page twice"
+                raise SourceFailed(SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=text)
 
     def regions_of(self, service: str, region: str) -> list[str]:
         """The regions of a service in a region's partition; no call. Raises SourceFailed."""

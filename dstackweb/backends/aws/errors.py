@@ -63,8 +63,6 @@ Other errors of the client's kind (4xx) are `refused`. Those of the server's kin
 
 OTHER_SUBNET = {"InsufficientFreeAddressesInSubnet"}
 """Another subnet may have room."""
-NOT_UNDERSTOOD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What botocore and our own readers raise for an answer of another shape than AWS describes."""
 ALREADY_LAUNCHED = {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
 """The order was carried out before: its instance is found by its tag."""
 
@@ -104,12 +102,6 @@ def explained(error: Any, service: str, operation: str, region: str) -> SourceFa
         url = str(error.kwargs.get("endpoint_url") or f"{service}.{region}")
         return SourceFailed(SourceFailure.UNREACHABLE, endpoint=_PASSWORD.sub("", url), region=region, text=text)
     return SourceFailed(SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=text)
-
-
-def not_understood(service: str, operation: str, region: str, why: str) -> SourceFailed:
-    """A successful answer that cannot be right: a failure, and never "there is none"."""
-    text = f"the answer was not understood: {why}"
-    return SourceFailed(SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=text[:1000])
 
 
 def _refused(error: AwsError, operation: str, service: str, region: str) -> SourceFailed:

@@ -50,15 +50,16 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, InstanceType]:
     wanted = [*(config.instance_types or ()), *(f"{family}.*" for family in config.families or ())]
     filters = [{"Name": "instance-type", "Values": wanted}] if 0 < len(wanted) <= MAX_VALUES else []
     zones: defaultdict[str, list[str]] = defaultdict(list)
-    params: dict[str, Any] = {"LocationType": "availability-zone", "MaxResults": 1000, "Filters": filters}
-    for offering in aws.items("ec2", region, "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", **params):
-        zones[offering["InstanceType"]].append(offering["Location"])
+    params = {"LocationType": "availability-zone", "MaxResults": 1000, "Filters": filters}
+    for page in aws.pages("ec2", region, "DescribeInstanceTypeOfferings", **params):
+        for offering in page.get("InstanceTypeOfferings", ()):
+            zones[offering["InstanceType"]].append(offering["Location"])
     found = {}
-    params = {"MaxResults": 100, "Filters": filters}
-    for described in aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", **params):
-        name = described["InstanceType"]
-        if config.allows(name) and (kind := read(described, config.architectures, zones.get(name, ()))):
-            found[name] = kind
+    for page in aws.pages("ec2", region, "DescribeInstanceTypes", MaxResults=100, Filters=filters):
+        for described in page.get("InstanceTypes", ()):
+            name = described["InstanceType"]
+            if config.allows(name) and (kind := read(described, config.architectures, zones.get(name, ()))):
+                found[name] = kind
     return found
 
 
@@ -98,5 +99,8 @@ def read(
 
 def fetch_subnets(aws: Aws, config: AwsConfig, region: str) -> dict[str, str]:
     """The zone of each configured subnet, by its ID. Raises SourceFailed, also if one does not exist."""
-    subnets = aws.items("ec2", region, "DescribeSubnets", "Subnets", SubnetIds=list(config.subnets_in(region)))
-    return {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in subnets}
+    found = {}
+    for page in aws.pages("ec2", region, "DescribeSubnets", SubnetIds=list(config.subnets_in(region))):
+        for subnet in page.get("Subnets", ()):
+            found[subnet["SubnetId"]] = subnet["AvailabilityZone"]
+    return found

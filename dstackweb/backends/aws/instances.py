@@ -203,9 +203,10 @@ def _find_by_order(aws: Aws, order: InstanceOrder) -> CloudInstance | None:
 
 def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInstance]:
     filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
-    for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", Filters=filters, MaxResults=PAGE):
-        for described in reservation["Instances"]:
-            yield read(described, region)
+    for page in aws.pages("ec2", region, "DescribeInstances", Filters=filters, MaxResults=PAGE):
+        for reservation in page.get("Reservations", ()):
+            for described in reservation.get("Instances", ()):
+                yield read(described, region)
 
 
 def _tags(config: AwsConfig, order: InstanceOrder) -> dict[str, str]:

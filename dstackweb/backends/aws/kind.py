@@ -6,7 +6,6 @@ boto3 is imported by code that calls AWS, not here: whatever only reads offers s
 from __future__ import annotations
 
 import datetime as dt
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -20,7 +19,6 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.backends.aws import config as aws_config
 from dstackweb.backends.aws import instance_types, instances, offers, prices, public_url, quotas, rate_limits
-from dstackweb.backends.aws.errors import NOT_UNDERSTOOD
 from dstackweb.backends.contract import (
     Cloud,
     CloudInstance,
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
     from dstackweb.backends.admin.forms import BackendForm
     from dstackweb.backends.aws.client import Aws
     from dstackweb.backends.models import Backend
-
-log = logging.getLogger(__name__)
 
 HOUR_S = 3600.0
 ACCOUNT = ("credentials", "endpoint_url")
@@ -92,7 +88,7 @@ class AwsBackend(Cloud):
                     return quotas.fetch(aws, key.region)
                 case "subnets":
                     return instance_types.fetch_subnets(aws, self.config, key.region)
-        raise NotImplementedError(key.source)
+        raise LookupError(f"AWS has no source {key.source!r}")
 
     def join(
         self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
@@ -121,10 +117,7 @@ class AwsBackend(Cloud):
 
     @contextmanager
     def _connect(self, region: str) -> Iterator[Aws]:
-        """The client for this backend; it signs in again after bad credentials.
-
-        Raises SourceFailed, also where an answer lacks what it must have, or has something else in its place.
-        """
+        """The client for this backend; it signs in again after bad credentials. Raises SourceFailed."""
         from dstackweb.backends.aws import client
 
         try:
@@ -137,10 +130,6 @@ class AwsBackend(Cloud):
             if failed.code in (SourceFailure.BAD_CREDENTIALS, SourceFailure.NO_CREDENTIALS):
                 client.forget(self.backend)
             raise
-        except NOT_UNDERSTOOD as error:
-            log.exception("backend %s: an answer from %s was not understood", self.backend.name, region)
-            text = f"the answer was not understood: {type(error).__name__}: {error}"
-            raise SourceFailed(SourceFailure.SERVICE_ERROR, region=region, text=text[:1000]) from error
 
 
 class AwsKind(Kind):

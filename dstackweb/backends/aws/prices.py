@@ -32,11 +32,14 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
         for name, value in {**WANTED, "regionCode": region}.items()
     ]
     found: dict[str, Decimal] = {}
-    params = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 100}
-    for product in aws.items("pricing", endpoint(aws, region), "GetProducts", "PriceList", **params):
-        name, price = read(json.loads(product), region)
-        if price and config.allows(name):
-            found[name] = price
+    pages = aws.pages(
+        "pricing", endpoint(aws, region), "GetProducts", ServiceCode="AmazonEC2", Filters=filters, MaxResults=100
+    )
+    for page in pages:
+        for product in page.get("PriceList", ()):
+            name, price = read(json.loads(product), region)
+            if price and config.allows(name):
+                found[name] = price
     return found
 
 
@@ -78,11 +81,12 @@ def fetch_spot(aws: Aws, config: AwsConfig, region: str, now: dt.datetime) -> di
     """
     newest: dict[tuple[str, str], tuple[dt.datetime, Decimal]] = {}
     params = {"StartTime": now, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}
-    for change in aws.items("ec2", region, "DescribeSpotPriceHistory", "SpotPriceHistory", **params):
-        name, at = change["InstanceType"], change["Timestamp"]
-        key = name, change["AvailabilityZone"]
-        if config.allows(name) and (key not in newest or newest[key][0] < at):
-            newest[key] = at, Decimal(change["SpotPrice"]).normalize()
+    for page in aws.pages("ec2", region, "DescribeSpotPriceHistory", **params):
+        for change in page.get("SpotPriceHistory", ()):
+            name, at = change["InstanceType"], change["Timestamp"]
+            key = name, change["AvailabilityZone"]
+            if config.allows(name) and (key not in newest or newest[key][0] < at):
+                newest[key] = at, Decimal(change["SpotPrice"]).normalize()
     found: defaultdict[str, dict[str, Decimal]] = defaultdict(dict)
     for (name, zone), (_, price) in sorted(newest.items()):
         found[name][zone] = price

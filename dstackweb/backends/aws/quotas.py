@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.utils.translation import gettext_noop as _
 
-from dstackweb.backends.aws.errors import not_understood
-
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
 
@@ -77,10 +75,10 @@ def code_of(instance_type: str, *, spot: bool) -> str | None:
 
 
 def fetch(aws: Aws, region: str) -> dict[str, Quota]:
-    """The account's quotas by code. Raises SourceFailed, also if none is listed: every account has some."""
+    """The account's quotas by code, if Service Quotas lists them. Raises SourceFailed."""
     listed = limits(aws, region)
     if not listed:
-        raise not_understood("service-quotas", "ListServiceQuotas", region, "it lists no vCPU quota of EC2")
+        return {}
     used = _used(aws, region)
     return {code: Quota(limit, used[code]) for code, limit in sorted(listed.items())}
 
@@ -88,10 +86,10 @@ def fetch(aws: Aws, region: str) -> dict[str, Quota]:
 def limits(aws: Aws, region: str) -> dict[str, int]:
     """The vCPU limits by quota. Raises SourceFailed."""
     found: dict[str, int] = {}
-    params = {"ServiceCode": "ec2", "MaxResults": 100}
-    for quota in aws.items("service-quotas", region, "ListServiceQuotas", "Quotas", **params):
-        if quota.get("QuotaCode") in NAMES and "Value" in quota:
-            found[quota["QuotaCode"]] = int(quota["Value"])
+    for page in aws.pages("service-quotas", region, "ListServiceQuotas", ServiceCode="ec2", MaxResults=100):
+        for quota in page.get("Quotas", ()):
+            if quota.get("QuotaCode") in NAMES and "Value" in quota:
+                found[quota["QuotaCode"]] = int(quota["Value"])
     return found
 
 
@@ -110,21 +108,22 @@ def _used(aws: Aws, region: str) -> Counter[str]:
 def _running(aws: Aws, region: str) -> Iterable[tuple[str, bool]]:
     """Instance type, and whether it is spot. Dedicated hosts and capacity blocks have quotas of their own."""
     states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", Filters=states, MaxResults=1000):
-        for instance in reservation["Instances"]:
-            own = instance.get("Placement", {}).get("Tenancy") == "host"
-            lifecycle = instance.get("InstanceLifecycle")
-            if not own and lifecycle not in _NOT_COUNTED:
-                yield instance["InstanceType"], lifecycle == "spot"
+    for page in aws.pages("ec2", region, "DescribeInstances", Filters=states, MaxResults=1000):
+        for reservation in page.get("Reservations", ()):
+            for instance in reservation.get("Instances", ()):
+                own = instance.get("Placement", {}).get("Tenancy") == "host"
+                lifecycle = instance.get("InstanceLifecycle")
+                if not own and lifecycle not in _NOT_COUNTED:
+                    yield instance["InstanceType"], lifecycle == "spot"
 
 
 def _requested(aws: Aws, region: str) -> Iterable[str]:
     """Instance types of open spot requests. Fulfilled requests are instances."""
     states = [{"Name": "state", "Values": ["open"]}]
-    params = {"Filters": states, "MaxResults": 1000}
-    for request in aws.items("ec2", region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", **params):
-        if name := request.get("LaunchSpecification", {}).get("InstanceType"):
-            yield name
+    for page in aws.pages("ec2", region, "DescribeSpotInstanceRequests", Filters=states, MaxResults=1000):
+        for request in page.get("SpotInstanceRequests", ()):
+            if name := request.get("LaunchSpecification", {}).get("InstanceType"):
+                yield name
 
 
 _cpus: dict[str, int] = {}
@@ -136,6 +135,7 @@ def _default_cpus(aws: Aws, region: str, names: set[str]) -> Mapping[str, int]:
     unknown = sorted(names - set(_cpus))
     for start in range(0, len(unknown), 100):
         batch = unknown[start : start + 100]
-        for described in aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", InstanceTypes=batch):
-            _cpus[described["InstanceType"]] = described["VCpuInfo"]["DefaultVCpus"]
+        for page in aws.pages("ec2", region, "DescribeInstanceTypes", InstanceTypes=batch):
+            for described in page.get("InstanceTypes", ()):
+                _cpus[described["InstanceType"]] = described["VCpuInfo"]["DefaultVCpus"]
     return _cpus

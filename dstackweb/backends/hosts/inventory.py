@@ -18,8 +18,8 @@ from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.spec.labels import check_labels
 
 if TYPE_CHECKING:
-    from dstackweb.backends.hosts.isolation import Arrangement
-    from dstackweb.backends.hosts.probe import GpuProbe, Probe
+    from dstackweb.runner.isolation import Arrangement
+    from dstackweb.runner.probe import GpuProbe, Probe
 
 EMBEDDED = "hosts"
 """Name and kind of the backend that every deployment has."""
@@ -43,8 +43,8 @@ def is_online(host: Host) -> bool:
 
 
 def may_leave(host: Host) -> bool:
-    """Whether it is not the server's own machine."""
-    return host.cluster != settings.DSTACKWEB_CLUSTERS["control"]
+    """Whether it is not a running server's own machine, which would come back."""
+    return not host.cluster or not is_online(host)
 
 
 def host_views(backend: Backend | None = None) -> list[HostView]:
@@ -98,6 +98,7 @@ def register(
     arrangement: Arrangement,
     starting: bool = False,
     labels: Mapping[str, str] | None = None,
+    agent_version: str = "",
 ) -> Host:
     """Write a machine's hardware and set-up, and count it as seen. A host that comes back keeps its row and GPU rows.
 
@@ -107,6 +108,7 @@ def register(
     machine = {
         "address": address,
         "cluster": cluster,
+        "agent_version": agent_version,
         "cpus": probe.cpus,
         "memory_mib": probe.memory_mib,
         "boot_id": probe.boot_id,
@@ -118,6 +120,8 @@ def register(
         "seen_at": timezone.now(),
         "silent_s": 0.0,
     }
+    if cluster:
+        machine["token_digest"] = ""
     with transaction.atomic():
         host, created = Host.objects.update_or_create(
             name=name, defaults=machine, create_defaults={**machine, "backend": ensure_embedded_backend()}
@@ -130,8 +134,9 @@ def register(
             host.labels = {**host.labels, **(labels or {})}
             host.save(update_fields=["left_at", "leaving", "draining", "labels"])
         if created or starting:
+            first = created or not host.events.exists()
             size = {"cpus": probe.cpus, "memory_mib": probe.memory_mib, "gpus": len(probe.gpus)}
-            kind = HostEventKind.JOINED if created else HostEventKind.STARTED
+            kind = HostEventKind.JOINED if first else HostEventKind.STARTED
             HostEvent.objects.create(host=host, kind=kind, data=size)
         _write_gpus(host, probe.gpus)
     return host

@@ -21,8 +21,8 @@ import psutil
 from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.backends.hosts.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner import cgroups
+from dstackweb.runner.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner.launcher import Launcher, NotLaunched
 from dstackweb.runner.relay import start_relay
 from dstackweb.runner.state import runner_lives

@@ -45,7 +45,9 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(max_length=100, unique=True, validators=[dstackweb.backends.models.validate_host_name])),
                 ('address', models.CharField(blank=True, help_text="Where the host's other nodes reach it", max_length=255)),
-                ('cluster', models.CharField(help_text='The django-q2 cluster that works on this machine', max_length=120)),
+                ('cluster', models.CharField(blank=True, help_text="The server's django-q2 cluster on this machine; empty: it has an agent", max_length=120)),
+                ('token_digest', models.CharField(blank=True, db_index=True, editable=False, help_text="Digest of its agent's token; empty: none", max_length=64)),
+                ('agent_version', models.CharField(blank=True, help_text="dstackweb's version on an agent's machine", max_length=40)),
                 ('labels', models.JSONField(blank=True, default=dict, help_text='Names with texts that runs can require, such as {"region": "eu", "disk": "nvme"}', validators=[dstackweb.backends.models.validate_labels])),
                 ('setup', models.TextField(blank=True, help_text="Shell lines run before each job's commands: conda, modules, caches.")),
                 ('draining', models.BooleanField(default=False, help_text='Accepts no new jobs; running ones continue.')),
@@ -115,6 +117,7 @@ class Migration(migrations.Migration):
                 ('expires_at', models.DateTimeField()),
                 ('used_at', models.DateTimeField(null=True)),
                 ('host_name', models.CharField(blank=True, help_text='The host that joined with it', max_length=100)),
+                ('nonce', models.CharField(blank=True, editable=False, help_text='Of the machine that used it, which may repeat the call', max_length=64)),
                 ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='host_invites', to=settings.AUTH_USER_MODEL)),
             ],
             options={

@@ -126,10 +126,6 @@ class Cloud:
         """Any other error, for the next `times` calls; None: for all."""
         self._rule("fail", service, action, region, code=code, message=message, status=status, times=times)
 
-    def garble(self, body: str, service: str = ANY, action: str = ANY, region: str = ANY) -> None:
-        """Answer with this body and status 200."""
-        self._rule("garble", service, action, region, body=body)
-
     def latency(self, seconds: float, service: str = ANY, action: str = ANY, region: str = ANY) -> None:
         self._rule("latency", service, action, region, seconds=seconds)
 

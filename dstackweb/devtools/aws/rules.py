@@ -42,8 +42,7 @@ class Fault:
 
 
 KINDS: dict[str, Callable[..., Any]] = {
-    "throttle": Bucket, "fail": Fault, "deny": lambda: True,
-    "latency": lambda seconds: seconds, "garble": lambda body: body,
+    "throttle": Bucket, "fail": Fault, "deny": lambda: True, "latency": lambda seconds: seconds,
 }  # fmt: skip
 
 

@@ -87,8 +87,7 @@ class Application:
         try:
             self._known(call)
             self.rules.check(call)
-            garbled = self.rules.find("garble", call)
-            result = self._dispatch(call) if garbled is None else Response(200, garbled.encode())
+            result = self._dispatch(call)
             answer = response(call, result) if isinstance(result, dict) else result
         except AwsError as error:
             answer = error_response(call, error)

@@ -19,7 +19,6 @@ from django.db import transaction
 from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from dstackweb.backends.hosts.probe import boot_id
 from dstackweb.backends.models import Host, HostEvent, HostEventKind, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
 from dstackweb.lib.models import Watch
@@ -27,6 +26,7 @@ from dstackweb.lib.sql import for_each
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.progress.models import Scope
+from dstackweb.runner.probe import boot_id
 from dstackweb.runs.attempts import end_job, requeue_due, return_job, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run

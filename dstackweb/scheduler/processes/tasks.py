@@ -78,8 +78,9 @@ def control_jobs() -> list[Periodic]:
     ]
 
 
-def host_jobs(host: str, cluster: str) -> list[Periodic]:
-    """Work of one host, enqueued by its own ticker for its own cluster."""
+def host_jobs(host: str) -> list[Periodic]:
+    """Work of a server's own machine, enqueued by its ticker for its cluster. Other machines have an agent."""
+    cluster = settings.DSTACKWEB_CLUSTERS["control"]
     jobs, gpus, files, probe = PeriodicJob.host_names(host)
     return [
         Periodic(jobs, lambda: hosts.check_jobs(host), settings.DSTACKWEB_WATCH_EVERY_S, cluster),
@@ -124,9 +125,13 @@ def _enqueue_tick(job: Periodic, guard: Q, now: dt.datetime) -> bool:
 
 
 def tick(name: str, enqueued_at: float) -> None:
-    """Run a periodic job of the deployment or of this host."""
+    """Run a periodic job of the deployment or of this machine."""
     host = name.partition(":")[2]
-    job = next((job for job in (host_jobs(host, "") if host else control_jobs()) if job.name == name), None)
+    if host and host != settings.DSTACKWEB_HOST_NAME:
+        # This machine's GPUs and files are not that host's.
+        log.warning("%s: this is host %s; nothing was done", name, settings.DSTACKWEB_HOST_NAME)
+        return
+    job = next((job for job in (host_jobs(host) if host else control_jobs()) if job.name == name), None)
     if job is None:
         log.warning("%s is periodic work of another version: left to its workers", name)
         return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from django.utils import timezone
-from pydantic import TypeAdapter
 
 from dstackweb.backends.aws import instance_types
 from dstackweb.backends.aws.kind import AwsBackend
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.django_db
 
 def fetch(aws: AwsBackend, source: str, region: str = REGION) -> Any:
     value = aws.fetch(SourceKey(source, region))
-    kept = TypeAdapter(aws.sources[source].type)
-    assert kept.validate_json(kept.dump_json(value)) == value
+    assert pickle.loads(pickle.dumps(value)) == value
     return value
 
 
@@ -190,44 +189,3 @@ def test_one_region_that_fails_leaves_the_other(backend: Backend, cloud: Cloud) 
     found = readings(aws)
     assert found[SourceKey("spot_prices", "eu-west-1")].state is SourceState.FAILED
     assert {offer.region for offer in aws.join(found, Requirements(gpu_count_min=1))} == {"us-east-1"}
-
-
-SET = "<{0}Response><{1}><item>{2}</item></{1}></{0}Response>"
-GARBLED = [
-    ("instance_types", "ec2", "DescribeInstanceTypes", "<DescribeInstanceTypesResponse/>"),
-    ("instance_types", "ec2", "DescribeInstanceTypes", SET.format("DescribeInstanceTypes", "instanceTypeSet", "")),
-    ("instance_types", "ec2", "DescribeInstanceTypeOfferings", "<DescribeInstanceTypeOfferingsResponse/>"),
-    ("prices", "pricing", "GetProducts", "{}"),
-    ("prices", "pricing", "GetProducts", '{"PriceList": ["{"]}'),
-    ("prices", "pricing", "GetProducts", '{"PriceList": ["[]"]}'),
-    ("spot_prices", "ec2", "DescribeSpotPriceHistory", "<DescribeSpotPriceHistoryResponse/>"),
-    ("spot_prices", "ec2", "DescribeSpotPriceHistory", SET.format("DescribeSpotPrices", "spotPriceHistorySet", "")),
-    ("quotas", "servicequotas", "ListServiceQuotas", '{"Quotas": []}'),
-    ("quotas", "servicequotas", "ListServiceQuotas", '{"Quotas": [[]]}'),
-    ("quotas", "servicequotas", "ListServiceQuotas", '{"Quotas": [{"QuotaCode": "L-DB2E81BA", "Value": "many"}]}'),
-    ("quotas", "ec2", "DescribeInstances", "<DescribeInstancesResponse/>"),
-    ("quotas", "ec2", "DescribeInstances", SET.format("DescribeInstances", "reservationSet", "")),
-    ("quotas", "ec2", "DescribeSpotInstanceRequests", "not even XML"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("source", "service", "action", "body"), GARBLED)
-def test_an_answer_that_cannot_be_understood_is_a_failure_and_not_none(
-    aws: AwsBackend, cloud: Cloud, source: str, service: str, action: str, body: str
-) -> None:
-    cloud.garble(body, service, action)
-    with pytest.raises(SourceFailed) as failed:
-        fetch(aws, source)
-    assert failed.value.code == "service_error"
-    assert "not understood" in failed.value.data["text"]
-
-
-@pytest.mark.parametrize(
-    "body", ["", "<x/>", "<DescribeInstancesResponse/>", SET.format("DescribeInstances", "reservationSet", "")]
-)
-def test_machines_are_never_concluded_gone_from_an_answer_that_cannot_be_understood(
-    aws: AwsBackend, cloud: Cloud, body: str
-) -> None:
-    cloud.garble(body, "ec2", "DescribeInstances")
-    with pytest.raises(SourceFailed, match="not understood"):
-        aws.instances(REGION, "deployment")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.backends.hosts.isolation import arrange, can_traverse, make_runs_dir, prepare, runs_dir
 from dstackweb.backends.models import Isolation
+from dstackweb.runner.isolation import arrange, can_traverse, make_runs_dir, prepare, runs_dir
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from django.test import override_settings
 
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts import local
-from dstackweb.backends.hosts.probe import cgroup_support
 from dstackweb.runner import cgroups
+from dstackweb.runner.probe import cgroup_support
 from tests.backends.job_api import JobApi
 from tests.support import eventually
 

@@ -110,13 +110,18 @@ def test_what_fails_for_one_job_is_done_for_the_others(
     assert sorted(asked) == sorted(Job.objects.values_list("pk", flat=True))
 
 
-def test_every_host_is_sampled_by_its_own_ticker_each_interval(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+def test_every_server_samples_its_own_machine_each_interval_and_no_other(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.DSTACKWEB_SAMPLE_EVERY_S = 7
-    job = next(job for job in tasks.host_jobs("box-1", "host-box-1") if job.name == "gpus:box-1")
-    assert (job.every_s, job.cluster) == (7, "host-box-1")
+    settings.DSTACKWEB_HOST_NAME = "box-1"
+    job = next(job for job in tasks.host_jobs("box-1") if job.name == "gpus:box-1")
+    assert (job.every_s, job.cluster) == (7, settings.DSTACKWEB_CLUSTERS["control"])
     sampled: list[str] = []
     monkeypatch.setattr(hosts, "sample_gpus", sampled.append)
     tasks.tick("gpus:box-1", timezone.now().timestamp())
     assert sampled == ["box-1"]
+    # A task of another server's machine that got here does nothing, and says so.
+    tasks.tick("gpus:box-2", timezone.now().timestamp())
+    assert sampled == ["box-1"]
+    assert "this is host box-1; nothing was done" in caplog.text

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connection
 
-from dstackweb.backends.hosts.probe import boot_id, probe
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.devtools.nvml import FakeGpu, Nvml
+from dstackweb.runner.probe import boot_id, probe
 from dstackweb.scheduler.management.commands import host as host_command
 from tests import factories
 from tests.support import REPO, eventually, free_port
@@ -44,12 +41,13 @@ def start(open_home: Path) -> Iterator[Start]:
     def run(*arguments: str, **env: str) -> subprocess.Popen[bytes]:
         started.append(
             subprocess.Popen(
-                [sys.executable, str(REPO / "manage.py"), "host", "--name", "box", *arguments],
+                [sys.executable, str(REPO / "manage.py"), "host", *arguments],
                 env={
                     **os.environ,
                     "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
                     "DATABASE_URL": same_database(),
                     "DSTACKWEB_HOME": str(open_home),
+                    "DSTACKWEB_HOST_NAME": "box",
                     "DSTACKWEB_PORT": str(free_port()),  # no other server is there
                     **env,
                 },
@@ -64,10 +62,10 @@ def start(open_home: Path) -> Iterator[Start]:
 
 
 def test_a_machine_registers_sends_heartbeats_and_leaves_cleanly(start: Start, open_home: Path) -> None:
-    process = start("--embedded", "--address", "10.1.2.3")
+    process = start("--address", "10.1.2.3")
     eventually(lambda: Host.objects.get().heartbeats > 0)
     host = Host.objects.get()
-    assert (host.name, host.address, host.cluster) == ("box", "10.1.2.3", "dstackweb")
+    assert (host.name, host.address, host.cluster) == ("box", "10.1.2.3", "dstackweb-box")
     assert host.cpus > 0
     assert Path(host.runs_dir).is_dir()
     process.terminate()
@@ -79,46 +77,11 @@ def test_gpus_and_strangers_on_them_are_registered(start: Start, tmp_path: Path)
         pytest.skip("gcc is needed to build a stand-in for NVML")
     nvml = Nvml(tmp_path)
     nvml.show(FakeGpu("GPU-a"), FakeGpu("GPU-b", pids=[os.getpid()]))
-    start("--embedded", LD_LIBRARY_PATH=str(nvml.folder), NVML_STUB=str(nvml.file))
+    start(LD_LIBRARY_PATH=str(nvml.folder), NVML_STUB=str(nvml.file))
     eventually(lambda: Gpu.objects.count() == 2)
     strangers = dict(Gpu.objects.values_list("uuid", "stranger"))
     assert strangers["GPU-a"] is None
     assert strangers["GPU-b"]["pid"] == os.getpid()
-
-
-def children_of(process: subprocess.Popen[bytes]) -> dict[str, int]:
-    """The cluster's and the ticker's pid, by their command."""
-    found = {}
-    for child in psutil.Process(process.pid).children():
-        words = child.cmdline()
-        found[words[words.index("dstackweb.manage") + 1]] = child.pid
-    return found
-
-
-def below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-@pytest.mark.slow
-def test_a_machine_of_its_own_runs_its_cluster_and_ticker_and_nothing_survives_a_kill(start: Start) -> None:
-    process = start()
-    eventually(lambda: set(children_of(process)) == {"qcluster", "ticker"} and Host.objects.exists())
-    assert Host.objects.get().cluster == "host-box"
-    eventually(lambda: len(below(process)) > 4)
-    everything = below(process)
-    process.send_signal(signal.SIGKILL)
-    eventually(lambda: not [one for one in everything if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
-
-
-@pytest.mark.slow
-def test_a_child_that_died_is_started_again(start: Start) -> None:
-    process = start()
-    before = eventually(lambda: children_of(process).get("ticker"))
-    assert before is not None
-    os.kill(before, signal.SIGKILL)
-    eventually(lambda: children_of(process).get("ticker", before) != before)
-    process.terminate()
-    assert process.wait(15) == 0
 
 
 def test_a_removed_host_registers_again_by_itself() -> None:
@@ -151,8 +114,3 @@ def test_a_name_is_refused_only_while_another_machine_uses_it(heartbeats: int, b
         Host.objects.update(heartbeats=heartbeats)
 
     assert host_command.name_in_use("box", wait) is refused
-
-
-def test_a_name_that_cannot_be_a_hosts_is_refused() -> None:
-    with pytest.raises(CommandError, match="is not a valid host name"):
-        call_command("host", "--embedded", "--name", "two words")

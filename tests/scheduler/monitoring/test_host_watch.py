@@ -38,7 +38,7 @@ def test_going_offline_and_coming_back_are_recorded_once_each() -> None:
 
 def test_a_host_leaves_once_it_holds_nothing(project: Project, member: User, root: User) -> None:
     host = make_host("box")
-    ensure_rows(host_jobs("box", host.cluster))
+    ensure_rows(host_jobs("box"))
     run = make_run(project, member)
     place_all()
     inventory.leave(host, root)

@@ -1,4 +1,4 @@
-"""`manage.py ticker`: enqueues periodic work when it is due, for the deployment and for one host."""
+"""`manage.py ticker`: enqueues periodic work when it is due, for the deployment and for this machine."""
 
 from __future__ import annotations
 
@@ -26,20 +26,14 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--host", default=settings.DSTACKWEB_HOST_NAME, help="the host whose work to enqueue")
-        parser.add_argument("--cluster", default=settings.DSTACKWEB_CLUSTERS["control"], help="that host's cluster")
-        parser.add_argument("--deployment-only", action="store_true", help="enqueue no host's work")
-        parser.add_argument(
-            "--host-only", action="store_true", help="enqueue only the host's work, not the deployment's"
-        )
+        parser.add_argument("--deployment-only", action="store_true", help="enqueue no work on this machine")
 
     def handle(self, *args: Any, **options: Any) -> None:
         stopping = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
-        jobs = [] if options["deployment_only"] else tasks.host_jobs(options["host"], options["cluster"])
-        if not options["host_only"]:
-            jobs += tasks.control_jobs()
+        jobs = [] if options["deployment_only"] else tasks.host_jobs(settings.DSTACKWEB_HOST_NAME)
+        jobs += tasks.control_jobs()
         known = False
         while not stopping.wait(CHECK_EVERY_S):
             if schema.refusal():

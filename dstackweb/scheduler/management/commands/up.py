@@ -261,7 +261,7 @@ def server_processes(static_root: Path, listener: int, *, with_host: bool = True
         ),
         *(
             ProcessSpec(
-                "workers" if name == "dstackweb" else name,
+                "workers" if name == settings.DSTACKWEB_CLUSTERS["control"] else name,
                 _manage("qcluster"),
                 {"Q_CLUSTER_NAME": name},
                 _cluster_is_alive,
@@ -269,7 +269,7 @@ def server_processes(static_root: Path, listener: int, *, with_host: bool = True
             for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
         ),
         ProcessSpec("ticker", _manage("ticker") if with_host else _manage("ticker", "--deployment-only")),
-        *([ProcessSpec("host", _manage("host", "--embedded"), ready=host_is_alive, alone=True)] if with_host else []),
+        *([ProcessSpec("host", _manage("host"), ready=host_is_alive, alone=True)] if with_host else []),
     ]
 
 

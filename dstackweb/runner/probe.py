@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-import psutil
 
 import dstackweb
 from dstackweb.runner import nvml
@@ -55,9 +51,12 @@ class Probe:
     cgroups: dict[str, Any] = field(default_factory=dict)
 
 
-def probe(is_ours: Callable[[int], bool]) -> Probe:
-    """Probe this machine; never raises. `is_ours`: whether a PID belongs to a job that runs here."""
-    gpus, error = probe_gpus(is_ours)
+def probe(is_ours: Callable[[int], bool], snapshot: nvml.Snapshot | None = None) -> Probe:
+    """Probe this machine; never raises. `is_ours`: whether a PID belongs to a job that runs here.
+
+    `snapshot` is what NVML has just answered, if it has.
+    """
+    gpus, error = probe_gpus(is_ours, snapshot)
     return Probe(usable_cpus(), usable_memory_mib(), gpus, boot_id(), error, cgroup_support())
 
 
@@ -83,9 +82,9 @@ def usable_cpus(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     """CPUs this process may use, within its cgroups' quota; at least 1."""
     cpus = len(os.sched_getaffinity(0))
     for folder in _cgroup_folders(proc, cgroups, "cpu"):
-        match _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us"):
-            case [quota, period] if quota.isdigit():
-                cpus = min(cpus, math.floor(int(quota) / int(period)))
+        quota = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        if len(quota) == 2 and quota[0].isdigit():
+            cpus = min(cpus, math.floor(int(quota[0]) / int(quota[1])))
     return max(1, cpus)
 
 
@@ -93,13 +92,18 @@ def usable_memory_mib(
     total: int | None = None, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 ) -> int:
     """Memory for jobs in MiB: the machine's or its cgroups' limit, less the reserve. `total` in bytes."""
-    limits = [psutil.virtual_memory().total if total is None else total]
+    limits = [_memory() if total is None else total]
     for folder in _cgroup_folders(proc, cgroups, "memory"):
-        match _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes"):
-            case [limit] if limit.isdigit():
-                limits.append(int(limit))
+        limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+        if len(limit) == 1 and limit[0].isdigit():
+            limits.append(int(limit[0]))
     mib = min(limits) // MIB
     return max(0, mib - max(RESERVED_MIB, math.ceil(mib * RESERVED_PART)))
+
+
+def _memory() -> int:
+    """The machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cgroup_folders(proc: Path, cgroups: Path, controller: str) -> Iterator[Path]:
@@ -128,10 +132,12 @@ def _words(file: Path) -> list[str]:
         return []
 
 
-def probe_gpus(is_ours: Callable[[int], bool]) -> tuple[tuple[GpuProbe, ...], str]:
+def probe_gpus(
+    is_ours: Callable[[int], bool], snapshot: nvml.Snapshot | None = None
+) -> tuple[tuple[GpuProbe, ...], str]:
     """The GPUs that answer, in NVML's order, MIG devices in the place of the GPU they are parts of; and what went wrong
     with the others. No NVML library is no error."""
-    snapshot = nvml.read()
+    snapshot = nvml.read() if snapshot is None else snapshot
     gpus = (
         GpuProbe(one.uuid, one.index, one.name, one.memory_mib, _stranger(one, is_ours)) for one in snapshot.samples
     )
@@ -144,18 +150,6 @@ def _stranger(gpu: nvml.Sample, is_ours: Callable[[int], bool]) -> dict[str, Any
     return found and {"pid": found["pid"], "user": found["user"]}
 
 
-def own_address(url: str) -> str:
-    """This machine's address in the direction of `url`, for other nodes of a run. Sends nothing."""
-    parts = urlsplit(url)
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
-
-
 EVERY_S = 10.0
 HUNG_S = 30.0
 
@@ -164,7 +158,8 @@ class BackgroundProbe:
     """Calls `probe` in a thread of its own, every `every_s` seconds; `current` never waits for it."""
 
     def __init__(self, probe: Callable[[], Probe], *, every_s: float = EVERY_S, hung_s: float = HUNG_S) -> None:
-        self._probe, self._every_s, self._hung_s = probe, every_s, hung_s
+        self._probe, self._hung_s = probe, hung_s
+        self.every_s = every_s
         self._latest: Probe | None = None
         self._began = time.monotonic()
         self._busy = True
@@ -183,4 +178,4 @@ class BackgroundProbe:
             self._began, self._busy = time.monotonic(), True
             self._latest = self._probe()
             self._busy = False
-            time.sleep(self._every_s)
+            time.sleep(self.every_s)

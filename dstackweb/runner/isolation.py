@@ -9,14 +9,15 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dstackweb.backends.models import Isolation
+USER, SHARED, NONE = "user", "shared", "none"
+"""Jobs run as another user, as the server's or agent's own, or not at all (`backends.models.Isolation`)."""
 
 
 @dataclass(frozen=True)
 class Arrangement:
     """How a machine runs jobs. `job_user` is empty for the server's own user; `error` says why jobs are refused."""
 
-    isolation: Isolation
+    isolation: str
     job_user: str
     runs_dir: Path
     error: str = ""
@@ -31,7 +32,7 @@ def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrange
     if uid == 0:
         user = find_user(job_user)
         if user is not None and user.pw_uid != 0:
-            return Arrangement(Isolation.USER, job_user, runs_dir(home, user))
+            return Arrangement(USER, job_user, runs_dir(home, user))
         reason = f"there is no user {job_user!r}" if user is None else f"{job_user!r} is root, which no job may be"
         error = f"{reason}: set DSTACKWEB_JOB_USER to the user that jobs run as"
     else:
@@ -40,8 +41,8 @@ def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrange
             "who may submit runs is trusted"
         )
     if shared_uid:
-        return Arrangement(Isolation.SHARED, "", runs_dir(home, None))
-    return Arrangement(Isolation.NONE, "", runs_dir(home, None), error)
+        return Arrangement(SHARED, "", runs_dir(home, None))
+    return Arrangement(NONE, "", runs_dir(home, None), error)
 
 
 def runs_dir(home: Path, user: pwd.struct_passwd | None) -> Path:
@@ -91,5 +92,5 @@ def prepare(arrangement: Arrangement) -> Arrangement:
         make_runs_dir(arrangement.runs_dir)
     except OSError as error:
         reason = f"the runs' directory {arrangement.runs_dir} can't be made: {error.strerror}"
-        return replace(arrangement, isolation=Isolation.NONE, error=reason)
+        return replace(arrangement, isolation=NONE, error=reason)
     return arrangement

@@ -1,0 +1,173 @@
+"""The API of the agents on joined hosts (docs/runner.md). Not public; a token opens one host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Field, Router, Schema
+from ninja.security import HttpBearer
+from pydantic import BeforeValidator
+
+from dstackweb.api.app import auth_of
+from dstackweb.api.runner import DAY_S, MANY, GpuIn, Mib, Text, storable
+from dstackweb.lib.errors import Forbidden, Invalid
+from dstackweb.runner.isolation import Arrangement
+from dstackweb.runner.nvml import Snapshot
+from dstackweb.runner.probe import GpuProbe, Probe
+from dstackweb.scheduler import host_agents
+from dstackweb.scheduler.host_agents import HostReport, KnownHost
+from dstackweb.spec.labels import check_labels
+
+JOBS = 2000
+"""The most jobs of a host in one call."""
+OLD = 500
+"""The most old files in one call."""
+Message = Annotated[str, BeforeValidator(storable)]
+
+
+class HostToken(HttpBearer):
+    """The token that a machine got when it joined."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> KnownHost | None:
+        return host_agents.host_of_token(token)
+
+
+router = Router(auth=HostToken())
+
+
+class StrangerIn(Schema):
+    pid: int = Field(ge=0, lt=2**31)
+    user: Text | None = None
+
+
+class HostGpuIn(Schema):
+    """As `runner.probe.GpuProbe`."""
+
+    uuid: str = Field(min_length=1, max_length=80, pattern=r"^[\w./-]+$")
+    index: int = Field(ge=0, lt=2**15)
+    name: Text
+    memory_mib: Mib
+    stranger: StrangerIn | None = None
+
+
+class CgroupsIn(Schema):
+    """As `runner.cgroups.support`."""
+
+    version: str = Field("", max_length=10)
+    memory: bool = False
+    cpu: bool = False
+    code: str = Field("", max_length=40)
+    error: Message = ""
+
+
+class FactsIn(Schema):
+    """What a machine has, as `runner.probe.Probe` and `runner.isolation.Arrangement`."""
+
+    version: str = Field("", max_length=40)
+    starting: bool = False
+    labels: dict[str, str] = Field(default_factory=dict)
+    address: str = Field("", max_length=255, pattern=r"^[0-9A-Za-z.:_-]*$")
+    cpus: int = Field(ge=1, lt=2**15)
+    memory_mib: int = Field(ge=0, lt=2**40)
+    boot_id: str = Field("", max_length=64)
+    gpus: list[HostGpuIn] = Field(max_length=MANY * 8)
+    cgroups: CgroupsIn
+    isolation: Literal["user", "shared", "none"]
+    job_user: str = Field("", max_length=60)
+    runs_dir: str = Field(min_length=1, max_length=1024, pattern=r"^/")
+    error: Message = ""
+
+
+class ProbeIn(Schema):
+    error: Message
+
+
+class HostSampleIn(Schema):
+    """As `runner.nvml.Snapshot`, with its age."""
+
+    age_s: float = Field(ge=0, le=DAY_S)
+    took_ms: float = Field(0, ge=0, le=DAY_S * 1000)
+    library: bool = True
+    error: Message = ""
+    gpus: list[GpuIn] = Field(max_length=MANY * 8)
+
+
+class PollIn(Schema):
+    jobs: dict[UUID, Literal["starting", "runner", "left", "gone"]] = Field(max_length=JOBS)
+    failed: dict[UUID, Message] = Field(default_factory=dict, max_length=JOBS)
+    probe: ProbeIn | None = None
+    samples: list[HostSampleIn] = Field([], max_length=100)
+
+    def report(self) -> HostReport:
+        samples = [
+            (one.age_s, Snapshot(tuple(gpu.sample() for gpu in one.gpus), one.library, one.error, one.took_ms))
+            for one in sorted(self.samples, key=lambda one: -one.age_s)
+        ]
+        return HostReport(self.jobs, self.failed, self.probe.error if self.probe else None, samples)
+
+
+class CountsIn(Schema):
+    jobs: int = Field(ge=0, lt=2**31)
+    runs: int = Field(ge=0, lt=2**31)
+
+
+class FilesIn(Schema):
+    """Old files of a host, by job and by run. `removed`: also ask for runs that were removed lately."""
+
+    jobs: list[UUID] = Field(max_length=OLD)
+    runs: list[UUID] = Field(max_length=OLD)
+    removed: bool = False
+    pruned: CountsIn
+    waiting: CountsIn
+
+
+@router.post("/{name}/facts", include_in_schema=False)
+def facts(request: HttpRequest, name: str, body: FactsIn) -> dict[str, Any]:
+    """What the machine has: at the agent's start, and whenever it changes."""
+    known = _own(request, name, removed=True)
+    if known.removed:
+        return {"removed": True}
+    try:
+        labels = check_labels(body.labels)
+    except ValueError as error:
+        raise Invalid.at("labels", msg=str(error)) from None
+    gpus = tuple(GpuProbe(**gpu.model_dump()) for gpu in body.gpus)
+    seen = Probe(body.cpus, body.memory_mib, gpus, body.boot_id, body.error, body.cgroups.model_dump())
+    host_agents.register(
+        known,
+        seen,
+        Arrangement(body.isolation, body.job_user, Path(body.runs_dir)),
+        address=body.address,
+        version=body.version,
+        starting=body.starting,
+        labels=labels,
+    )
+    return {}
+
+
+@router.post("/{name}/poll", include_in_schema=False)
+def poll(request: HttpRequest, name: str, body: PollIn) -> dict[str, Any]:
+    """An agent's heartbeat, answered with what its jobs need."""
+    return host_agents.poll(_own(request, name, removed=True), body.report())
+
+
+@router.post("/{name}/files", include_in_schema=False)
+def files(request: HttpRequest, name: str, body: FilesIn) -> dict[str, list[str]]:
+    """Which of these old files the host may remove."""
+    known = _own(request, name)
+    pruned, waiting = body.pruned, body.waiting
+    host_agents.note_pruned(known, (pruned.jobs, waiting.jobs), (pruned.runs, waiting.runs))
+    return host_agents.removable(known, body.jobs, body.runs, removed_runs=body.removed)
+
+
+def _own(request: HttpRequest, name: str, *, removed: bool = False) -> KnownHost:
+    """The caller's host. Raises Forbidden if `name` is another, or it was removed, unless `removed` allows that."""
+    known: KnownHost = auth_of(request)
+    if known.name != name:
+        raise Forbidden("this token is for another host")
+    if known.removed and not removed:
+        raise Forbidden(f"host {name} was removed")
+    return known

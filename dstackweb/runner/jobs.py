@@ -1,0 +1,188 @@
+"""The jobs of one machine, for its agent: their runners, processes and files.
+
+Each step may be repeated or doubled at any moment. A living runner is recognized by the lock that it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import dstackweb
+from dstackweb.runner import cgroups, tree
+from dstackweb.runner.launcher import Launcher, NotLaunched
+from dstackweb.runner.state import StateDir, runner_lives, say
+
+KILL_S = 2.0
+"""How long a kill waits for the processes to end; the next call continues."""
+
+
+class LocalJobs:
+    """The jobs below `home`, the agent's folder."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
+        env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": source()}
+        self._launcher = Launcher([sys.executable, "-S", "-m", "dstackweb.runner"], env)
+
+    def launch(self, orders: dict[str, Any]) -> None:
+        """Start the runner of a job with complete orders, unless it has one. Raises NotLaunched."""
+        try:
+            answer = self._launcher.launch(orders)
+        except OSError as error:
+            raise NotLaunched(f"{type(error).__name__}: {error}") from error
+        if "pid" not in answer and not answer.get("already"):
+            raise NotLaunched(str(answer.get("error") or f"its runner answered {answer!r}"))
+
+    def probe(self, orders: dict[str, Any]) -> None:
+        """Start a runner that only checks its files and the API. Raises NotLaunched."""
+        job = str(UUID(str(orders["job"])))
+        try:
+            self.make_folder()
+            run_dir = os.path.join(self.home, "runs", str(uuid4()))
+            self.launch({**orders, "probe": True, "state_dir": self.folder(job), "run_dir": run_dir})
+        except OSError as error:
+            raise NotLaunched(f"{type(error).__name__}: {error}") from error
+        finally:
+            shutil.rmtree(self.folder(job), ignore_errors=True)
+
+    def make_folder(self) -> None:
+        """The parent of the jobs' folders, closed to others."""
+        os.makedirs(self.folder(""), mode=0o700, exist_ok=True)
+
+    def folder(self, job: str) -> str:
+        """Where a job's runner keeps its state."""
+        return os.path.join(self.home, "jobs", job)
+
+    def all(self) -> list[str]:
+        """The jobs that have files here."""
+        return [name for name, _age_s in _folders(self.folder(""))]
+
+    def has(self, job: str, name: str) -> bool:
+        """Whether a job has a file of this name."""
+        return StateDir(self.folder(job)).has(name)
+
+    def has_runner(self, job: str) -> bool:
+        """Whether a job has a running runner."""
+        return runner_lives(self.folder(job))
+
+    def has_orphans(self, job: str) -> bool:
+        """Whether processes of a job run without a runner."""
+        return not self.has_runner(job) and bool(self._processes(job, None))
+
+    def is_ours(self, pid: int) -> bool:
+        """Whether a process belongs to a job whose runner is alive. What an earlier job left is a stranger's."""
+        above = tree.ancestry(pid)
+        marked = {job for job in map(tree.job_of, above) if _is_uuid(job)}
+        if any(self.has_runner(job) for job in marked):
+            return True
+        # A process that cleaned its environment is still below its runner.
+        return any(self._runner(job) in above for job in self.all())
+
+    def nudge(self, job: str) -> None:
+        """Make the job's runner call the API now."""
+        if runner := self._runner(job):
+            tree.send({runner}, signal.SIGUSR1)
+
+    def kill(self, job: str) -> bool:
+        """SIGKILL a job's processes, then its runner. True when all are confirmed gone; else call again.
+
+        The runner is stopped meanwhile, so that it starts nothing more and still adopts orphans. It writes no end: the
+        next runner of the job reports what happened.
+        """
+        runner, group = self._runner(job), cgroups.read(self.folder(job))
+        if runner:
+            tree.send({runner}, signal.SIGSTOP)
+        until = time.monotonic() + KILL_S
+        while left := self._processes(job, runner):
+            tree.kill(left, group)
+            if time.monotonic() > until:
+                if runner:
+                    tree.send({runner}, signal.SIGCONT)
+                return False
+            time.sleep(0.01)
+        if runner:
+            tree.send({runner}, signal.SIGKILL)
+            while self.has_runner(job) and time.monotonic() < until + KILL_S:
+                time.sleep(0.01)
+        if self.has_runner(job) or self._processes(job, None):
+            return False
+        group.remove()
+        return True
+
+    def old(self, older_than_s: float) -> list[str]:
+        """Jobs whose files have not changed for so long."""
+        return [name for name, age_s in _folders(self.folder("")) if age_s > older_than_s]
+
+    def forget(self, jobs: Collection[str]) -> int:
+        """Remove the files of these jobs unless something of them lives; returns how many."""
+        marked = {tree.job_of(pid) for pid in tree.pids()}
+        gone = [job for job in jobs if _is_uuid(job) and job not in marked and not self.has_runner(job)]
+        return sum(_removed(self.folder(job)) for job in gone)
+
+    def _processes(self, job: str, runner: int | None) -> set[int]:
+        return tree.processes(job, cgroups.read(self.folder(job)), {runner} if runner else set())
+
+    def _runner(self, job: str) -> int | None:
+        """The runner's PID. The one in the lock file counts only while the lock is held: PIDs are reused."""
+        try:
+            with open(os.path.join(self.folder(job), "lock"), encoding="ascii") as file:
+                pid = int(file.read())
+        except (OSError, ValueError):
+            return None
+        return pid if self.has_runner(job) else None
+
+
+def old_runs(runs_dir: str, older_than_s: float) -> list[str]:
+    """The runs whose directories have not changed for so long."""
+    return [name for name, age_s in _folders(runs_dir) if age_s > older_than_s]
+
+
+def remove_runs(runs_dir: str, runs: Collection[str], until: float) -> int:
+    """Remove the directories of these runs, until the monotonic time `until`; returns how many."""
+    removed = 0
+    for run in runs:
+        if time.monotonic() >= until:
+            break
+        folder = os.path.join(runs_dir, str(UUID(run)))
+        if os.path.isdir(folder) and not os.path.islink(folder):
+            removed += _removed(folder)
+    return removed
+
+
+def source() -> str:
+    """The folder or archive that this program is imported from."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(dstackweb.__file__)))
+
+
+def _folders(above: str) -> Iterator[tuple[str, float]]:
+    """The real directories in `above` with an id as their name, and how many seconds ago they changed."""
+    try:
+        with os.scandir(above) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if _is_uuid(entry.name) and entry.is_dir(follow_symlinks=False):
+                        yield entry.name, max(0.0, time.time() - entry.stat(follow_symlinks=False).st_mtime)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _removed(folder: str) -> bool:
+    """Failed removals are retried next time."""
+    shutil.rmtree(folder, onerror=lambda _call, path, error: say(f"can't remove {path}: {error[1]}"))
+    return not os.path.exists(folder)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,243 @@
+"""Calls of the agents on joined hosts, and what they get in return.
+
+An agent asks every two seconds. For idle hosts each web process reads all hosts at once, at most every REFRESH_S, and
+writes their heartbeats with it (docs/decisions/0013-agents-poll.md). Any call may be repeated, doubled or lost: the
+answers follow from rows alone, and a claim lets only one runner start a job.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import Exists, F, OuterRef
+from django.utils import timezone
+
+from dstackweb.backends.hosts import inventory, starts
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus.samples import intake
+from dstackweb.lib.errors import Forbidden
+from dstackweb.lib.secrets import digest
+from dstackweb.lib.times import to_ms
+from dstackweb.runner.isolation import Arrangement
+from dstackweb.runner.nvml import Snapshot
+from dstackweb.runner.probe import Probe
+from dstackweb.runs import removal, wakeups
+from dstackweb.runs.attempts import KILL_MARGIN_S, RUNNER_GONE_S, end_job, return_job
+from dstackweb.runs.codes import MessageCode
+from dstackweb.runs.launch import job_token
+from dstackweb.runs.models import Job
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler.models import Retention, RetentionKind
+from dstackweb.scheduler.monitoring import utilization
+
+REFRESH_S = 0.5
+IDLE_POLL_S, BUSY_POLL_S = 2.0, 1.0
+"""How often an agent asks, without and with jobs."""
+STARTING, RUNNER, LEFT, GONE = "starting", "runner", "left", "gone"
+"""A job on its host: its runner is being started or alive, its processes are left without one, or nothing is."""
+
+
+@dataclass(frozen=True)
+class KnownHost:
+    """A host with an agent. `busy`: it has jobs, or is held back. `registered`: its machine has sent its facts."""
+
+    id: int
+    name: str
+    removed: bool
+    busy: bool
+    registered: bool
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What an agent reports: states of its jobs, errors of starts, its last start without a job, GPU samples with their
+    age in seconds. `probe` is the error of that start, empty if it worked, None if there was none."""
+
+    jobs: Mapping[UUID, str] = field(default_factory=dict)
+    failed: Mapping[UUID, str] = field(default_factory=dict)
+    probe: str | None = None
+    samples: Sequence[tuple[float, Snapshot]] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.jobs or self.failed or self.samples) and self.probe is None
+
+
+class KnownHosts:
+    """All hosts with agents, by their tokens' digests, as this process read them last; and who called since."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hosts: dict[str, KnownHost] = {}
+        self._heard: set[int] = set()
+        self._read_at = float("-inf")
+
+    def find(self, token: str) -> KnownHost | None:
+        """The host of an agent's token; None for any other string. Counts as its heartbeat."""
+        key = digest(token)
+        with self._lock:
+            if (found := self._hosts.get(key)) is not None:
+                self._heard.add(found.id)
+            if found is None or time.monotonic() - self._read_at >= REFRESH_S:
+                self._refresh()
+                if found is None and key in self._hosts:
+                    self._heard.add(self._hosts[key].id)
+            return self._hosts.get(key)
+
+    def _refresh(self) -> None:
+        # Without Django's own check of the connection, a statement of its own: if it is lost, the agent asks again.
+        connection.health_check_done = True  # type: ignore[attr-defined]
+        active = Job.objects.filter(host=OuterRef("pk"), status__in=JOB_ACTIVE)
+        columns = ("pk", "name", "token_digest", "left_at", "held_back_at", "runs_dir", "has_jobs")
+        with transaction.atomic():
+            if self._heard:
+                called = Host.joined.filter(pk__in=self._heard)
+                # Whoever holds a host's row is not waited for: its next call counts.
+                free = called.select_for_update(skip_locked=True, no_key=True).order_by().values("pk")
+                Host.objects.filter(pk__in=free).update(heartbeats=F("heartbeats") + 1, seen_at=timezone.now())
+            rows = list(
+                Host.objects.exclude(token_digest="").annotate(has_jobs=Exists(active)).order_by().values_list(*columns)
+            )
+        self._heard.clear()
+        self._hosts = {
+            key: KnownHost(pk, name, left_at is not None, has_jobs or held_back_at is not None, bool(runs_dir))
+            for pk, name, key, left_at, held_back_at, runs_dir, has_jobs in rows
+        }
+        self._read_at = time.monotonic()
+
+
+_known = KnownHosts()
+
+
+def host_of_token(token: str) -> KnownHost | None:
+    """The host that an agent's token is for; None for any other string. A token that ended may work for REFRESH_S."""
+    return _known.find(token)
+
+
+def poll(known: KnownHost, report: HostReport) -> dict[str, Any]:
+    """What the host's jobs need (docs/runner.md#the-agent-of-a-host)."""
+    if known.removed:
+        return {"removed": True}
+    answer: dict[str, Any] = {
+        "sample_every_s": settings.DSTACKWEB_SAMPLE_EVERY_S,
+        "register": not known.registered,
+        "files": {
+            "jobs_s": settings.DSTACKWEB_JOB_FILES_HOURS * 3600,
+            "runs_s": settings.DSTACKWEB_RUN_DIRS_DAYS * 86400,
+        },
+    }
+    if report.is_empty and not known.busy:
+        return answer | {"active": [], "again_s": IDLE_POLL_S}
+    host = Host.joined.get(pk=known.id)
+    _store_samples(host, report.samples)
+    _note_probe(host, report.probe)
+    if host.held_back_at is not None:
+        job_id = uuid4()
+        answer["probe"] = {"job": str(job_id), "token": job_token(job_id)}
+    orders = _job_orders(host, report)
+    return answer | orders | {"again_s": BUSY_POLL_S if orders["active"] else IDLE_POLL_S}
+
+
+def _job_orders(host: Host, report: HostReport) -> dict[str, Any]:
+    """`active` jobs, and among them those to `start`, to `stop` (the runner calls the API) and to `kill`."""
+    orders: dict[str, list[Any]] = {"active": [], "start": [], "stop": [], "kill": []}
+    jobs = Job.objects.timed().select_related("run").filter(host=host, status__in=JOB_ACTIVE)
+    for job in jobs.order_by("placed_at", "pk"):
+        state, error = report.jobs.get(job.pk), report.failed.get(job.pk)
+        if error is not None and return_job(job.pk, message=error, failed_start=True):
+            continue
+        if state == GONE and job.claim_nonce and job.silent_s > RUNNER_GONE_S:
+            end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.RUNNER_GONE})
+            continue
+        orders["active"].append(str(job.pk))
+        stopping = job.status == JobStatus.TERMINATING
+        if stopping and state != GONE and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S:
+            orders["kill"].append(str(job.pk))
+        elif state not in (STARTING, RUNNER):
+            # Also where the state is not known: the runner decides from its files what is left to do.
+            run = {"run_uid": str(job.run.uid), "node": job.node}
+            orders["start"].append({"job": str(job.pk), "token": job_token(job.pk), **run})
+        elif stopping:
+            orders["stop"].append(str(job.pk))
+    return orders
+
+
+def _store_samples(host: Host, samples: Sequence[tuple[float, Snapshot]]) -> None:
+    for age_s, snapshot in samples:
+        now = timezone.now()
+        utilization.apply_policies(intake.add_snapshot(host, snapshot, to_ms(now) - round(age_s * 1000)), now)
+
+
+def _note_probe(host: Host, error: str | None) -> None:
+    """The outcome of a start without a job."""
+    if error:
+        starts.note_probe_failure(host.pk, error)
+    elif error is not None and starts.clear(host.pk, timezone.now(), after_probe=True):
+        wakeups.request_pass()
+
+
+def register(
+    known: KnownHost,
+    seen: Probe,
+    arrangement: Arrangement,
+    *,
+    address: str,
+    version: str,
+    starting: bool,
+    labels: Mapping[str, str],
+) -> None:
+    """Write what a machine has. A GPU that another host shows at the moment stays there. Raises Forbidden."""
+    taken = {
+        gpu.uuid: gpu.host.name
+        for gpu in Gpu.objects.select_related("host")
+        .filter(uuid__in=[one.uuid for one in seen.gpus], present=True, host__left_at=None)
+        .exclude(host=known.id)
+        if inventory.is_online(gpu.host)
+    }
+    if taken:
+        doubled = "; ".join(f"GPU {uuid} is on host {name}, which is online" for uuid, name in sorted(taken.items()))
+        gpus = tuple(one for one in seen.gpus if one.uuid not in taken)
+        seen = replace(seen, gpus=gpus, error="; ".join(filter(None, [seen.error, doubled])))
+    try:
+        inventory.register(
+            known.name,
+            address=address,
+            cluster="",
+            probe=seen,
+            arrangement=arrangement,
+            starting=starting,
+            labels=labels,
+            agent_version=version,
+        )
+    except inventory.HasLeft:
+        raise Forbidden(f"host {known.name} was removed") from None
+
+
+def removable(
+    known: KnownHost, jobs: Sequence[UUID], runs: Sequence[UUID], *, removed_runs: bool
+) -> dict[str, list[str]]:
+    """Which of these old files may go: of jobs that have ended, and of runs that ended long ago or were removed.
+
+    With `removed_runs` also lately removed runs, whatever the age of their directories.
+    """
+    active = set(Job.objects.filter(pk__in=jobs, status__in=JOB_ACTIVE).values_list("pk", flat=True))
+    before = timezone.now() - dt.timedelta(days=settings.DSTACKWEB_RUN_DIRS_DAYS)
+    found = removal.over([str(run) for run in runs], before)
+    if removed_runs:
+        found |= set(removal.removed_lately(before))
+    return {"jobs": [str(job) for job in jobs if job not in active], "runs": sorted(found)}
+
+
+def note_pruned(known: KnownHost, jobs: tuple[int, int], runs: tuple[int, int]) -> None:
+    """Keep how many files a host removed, and how many are left to remove."""
+    now = timezone.now()
+    for kind, (pruned, waiting) in ((RetentionKind.JOB_FILES, jobs), (RetentionKind.RUN_DIRS, runs)):
+        Retention.note(kind, known.name, waiting=waiting, pruned=pruned, now=now)
