@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from django.conf import settings
+from django.db import transaction
 from django.http import HttpRequest
 from ninja import Field, Path, Router, Schema, Status
 from ninja.security import HttpBearer
@@ -251,8 +252,9 @@ def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> dict[str,
 def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins. It gets no new jobs, and disappears when its jobs have ended."""
     who = admin(request, "hosts")
-    inventory.leave(inventory.find(name), who)
-    return _one(name, who)
+    with transaction.atomic():  # a host without jobs is removed as soon as this commits
+        inventory.leave(inventory.find(name), who)
+        return _one(name, who)
 
 
 @router.post("/{name}/clear", response={200: HostOut, **REFUSALS}, summary="Place jobs on a host again")
