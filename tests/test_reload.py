@@ -144,6 +144,20 @@ def test_a_second_start_reloads_the_server_that_is_there(server: Server, pollers
     assert reloads(server) == count + 1
 
 
+def probes(server: Server) -> float:
+    lines = server.metrics().splitlines()
+    told = [line for line in lines if line.startswith("dstackweb_http_request_seconds_count") and '"healthz"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in told if '"2xx"' in line)
+
+
+def test_requests_are_counted_over_all_web_processes_and_reloads(server: Server) -> None:
+    before = probes(server)
+    assert before >= 1, "those before the reload"
+    for _ in range(40):
+        httpx.get(f"{server.url}/healthz")  # each on a connection of its own, which either process may take
+    assert [probes(server) - before for _ in range(6)] == [40] * 6
+
+
 def test_a_program_that_is_broken_replaces_nothing(server: Server, pollers: list[Poller]) -> None:
     count = reloads(server)
     edit(server.tree, PROBE, "from __future__", "nonsense from __future__")

@@ -61,6 +61,8 @@ class Command(BaseCommand):
         os.environ["DSTACKWEB_HOME"] = str(settings.DSTACKWEB_HOME)
         if options["prepare"]:
             return prepare_reload()
+        # Only this process may say to systemd that it is ready: gunicorn would say so too early.
+        notify = {name: os.environ.pop(name) for name in ("NOTIFY_SOCKET",) if name in os.environ}
         former = handover.taken_over()
         if former is None:
             lock, listener = self._lock(), open_port(settings.DSTACKWEB_HOST, settings.DSTACKWEB_PORT)
@@ -91,7 +93,8 @@ class Command(BaseCommand):
                 self.stdout.write(f"dstackweb: reloaded in {time.monotonic() - began:.1f} s")
             self.stdout.flush()
             lock.loaded()
-            sd_notify("READY=1", log)
+            os.environ.update(notify)
+            sd_notify("READY=1", log, unset_environment=True)
 
         outcome = supervisor.run(on_ready)
         if outcome is Outcome.RELOAD:
