@@ -111,7 +111,10 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to get the required resources. `price` is USD per hour; `detail` is a code with its numbers."""
+    """One way to get the required resources. `price` is USD per hour; `detail` is a code with its numbers.
+
+    Where something prevents all offers of a backend, `detail["quota"]` is what it would be otherwise.
+    """
 
     backend: str
     instance_type: str

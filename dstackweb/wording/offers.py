@@ -32,7 +32,8 @@ def detail_text(kind: str, detail: Mapping[str, Any], needs: Requirements) -> st
     if code == "idle_instance":
         return _("Kept from an earlier run of the project")
     text = registry.KINDS[kind].offer_detail(detail) if kind in registry.KINDS else ""
-    return text or as_text(str(code or ""))
+    quota = detail_text(kind, detail["quota"], needs) if "quota" in detail else ""
+    return f"{text or as_text(str(code or ''))} {quota}".rstrip()
 
 
 def _of_host(detail: Mapping[str, Any], needs: Requirements) -> str:

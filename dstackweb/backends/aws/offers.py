@@ -106,7 +106,9 @@ def _offers(
             if price is None:
                 continue
             if url_problem is not None:
-                verdict: Verdict = Availability.NOT_AVAILABLE, {"code": "public_url", "why": url_problem}
+                _available, quota = _quota_verdict(region.quotas, kind, spot)
+                detail = {"code": "public_url", "why": url_problem, "quota": quota}
+                verdict: Verdict = Availability.NOT_AVAILABLE, detail
             elif image is not None:
                 verdict = Availability.NOT_AVAILABLE, {"code": "image_not_supported", "image": image}
             elif not region.own_image and not is_published_for(kind.family):

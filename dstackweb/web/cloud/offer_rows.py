@@ -199,7 +199,9 @@ def lines(
         price = units.dollars(offer.price) if offer.price or offer.backend not in own else ""
         badge = offer_words.availability(offer.availability)
         gpus = gpu(offer.gpu_name, offer.gpu_count, offer.gpu_memory_mib)
-        return OfferLine(offer, gpus, badge, offer_words.why(offer, needs), share, price, each, source)
+        # What concerns all offers is above them.
+        why = offer_words.detail_text(offer.kind, offer.detail.get("quota", offer.detail), needs)
+        return OfferLine(offer, gpus, badge, why, share, price, each, source)
 
     return [line(offer) for offer in offers]
 

@@ -146,7 +146,7 @@ def _context(request: PageRequest, chosen: OfferFilters, backends: Sequence[Back
     lines = [SourceLine.of_source(age, now) for age in everything.sources]
     own = {backend.name for backend in backends if registry.is_hosts(backend)}
     has_clouds = any(backend.name not in own for backend in backends)
-    unreachable = next((offer for offer in everything.offers if offer.detail.get("code") == "public_url"), None)
+    unreachable = next((offer for offer in everything.offers if "quota" in offer.detail), None)
     known = [line for line in lines if line.of.fetched_at is not None]
     return {
         "tab": "offers",
@@ -162,7 +162,7 @@ def _context(request: PageRequest, chosen: OfferFilters, backends: Sequence[Back
         "cheapest": _cheapest(offers, own),
         "regions": offer_rows.by_region(lines),
         "troubles": offer_rows.troubles(lines),
-        "unreachable": offer_words.why(unreachable, Requirements()) if unreachable else "",
+        "unreachable": _without_quota(unreachable) if unreachable else "",
         "asking": sum(line.state == "asking" for line in lines),
         "oldest": min(known, key=lambda line: line.of.fetched_at or now, default=None),
         "next_stale": min((line.until for line in lines if line.until), default=None),
@@ -188,6 +188,12 @@ def _admins() -> list[str]:
 def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:
     paid = [offer for offer in offers if offer.backend not in own and offer.availability in USABLE]
     return min(paid, key=lambda offer: (offer.price, offer.instance_type), default=None)
+
+
+def _without_quota(offer: Offer) -> str:
+    """What prevents all of its backend's offers."""
+    detail = {name: value for name, value in offer.detail.items() if name != "quota"}
+    return offer_words.detail_text(offer.kind, detail, Requirements())
 
 
 def _header(chosen: OfferFilters, by: str) -> SortHeader:

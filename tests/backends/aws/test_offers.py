@@ -20,6 +20,7 @@ from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.spec.effective import Requirements
 from dstackweb.spec.run_fields import ResourcesFields
+from dstackweb.wording import offers as offer_words
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)
 G, P, STANDARD = "L-DB2E81BA", "L-417A185B", "L-1216C47A"
@@ -164,6 +165,14 @@ def test_nothing_is_available_where_instances_could_not_reach_this_server_or_run
         assert {offer.availability for offer in found} == {Availability.NOT_AVAILABLE}
         assert {offer.detail["code"] for offer in found} == {code}
         assert len(found) == len(offers(known(), {}))
+
+
+def test_the_quota_stays_visible_where_instances_could_not_reach_this_server() -> None:
+    usual = offers(known(), {})
+    found = offers(known(), {}, url_problem="missing")
+    assert [offer.detail["quota"]["code"] for offer in found] == [offer.detail["code"] for offer in usual]
+    assert found[0].detail["quota"].items() <= usual[0].detail.items()
+    assert "vCPUs in use" in offer_words.why(dataclasses.replace(found[0], kind="aws"), Requirements())
 
 
 def test_a_type_without_a_price_is_no_offer() -> None:
