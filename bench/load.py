@@ -145,7 +145,7 @@ class Load:
         """So many a second, whether those before were answered or not."""
         going: set[asyncio.Future[object]] = set()
         began, number = time.monotonic(), 0
-        while (due := began + number / rate) < self.ends:
+        while rate and (due := began + number / rate) < self.ends:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self.late = max(self.late, time.monotonic() - due)
             task = asyncio.ensure_future(act(number))

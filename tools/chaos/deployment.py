@@ -115,7 +115,8 @@ class Deployment:
     def _start(self) -> None:
         self.network = self._stack.enter_context(Network())
         here = self.network.here
-        self.postgres = servers.postgres(self.folder / "postgres", address=here)
+        # What it has confirmed must survive it: durable.
+        self.postgres = servers.postgres(self.folder / "postgres", durable=True, address=here)
         self._stack.callback(self.postgres.stop)
         self.redis = servers.redis(self.folder / "redis", address=here)
         self._stack.callback(self.redis.stop)

@@ -72,6 +72,7 @@ class Breaker:
         kinds: dict[str, Callable[[], tuple[str, float, Callable[[], None] | None] | None]] = {
             "web process killed": lambda: kill("gunicorn", 0.5),
             "worker killed": lambda: kill("qcluster", 0.5),
+            "launcher of runners killed": lambda: kill("dstackweb.runner", 0.5),
             "ticker killed": lambda: kill("ticker"),
             "host process killed": lambda: kill("host"),
             "control plane killed": self._kill_plane,
