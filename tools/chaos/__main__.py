@@ -24,11 +24,14 @@ def main() -> int:
     seed = int(os.environ.get("SEED") or time.time())
     folder = Path(tempfile.mkdtemp(prefix="dw-chaos-", dir="/tmp"))
     folder.chmod(0o755)  # PostgreSQL and the jobs run as other users
-    found = Story(folder, runs, minutes, seed).tell()
-    if found or os.environ.get("KEEP"):
-        print(f"logs and databases: {folder}")
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    found: list[str] = []
+    try:
+        found = Story(folder, runs, minutes, seed).tell()
+    finally:
+        if found or os.environ.get("KEEP"):
+            print(f"logs and databases: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
     return 1 if found else 0
 
 
