@@ -27,6 +27,8 @@ from dstackweb.scheduler.processes.handover import SIGNALS, AdoptedProcess, Form
 LOG_LIMIT = 10 * 1024 * 1024
 STOP_S = 15.0
 """How long processes may take to finish their work; every step is safe to cut off."""
+LEAVE_S = 35.0
+"""The same for former processes of a reload: nobody waits for them."""
 STEADY_S = 60.0
 """A process that lived this long restarts with a short back-off."""
 SLOW_START_S = 30.0
@@ -290,7 +292,7 @@ class Supervisor:
             elif deadline is None:
                 if successor is None or successor.spec.alone or successor.check_ready():
                     child.process.terminate()  # type: ignore[union-attr]
-                    self._leaving[child] = time.monotonic() + STOP_S
+                    self._leaving[child] = time.monotonic() + LEAVE_S
             elif time.monotonic() > deadline:
                 child.process.kill()  # type: ignore[union-attr]
 
