@@ -9,7 +9,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
 from django.db.models import BigIntegerField, F, Value
-from django.db.models.functions import Cast, Greatest
+from django.db.models.functions import Cast
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
@@ -31,11 +31,16 @@ def now_us() -> int:
 
 def take_seniority(queue_id: int) -> Queue:
     """Lock a queue and take its next seniority. Call first in a transaction."""
-    candidate = Value(now_us(), output_field=BigIntegerField())
-    Queue.objects.filter(pk=queue_id).update(
-        last_seniority_us=Greatest(F("last_seniority_us") + ordering.MIN_GAP_US, candidate)
-    )
-    return Queue.objects.select_related("project").get(pk=queue_id)
+    for queue in Queue.objects.raw(_TAKE, {"gap": ordering.MIN_GAP_US, "now": now_us(), "queue": queue_id}):
+        return queue
+    raise Queue.DoesNotExist
+
+
+_TAKE = """
+UPDATE runs_queue SET last_seniority_us = CASE
+    WHEN last_seniority_us + %(gap)s > %(now)s THEN last_seniority_us + %(gap)s ELSE %(now)s END
+WHERE id = %(queue)s RETURNING *
+"""
 
 
 def lock_queue(queue_id: int) -> Queue:
