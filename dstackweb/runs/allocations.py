@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db import IntegrityError
-from django.db.models import F, QuerySet, Sum
+from django.db import IntegrityError, connection
+from django.db.models import F
 
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.lib import sql
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JOB_ENDED
 
@@ -76,19 +77,23 @@ def _gpus(uuids: Sequence[str]) -> dict[tuple[int, str], int]:
     return {(host_id, uuid): pk for host_id, uuid, pk in rows}
 
 
-def held_by_ended_jobs(run: Run) -> QuerySet[Allocation]:
-    """What ended jobs of a run still hold. Their processes are confirmed gone, or never began."""
-    return Allocation.objects.filter(job__run=run, job__status__in=JOB_ENDED)
+_OF_ENDED = f"""
+WHERE job_id IN (SELECT id FROM runs_job WHERE run_id = %s AND status IN ({sql.places(JOB_ENDED)}))
+"""
 
 
-def sums(rows: QuerySet[Allocation]) -> list[tuple[int, int, int]]:
-    """What these rows hold of each host (id), in the order of claims: CPUs and MiB of memory."""
-    by_host = rows.order_by("host").values_list("host").annotate(cpus=Sum("cpus"), memory_mib=Sum("memory_mib"))
-    return list(by_host)
+def held_by_ended_jobs(run: Run) -> list[tuple[int, int, int]]:
+    """What a run's ended jobs hold of each host (id), in the order of claims: CPUs and MiB of memory.
+
+    Their processes are confirmed gone, or never began.
+    """
+    columns = "host_id, SUM(cpus), SUM(memory_mib)"
+    found = sql.rows(f"SELECT {columns} FROM runs_allocation {_OF_ENDED} GROUP BY 1 ORDER BY 1", [run.pk, *JOB_ENDED])
+    return [(host_id, int(cpus), int(memory_mib)) for host_id, cpus, memory_mib in found]
 
 
-def release(rows: QuerySet[Allocation], held: Sequence[tuple[int, int, int]]) -> None:
-    """Release what these rows hold, of which `held` are the `sums`.
+def release(run: Run, held: Sequence[tuple[int, int, int]]) -> None:
+    """Release what a run's ended jobs hold, which is `held`.
 
     Call after `lock_run`, last in the transaction.
     """
@@ -96,4 +101,5 @@ def release(rows: QuerySet[Allocation], held: Sequence[tuple[int, int, int]]) ->
         Host.objects.filter(pk=host_id).update(
             cpus_used=F("cpus_used") - cpus, memory_used_mib=F("memory_used_mib") - memory_mib
         )
-    rows.delete()
+    with connection.cursor() as cursor:
+        cursor.execute(f"DELETE FROM runs_allocation {_OF_ENDED}", [run.pk, *JOB_ENDED])

@@ -222,10 +222,9 @@ def settle_run(run: Run) -> None:
     """
     if run.status in PLACED:
         _follow(run)
-    held = allocations.held_by_ended_jobs(run)
-    if sums := allocations.sums(held):
+    if held := allocations.held_by_ended_jobs(run):
         touch(run.queue_id)
-        allocations.release(held, sums)
+        allocations.release(run, held)
         wakeups.request_pass()
 
 

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all, release, sums
+from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all, held_by_ended_jobs, release
 from dstackweb.runs.models import Allocation, Job
 from tests.factories import cloud_job, make_host, make_run
 
@@ -75,8 +75,8 @@ def test_what_is_released_can_be_claimed_to_the_last_unit(host: Host, jobs: list
     everything = Claim(host.pk, 8, 32 * GIB, ("GPU-box-1-0", "GPU-box-1-1"))
     claim((first, everything))
     with transaction.atomic():
-        rows = Allocation.objects.filter(job=first)
-        release(rows, sums(rows))
+        Job.objects.filter(pk=first.pk).update(status="done")
+        release(first.run, held_by_ended_jobs(first.run))
     assert held() == [(0, 0)]
     claim((second, everything))
     assert held() == [(8, 32 * GIB)]
