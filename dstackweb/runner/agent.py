@@ -11,12 +11,13 @@ import pwd
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from dstackweb.runner import machine, tree
-from dstackweb.runner.child import acting_as
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
+from dstackweb.runner.isolation import can_traverse
 from dstackweb.runner.jobs import LocalJobs
 from dstackweb.runner.launcher import NotLaunched
 from dstackweb.runner.state import StateDir, say
@@ -288,7 +289,10 @@ def job_path(account: pwd.struct_passwd | None) -> str:
 
 
 def _may_enter(folder: str, account: pwd.struct_passwd | None) -> bool:
-    with contextlib.ExitStack() as stack:
-        if account is not None:
-            stack.enter_context(acting_as(account))
-        return os.path.isabs(folder) and os.path.isdir(folder) and os.access(folder, os.X_OK, effective_ids=True)
+    """By mode bits: rights that one thread takes on, for a look, are those of all threads."""
+    if not (os.path.isabs(folder) and os.path.isdir(folder)):
+        return False
+    if account is None:
+        return os.access(folder, os.X_OK)
+    groups = os.getgrouplist(account.pw_name, account.pw_gid)
+    return can_traverse(Path(folder).resolve(), account.pw_uid, groups)

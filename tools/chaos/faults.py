@@ -167,7 +167,7 @@ class Breaker:
 
     def _stop_process(self) -> tuple[str, float, Callable[[], None]] | None:
         host = self.rng.choice(HOSTS)
-        found = [one for one in self.deployment.processes(host) if "dstackweb.runner" not in _words(one)]
+        found = self.deployment.processes(host)
         if not found:
             return None
         process = self.rng.choice(found)
