@@ -252,7 +252,10 @@ def test_nothing_survives_kill_9_of_the_server_but_what_a_worker_detached(deploy
     console = up(deployment)
     console.wait_for("ready at", deadline=60)
     detach = f"setsid sleep 321 </dev/null >/dev/null 2>&1 & echo $! > {home}/sleeper"
-    enqueue = f"from django_q.tasks import async_task; async_task('subprocess.call', ['sh', '-c', {detach!r}])"
+    enqueue = (
+        "from django.conf import settings; from django_q.tasks import async_task; "
+        f"async_task('subprocess.call', ['sh', '-c', {detach!r}], cluster=settings.DSTACKWEB_CLUSTERS['control'])"
+    )
     subprocess.run([sys.executable, "manage.py", "shell", "-c", enqueue], cwd=REPO, env=deployment, check=True)
     sleeper = psutil.Process(int(eventually((home / "sleeper").read_text)))
     below = descendants(console.process)
