@@ -13,6 +13,7 @@ from django.urls import resolve
 
 from dstackweb.cli.main import app
 from dstackweb.lib.process import REFUSED
+from dstackweb.runner.host_agent import NEVER
 from tests.support import REPO
 
 UNITS = sorted((REPO / "deploy" / "systemd").glob("*.service"))
@@ -40,10 +41,12 @@ def test_units_start_what_there_is_and_leave_jobs_alone(path: Path) -> None:
     if argv[0] == "manage.py":
         check_manage(argv[1:])
         assert (found["Type"], found["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
+        final = REFUSED
     else:
         assert argv == ["host", "run"]
         assert "host" in {group.name for group in app.registered_groups}
-    assert found["RestartPreventExitStatus"] == str(REFUSED)
+        final = NEVER
+    assert found["RestartPreventExitStatus"] == str(final)
     has_jobs = "--no-host" not in argv
     assert found["KillMode"] == ("process" if has_jobs else "mixed")
     assert ("User" in found, found.get("Delegate")) == (not has_jobs, "yes" if has_jobs else None)
