@@ -137,6 +137,7 @@ class Deployment:
             self.planes.append(plane)
             self._stack.callback(plane.http.close)
             self._stack.callback(plane.stop)
+        # A server keeps logs in its home: both see the same folder, as on a shared file system.
         (self.folder / "one" / "joblogs").mkdir()
         (self.folder / "two" / "joblogs").symlink_to(self.folder / "one" / "joblogs")
         for plane in self.planes:
