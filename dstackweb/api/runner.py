@@ -17,7 +17,7 @@ from dstackweb.api import tasks
 from dstackweb.api.app import auth_of
 from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus.samples import intake
-from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, NotFound
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import relay
 from dstackweb.runner.nvml import Sample
@@ -171,10 +171,20 @@ def _spec(job: Job) -> dict[str, Any]:
 
 @router.get("/{job_id}/archive", include_in_schema=False)
 def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
-    run = _wanted(request, job_id).run
-    if run.archive is None:
+    """The code of the run. If its bytes are lost, the job ends: asking again would not bring them back."""
+    job = _wanted(request, job_id)
+    archive = job.run.archive
+    if archive is None:
         raise NotFound("no code was shipped with this run")
-    return FileResponse(files.archive_path(run.project_id, run.archive.sha256).open("rb"))
+    try:
+        return FileResponse(files.archive_path(job.run.project_id, archive.sha256).open("rb"))
+    except FileNotFoundError:
+        detail = (
+            f"the code of this run ({archive.sha256[:12]}….tar.gz) is not on the server any more, so nothing was "
+            "started. Submit it again with dstackweb apply, which uploads it again"
+        )
+        attempts.end_job(job.pk, Reason.EXECUTOR_ERROR, message=detail)
+        raise Gone(detail) from None
 
 
 @router.post("/{job_id}/heartbeat", include_in_schema=False)

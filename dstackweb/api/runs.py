@@ -195,7 +195,7 @@ def list_events(
 
 @router.get(
     "/{name}/logs",
-    response={200: None, **REFUSALS},
+    response={200: None, **REFUSALS, **refusals(410)},
     summary="Raw log bytes of one job",
     openapi_extra={"responses": {200: {"content": RAW, "headers": LOG_HEADERS}}},
 )

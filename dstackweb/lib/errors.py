@@ -54,7 +54,7 @@ class Conflict(DomainError):
 
 
 class Gone(DomainError):
-    """It was there, and was removed for good."""
+    """It was there, and no longer is: it was removed, or its bytes are lost."""
 
     status = 410
 

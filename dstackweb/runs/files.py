@@ -142,7 +142,9 @@ def _keep_archive(project: Project, sha256: str, size: int, upload: Path) -> tup
 
 
 def use_archive(project: Project, sha256: str) -> Archive | None:
-    """The archive with this hash, marked as used now; None when it is not there, or was removed."""
+    """The archive with this hash, marked as used now; None when its bytes are not there, whatever its row says."""
+    if not archive_path(project.pk, sha256).exists():
+        return None
     mine = Archive.objects.filter(project=project, sha256=sha256, removed_at=None)
     return mine.get() if mine.update(used_at=timezone.now()) else None
 

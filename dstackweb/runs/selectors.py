@@ -212,7 +212,8 @@ def log_part(
 ) -> LogPart:
     """Part of a log: from `offset`, or its last `tail` lines. Defaults to the newest attempt that was placed.
 
-    Raises NotFound for a node or attempt that never was, Gone for a log that was removed.
+    Raises NotFound for a node or attempt that never was, Gone for a log that was removed, and behind the last byte
+    of an ended job's log that is shorter than what was acknowledged.
     """
     jobs = Job.objects.filter(run=run, node=node)
     job = jobs.filter(attempt=attempt).first() if attempt else jobs.order_by("-attempt").first()
@@ -231,7 +232,13 @@ def log_part(
         offset = files.tail_offset(job.pk, tail)
     data = files.read_log(job.pk, offset, limit)
     following = offset + len(data)
-    complete = over and following >= files.log_size(job.pk)
+    stored, acknowledged = files.log_size(job.pk), (job.log_size or 0) if over else 0
+    if not data and stored <= offset < acknowledged:
+        raise Gone(
+            f"the log of {run.name} had {acknowledged} bytes, and {stored} of them are on this server; its status is "
+            "right. If the log is on another server or in a backup, copy the folder joblogs from there"
+        )
+    complete = over and following >= max(stored, acknowledged)
     return LogPart(data, following, job.attempt, complete, job, job.log_missing)
 
 

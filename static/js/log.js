@@ -98,6 +98,11 @@ class LogView {
     else query.set("offset", String(this.offset));
     const response = await fetch(`${this.root.dataset.log}?${query}`, { signal, headers: { "HX-Request": "true" } });
     if (response.status === 401) location.reload();
+    if (response.status === 410) {
+      this.complete = true; // removed or lost: asking again would not bring it back
+      this.say(await response.text());
+      return false;
+    }
     if (!response.ok) throw new Error(String(response.status));
     const bytes = new Uint8Array(await response.arrayBuffer());
     const start = Number(response.headers.get("X-Start-Offset"));

@@ -233,6 +233,19 @@ def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
     assert asked == []
 
 
+@pytest.mark.slow
+def test_a_lost_end_of_a_log_is_said_behind_what_is_left(
+    page: Page, complaints: Complaints, live_server, project: Project, mia: User
+) -> None:
+    job = placed_job(running(project, mia))
+    files.append_log(job.pk, 0, b"first words\n")
+    attempts.end_job(job.pk, "done_by_runner", exit_code=0, log_size=20)
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    expect(page.locator("[data-log-text]")).to_have_text("first words\n", use_inner_text=True)
+    expect(page.locator("[data-log-note]")).to_contain_text("had 20 bytes, and 12 of them are on this server")
+    complaints.remove_failed_loads()
+
+
 def test_scrolling_up_stops_following_and_the_button_goes_on(
     page: Page, live_server, project: Project, mia: User
 ) -> None:

@@ -67,6 +67,15 @@ def test_a_log_that_lacks_its_middle_says_how_much(cli: Cli, job: Job, options: 
     assert result.stderr.count("The log was over its limit: 3 MB of output are missing before its last part.") == 1
 
 
+@pytest.mark.parametrize("options", [[], ["-f"], ["--tail", "1"]])
+def test_a_lost_log_is_an_error_and_not_empty(cli: Cli, job: Job, options: list[str]) -> None:
+    files.append_log(job.pk, 0, b"first\n")
+    attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0, log_size=9)
+    result = cli("logs", "train", *options)
+    assert (result.exit_code != 0, result.stdout) == (True, "first\n")
+    assert "had 9 bytes, and 6 of them" in " ".join(result.stderr.split())
+
+
 def test_without_output_the_status_is_shown(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "waiting")
     result = cli("logs", "waiting")

@@ -11,12 +11,22 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
+from dstackweb.lib.errors import Gone
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import files, removal, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
-from dstackweb.web.common.pages import PageRequest, done, done_here, fingerprint, polled, project_page, whole_number
+from dstackweb.web.common.pages import (
+    PageRequest,
+    done,
+    done_here,
+    fingerprint,
+    polled,
+    project_page,
+    sentence,
+    whole_number,
+)
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
 from dstackweb.web.progress import scope as progress_scope
@@ -135,7 +145,12 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
     node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
     tail = whole_number(request.GET["tail"]) if "tail" in request.GET else None
     offset = whole_number(request.GET.get("offset"))
-    part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
+    try:
+        part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
+    except Gone as error:
+        if not request.htmx:
+            raise
+        return HttpResponse(sentence(error.detail), status=error.status, content_type="text/plain; charset=utf-8")
     if "download" in request.GET and part.job and files.log_path(part.job.pk).exists():
         name = f"{found.name}-{part.attempt}-{node}.log"
         file = files.log_path(part.job.pk).open("rb")

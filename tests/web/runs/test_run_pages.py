@@ -123,6 +123,18 @@ def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_u
     assert "noisy-1-0.log" in answer["Content-Disposition"]
 
 
+def test_a_lost_log_is_said_where_the_log_would_be(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann, "noisy")
+    place_all()
+    attempts.end_job(start(placed_job(run)).pk, "done_by_runner", exit_code=0, log_size=9)
+    url = f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&tail=100"
+    answer = as_user(ann).get(url, headers={"HX-Request": "true"})
+    assert (answer.status_code, answer["Content-Type"]) == (410, "text/plain; charset=utf-8")
+    assert "The log of noisy had 9 bytes, and 0 of them are on this server" in answer.content.decode()
+    assert as_user(ann).get(url + "&download=1").status_code == 410
+
+
 def test_a_log_of_no_job_of_the_run_is_not_found(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
     assert as_user(ann).get(f"/p/main/runs/{run.uid}/log/?attempt=7&node=3").status_code == 404
