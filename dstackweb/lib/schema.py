@@ -49,10 +49,12 @@ def too_old(row: SchemaVersion | None, version: int) -> str:
     """Why a program of schema `version` must not use the database; empty if it may."""
     if row is None or version >= row.compatible:
         return ""
+    upgrade = f"has upgraded it to schema {row.version}, for programs of schema {row.compatible} and newer"
+    if row.version < row.compatible:
+        upgrade = f"began to upgrade it to schema {row.compatible}, and has not finished"
     return (
         f"this program (dstackweb {dstackweb.__version__}, schema {version}) is too old for the database: dstackweb "
-        f"{row.release} has upgraded it to schema {row.version}, for programs of schema {row.compatible} and newer. "
-        f"Upgrade this program to {row.release} and start it again"
+        f"{row.release} {upgrade}. Upgrade this program to {row.release} and start it again"
     )
 
 
@@ -132,6 +134,16 @@ def fence(say: Callable[[str], object], wait: Callable[[float], object] = time.s
         _write(row.version, COMPATIBLE)
         say(f"programs older than schema {COMPATIBLE} stop now; migrating in {NOTICE_S:.0f} s")
         wait(NOTICE_S)
+
+
+def unfinished(error: DatabaseError) -> str:
+    """What to do after a migration that failed."""
+    first = str(error).strip().partition("\n")[0]
+    return (
+        f"the database could not be upgraded: {first}. Each migration was made completely or not at all, and no run is "
+        "lost. Programs that don't work with the new schema stay stopped. Mend the cause and start again, or restore "
+        "the backup that was made before the upgrade, with the release of that time"
+    )
 
 
 def record() -> None:

@@ -44,7 +44,7 @@ class RetryFields(Keys):
 
     on_events: Annotated[tuple[RetryEvent, ...], Field(min_length=1)] = key(
         "a list of `no-capacity`, `interruption` and `error`",
-        "The failures after which the run is retried: `no-capacity` (the job could not be started), "
+        "The failures after which the run is retried: `no-capacity` (not all nodes started in time), "
         "`interruption` (its host or runner was lost), `error` (a command failed).",
         default=RETRY_EVENTS,
     )

@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from django.conf import settings
 from django.db import connection, connections
@@ -98,10 +98,10 @@ def _dump(target: Path) -> None:
         with contextlib.closing(source), contextlib.closing(sqlite3.connect(target)) as copy:
             source.backup(copy)
     else:
-        _postgres("pg_dump", "--format=custom", "--no-owner", "--no-acl", f"--file={target}")
+        _postgres("pg_dump", "--no-password", "--format=custom", "--no-owner", "--no-acl", f"--file={target}")
 
 
-def _postgres(program: str, *argv: str) -> None:
+def _postgres(program: str, *argv: str, output: IO[bytes] | None = None) -> None:
     """Run one of PostgreSQL's programs on the deployment's database. The password is not among its arguments."""
     path = shutil.which(program)
     if path is None:
@@ -113,12 +113,11 @@ def _postgres(program: str, *argv: str) -> None:
     names = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD", "PGDATABASE": "NAME"}
     given = {variable: str(database[name]) for variable, name in names.items() if database.get(name)}
     options = {f"PG{name.upper()}": str(value) for name, value in database["OPTIONS"].items() if name.startswith("ssl")}
-    target = [f"--dbname={database['NAME']}"] if program == "pg_restore" else []
-    done = subprocess.run(
-        [path, "--no-password", *target, *argv], env={**os.environ, **given, **options}, capture_output=True, text=True
-    )
+    env = {**os.environ, **given, **options}
+    done = subprocess.run([path, *argv], env=env, stdout=output or subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode:
-        raise BackupFailed(f"{program} failed. Nothing was changed. It says: {done.stderr.strip()[-1000:]}")
+        text = done.stderr.decode(errors="replace").strip()[-1000:]
+        raise BackupFailed(f"{program} failed. Nothing was changed. It says: {text}")
 
 
 def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
@@ -137,6 +136,7 @@ def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
             _unpack(tar, staged)
             _check_key(manifest, staged / KEY)
             aside = _load(staged / DATABASE)
+            _put_key_in_place(staged / KEY)
             files = sum(_put_back(staged, name) for name in FOLDERS)
     ended, alive = _end_unknown_jobs()
     return manifest | {"files": files, "aside": aside, "ended": ended, "alive": alive}
@@ -199,7 +199,7 @@ def _unpack(tar: tarfile.TarFile, staged: Path) -> None:
 
 
 def _check_key(manifest: dict[str, Any], key: Path) -> None:
-    """This deployment's secret key must be the backup's; one that is in the backup is put in its place."""
+    """This deployment's secret key must be the backup's, or the backup must have it."""
     if manifest["key"] == fingerprint():
         return
     if not key.exists() or settings.DSTACKWEB_SECRET_KEY:
@@ -209,20 +209,32 @@ def _check_key(manifest: dict[str, Any], key: Path) -> None:
             f"Nothing was changed. Put the key of that time into {where}: without it stored secrets can't be read, and "
             "running jobs can't report."
         )
-    os.replace(key, settings.DSTACKWEB_HOME / KEY)
+
+
+def _put_key_in_place(key: Path) -> None:
+    """Use the key of the backup, if it has one; another one here is kept aside: what it encrypted may be kept too."""
+    place = settings.DSTACKWEB_HOME / KEY
+    if not key.exists() or settings.DSTACKWEB_SECRET_KEY:
+        return
+    if place.exists() and place.read_bytes() != key.read_bytes():
+        os.replace(place, _aside(place))
+    os.replace(key, place)
+
+
+def _aside(place: Path) -> Path:
+    return place.with_name(f"{place.name}.before-restore-{timezone.now():%Y%m%dT%H%M%S}")
 
 
 def _load(dump: Path) -> str:
     """Put the database in place; returns where the one before is, if it was kept."""
-    connections.close_all()
     if connection.vendor != "sqlite":
-        _postgres("pg_restore", "--clean", "--if-exists", "--no-owner", "--single-transaction", str(dump))
+        _load_into_postgres(dump)
         return ""
-    with contextlib.closing(sqlite3.connect(dump)) as copy:
-        if copy.execute("PRAGMA integrity_check").fetchone() != ("ok",):
-            raise BackupFailed("the backup's database is damaged. Nothing was changed.")
+    connections.close_all()
+    if not _is_whole(dump):
+        raise BackupFailed("the backup's database is damaged. Nothing was changed.")
     place = Path(settings.DATABASES["default"]["NAME"])
-    aside = place.with_name(f"{place.name}.before-restore-{timezone.now():%Y%m%dT%H%M%S}")
+    aside = _aside(place)
     kept = place.exists() and place.stat().st_size > 0
     for end in ("", "-wal", "-shm"):
         if (part := place.with_name(place.name + end)).exists():
@@ -230,6 +242,30 @@ def _load(dump: Path) -> str:
     dump.chmod(0o600)
     os.replace(dump, place)
     return str(aside) if kept else ""
+
+
+def _is_whole(dump: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(dump)) as copy:
+        try:
+            return bool(copy.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+        except sqlite3.DatabaseError:
+            return False
+
+
+def _load_into_postgres(dump: Path) -> None:
+    """In one transaction: drop all tables, also those that a newer release has added, and make those of the backup."""
+    quote = connection.ops.quote_name
+    drops = [f"DROP TABLE {quote(name)} CASCADE;\n" for name in connection.introspection.table_names()]
+    connections.close_all()
+    script = dump.with_name("restore.sql")
+    with open(script, "wb") as file:
+        file.write("".join(drops).encode())
+        file.flush()
+        _postgres("pg_restore", "--no-owner", "--no-acl", "--file=-", str(dump), output=file)
+    _postgres(
+        "psql", "--no-password", "--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1",
+        f"--file={script}",
+    )  # fmt: skip
 
 
 def _put_back(staged: Path, name: str) -> int:

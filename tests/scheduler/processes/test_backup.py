@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sqlite3
 import tarfile
 from pathlib import Path
 
+import psycopg
 import pytest
 from django.conf import settings
+from django.db import connection
 
 from dstackweb.scheduler.processes import backup
 from tests.server import Server
@@ -28,6 +32,36 @@ def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
         tar.add(tmp_path / "text", "text")
     with pytest.raises(backup.BackupFailed, match="not a backup of dstackweb"):
         backup.restore(tmp_path / "tar")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A deployment with the key `old`."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "secret_key").write_text("old")
+    monkeypatch.setattr(settings, "DSTACKWEB_HOME", folder)
+    monkeypatch.setattr(settings, "DSTACKWEB_SECRET_KEY", "")
+    return folder
+
+
+def test_a_damaged_backup_leaves_the_secret_key(home: Path, tmp_path: Path) -> None:
+    manifest = {"format": backup.FORMAT, "release": "0.1", "database": connection.vendor, "key": "another"}
+    with tarfile.open(tmp_path / "tar", "w") as tar:
+        for name, text in (("manifest.json", json.dumps(manifest)), ("database", "no rows"), ("secret_key", "new")):
+            backup._add_text(tar, name, text)
+    with pytest.raises(backup.BackupFailed, match="Nothing was changed"):
+        backup.restore(tmp_path / "tar", replace=True)
+    assert {path.name: path.read_text() for path in home.iterdir()} == {"secret_key": "old"}
+
+
+def test_a_secret_key_gives_way_to_the_one_of_the_backup_and_is_kept(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("new")
+    backup._put_key_in_place(tmp_path / "key")
+    (aside,) = home.glob("secret_key.before-restore-*")
+    assert ((home / "secret_key").read_text(), aside.read_text()) == ("new", "old")
+    backup._put_key_in_place(tmp_path / "missing")
+    assert len(list(home.iterdir())) == 2
 
 
 def test_a_path_out_of_the_home_is_not_unpacked(tmp_path: Path) -> None:
@@ -74,6 +108,8 @@ def test_a_database_comes_back_on_both_sides(open_home: Path, tmp_path: Path) ->
     made = server.manage("backup", file)
     assert made.returncode == 0, made.stderr
     server.sql("DELETE FROM django_session")
+    # As a newer release would have made it.
+    server.sql("CREATE TABLE newer (session_key varchar(40) REFERENCES django_session (session_key))")
     assert "--replace" in server.manage("restore", file).stderr
     if "DATABASE_URL" in server.env:
         with server._database():
@@ -84,3 +120,5 @@ def test_a_database_comes_back_on_both_sides(open_home: Path, tmp_path: Path) ->
     assert again.returncode == 0, again.stderr
     with server._database() as database:
         assert database.execute("SELECT session_key FROM django_session").fetchone() == ("kept",)
+        with pytest.raises((sqlite3.Error, psycopg.Error)):
+            database.execute("SELECT * FROM newer")

@@ -13,9 +13,10 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.models import Backend, Gpu, Host, Instance
 from dstackweb.lib.models import Bucket, Circuit
-from dstackweb.offers import store
+from dstackweb.offers import freshness, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.web.health import checks
@@ -132,8 +133,9 @@ def test_health_tells_why_a_cloud_cannot_be_asked_and_starts_nothing(
     assert "sources fresh" not in page
     backend = Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
     error = {"code": "access_denied", "action": "ec2:X", "region": "eu-west-1"}
+    digest = freshness.digest(backend, AwsBackend.sources["quotas"])
     SourceRow.objects.create(
-        backend=backend, source="quotas", region="eu-west-1", version=1, failed_at=timezone.now(), error=error
+        backend=backend, source="quotas", region="eu-west-1", digest=digest, failed_at=timezone.now(), error=error
     )
     page = as_user(ann).get("/p/main/health/").content.decode()
     assert "of 4 sources fresh" in page

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from django.core.management.commands import migrate
+from django.db import DatabaseError
 
 from dstackweb.lib import schema
 from dstackweb.lib.process import REFUSED
@@ -24,6 +25,10 @@ class Command(migrate.Command):
             except schema.Refused as why:
                 schema.say_on_stderr(str(why))
                 sys.exit(REFUSED)
-            super().handle(*args, **options)
+            try:
+                super().handle(*args, **options)
+            except DatabaseError as error:
+                schema.say_on_stderr(schema.unfinished(error))
+                sys.exit(REFUSED)
             if whole:
                 schema.record()
