@@ -61,7 +61,8 @@ def test_freshness_counts_down_and_turns_stale_without_asking_the_server(
 ) -> None:
     cloud()
     SourceRow.objects.filter(source="spot_prices", region="us-east-1").update(
-        fetched_at=timezone.now() - dt.timedelta(seconds=238)  # asked again at 240 s, stale at 300 s
+        asked_at=None,
+        fetched_at=timezone.now() - dt.timedelta(seconds=238),  # read again at 240 s, stale at 300 s
     )
     page.clock.install()
     page.goto(f"{live_server.url}/p/main/offers/")
