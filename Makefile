@@ -7,7 +7,7 @@ HOST := $(or $(DSTACKWEB_HOST),127.0.0.1)
 ifneq ($(filter 127.% localhost ::1,$(HOST)),)
 SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-compile

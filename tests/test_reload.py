@@ -22,7 +22,7 @@ import pytest
 from tests.server import TOKEN, Server
 from tests.support import REPO, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("reload")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("reload")]
 
 PROBE = "dstackweb/api/monitoring.py"
 ANSWER = '{"status": "ok"}'
