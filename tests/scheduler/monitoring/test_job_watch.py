@@ -14,6 +14,7 @@ from pytest_django import Settings
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
 from dstackweb.lib.models import Watch
+from dstackweb.runs import attempts
 from dstackweb.runs.heartbeats import Heartbeat, take
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
@@ -31,6 +32,8 @@ class Clock:
         self.monkeypatch = monkeypatch
         monkeypatch.setattr(watch.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(watch, "boot_id", lambda: self.boot)
+        # By chance the pause before the next attempt is over at once: real time passes in these tests.
+        monkeypatch.setattr(attempts, "full_jitter", lambda *_: 60.0)
         watch.watch()
 
     def pass_time(self, seconds: float, looks: int = 5) -> None:
