@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
-from dstackweb.lib.process import REFUSED
+from dstackweb.lib.process import REFUSED, try_lock
+from dstackweb.lib.schema import LOCK
 from tests.server import Server
 from tests.support import REPO, eventually
 
@@ -68,6 +71,20 @@ def version_of_program(folder: Path, version: int, compatible: int, *migrations:
     return folder
 
 
+@contextmanager
+def set_up_elsewhere(url: str) -> Iterator[None]:
+    """The lock of a process that sets up this database."""
+    if url.startswith("sqlite:///"):
+        lock = try_lock(Path(f"{url.removeprefix('sqlite:///')}.setup-lock"))
+        assert lock is not None
+        with lock:
+            yield
+    else:
+        with psycopg.connect(url) as other:
+            other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+            yield
+
+
 def answers(server: Server) -> bool:
     """Whether its process lives, and serves pages that read the database."""
     assert server.process is not None
@@ -80,12 +97,14 @@ def answers(server: Server) -> bool:
 
 def test_two_servers_that_start_on_one_empty_database_both_come_up(plane: MakePlane) -> None:
     first, second = plane("first"), plane("second")
-    first.launch()
-    second.launch()
+    with set_up_elsewhere(first.env["DATABASE_URL"]):
+        first.launch()
+        second.launch()
+        for server in (first, second):
+            eventually(lambda said=server.said: "another process is setting up this database" in said(), deadline=60)
     for server in (first, second):
         eventually(server.is_ready, deadline=120)
         assert "Traceback" not in server.said()
-    assert "another process is setting up this database; waiting for it" in first.said() + second.said()
     items = first.http.get("/hosts").json()["items"]
     eventually(lambda: {host["name"] for host in first.http.get("/hosts").json()["items"]} == {"first", "second"})
     assert {host["name"] for host in items} <= {"first", "second"}

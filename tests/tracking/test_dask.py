@@ -111,9 +111,10 @@ def test_what_tasks_are_is_what_the_scheduler_says(ear: Ear, cluster: LocalClust
 def test_keys_and_groups_need_not_be_text(ear: Ear, cluster: LocalCluster, client: Client) -> None:
     watch(client, url=ear.url, token="t")
     keys = [(1, 2), (("a", 1), 2), (2.5, 1), 7, 8.5, ("t", ("u", 1)), "x\ud800y", "n\0l"]
-    wait([client.submit(odd, number, key=key) for number, key in enumerate(keys)])
+    futures = [client.submit(odd, number, key=key) for number, key in enumerate(keys)]
+    wait(futures)
+    eventually(lambda: plain(sums(ear)).get("Other") == own(cluster.scheduler)["Other"], deadline=20)
     eventually(lambda: sum(sum(states.values()) for states in sums(ear).values()) == len(keys), deadline=20)
-    assert plain(sums(ear))["Other"] == own(cluster.scheduler)["Other"]
     groups = {count["group"] for body in ear.bodies for count in body["counts"]}
     assert groups >= {"1", "('a', 1)", "2.5", "Other", "t"}
     failed = {failure["key"] for body in ear.bodies for failure in body.get("failures", [])}
