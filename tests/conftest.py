@@ -65,8 +65,11 @@ def _touches_database(item: pytest.Item, *more: str) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what runs on both sides, and what the slow suite runs again with more examples."""
+    if not POSTGRES and (elsewhere := [item for item in items if item.get_closest_marker("postgres")]):
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in elsewhere]
     for item in items:
         path = item.path.relative_to(Path(__file__).parent)
         if POSTGRES and path.as_posix().startswith(LONG_STORIES):

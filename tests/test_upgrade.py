@@ -95,8 +95,10 @@ def answers(server: Server) -> bool:
         return False
 
 
-def test_two_servers_that_start_on_one_empty_database_both_come_up(plane: MakePlane) -> None:
+def test_two_servers_that_start_on_one_empty_database_both_come_up(plane: MakePlane, open_home: Path) -> None:
     first, second = plane("first"), plane("second")
+    for server in (first, second):
+        server.env["DSTACKWEB_STATIC_ROOT"] = str(open_home / "static")  # on a disk that both see
     with set_up_elsewhere(first.env["DATABASE_URL"]):
         first.launch()
         second.launch()
@@ -110,6 +112,7 @@ def test_two_servers_that_start_on_one_empty_database_both_come_up(plane: MakePl
     assert {host["name"] for host in items} <= {"first", "second"}
 
 
+@pytest.mark.postgres
 def test_servers_are_upgraded_one_after_another_and_one_that_is_too_old_stops(
     plane: MakePlane, open_home: Path
 ) -> None:

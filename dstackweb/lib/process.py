@@ -52,13 +52,21 @@ def try_lock(path: Path) -> IO[str] | None:
 
     The kernel releases the lock of a process that dies.
     """
+    try:
+        return wait_for_lock(path, fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+
+
+def wait_for_lock(path: Path, how: int = 0) -> IO[str]:
+    """As `try_lock`, but waits until the file is free."""
     path.parent.mkdir(exist_ok=True)
     file = open(path, "a+")  # noqa: SIM115  the caller closes it, which unlocks
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.flock(file, fcntl.LOCK_EX | how)
+    except BaseException:
         file.close()
-        return None
+        raise
     return file
 
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 import dstackweb
 from dstackweb.lib.models import SchemaVersion
-from dstackweb.lib.process import try_lock
+from dstackweb.lib.process import try_lock, wait_for_lock
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ VERSION whose programs do without."""
 CHECK_EVERY_S = 5.0
 NOTICE_S = 10.0
 """How long older programs have to notice that they must stop, before a migration that they don't work with."""
-WAIT_S = 0.1
 LOCK = int.from_bytes(b"dstackwb", "big")
 """The number of PostgreSQL's advisory lock."""
 
@@ -205,7 +204,6 @@ def _file_lock(waiting: Callable[[], object]) -> Iterator[None]:
     path = Path(f"{connection.settings_dict['NAME']}.setup-lock")
     if (lock := try_lock(path)) is None:
         waiting()
-        while (lock := try_lock(path)) is None:
-            time.sleep(WAIT_S)
+        lock = wait_for_lock(path)
     with lock:
         yield

@@ -191,4 +191,4 @@ def test_counters_are_right_after_every_step() -> None:
 
 @pytest.mark.slow
 def test_counters_are_right_after_every_step_of_many_more() -> None:
-    _explore(40, 40)
+    _explore(20, 30)

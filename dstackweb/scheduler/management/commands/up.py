@@ -31,7 +31,7 @@ from dstackweb.accounts.services import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
 from dstackweb.lib import latency, schema
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.process import REFUSED
+from dstackweb.lib.process import REFUSED, wait_for_lock
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.scheduler.processes import handover, home_lock
@@ -192,16 +192,18 @@ def collect_static() -> Path:
     Older files stay, for pages loaded before.
     """
     root = Path(settings.STATIC_ROOT or settings.DSTACKWEB_HOME / "static")
-    stamp, now = root / ".collected", _static_fingerprint()
-    if not stamp.exists() or stamp.read_text() != now:
-        stamp.unlink(missing_ok=True)
-        done = subprocess.run(
-            [*_manage("collectstatic"), "--noinput", "--verbosity=0"],
-            env={**os.environ, "DSTACKWEB_STATIC_ROOT": str(root)}, capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            refuse(f"cannot collect static files: {done.stderr.strip().splitlines()[-1]}")
-        stamp.write_text(now)
+    root.mkdir(parents=True, exist_ok=True)
+    with wait_for_lock(root / ".lock"):  # another server may use the same folder
+        stamp, now = root / ".collected", _static_fingerprint()
+        if not stamp.exists() or stamp.read_text() != now:
+            stamp.unlink(missing_ok=True)
+            done = subprocess.run(
+                [*_manage("collectstatic"), "--noinput", "--verbosity=0"],
+                env={**os.environ, "DSTACKWEB_STATIC_ROOT": str(root)}, capture_output=True, text=True,
+            )  # fmt: skip
+            if done.returncode:
+                refuse(f"cannot collect static files: {done.stderr.strip().splitlines()[-1]}")
+            stamp.write_text(now)
     return root
 
 
