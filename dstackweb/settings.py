@@ -76,6 +76,11 @@ DSTACKWEB_HOST_EVENTS_DAYS = env.integer("DSTACKWEB_HOST_EVENTS_DAYS", 90, least
 DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
 DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")
 REDIS_URL = env.url("REDIS_URL", "redis", "rediss", "unix", example="redis://host:6379/0")
+DSTACKWEB_STORAGE = env.text(
+    "DSTACKWEB_STORAGE",
+    pattern="database|file:///.+|s3://[^/?]+.*",
+    expected="database, file:///folder or s3://bucket/prefix; not set: logs and code are in DSTACKWEB_HOME",
+)
 DSTACKWEB_LOG_FORMAT = env.text("DSTACKWEB_LOG_FORMAT", "text", pattern="text|json", expected="text or json")
 DEBUG = env.boolean("DSTACKWEB_DEBUG")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +26,11 @@ MakePlane = Callable[..., Server]
 
 @pytest.fixture
 def plane(open_home: Path) -> Iterator[MakePlane]:
-    """`plane(name, tree)`: a server with a home of its own, on a database and a broker that all of them share."""
-    shared: dict[str, str] = {"DSTACKWEB_SECRET_KEY": "one key for all of them, long enough for Django"}
+    """`plane(name, tree)`: a server with a home of its own, on a database, broker and storage that all of them share."""
+    shared: dict[str, str] = {
+        "DSTACKWEB_SECRET_KEY": "one key for all of them, long enough for Django",
+        "DSTACKWEB_STORAGE": "database",
+    }
     made: list[Server] = []
 
     def make(name: str, tree: Path = REPO) -> Server:
@@ -95,7 +101,9 @@ def answers(server: Server) -> bool:
         return False
 
 
-def test_two_servers_that_start_on_one_empty_database_both_come_up(plane: MakePlane, open_home: Path) -> None:
+def test_two_servers_that_start_on_one_empty_database_both_come_up_and_answer_alike(
+    plane: MakePlane, open_home: Path
+) -> None:
     first, second = plane("first"), plane("second")
     for server in (first, second):
         server.env["DSTACKWEB_STATIC_ROOT"] = str(open_home / "static")  # on a disk that both see
@@ -110,6 +118,24 @@ def test_two_servers_that_start_on_one_empty_database_both_come_up(plane: MakePl
     items = first.http.get("/hosts").json()["items"]
     eventually(lambda: {host["name"] for host in first.http.get("/hosts").json()["items"]} == {"first", "second"})
     assert {host["name"] for host in items} <= {"first", "second"}
+    code = archive_of("echo this is the code\n")
+    digest = hashlib.sha256(code).hexdigest()
+    first.api("PUT", f"archives/{digest}", content=code)
+    config = {"type": "task", "commands": ["sh script.sh"]}
+    names = [second.api("POST", "runs", json={"config": config, "archive": digest}).json()["name"] for _ in range(4)]
+    for name in names:
+        assert second.wait(name, deadline=60)["status"] == "done"
+        assert first.log(name) == second.log(name) == b"this is the code\n"
+
+
+def archive_of(script: str) -> bytes:
+    """A working directory with this script.sh, packed."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        member = tarfile.TarInfo("script.sh")
+        member.size = len(script)
+        tar.addfile(member, io.BytesIO(script.encode()))
+    return packed.getvalue()
 
 
 @pytest.mark.postgres

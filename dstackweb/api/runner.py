@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.conf import settings
-from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.utils import timezone
 from ninja import Field, P, QueryEx, Router, Schema
 from ninja.security import HttpBearer
@@ -18,6 +18,7 @@ from dstackweb.api.app import auth_of
 from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound
+from dstackweb.lib.storage import Gap
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import relay
 from dstackweb.runner.nvml import Sample
@@ -170,21 +171,21 @@ def _spec(job: Job) -> dict[str, Any]:
 
 
 @router.get("/{job_id}/archive", include_in_schema=False)
-def archive(request: HttpRequest, job_id: UUID) -> FileResponse:
+def archive(request: HttpRequest, job_id: UUID) -> StreamingHttpResponse:
     """The code of the run. If its bytes are lost, the job ends: asking again would not bring them back."""
     job = _wanted(request, job_id)
     archive = job.run.archive
     if archive is None:
         raise NotFound("no code was shipped with this run")
-    try:
-        return FileResponse(files.archive_path(job.run.project_id, archive.sha256).open("rb"))
-    except FileNotFoundError:
+    found = files.open_archive(archive)
+    if found is None:
         detail = (
             f"the code of this run ({archive.sha256[:12]}….tar.gz) is not on the server any more, so nothing was "
             "started. Submit it again with dstackweb apply, which uploads it again"
         )
         attempts.end_job(job.pk, Reason.EXECUTOR_ERROR, message=detail)
-        raise Gone(detail) from None
+        raise Gone(detail)
+    return StreamingHttpResponse(found, headers={"Content-Length": str(archive.size)})
 
 
 @router.post("/{job_id}/heartbeat", include_in_schema=False)
@@ -242,7 +243,7 @@ def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)
     _claim_of(request, job_id, only_active=True)
     try:
         return JsonResponse({"next": files.append_log(job_id, offset, request.body)})
-    except files.LogGap as gap:
+    except Gap as gap:
         return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
 
 

@@ -1,5 +1,5 @@
 """Leases, rate limits, circuit breakers and cached data that processes share, by name; the watcher's time; the schema's
-version."""
+version; stored files."""
 
 from __future__ import annotations
 
@@ -244,3 +244,32 @@ class SchemaVersion(models.Model):
 
     def __str__(self) -> str:
         return f"schema {self.version}, for programs of schema {self.compatible} and newer"
+
+
+class StoredFile(models.Model):
+    """A log or an archive of `lib.storage`, where the database keeps it, or knows its objects."""
+
+    key = models.CharField(max_length=200, unique=True)
+    size = models.BigIntegerField(default=0, help_text="bytes")
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.size} bytes"
+
+
+class StoredPart(models.Model):
+    """The bytes of a file from `offset` to `end`: here, or in the object of that name."""
+
+    file = models.ForeignKey(StoredFile, on_delete=models.CASCADE, related_name="parts")
+    offset = models.BigIntegerField()
+    end = models.BigIntegerField()
+    data = models.BinaryField(null=True)
+    object = models.CharField(max_length=400, blank=True)
+    settled = models.BooleanField(default=False, help_text="It will not be put together with others")
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["file", "offset"], name="part_once_in_file")]
+        indexes = [models.Index("file", condition=Q(settled=False), name="loose_parts")]
+
+    def __str__(self) -> str:
+        return f"{self.file_id}: {self.offset}-{self.end}"

@@ -1,17 +1,16 @@
-"""Files of runs: the log of each job, and the working directories shipped with runs.
+"""Files of runs in the storage: the log of each job, and the working directories shipped with runs.
 
-A log is raw bytes, addressed by offset (docs/design.md, rule 5). The size of its file says what has arrived: overlap is
-trimmed, a gap is refused. An archive is one tar.gz per content, named by its hash.
+A log is raw bytes, addressed by offset (docs/design.md, rule 5). An archive is one tar.gz per content, named by its
+hash.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 import hashlib
-import os
+import secrets
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -22,63 +21,36 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid, TooLarge
+from dstackweb.lib.storage import pieces, storage
 from dstackweb.runs.models import Archive
 
 
-class LogGap(Exception):
-    """Bytes are missing before the offered offset; `expected` is the offset to continue at."""
-
-    def __init__(self, expected: int) -> None:
-        super().__init__(f"the log continues at offset {expected}")
-        self.expected = expected
-
-
-def log_path(job_id: UUID) -> Path:
-    """The file of a job's log, which may not exist yet."""
+def log_key(job_id: UUID) -> str:
     text = str(job_id)
-    return Path(settings.DSTACKWEB_HOME) / "joblogs" / text[:2] / text
+    return f"joblogs/{text[:2]}/{text}"
 
 
 def append_log(job_id: UUID, offset: int, data: bytes) -> int:
     """Add `data`, which begins at `offset`; returns the log's new size in bytes.
 
-    Raises LogGap when `offset` lies behind the end. Two senders at once are put in order by a lock on the file.
+    Raises storage.Gap when `offset` lies behind the end, and StorageAway.
     """
-    target = log_path(job_id)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        end = os.fstat(fd).st_size
-        if offset > end:
-            raise LogGap(end)
-        rest = memoryview(data)[end - offset :]
-        while rest:
-            written = os.pwrite(fd, rest, end)
-            end += written
-            rest = rest[written:]
-        return end
-    finally:
-        os.close(fd)
+    return storage().append(log_key(job_id), offset, data)
 
 
 def log_size(job_id: UUID) -> int:
-    try:
-        return log_path(job_id).stat().st_size
-    except FileNotFoundError:
-        return 0
+    return storage().size(log_key(job_id)) or 0
 
 
 def read_log(job_id: UUID, offset: int, limit: int) -> bytes:
-    """Up to `limit` bytes from `offset`; empty behind the end."""
-    try:
-        with log_path(job_id).open("rb") as file:
-            if offset >= os.fstat(file.fileno()).st_size:
-                return b""  # a file system may refuse to seek as far
-            file.seek(offset)
-            return file.read(limit)
-    except FileNotFoundError:
-        return b""
+    """Up to `limit` bytes from `offset`; empty behind the end. Raises storage.Missing and StorageAway."""
+    return storage().read(log_key(job_id), offset, limit)
+
+
+def whole_log(job_id: UUID) -> tuple[int, Iterator[bytes]]:
+    """The log's size now, and its bytes."""
+    size = log_size(job_id)
+    return size, pieces(storage(), log_key(job_id), 0, size)
 
 
 def tail_offset(job_id: UUID, lines: int, window: int = 1 << 20) -> int:
@@ -95,10 +67,6 @@ def tail_offset(job_id: UUID, lines: int, window: int = 1 << 20) -> int:
     return start + at + 1
 
 
-def archive_path(project_id: int, sha256: str) -> Path:
-    return Path(settings.DSTACKWEB_HOME) / "archives" / str(project_id) / f"{sha256}.tar.gz"
-
-
 def archive_limit() -> int:
     """The largest archive that is accepted, in bytes."""
     return int(settings.DSTACKWEB_ARCHIVE_LIMIT_MB) * 1024 * 1024
@@ -109,54 +77,68 @@ def store_archive(project: Project, chunks: Iterable[bytes], sha256: str | None 
 
     Raises TooLarge over the limit and Invalid when the bytes aren't what was announced; nothing is kept then.
     """
-    home = archive_path(project.pk, "x").parent
-    home.mkdir(parents=True, exist_ok=True)
     digest, total, limit = hashlib.sha256(), 0, archive_limit()
-    with tempfile.NamedTemporaryFile(dir=home, prefix=".upload-", delete=False) as file:
-        try:
-            for chunk in chunks:
-                total += len(chunk)
-                if total > limit:
-                    raise TooLarge(
-                        f"the archive is over the limit of {settings.DSTACKWEB_ARCHIVE_LIMIT_MB} MB; nothing was kept. "
-                        "Leave data out with .gitignore, or fetch it in the run."
-                    )
-                digest.update(chunk)
-                file.write(chunk)
-            actual = digest.hexdigest()
-            if sha256 is not None and actual != sha256:
-                raise Invalid.at("archive", msg=f"the bytes that arrived hash to {actual[:12]}…: upload it again")
-            return _keep_archive(project, actual, total, Path(file.name))
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with tempfile.NamedTemporaryFile(dir=settings.DSTACKWEB_HOME, prefix=".upload-") as file:
+        for chunk in chunks:
+            total += len(chunk)
+            if total > limit:
+                raise TooLarge(
+                    f"the archive is over the limit of {settings.DSTACKWEB_ARCHIVE_LIMIT_MB} MB; nothing was kept. "
+                    "Leave data out with .gitignore, or fetch it in the run."
+                )
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        actual = digest.hexdigest()
+        if sha256 is not None and actual != sha256:
+            raise Invalid.at("archive", msg=f"the bytes that arrived hash to {actual[:12]}…: upload it again")
+        if (known := use_archive(project, actual)) is not None:
+            return known, False
+        key = f"archives/{project.pk}/{actual}-{secrets.token_hex(4)}.tar.gz"
+        storage().put(key, Path(file.name))
+    if (known := use_archive(project, actual)) is not None:  # another upload of the same was faster
+        storage().remove(key)
+        return known, False
+    return _keep_archive(project, actual, total, key)
 
 
-def _keep_archive(project: Project, sha256: str, size: int, upload: Path) -> tuple[Archive, bool]:
-    """Put an upload in place, behind its row's lock: an unused archive is removed behind the same."""
+def _keep_archive(project: Project, sha256: str, size: int, key: str) -> tuple[Archive, bool]:
+    """Use the new file from now on. The one before was being removed, or its bytes are lost."""
     with transaction.atomic():
-        archive, made = Archive.objects.get_or_create(project=project, sha256=sha256, defaults={"size": size})
-        Archive.objects.filter(pk=archive.pk).update(used_at=timezone.now(), removed_at=None)
-        os.replace(upload, archive_path(project.pk, sha256))
+        archive, made = Archive.objects.get_or_create(
+            project=project, sha256=sha256, defaults={"size": size, "key": key}
+        )
+        Archive.objects.filter(pk=archive.pk).update(used_at=timezone.now(), removed_at=None, key=key)
+    if archive.key != key:
+        storage().remove(archive.key)
+    archive.key = key
     return archive, made or archive.removed_at is not None
 
 
 def use_archive(project: Project, sha256: str) -> Archive | None:
     """The archive with this hash, marked as used now; None when its bytes are not there, whatever its row says."""
-    if not archive_path(project.pk, sha256).exists():
-        return None
     mine = Archive.objects.filter(project=project, sha256=sha256, removed_at=None)
-    return mine.get() if mine.update(used_at=timezone.now()) else None
+    archive = mine.first()
+    if archive is None or not storage().is_whole(archive.key):
+        return None
+    return archive if mine.filter(key=archive.key).update(used_at=timezone.now()) else None
+
+
+def open_archive(archive: Archive) -> Iterator[bytes] | None:
+    """Its bytes; None when they are lost."""
+    if not storage().is_whole(archive.key):
+        return None
+    return pieces(storage(), archive.key, 0, archive.size)
 
 
 def remove_archive(archive: Archive, unused: Q, now: dt.datetime) -> bool:
-    """Remove an archive's file if the condition `unused` still holds behind its row's lock. Its row stays."""
-    with transaction.atomic():
-        if not Archive.objects.filter(unused, pk=archive.pk, removed_at=None).update(removed_at=now):
-            return False
-        archive_path(archive.project_id, archive.sha256).unlink(missing_ok=True)
+    """Remove an archive's file if the condition `unused` still holds. Its row stays, and an
+    upload of the same content gets a file of its own."""
+    if not Archive.objects.filter(unused, pk=archive.pk, removed_at=None, key=archive.key).update(removed_at=now):
+        return False
+    storage().remove(archive.key)
     return True
 
 
 def remove_log(job_id: UUID) -> None:
-    log_path(job_id).unlink(missing_ok=True)
+    storage().remove(log_key(job_id))

@@ -101,6 +101,7 @@ class Archive(models.Model):
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE)
     sha256 = models.CharField(max_length=64)
     size = models.BigIntegerField(help_text="bytes")
+    key = models.CharField(max_length=200, help_text="Its file in the storage, a new one with each upload")
     created_at = models.DateTimeField(default=timezone.now)
     used_at = models.DateTimeField(default=timezone.now, help_text="When it was last uploaded, found or submitted")
     removed_at = models.DateTimeField(null=True, help_text="When its file was removed, because nobody used it")

@@ -16,6 +16,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib import sql
 from dstackweb.lib.errors import Gone, NotFound
+from dstackweb.lib.storage import Missing
 from dstackweb.runs import files
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Allocation, Job, Queue, QueueCount, Run, RunEvent
@@ -230,13 +231,17 @@ def log_part(
     over = job.status in JOB_ENDED
     if tail is not None:
         offset = files.tail_offset(job.pk, tail)
-    data = files.read_log(job.pk, offset, limit)
+    try:
+        data = files.read_log(job.pk, offset, limit)
+    except Missing as error:
+        raise Gone(f"part of the log of {run.name} is lost ({error} is not there); its status is right") from error
     following = offset + len(data)
     stored, acknowledged = files.log_size(job.pk), (job.log_size or 0) if over else 0
     if not data and stored <= offset < acknowledged:
         raise Gone(
-            f"the log of {run.name} had {acknowledged} bytes, and {stored} of them are on this server; its status is "
-            "right. If the log is on another server or in a backup, copy the folder joblogs from there"
+            f"the log of {run.name} had {acknowledged} bytes, and {stored} of them are here; its status is right. If "
+            "each server keeps logs on its own disk, look on the other ones (and set DSTACKWEB_STORAGE). If it is in a "
+            "backup, copy the folder joblogs from there"
         )
     complete = over and following >= max(stored, acknowledged)
     return LogPart(data, following, job.attempt, complete, job, job.log_missing)

@@ -65,6 +65,7 @@ class PreparedSubmission:
     effective: Effective
     queue: Queue
     config_text: str
+    archive: Archive | None
 
 
 def ensure_queue(project: Project, name: str = "default") -> Queue:
@@ -106,10 +107,9 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     if wanted and (missing := sorted(wanted - set(project_secret_names(project)))):
         msg = f"the project has no secret {missing[0]!r}. Admins can add it on the secrets page"
         raise Invalid.at("env", msg=msg, line=run_file.line("env"))
-    if submission.archive:
-        _archive(project, submission.archive)
+    archive = _archive(project, submission.archive) if submission.archive else None
     text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
-    return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text)
+    return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive)
 
 
 def _archive(project: Project, sha256: str) -> Archive:
@@ -146,7 +146,6 @@ def submit(
             refuse_draining(queue)
             due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
             seniority = seniority_us(due) if due else queue.last_seniority_us
-            archive = _archive(project, submission.archive) if submission.archive else None
             run = Run.objects.create(
                 project=project,
                 queue=queue,
@@ -162,7 +161,7 @@ def submit(
                 provenance=prepared.effective.provenance,
                 config_text=prepared.config_text,
                 env_secret=encrypt(json.dumps(_masked_values(prepared.run_file, submission))),
-                archive=archive,
+                archive=prepared.archive,
                 idempotency_key=idempotency_key,
                 body_digest=submission.digest() if idempotency_key else "",
             )

@@ -22,8 +22,10 @@ from django_q.status import Stat
 import dstackweb
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
+from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import ApiUsage, HealthCheck
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
+from dstackweb.lib import schema
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
 from dstackweb.runs.models import QueueCount
@@ -66,13 +68,14 @@ def checks() -> list[HealthCheck]:
         _apis,
         _instances,
         _database,
+        _storage,
         _broker,
         _offers,
         _disk,
         _retention,
     )
     found = _merged(check for part in parts for check in _safely(part))
-    found.append(HealthCheck(_("Version"), "info", dstackweb.__version__))
+    found.append(HealthCheck(_("Version"), "info", f"{dstackweb.__version__}, {_('schema')} {schema.VERSION}"))
     return sorted(found, key=lambda check: -TONES.index(check.tone))
 
 
@@ -210,8 +213,21 @@ def _instances() -> Iterable[HealthCheck]:
 
 def _database() -> Iterable[HealthCheck]:
     kind = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(connection.vendor, connection.vendor)
-    hint = _("For one machine. Hosts on other machines need PostgreSQL.") if connection.vendor == "sqlite" else ""
+    hint = _("For one server. Several servers need PostgreSQL.") if connection.vendor == "sqlite" else ""
     yield HealthCheck(_("Database"), "info" if hint else "go", kind, hint)
+
+
+def _storage() -> Iterable[HealthCheck]:
+    """Where logs and code are; several servers need one place. An outage is the periodic job's error."""
+    kinds = {"": _("on the server's disk"), "file": _("in a shared folder"), "s3": _("in object storage")}
+    url = settings.DSTACKWEB_STORAGE
+    value = _("in the database") if url == "database" else kinds[url.partition(":")[0]]
+    servers = [host.name for host in Host.joined.exclude(cluster="") if is_online(host)]
+    if url or len(servers) < 2:
+        yield HealthCheck(_("Logs and code"), "go", value)
+        return
+    hint = _("Each of %s has only what reached it. Set DSTACKWEB_STORAGE on all servers.")
+    yield HealthCheck(_("Logs and code"), "bad", _("on the disk of each server"), hint % ", ".join(servers))
 
 
 def _broker() -> Iterable[HealthCheck]:

@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from io import StringIO
 
 import pytest
-from django.conf import LazySettings
+from django.conf import LazySettings, settings
 
 from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.cli.apply import LocalRunFile, explain, show_plan
 from dstackweb.cli.output import ApiError, clock_text
-from dstackweb.runs.files import archive_path as archive_path
 from dstackweb.runs.models import Archive, Run
 from dstackweb.runs.recurrence import next_time
 from tests.cli.conftest import Cli
@@ -139,7 +138,7 @@ def test_the_directory_is_uploaded_once_without_ignored_files(cli: Cli) -> None:
     cli.ok("apply", "-f", "run.yaml", "-d", "--name", "one")
     archive = Run.objects.get(name="one").archive
     assert archive is not None
-    with tarfile.open(archive_path(archive.project_id, archive.sha256)) as tar:
+    with tarfile.open(settings.DSTACKWEB_HOME / archive.key) as tar:
         assert tar.getnames() == [".gitignore", "run.yaml", "src/train.py"]
     cli.ok("apply", "-f", "run.yaml", "-d", "--name", "two")
     assert Run.objects.get(name="two").archive == archive

@@ -8,8 +8,9 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Gone, Invalid
+from dstackweb.lib.storage import storage
 from dstackweb.runs import attempts, files, selectors, services
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs.models import Archive, Job, Run
 from dstackweb.runs.services import Submission, submit
 from dstackweb.wording.statuses import run_message
 from tests.api.test_runner_api import Runner
@@ -35,12 +36,13 @@ def ended(project: Project, member: User) -> Job:
 def test_a_log_that_is_lost_is_not_answered_as_an_empty_one(ended: Job) -> None:
     files.remove_log(ended.pk)
     for tail in (None, 10):
-        with pytest.raises(Gone, match="had 6 bytes, and 0 of them are on this server"):
+        with pytest.raises(Gone, match="had 6 bytes, and 0 of them are here"):
             selectors.log_part(ended.run, tail=tail)
 
 
 def test_what_is_left_of_a_log_is_shown_and_its_lost_end_is_said(ended: Job) -> None:
-    files.log_path(ended.pk).write_bytes(b"hel")
+    files.remove_log(ended.pk)
+    files.append_log(ended.pk, 0, b"hel")
     part = selectors.log_part(ended.run)
     assert (part.data, part.complete) == (b"hel", False)
     with pytest.raises(Gone, match="had 6 bytes, and 3 of them"):
@@ -63,7 +65,7 @@ def test_a_log_that_is_still_written_may_be_empty(project: Project, member: User
 
 def test_lost_code_is_not_known_and_comes_back_with_an_upload(project: Project, member: User) -> None:
     files.store_archive(project, [CODE])
-    files.archive_path(project.pk, SHA).unlink()
+    storage().remove(Archive.objects.get().key)
     assert files.use_archive(project, SHA) is None
     config = {"type": "task", "commands": ["true"]}
     with pytest.raises(Invalid, match="Upload it again"):
@@ -81,7 +83,7 @@ def test_a_run_whose_code_is_lost_fails_at_once_and_names_it(project: Project, m
     runner = Runner(placed_job(run))
     runner.claim()
     assert b"".join(runner.get("archive").streaming_content) == CODE  # type: ignore[attr-defined]
-    files.archive_path(project.pk, SHA).unlink()
+    storage().remove(Archive.objects.get().key)
     answer = runner.get("archive")
     assert answer.status_code == 410
     assert SHA[:12] in answer.json()["detail"]

@@ -94,21 +94,21 @@ def test_only_the_owner_or_a_manager_deletes(project: Project, member: User) -> 
 def test_the_log_goes_with_the_run(project: Project, member: User) -> None:
     make_host()
     run = done_run(project, member)
-    path = files.log_path(placed_job(run).pk)
-    assert path.exists()
+    job = placed_job(run)
+    assert files.log_size(job.pk)
     removal.remove([run.pk], Q())
-    assert not path.exists()
+    assert not files.log_size(job.pk)
     assert not RemovedRun.objects.get(uid=run.uid).has_logs
 
 
 def test_a_log_that_an_interrupted_removal_left_goes_later(project: Project, member: User) -> None:
     make_host()
     run = done_run(project, member)
-    path = files.log_path(placed_job(run).pk)
+    job = placed_job(run)
     removal.remove([run.pk], Q())  # the test's transaction never commits
-    assert path.exists()
+    assert files.log_size(job.pk)
     assert removal.remove_logs() == 1
-    assert not path.exists()
+    assert not files.log_size(job.pk)
     assert removal.remove_logs() == 0
 
 

@@ -125,6 +125,7 @@ class Deployment:
         self.url = f"http://{here}:{self.balancer.port}"
         self.settings = SETTINGS | {
             "DATABASE_URL": self.postgres.url,
+            "DSTACKWEB_STORAGE": "database",
             "REDIS_URL": self.redis.url,
             "DSTACKWEB_PUBLIC_URL": self.url,
             "DSTACKWEB_SECRET_KEY": secrets.token_urlsafe(48),
@@ -137,9 +138,6 @@ class Deployment:
             self.planes.append(plane)
             self._stack.callback(plane.http.close)
             self._stack.callback(plane.stop)
-        # A server keeps logs in its home: both see the same folder, as on a shared file system.
-        (self.folder / "one" / "joblogs").mkdir()
-        (self.folder / "two" / "joblogs").symlink_to(self.folder / "one" / "joblogs")
         for plane in self.planes:
             plane.launch()
         for plane in self.planes:

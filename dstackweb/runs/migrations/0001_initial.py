@@ -45,6 +45,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('sha256', models.CharField(max_length=64)),
                 ('size', models.BigIntegerField(help_text='bytes')),
+                ('key', models.CharField(help_text='Its file in the storage, a new one with each upload', max_length=200)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('used_at', models.DateTimeField(default=django.utils.timezone.now, help_text='When it was last uploaded, found or submitted')),
                 ('removed_at', models.DateTimeField(help_text='When its file was removed, because nobody used it', null=True)),

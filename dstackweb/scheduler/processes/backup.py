@@ -27,12 +27,14 @@ from django.utils import timezone
 import dstackweb
 from dstackweb.backends.hosts import local
 from dstackweb.lib.errors import Conflict, DomainError
+from dstackweb.lib.storage import storage
+from dstackweb.lib.storage.disk import DiskStorage
 from dstackweb.runs.models import Job
 
 FORMAT = 1
 MANIFEST, DATABASE, KEY = "manifest.json", "database", "secret_key"
 FOLDERS = ("joblogs", "archives")
-"""Of DSTACKWEB_HOME."""
+"""Of the storage, where it is a disk. A dump of the database has its rows; objects stay in their bucket."""
 
 
 class BackupFailed(DomainError):
@@ -42,6 +44,12 @@ class BackupFailed(DomainError):
 def fingerprint() -> str:
     """Names the secret key without giving it away."""
     return hashlib.sha256(b"dstackweb.backup:" + settings.SECRET_KEY.encode()).hexdigest()[:16]
+
+
+def _root() -> Path | None:
+    """The folder of the storage, if it is a disk."""
+    place = storage()
+    return place.root if isinstance(place, DiskStorage) else None
 
 
 def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
@@ -56,6 +64,7 @@ def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
         "at": timezone.now().isoformat(timespec="seconds"),
         "key": fingerprint(),
         "with_key": with_key,
+        "storage": settings.DSTACKWEB_STORAGE.partition("?")[0],
     }
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
         copy = Path(folder) / DATABASE
@@ -66,7 +75,8 @@ def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
             tar.add(copy, DATABASE)
             if with_key:
                 _add_text(tar, KEY, settings.SECRET_KEY)
-            files = sum(_add_files(tar, name) for name in FOLDERS)
+            root = _root()
+            files = sum(_add_files(tar, root, name) for name in FOLDERS) if root else 0
             tar.close()
             file.flush()
             os.fsync(file.fileno())
@@ -80,13 +90,13 @@ def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
     tar.addfile(info, io.BytesIO(text.encode()))
 
 
-def _add_files(tar: tarfile.TarFile, name: str) -> int:
+def _add_files(tar: tarfile.TarFile, root: Path, name: str) -> int:
     """Add the files of a folder as long as they are now: a log may grow meanwhile, or be pruned."""
     number = 0
-    for path in sorted((settings.DSTACKWEB_HOME / name).rglob("*")):
+    for path in sorted((root / name).rglob("*")):
         if path.is_file() and not path.name.startswith("."):
             with contextlib.suppress(FileNotFoundError):
-                tar.add(path, str(path.relative_to(settings.DSTACKWEB_HOME)))
+                tar.add(path, str(path.relative_to(root)))
                 number += 1
     return number
 
@@ -137,7 +147,8 @@ def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
             _check_key(manifest, staged / KEY)
             aside = _load(staged / DATABASE)
             _put_key_in_place(staged / KEY)
-            files = sum(_put_back(staged, name) for name in FOLDERS)
+            root = _root()
+            files = sum(_put_back(staged, root, name) for name in FOLDERS) if root else 0
     ended, alive = _end_unknown_jobs()
     return manifest | {"files": files, "aside": aside, "ended": ended, "alive": alive}
 
@@ -268,14 +279,14 @@ def _load_into_postgres(dump: Path) -> None:
     )  # fmt: skip
 
 
-def _put_back(staged: Path, name: str) -> int:
+def _put_back(staged: Path, root: Path, name: str) -> int:
     """Put files back that are missing, or shorter here: a log only grows, and an archive never changes."""
     number = 0
     for path in (staged / name).rglob("*"):
-        place = settings.DSTACKWEB_HOME / path.relative_to(staged)
+        place = root / path.relative_to(staged)
         if path.is_file() and not (place.exists() and place.stat().st_size >= path.stat().st_size):
             place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, place)
+            shutil.move(path, place)
             number += 1
     return number
 

@@ -23,6 +23,7 @@ from django_q.tasks import async_task
 from dstackweb.gpus.samples import averages
 from dstackweb.lib import logs
 from dstackweb.lib.process import try_lock
+from dstackweb.lib.storage import storage
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
 from dstackweb.scheduler import hosts
@@ -74,6 +75,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
         Periodic("ended-tasks", lambda: watch.settle_tasks(now()), 30.0, control, when=watch.has_unsettled_tasks),
         Periodic("housekeeping", housekeeping.keep_house, 600.0, control),
+        Periodic("storage", keep_storage, 30.0, control),
         Periodic("retention", prune_old_data, 600.0, control),
     ]
 
@@ -180,6 +182,13 @@ def prune_old_data() -> None:
     """Prune for a while, and again soon if that was not all."""
     if retention.prune():
         _bring_forward("retention", PRUNE_AGAIN_S)
+
+
+def keep_storage() -> None:
+    """Put small parts of logs together. Its error, also of storage that is away, is on the health page."""
+    storage().check()
+    if not storage().settle():
+        _bring_forward("storage", PRUNE_AGAIN_S)
 
 
 def remove_old_files(host: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import FileResponse, HttpResponse, HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
@@ -151,10 +152,11 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
         if not request.htmx:
             raise
         return HttpResponse(sentence(error.detail), status=error.status, content_type="text/plain; charset=utf-8")
-    if "download" in request.GET and part.job and files.log_path(part.job.pk).exists():
-        name = f"{found.name}-{part.attempt}-{node}.log"
-        file = files.log_path(part.job.pk).open("rb")
-        return FileResponse(file, as_attachment=True, filename=name, content_type="text/plain; charset=utf-8")
+    if "download" in request.GET and part.job:
+        size, data = files.whole_log(part.job.pk)
+        name = content_disposition_header(True, f"{found.name}-{part.attempt}-{node}.log")
+        headers = {"Content-Disposition": name, "Content-Length": str(size)}
+        return StreamingHttpResponse(data, content_type="text/plain; charset=utf-8", headers=headers)
     response = HttpResponse(part.data, content_type="application/octet-stream")
     response["X-Start-Offset"] = str(part.next_offset - len(part.data))
     response["X-Next-Offset"] = str(part.next_offset)

@@ -79,16 +79,15 @@ def test_a_path_out_of_the_home_is_not_unpacked(tmp_path: Path) -> None:
     assert [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()] == [Path("joblogs/ok")]
 
 
-def test_a_log_that_is_longer_here_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_longer_here_stays(tmp_path: Path) -> None:
     home, staged = tmp_path / "home", tmp_path / "staged"
-    monkeypatch.setattr(settings, "DSTACKWEB_HOME", home)
     for folder, name, text in (
         (home, "longer", "abcdef"), (staged, "longer", "abc"), (home, "shorter", "a"), (staged, "shorter", "abc"),
         (staged, "missing", "abc"),
     ):  # fmt: skip
         (folder / "joblogs").mkdir(parents=True, exist_ok=True)
         (folder / "joblogs" / name).write_text(text)
-    assert backup._put_back(staged, "joblogs") == 2
+    assert backup._put_back(staged, home, "joblogs") == 2
     assert {path.name: path.read_text() for path in (home / "joblogs").iterdir()} == {
         "longer": "abcdef", "shorter": "abc", "missing": "abc",
     }  # fmt: skip

@@ -12,6 +12,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import HostEvent
 from dstackweb.lib.errors import Gone, Invalid
+from dstackweb.lib.storage import storage
 from dstackweb.runs import files, selectors, services
 from dstackweb.runs.models import Archive, Job, QueueHour, Run
 from dstackweb.runs.recount import differences
@@ -102,7 +103,7 @@ def test_the_log_of_an_old_run_goes_and_its_reader_is_told(project: Project, mem
     run = done_run(project, member)
     job = Job.objects.get()
     retention.prune(timezone.now() + dt.timedelta(days=200))
-    assert not files.log_path(job.pk).exists()
+    assert not files.log_size(job.pk)
     with pytest.raises(Gone, match="180 days"):
         selectors.log_part(run)
 
@@ -119,20 +120,20 @@ def archive_of(project: Project) -> Archive:
     return files.store_archive(project, [b"code"])[0]
 
 
-def path_of(archive: Archive) -> bool:
-    return files.archive_path(archive.project_id, archive.sha256).exists()
+def is_stored(archive: Archive) -> bool:
+    return storage().is_whole(Archive.objects.get(pk=archive.pk).key)
 
 
 def test_code_that_nobody_uses_goes_and_comes_back_with_an_upload(project: Project, later: dt.datetime) -> None:
     archive = archive_of(project)
     retention.prune(timezone.now() + dt.timedelta(days=89))
-    assert path_of(archive)
+    assert is_stored(archive)
     retention.prune(timezone.now() + dt.timedelta(days=91))
-    assert not path_of(archive)
+    assert not is_stored(archive)
     assert files.use_archive(project, archive.sha256) is None
     _same, new = files.store_archive(project, [b"code"])
     assert new
-    assert path_of(archive)
+    assert is_stored(archive)
     assert files.use_archive(project, archive.sha256) is not None
 
 
@@ -141,14 +142,14 @@ def test_code_of_a_waiting_or_scheduled_run_stays(project: Project, member: User
     config = {"type": "task", "commands": ["true"]}
     run, _ = services.submit(project, member, "member", services.Submission(config, archive=archive.sha256))
     retention.prune(timezone.now() + YEARS)
-    assert path_of(archive)
+    assert is_stored(archive)
     services.stop(run, member, "member")
     Run.objects.update(retry_at=timezone.now())
     retention.prune(timezone.now() + YEARS)
-    assert path_of(archive)
+    assert is_stored(archive)
     Run.objects.update(retry_at=None)
     retention.prune(timezone.now() + dt.timedelta(days=91))
-    assert not path_of(archive)
+    assert not is_stored(archive)
 
 
 def test_finding_code_or_submitting_it_keeps_it(project: Project, member: User) -> None:
@@ -166,7 +167,7 @@ def test_code_that_was_used_again_meanwhile_is_not_removed(project: Project) -> 
     unused = retention._unused(timezone.now())
     files.use_archive(project, archive.sha256)
     assert not files.remove_archive(archive, unused, timezone.now())
-    assert path_of(archive)
+    assert is_stored(archive)
 
 
 def test_removed_code_can_not_be_submitted(project: Project, member: User) -> None:

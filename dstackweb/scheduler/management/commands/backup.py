@@ -31,6 +31,8 @@ class Command(BaseCommand):
             f"{options['file']}: database ({made['database']}) and {made['files']} logs and archives, "
             f"{made['bytes'] >> 20} MiB."
         )
+        if made["storage"].startswith("s3://"):
+            self.stdout.write(f"Logs and code stay in {made['storage']}: back up the bucket as well.")
         if made["with_key"]:
             self.stdout.write("The file has the secret key, which gives full access to the deployment.")
         else:
