@@ -156,7 +156,13 @@ def _database(home: Path) -> dict[str, Any]:
     if DATABASE_URL and not DATABASE_URL.startswith("sqlite"):
         database: dict[str, Any] = dict(dj_database_url.parse(DATABASE_URL, conn_max_age=60, conn_health_checks=True))
         options: dict[str, Any] = database.pop("OPTIONS", None) or {}
-        return database | {"OPTIONS": _CUT_OFF | options}
+        options = _CUT_OFF | options
+        pooled = options.pop("pgbouncer", False)
+        if not isinstance(pooled, bool):
+            raise env.BadSetting("DATABASE_URL", DATABASE_URL, "pgbouncer=true for a PgBouncer, or nothing")
+        if pooled:  # in transaction mode: no settings of a session, and nothing outlives a transaction
+            options.pop("options")
+        return database | {"OPTIONS": options, "DISABLE_SERVER_SIDE_CURSORS": pooled}
     if DATABASE_URL:
         database = dict(dj_database_url.parse(DATABASE_URL))
     else:

@@ -12,6 +12,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from dstackweb.lib.process import die_with_parent
 
@@ -115,6 +116,23 @@ def postgres(folder: Path, *, durable: bool = False, address: str = "127.0.0.1")
     argv = [str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in options.items())]
     url = f"postgresql://postgres@{address}:{port}/postgres"
     return Server(argv, port, url, folder / "postgres.log", user, signal.SIGINT, address).start()
+
+
+def pgbouncer(folder: Path, database: str) -> Server:
+    """A PgBouncer in transaction mode before the PostgreSQL of this URL. `url` is of the same database, through it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts, port = urlsplit(database), free_port()
+    config = folder / "pgbouncer.ini"
+    config.write_text(
+        f"[databases]\n* = host={parts.hostname} port={parts.port} user={parts.username}\n"
+        f"[pgbouncer]\nlisten_addr = {parts.hostname}\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        "pool_mode = transaction\ndefault_pool_size = 15\nmax_client_conn = 500\n"
+    )
+    user = NOBODY if os.geteuid() == 0 else None
+    url = urlunsplit(parts._replace(netloc=f"{parts.username}@{parts.hostname}:{port}", query="pgbouncer=true"))
+    argv = ["pgbouncer", str(config)]
+    log = folder / "pgbouncer.log"
+    return Server(argv, port, url, log, user, signal.SIGINT, str(parts.hostname)).start()
 
 
 def _installed(package: str, pattern: str) -> str:

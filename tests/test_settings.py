@@ -190,6 +190,13 @@ def test_a_connection_that_was_cut_is_given_up_on_each_side(tmp_path: Path) -> N
     assert found["Q_CLUSTER"]["redis"] == "redis://r/1?socket_timeout=2&socket_connect_timeout=5&socket_keepalive=true"
 
 
+def test_through_a_pgbouncer_nothing_lasts_longer_than_a_transaction(tmp_path: Path) -> None:
+    found = settings(tmp_path, "DATABASES", DATABASE_URL="postgresql://me@db/name?pgbouncer=true")["DATABASES"]["default"]
+    assert found["DISABLE_SERVER_SIDE_CURSORS"]
+    assert not {"pgbouncer", "options"} & set(found["OPTIONS"])
+    assert found["OPTIONS"]["tcp_user_timeout"] == 25_000
+
+
 @pytest.mark.parametrize("name", ["dstackweb", "host-box"])
 def test_a_cluster_of_any_name_starts(tmp_path: Path, name: str) -> None:
     code = "import django; django.setup(); from django_q.conf import Conf; print(Conf.CLUSTER_NAME, Conf.PREFIX)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from dstackweb.lib.process import REFUSED, try_lock
 from dstackweb.lib.schema import LOCK
+from tests import servers
 from tests.server import Server
 from tests.support import REPO, eventually
 
@@ -26,19 +28,26 @@ MakePlane = Callable[..., Server]
 
 @pytest.fixture
 def plane(open_home: Path) -> Iterator[MakePlane]:
-    """`plane(name, tree)`: a server with a home of its own, on a database, broker and storage that all of them share."""
+    """`plane(name, tree)`: a server with a home of its own. All share database, broker and storage, with PostgreSQL
+    through PgBouncer."""
     shared: dict[str, str] = {
         "DSTACKWEB_SECRET_KEY": "one key for all of them, long enough for Django",
         "DSTACKWEB_STORAGE": "database",
     }
     made: list[Server] = []
+    pools: list[servers.Server] = []
+    if "DATABASE_URL" in os.environ and shutil.which("pgbouncer") is None:
+        pytest.skip("pgbouncer is not installed (Debian: pgbouncer)")
 
     def make(name: str, tree: Path = REPO) -> Server:
         home = open_home / name
         home.mkdir()
         server = Server(home, migrated=False, tree=tree, DSTACKWEB_HOST_NAME=name, PYTHONPATH=str(tree), **shared)
         if not made:
-            url = server.env.get("DATABASE_URL", f"sqlite:///{open_home}/db.sqlite3")
+            url = f"sqlite:///{open_home}/db.sqlite3"
+            if "DATABASE_URL" in server.env:
+                pools.append(servers.pgbouncer(open_home / "pgbouncer", server.env["DATABASE_URL"]))
+                url = pools[0].url
             shared["DATABASE_URL"] = server.env["DATABASE_URL"] = url
             if "REDIS_URL" in server.env:
                 shared["REDIS_URL"] = server.env["REDIS_URL"]
@@ -51,6 +60,8 @@ def plane(open_home: Path) -> Iterator[MakePlane]:
     for server in made:
         server.stop()
         server.http.close()
+    for pool in pools:
+        pool.stop()
 
 
 def version_of_program(folder: Path, version: int, compatible: int, *migrations: str) -> Path:
@@ -86,7 +97,7 @@ def set_up_elsewhere(url: str) -> Iterator[None]:
         with lock:
             yield
     else:
-        with psycopg.connect(url) as other:
+        with psycopg.connect(url.partition("?")[0]) as other:
             other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             yield
 

@@ -120,6 +120,11 @@ def _postgres(program: str, *argv: str, output: IO[bytes] | None = None) -> None
             "server's version or newer (on Debian and Ubuntu: postgresql-client)."
         )
     database = settings.DATABASES["default"]
+    if database["DISABLE_SERVER_SIDE_CURSORS"]:
+        raise BackupFailed(
+            f"{program} does not work through PgBouncer. Nothing was changed. Run this with the DATABASE_URL of the "
+            "database itself."
+        )
     names = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD", "PGDATABASE": "NAME"}
     given = {variable: str(database[name]) for variable, name in names.items() if database.get(name)}
     options = {f"PG{name.upper()}": str(value) for name, value in database["OPTIONS"].items() if name.startswith("ssl")}
