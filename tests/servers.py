@@ -126,7 +126,7 @@ def pgbouncer(folder: Path, database: str) -> Server:
     config.write_text(
         f"[databases]\n* = host={parts.hostname} port={parts.port} user={parts.username}\n"
         f"[pgbouncer]\nlisten_addr = {parts.hostname}\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        "pool_mode = transaction\ndefault_pool_size = 15\nmax_client_conn = 500\n"
+        "pool_mode = transaction\ndefault_pool_size = 15\nmax_client_conn = 500\nserver_login_retry = 1\n"
     )
     user = NOBODY if os.geteuid() == 0 else None
     url = urlunsplit(parts._replace(netloc=f"{parts.username}@{parts.hostname}:{port}", query="pgbouncer=true"))

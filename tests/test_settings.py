@@ -191,7 +191,9 @@ def test_a_connection_that_was_cut_is_given_up_on_each_side(tmp_path: Path) -> N
 
 
 def test_through_a_pgbouncer_nothing_lasts_longer_than_a_transaction(tmp_path: Path) -> None:
-    found = settings(tmp_path, "DATABASES", DATABASE_URL="postgresql://me@db/name?pgbouncer=true")["DATABASES"]["default"]
+    found = settings(tmp_path, "DATABASES", DATABASE_URL="postgresql://me@db/name?pgbouncer=true")["DATABASES"][
+        "default"
+    ]
     assert found["DISABLE_SERVER_SIDE_CURSORS"]
     assert not {"pgbouncer", "options"} & set(found["OPTIONS"])
     assert found["OPTIONS"]["tcp_user_timeout"] == 25_000

@@ -118,13 +118,15 @@ class Deployment:
         # What it has confirmed must survive it: durable.
         self.postgres = servers.postgres(self.folder / "postgres", durable=True, address=here)
         self._stack.callback(self.postgres.stop)
+        pool = servers.pgbouncer(self.folder / "pgbouncer", self.postgres.url)
+        self._stack.callback(pool.stop)
         self.redis = servers.redis(self.folder / "redis", address=here)
         self._stack.callback(self.redis.stop)
         self.balancer = Balancer(here, [])
         self._stack.callback(self.balancer.close)
         self.url = f"http://{here}:{self.balancer.port}"
         self.settings = SETTINGS | {
-            "DATABASE_URL": self.postgres.url,
+            "DATABASE_URL": pool.url,
             "DSTACKWEB_STORAGE": "database",
             "REDIS_URL": self.redis.url,
             "DSTACKWEB_PUBLIC_URL": self.url,
