@@ -242,7 +242,7 @@ def test_a_lost_end_of_a_log_is_said_behind_what_is_left(
     attempts.end_job(job.pk, "done_by_runner", exit_code=0, log_size=20)
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.locator("[data-log-text]")).to_have_text("first words\n", use_inner_text=True)
-    expect(page.locator("[data-log-note]")).to_contain_text("had 20 bytes, and 12 of them are on this server")
+    expect(page.locator("[data-log-note]")).to_contain_text("had 20 bytes, and 12 of them are here")
     complaints.remove_failed_loads()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
+from django.conf import settings
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
@@ -73,3 +74,25 @@ def test_the_worst_comes_first_and_one_cause_is_one_line(monkeypatch: pytest.Mon
     tones = [health.TONES.index(check.tone) for check in found]
     assert tones == sorted(tones, reverse=True)
     assert [check.name for check in found if "the cache is away" in check.hint] == ["Clusters, Broker"]
+
+
+def storage_check() -> tuple[str, str, str]:
+    (check,) = health._storage()
+    return check.tone, check.value, check.hint
+
+
+@pytest.mark.django_db
+def test_servers_that_each_keep_logs_on_their_own_disk_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two", "joined"):
+        make_host(name)
+    Host.objects.exclude(name="joined").update(cluster="a server's")
+    tone, value, hint = storage_check()
+    assert (tone, value) == ("bad", "on the disk of each server")
+    assert hint.startswith("Each of one, two has only what reached it. Set DSTACKWEB_STORAGE")
+    monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", "database")
+    assert storage_check() == ("go", "in the database", "")
+    monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", "s3://logs/team")
+    assert storage_check()[1] == "in object storage"
+    monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", "")
+    Host.objects.filter(name="two").update(silent_s=1e6)
+    assert storage_check() == ("go", "on the server's disk", "")

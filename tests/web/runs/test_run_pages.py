@@ -131,7 +131,7 @@ def test_a_lost_log_is_said_where_the_log_would_be(project: Project, ann: User, 
     url = f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&tail=100"
     answer = as_user(ann).get(url, headers={"HX-Request": "true"})
     assert (answer.status_code, answer["Content-Type"]) == (410, "text/plain; charset=utf-8")
-    assert "The log of noisy had 9 bytes, and 0 of them are on this server" in answer.content.decode()
+    assert "The log of noisy had 9 bytes, and 0 of them are here" in answer.content.decode()
     assert as_user(ann).get(url + "&download=1").status_code == 410
 
 

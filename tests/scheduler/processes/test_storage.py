@@ -1,0 +1,57 @@
+"""Logs and code move from one storage to another, and an outage of one is a periodic job's error."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.storage import StorageAway
+from dstackweb.runs import files
+from dstackweb.runs.models import Job
+from dstackweb.scheduler.processes import tasks
+from tests.factories import make_host
+from tests.runs.test_removal import done_run
+
+pytestmark = pytest.mark.django_db
+
+
+def copied(source: str) -> str:
+    out = StringIO()
+    call_command("copy_storage", source, stdout=out)
+    return out.getvalue()
+
+
+def test_logs_and_code_are_copied_to_the_new_place_once(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host()
+    done_run(project, member)
+    job = Job.objects.get()
+    archive = files.store_archive(project, [b"code"])[0]
+    done_run(project, member)
+    lost = Job.objects.exclude(pk=job.pk).get()
+    files.remove_log(lost.pk)
+    with pytest.raises(CommandError, match="Set DSTACKWEB_STORAGE to the new place"):
+        copied("home")
+    monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", "database")
+    assert files.log_size(job.pk) == 0
+    assert copied("home") == "2 files copied; 1 are in neither place. The originals were left.\n"
+    assert files.read_log(job.pk, 0, 100) == b"hello\n"
+    assert files.use_archive(project, archive.sha256) is not None
+    files.append_log(job.pk, 6, b"more\n")
+    assert copied("home").startswith("0 files copied")
+    assert files.read_log(job.pk, 0, 100) == b"hello\nmore\n"
+
+
+def test_a_storage_that_is_away_is_an_error_of_its_periodic_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks.keep_storage()
+    monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", f"file://{tmp_path}/missing")
+    with pytest.raises(StorageAway, match="missing is not there"):
+        tasks.keep_storage()
