@@ -126,7 +126,8 @@ def _passes() -> Iterable[HealthCheck]:
 
 def _isolation() -> Iterable[HealthCheck]:
     shared = [host.name for host in Host.joined.filter(isolation="shared")]
-    refusing = [host.name for host in Host.joined.filter(isolation="none")]
+    # A silent host has a line of its own.
+    refusing = [host.name for host in Host.joined.filter(isolation="none") if is_online(host)]
     if shared:
         hint = _("DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's user and can read its files.")
         advice = _("Use it only on your own machine.")

@@ -107,13 +107,19 @@ def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthCheck]:
     name = _("Host %s") % host.name
     if not is_online(host):
         waiting = _waiting(len(causes.silent.get(host.name, ())), jobs)
-        advice = _("If the machine is gone for good, say so on its page.") if jobs else ""
+        if jobs:
+            advice = _("If the machine is gone for good, say so on its page.")
+        else:
+            advice = _("No jobs are lost. If the machine is gone for good, remove the host.")
         # A drained host may have been switched off on purpose.
         tone = "wait" if host.draining and not jobs else "bad"
         yield HealthCheck(name, tone, _("silent"), f"{waiting} {advice}".strip(), host.seen_at)
         return
     if host.held_back_at is not None:
-        hint = _("Starts fail: %s. Its runs went back to the queue; it takes jobs again once a start works.")
+        hint = _(
+            "Starts fail: %s. Runs that could not start went back to the queue, running jobs continue. It takes jobs "
+            "again once a start works."
+        )
         text = hint % events.start_error(host.start_error).rstrip(".")
         yield HealthCheck(name, "bad", _("held back"), text, host.held_back_at)
     if late := causes.host_tickers.get(host.name):

@@ -55,6 +55,15 @@ def test_a_silent_host_is_one_line_with_what_waits_for_it(project: Project, memb
 
 
 @pytest.mark.django_db
+def test_a_silent_host_without_jobs_can_be_removed_and_is_no_trouble_of_isolation() -> None:
+    make_host("gpu-2")
+    Host.objects.update(silent_s=1e6, isolation="none")
+    silent = next(check for check in health_causes.checks() if check.value == "silent")
+    assert silent.hint == "No jobs are lost. If the machine is gone for good, remove the host."
+    assert [check.value for check in health._isolation()] == ["jobs are isolated from the server"]
+
+
+@pytest.mark.django_db
 def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
     host = make_host("gpu-2")
     for _ in range(3):
