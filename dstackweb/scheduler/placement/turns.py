@@ -77,7 +77,7 @@ class Turns:
 
     def is_left_to(self, run: WaitingRun, hosts: Sequence[HostView]) -> bool:
         """Whether the run could use hosts that no run before it in this pass waits for."""
-        if len(self._wanted) >= sum(host.online and not host.draining for host in hosts):
+        if len(self._wanted) >= sum(host.takes_jobs for host in hosts):
             return False  # the usual case in a long queue, and cheaper
         return not usable_hosts(run, hosts) <= self._wanted
 
@@ -92,7 +92,7 @@ def usable_hosts(run: WaitingRun, hosts: Sequence[HostView]) -> frozenset[int]:
     return frozenset(
         host.id
         for host in hosts
-        if host.online and not host.draining and may_use_host(spec, host) and could_ever_fit(host, spec.requirements)
+        if host.takes_jobs and may_use_host(spec, host) and could_ever_fit(host, spec.requirements)
     )
 
 

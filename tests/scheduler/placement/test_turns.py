@@ -147,6 +147,20 @@ def test_a_run_that_needs_hosts_of_two_reservations_gets_its_turn_after_them() -
     assert wide in cluster.started
 
 
+def test_a_host_that_is_held_back_is_nothing_to_wait_in_turn_for() -> None:
+    """Of two runs that could both use it, neither keeps the other from a turn on the hosts that take jobs."""
+    boxes = [replace(model_host(1, "A100"), held_back=True), model_host(2, "H100"), model_host(3, "L40S")]
+    cluster = Cluster(boxes)
+    for number, model in enumerate(("H100", "L40S"), start=1):
+        cluster.submit(number, of_model(spec(gpus=1, limit=None), model))
+    cluster.do_pass(0)
+    first = cluster.submit(3, of_model(spec(gpus=8), "H100"), queue=1)
+    cluster.submit(4, of_model(spec(gpus=8), "A100", "H100"), queue=2)
+    third = cluster.submit(5, of_model(spec(gpus=8), "A100", "L40S"), queue=3)
+    cluster.do_pass(1000)
+    assert {run_id: set(row.host_ids) for run_id, row in cluster.turns.items()} == {first: {2}, third: {3}}
+
+
 def test_the_number_is_bounded() -> None:
     models = [f"M{number}" for number in range(MOST + 3)]
     cluster = Cluster([model_host(number, model, 2) for number, model in enumerate(models)])
