@@ -313,6 +313,7 @@ for step in track(range(4), prefix="step"):
 
 
 @pytest.mark.slow
+@pytest.mark.both_sides
 def test_forty_small_reporters_do_not_starve_one_another(env: dict[str, str], tmp_path: Path) -> None:
     code = """
 import os, threading, time
