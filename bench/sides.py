@@ -93,7 +93,7 @@ def measured(prepare: Callable[[], Callable[[], object]], least: int) -> str:
 
 def cell(values: list[float]) -> str:
     """The median, and between the least and the most."""
-    digits = 1 if max(values) < 1000 else 0
+    digits = 2 if max(values) < 1 else 1 if max(values) < 1000 else 0
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
 
 

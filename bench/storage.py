@@ -9,6 +9,7 @@ dstackweb's and boto3's work, not of a network.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import os
 import sys
 import tempfile
@@ -41,6 +42,7 @@ def measure(sizes: list[int]) -> None:
 
     call_command("migrate", verbosity=0)
     rows.SECONDS = 600.0
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     s3 = ThreadedMotoServer(port=0, verbose=False)
     s3.start()
     endpoint = "http://{}:{}".format(*s3.get_host_and_port())
