@@ -18,10 +18,9 @@ collect_rarely()
 _listener = os.environ.get("DSTACKWEB_LISTEN_FD")
 _ready = os.environ.get("DSTACKWEB_READY_FD")
 bind = f"fd://{_listener}" if _listener else f"{settings.url_host(settings.DSTACKWEB_HOST)}:{settings.DSTACKWEB_PORT}"
-worker_class = "gthread"
+worker_class = "dstackweb.web_worker.WaitressWorker"
 workers = settings.DSTACKWEB_WEB_WORKERS
 threads = settings.DSTACKWEB_WEB_THREADS
-keepalive = 30  # pages poll every few seconds on the same connection
 graceful_timeout = 30  # for uploads during a reload; the supervisor waits less when all stop
 timeout = 60
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
