@@ -6,7 +6,9 @@ import itertools
 import uuid
 from typing import Any
 
+from django.conf import settings
 from django.db.models import QuerySet
+from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Membership, Project, User
@@ -110,3 +112,8 @@ def as_if(jobs: QuerySet[Job], *, silent_s: float = 0, status_s: float = 0) -> N
     """Let jobs have been silent, and in their status, for so long in the watcher's time."""
     now_s = Watch.now_s()
     jobs.update(heard_at_s=now_s - silent_s, status_at_s=now_s - status_s)
+
+
+def scraper() -> Client:
+    """Prometheus, with the token for /metrics."""
+    return Client(headers={"Authorization": f"Bearer {settings.DSTACKWEB_METRICS_TOKEN}"})

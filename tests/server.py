@@ -18,6 +18,7 @@ import psycopg
 from tests.support import REPO, deployment_env, eventually
 
 TOKEN = "dw_test-token-of-the-first-admin"
+SCRAPE_TOKEN = "of-the-tests-scraper"
 PASSWORD = "correct horse battery"
 
 
@@ -37,6 +38,7 @@ class Server:
                 "DSTACKWEB_HOST_NAME": "box",
                 "DSTACKWEB_ADMIN_TOKEN": TOKEN,
                 "DSTACKWEB_ADMIN_PASSWORD": PASSWORD,
+                "DSTACKWEB_METRICS_TOKEN": SCRAPE_TOKEN,
                 "DSTACKWEB_SHARED_UID": "1",
                 "DSTACKWEB_HEARTBEAT_S": "1",
                 "DSTACKWEB_WATCH_EVERY_S": "0.5",
@@ -115,7 +117,7 @@ class Server:
 
     def metrics(self) -> str:
         """What Prometheus would get."""
-        return self.http.get(f"{self.url}/metrics").text
+        return self.http.get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {SCRAPE_TOKEN}"}).text
 
     def wait(self, name: str, *statuses: str, deadline: float = 15) -> dict[str, Any]:
         """Wait until the run is in one of these statuses (by default: has ended)."""

@@ -44,3 +44,4 @@ DATABASES["default"]["TEST"] = {
     "NAME": f"test_{_worker or 'main'}" if "DATABASE_URL" in os.environ else str(DSTACKWEB_HOME / "test.sqlite3")
 }
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+DSTACKWEB_METRICS_TOKEN = "of-the-tests-scraper"

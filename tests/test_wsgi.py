@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from django.test import RequestFactory
@@ -38,7 +39,7 @@ def get(path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
     ("path", "status"),
     [
         ("/healthz", 200),
-        ("/metrics", 200),
+        ("/metrics", 401),
         ("/api/v1/openapi.json", 200),
         ("/api/v1/projects", 401),
         ("/api/v1/nothing", 404),
@@ -70,7 +71,7 @@ def test_each_answer_names_its_request(path: str) -> None:
 
 def counts() -> dict[str, float]:
     """Requests so far, by their labels."""
-    lines = get("/metrics")[2].decode().splitlines()
+    lines = get("/metrics", Authorization=f"Bearer {settings.DSTACKWEB_METRICS_TOKEN}")[2].decode().splitlines()
     found = [line.rsplit(" ", 1) for line in lines if line.startswith("dstackweb_http_request_seconds_count")]
     return {labels.partition("{")[2].rstrip("}"): float(value) for labels, value in found}
 

@@ -1,14 +1,17 @@
-"""Liveness and readiness probes, and metrics for Prometheus. They need no sign-in."""
+"""Liveness and readiness probes, which need no sign-in, and metrics for Prometheus, which need a token."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from django.conf import settings
 from django.db import connection
-from django.db.models import Case, Count, Exists, F, OuterRef, Q, Value, When
+from django.db.models import Case, Count, Exists, F, OuterRef, Q, Sum, Value, When
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
+from django.utils.crypto import constant_time_compare
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -26,12 +29,13 @@ from dstackweb.offers import counts, freshness, sources
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import AS_ENDED, AS_REPORTED, TaskState, folded
 from dstackweb.runs import spend
-from dstackweb.runs.models import QueueCount, Run
+from dstackweb.runs.models import QueueCount
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
 
 Rows = Iterable[tuple[Sequence[str], float]]
 """The values of a metric, each with its labels."""
+CLOSED = "Metrics are closed: set DSTACKWEB_METRICS_TOKEN on the server and give the same token to Prometheus.\n"
 GPU_GAUGES = (
     ("utilization", "gpu_utilization_percent", "GPU utilization", 1),
     ("memory_used_mib", "gpu_memory_used_bytes", "GPU memory in use", 1 << 20),
@@ -209,21 +213,22 @@ def _money(now: dt.datetime) -> Iterator[Metric]:
 
 
 def _tasks(now: dt.datetime) -> Iterator[Metric]:
-    """Tasks of attempts that have not ended, by run; prefixes, of which there may be thousands, are only in the API."""
-    scopes = list(Scope.objects.filter(run_id__gt=0, ended_ms=None).select_related("project").order_by("id"))
-    names = dict(Run.objects.filter(pk__in=[scope.run_id for scope in scopes]).values_list("pk", "name"))
-    found = {(scope.project.name, names[scope.run_id]): scope for scope in scopes if scope.run_id in names}
-    counts = {run: {state: getattr(scope, state.value) for state in TaskState} for run, scope in found.items()}
-    rows = [((*run, state.value), n) for run in counts for state, n in folded(counts[run], AS_REPORTED).items()]
-    yield _gauge("tasks", "Tasks of running attempts", ["project", "run", "state"], rows)
+    """Tasks of attempts that have not ended, by project: names of runs are their projects' own, and without end."""
+    sums = {state.value: Sum(state.value) for state in TaskState}
+    running = Scope.objects.filter(run_id__gt=0, ended_ms=None).order_by("project__name").values("project__name")
+    summed: Iterable[Any] = running.annotate(n_groups=Sum("groups"), **sums)
+    found = {row["project__name"]: row for row in summed}
+    counts = {name: {state: row[state.value] for state in TaskState} for name, row in found.items()}
+    rows = [((name, state.value), n) for name in counts for state, n in folded(counts[name], AS_REPORTED).items()]
+    yield _gauge("tasks", "Tasks of running attempts", ["project", "state"], rows)
     ended = [
-        ((*run, word), folded(counts[run], AS_ENDED)[state]) for run in counts
+        ((name, word), folded(counts[name], AS_ENDED)[state]) for name in counts
         for word, state in (("done", TaskState.MEMORY), ("failed", TaskState.ERRED))
     ]  # fmt: skip
     text = "Tasks of running attempts that were done or have failed, also those that are released or forgotten now"
-    yield _gauge("tasks_ended", text, ["project", "run", "outcome"], ended)
-    groups = [(run, scope.groups) for run, scope in found.items()]
-    yield _gauge("task_groups", "Task groups of running attempts", ["project", "run"], groups)
+    yield _gauge("tasks_ended", text, ["project", "outcome"], ended)
+    groups = [((name,), row["n_groups"]) for name, row in found.items()]
+    yield _gauge("task_groups", "Task groups of running attempts", ["project"], groups)
     unsettled = Scope.objects.filter(ended_ms__isnull=False, settled=False).count()
     text = "Ended attempts whose unfinished tasks are not released yet"
     yield _gauge("task_attempts_unsettled", text, [], [((), unsettled)])
@@ -244,6 +249,20 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
 
 def metrics(request: HttpRequest) -> HttpResponse:
+    """For `Authorization: Bearer DSTACKWEB_METRICS_TOKEN`: 401 without it, 403 while the server has no such token.
+
+    Loopback is no exception: jobs and a proxy on the same machine call from there.
+    """
+    if not settings.DSTACKWEB_METRICS_TOKEN:
+        return HttpResponse(CLOSED, status=403, content_type="text/plain")
+    wanted = f"Bearer {settings.DSTACKWEB_METRICS_TOKEN}"
+    if not constant_time_compare(request.headers.get("Authorization", ""), wanted):
+        return HttpResponse(
+            "Send the token of DSTACKWEB_METRICS_TOKEN as a bearer token.\n",
+            status=401,
+            content_type="text/plain",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
     collectors = CollectorRegistry()
     collectors.register(StoredMetrics(timezone.now()))
     collectors.register(Latency())

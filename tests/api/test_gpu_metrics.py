@@ -6,7 +6,6 @@ import datetime as dt
 
 import pytest
 from django.db import connection
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -14,14 +13,14 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyStop
 from dstackweb.lib.times import to_ms
-from tests.factories import make_host
+from tests.factories import make_host, scraper
 from tests.gpus.past import past_run
 
 pytestmark = pytest.mark.django_db
 
 
 def scrape() -> dict[str, float]:
-    text = Client().get("/metrics").content.decode()
+    text = scraper().get("/metrics").content.decode()
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in lines}
 

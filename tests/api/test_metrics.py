@@ -8,7 +8,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
@@ -17,6 +16,7 @@ from dstackweb.backends.models import Backend, Instance
 from dstackweb.lib.models import Bucket, Circuit
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
+from tests.factories import scraper
 from tests.offers.cloud_stub import TYPES_US, Clock, Cloud
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def scrape() -> dict[str, float]:
-    text = Client().get("/metrics").content.decode()
+    text = scraper().get("/metrics").content.decode()
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in lines}
 

@@ -15,7 +15,7 @@ from dstackweb.accounts.services import create_token
 from dstackweb.backends import services
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.runs.models import RunEvent
-from tests.factories import join, make_project, make_user
+from tests.factories import join, make_project, make_user, scraper
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
@@ -124,7 +124,7 @@ def test_a_backends_secret_is_nowhere(
     root = people["root"]
     told = [browser(root).get(f"/p/main/{page}").content.decode() for page in (*PAGES, "health/")]
     told += [api(root, "GET", path).content.decode() for path in (*LOOKS, *ADMINS_LOOKS)]
-    told += [api(root, "GET", "metrics").content.decode(), Client().get("/metrics").content.decode()]
+    told += [api(root, "GET", "metrics").content.decode(), scraper().get("/metrics").content.decode()]
     told += [
         browser(root).get(f"/admin/backends/backend/{path}").content.decode() for path in ("", f"{backend.pk}/change/")
     ]

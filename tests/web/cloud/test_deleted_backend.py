@@ -16,7 +16,7 @@ from dstackweb.offers import counts, sources
 from dstackweb.runs.models import Run
 from dstackweb.runs.selectors import why
 from tests.api.conftest import Api
-from tests.factories import make_run, make_user, place_all
+from tests.factories import make_run, make_user, place_all, scraper
 from tests.offers.cloud_stub import Cloud
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,5 +59,5 @@ def test_its_offers_and_figures_are_gone_everywhere_at_once(
 
 
 def _metrics(prefix: str) -> str:
-    lines = Client().get("/metrics").content.decode().splitlines()
+    lines = scraper().get("/metrics").content.decode().splitlines()
     return "\n".join(line for line in lines if line.startswith(prefix))
