@@ -54,6 +54,16 @@ class Task(WSGITask):  # type: ignore[misc]
             request.headers["CONNECTION"] = "close"
         super().__init__(channel, request)
 
+    def write(self, data: bytes) -> None:
+        """Of the answer to HEAD only the header is sent: Django leaves that to the server."""
+        super().write(b"" if self.request.command == "HEAD" else data)
+
+    def finish(self) -> None:
+        if self.request.command == "HEAD":
+            self.write(b"")
+            self.chunked_response = False
+        super().finish()
+
     def set_close_on_finish(self) -> None:
         """Not for answers to polls that have no body, and so no length: their connection goes on."""
         if self.has_body or self.version != "1.1" or self.request.headers.get("CONNECTION", "").lower() == "close":

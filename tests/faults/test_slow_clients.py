@@ -45,6 +45,20 @@ def test_others_are_served_while_clients_withhold_their_requests(server: Server,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", ["/login/", "/api/v1/nowhere", "/api/v1/projects/main/archives/null%2Cnull"])
+def test_a_head_request_is_answered_with_the_header_alone(server: Server, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        head = f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n"
+        client.sendall(f"{head}\r\n{head}Connection: close\r\n\r\n".encode())
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    first, second, rest = answer.split(b"\r\n\r\n")
+    assert first.partition(b" ")[0] == second.partition(b" ")[0] == b"HTTP/1.1"
+    assert rest == b""
+
+
+@pytest.mark.slow
 def test_an_answer_without_a_body_leaves_the_connection_open(server: Server) -> None:
     invite = server.http.post("/hosts/invites").json()["id"]
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
