@@ -55,10 +55,19 @@ def measure(sizes: list[int]) -> None:
     }
     keys = count()
 
-    def appends(place: Storage, key: str, size: int) -> Callable[[], object]:
-        place.append(key, size, OUTPUT)
-        end = place.size(key) or 0
-        return lambda: place.append(key, end, OUTPUT)
+    def measured(place: Storage, key: str, size: int) -> dict[str, str]:
+        """Cells of a log that has this size."""
+
+        def append() -> Callable[[], object]:
+            end = place.size(key) or 0
+            return lambda: place.append(key, end, OUTPUT)
+
+        acts: dict[str, Callable[[], Callable[[], object]]] = {
+            "append 4 KiB": append,
+            "newest 64 KiB": lambda: lambda: sides.must_be(len(place.read(key, size - TAIL, TAIL)), TAIL),
+            "all": lambda: lambda: sides.must_be(sum(map(len, pieces(place, key, 0, size))), size),
+        }
+        return {what: sides.measured(prepare, REPEATS) for what, prepare in acts.items()}
 
     def plain() -> Callable[[], object]:
         fd = os.open(home / "plain", os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -74,13 +83,8 @@ def measure(sizes: list[int]) -> None:
                 place.append(key, offset, os.urandom(PIECE))
             StoredPart.objects.update(at=timezone.now() - dt.timedelta(hours=1))
             place.settle()
-            cells = {
-                "append 4 KiB": lambda: appends(place, key, place.size(key) or 0),  # noqa: B023
-                "newest 64 KiB": lambda: lambda: sides.must_be(len(place.read(key, size - TAIL, TAIL)), TAIL),  # noqa: B023
-                "all": lambda: lambda: sides.must_be(sum(map(len, pieces(place, key, 0, size))), size),  # noqa: B023
-            }
-            for what, prepare in cells.items():
-                table[f"{what}: {name}"].append(sides.measured(prepare, REPEATS))
+            for what, cell in measured(place, key, size).items():
+                table[f"{what}: {name}"].append(cell)
             place.remove(key)
     sides.table(f"{sides.database()}, milliseconds, size of the log:", [f"{mib:,} MiB" for mib in sizes], table)
     s3.stop()

@@ -12,12 +12,12 @@ import resource
 import time
 from typing import Any
 
-from gunicorn.workers.base import Worker  # type: ignore[import-untyped]
-from waitress import wasyncore  # type: ignore[import-untyped]
-from waitress.channel import HTTPChannel  # type: ignore[import-untyped]
-from waitress.parser import HTTPRequestParser  # type: ignore[import-untyped]
-from waitress.server import TcpWSGIServer, create_server  # type: ignore[import-untyped]
-from waitress.task import WSGITask  # type: ignore[import-untyped]
+from gunicorn.workers.base import Worker
+from waitress import wasyncore
+from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser
+from waitress.server import TcpWSGIServer, create_server
+from waitress.task import WSGITask
 
 from dstackweb import settings
 
@@ -33,7 +33,7 @@ LATE_S = 0.5
 """A connection this young may have a request on its way, also while the process stops."""
 
 
-class Parser(HTTPRequestParser):  # type: ignore[misc]
+class Parser(HTTPRequestParser):
     """Knows since when its request arrives."""
 
     def __init__(self, adj: Any) -> None:
@@ -46,7 +46,7 @@ class Parser(HTTPRequestParser):  # type: ignore[misc]
         return bool(now - self.began > REQUEST_S + received / RATE)
 
 
-class Task(WSGITask):  # type: ignore[misc]
+class Task(WSGITask):
     """An answer; while the process stops, the last one of its connection."""
 
     def __init__(self, channel: Channel, request: Parser) -> None:
@@ -70,7 +70,7 @@ class Task(WSGITask):  # type: ignore[misc]
             super().set_close_on_finish()
 
 
-class Channel(HTTPChannel):  # type: ignore[misc]
+class Channel(HTTPChannel):
     parser_class = Parser
     task_class = Task
 
@@ -98,7 +98,7 @@ def _is_any_busy(server: TcpWSGIServer) -> bool:
     return any(channel.is_busy(now) for channel in list(server.active_channels.values()))
 
 
-class WaitressWorker(Worker):  # type: ignore[misc]
+class WaitressWorker(Worker):
     def run(self) -> None:
         """Serve until gunicorn says stop, then answer what has come so far, for `graceful_timeout` at most."""
         server = self._server()

@@ -180,3 +180,27 @@ def member(project: Project) -> User:
     from tests.factories import join, make_user
 
     return join(project, make_user("ada"))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The URL of an S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """An empty bucket's URL, as of DSTACKWEB_STORAGE."""
+    import boto3
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    name = f"bucket-{abs(hash(request.node.nodeid))}"
+    boto3.client("s3", endpoint_url=s3, region_name="us-east-1").create_bucket(Bucket=name)
+    return f"s3://{name}/team?endpoint_url={s3}&region_name=us-east-1"

@@ -229,9 +229,9 @@ def log_part(
         )
     # Whether it has ended is read first: what is there then is all there will be.
     over = job.status in JOB_ENDED
-    if tail is not None:
-        offset = files.tail_offset(job.pk, tail)
     try:
+        if tail is not None:
+            offset = files.tail_offset(job.pk, tail)
         data = files.read_log(job.pk, offset, limit)
     except Missing as error:
         raise Gone(f"part of the log of {run.name} is lost ({error} is not there); its status is right") from error

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 from django.db import connection
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 
 from dstackweb.lib.models import StoredFile, StoredPart
 from dstackweb.lib.storage import Gap, Missing, Storage, StorageAway, pieces, rows, storage_at
@@ -22,26 +19,6 @@ from dstackweb.lib.storage.objects import ObjectStorage
 pytestmark = pytest.mark.django_db
 
 KEY = "joblogs/ab/abc"
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[str]:
-    """The URL of an S3 server."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def bucket(s3: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """An empty bucket's URL, as of DSTACKWEB_STORAGE."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    name = f"bucket-{abs(hash(request.node.nodeid))}"
-    boto3.client("s3", endpoint_url=s3, region_name="us-east-1").create_bucket(Bucket=name)
-    return f"s3://{name}/team?endpoint_url={s3}&region_name=us-east-1"
 
 
 @pytest.fixture(params=["disk", pytest.param("database", marks=pytest.mark.both_sides), "s3"])

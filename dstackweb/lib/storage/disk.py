@@ -50,6 +50,7 @@ class DiskStorage:
                 try:
                     with path.open("rb") as source:
                         shutil.copyfileobj(source, copy)
+                    copy.flush()
                     os.replace(copy.name, target)
                 except BaseException:
                     os.unlink(copy.name)

@@ -22,7 +22,7 @@ from dstackweb.lib.storage import Missing, StorageAway
 from dstackweb.lib.storage.rows import RowStorage
 
 ABSENT = {"NoSuchKey", "404", "NotFound"}
-PATIENCE = Config(connect_timeout=3, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 3})
+PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 2})
 
 
 class ObjectStorage(RowStorage):

@@ -21,6 +21,7 @@ from django.utils import timezone
 
 from dstackweb.backends.models import HostEvent
 from dstackweb.gpus.samples import averages
+from dstackweb.lib.storage import storage
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.runs import files, history, removal
@@ -66,7 +67,7 @@ def kinds() -> list[Kind]:
             lambda _now: removal.remove_logs(AT_ONCE),
         ),
         _of_rows(RetentionKind.LEFTOVERS, _old_removed_runs, _delete_some),
-        _of_rows(RetentionKind.LEFTOVERS, _old_removed_archives, _delete_some),
+        _of_rows(RetentionKind.LEFTOVERS, _old_removed_archives, _delete_archives),
     ]
 
 
@@ -164,6 +165,14 @@ def _prune_logs(old: QuerySet[Job], now: dt.datetime) -> int:
 
 def _prune_archives(old: QuerySet[Archive], now: dt.datetime) -> int:
     return sum(files.remove_archive(archive, _unused(now), now) for archive in old[:AT_ONCE])
+
+
+def _delete_archives(old: QuerySet[Archive], now: dt.datetime) -> int:
+    """Their files too, of which a killed removal may have left some."""
+    some = list(old[:AT_ONCE])
+    for archive in some:
+        storage().remove(archive.key)
+    return Archive.objects.filter(pk__in=[archive.pk for archive in some]).delete()[0]
 
 
 def _prune_tasks(now: dt.datetime) -> int:

@@ -75,7 +75,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
         Periodic("ended-tasks", lambda: watch.settle_tasks(now()), 30.0, control, when=watch.has_unsettled_tasks),
         Periodic("housekeeping", housekeeping.keep_house, 600.0, control),
-        Periodic("storage", keep_storage, 30.0, control),
+        Periodic("storage", keep_storage, 30.0, clouds),
         Periodic("retention", prune_old_data, 600.0, control),
     ]
 
@@ -186,9 +186,12 @@ def prune_old_data() -> None:
 
 def keep_storage() -> None:
     """Put small parts of logs together. Its error, also of storage that is away, is on the health page."""
-    storage().check()
-    if not storage().settle():
-        _bring_forward("storage", PRUNE_AGAIN_S)
+    with cloud_slot() as free:  # object storage may hang, as clouds may
+        if not free:
+            return
+        storage().check()
+        if not storage().settle():
+            _bring_forward("storage", PRUNE_AGAIN_S)
 
 
 def remove_old_files(host: str) -> None:

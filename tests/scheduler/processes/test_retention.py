@@ -170,6 +170,15 @@ def test_code_that_was_used_again_meanwhile_is_not_removed(project: Project) -> 
     assert is_stored(archive)
 
 
+def test_a_file_that_a_killed_removal_left_goes_with_its_row(project: Project) -> None:
+    archive = archive_of(project)
+    Archive.objects.update(removed_at=timezone.now())
+    assert storage().is_whole(archive.key)
+    retention.prune(timezone.now() + YEARS)
+    assert not Archive.objects.exists()
+    assert not storage().is_whole(archive.key)
+
+
 def test_removed_code_can_not_be_submitted(project: Project, member: User) -> None:
     archive = archive_of(project)
     retention.prune(timezone.now() + YEARS)

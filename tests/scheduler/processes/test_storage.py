@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.lib.storage import StorageAway
-from dstackweb.runs import files
+from dstackweb.lib.errors import Gone
+from dstackweb.lib.models import StoredPart
+from dstackweb.lib.storage import StorageAway, storage
+from dstackweb.lib.storage.objects import ObjectStorage
+from dstackweb.runs import files, selectors
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.processes import tasks
 from tests.factories import make_host
@@ -46,6 +51,23 @@ def test_logs_and_code_are_copied_to_the_new_place_once(
     files.append_log(job.pk, 6, b"more\n")
     assert copied("home").startswith("0 files copied")
     assert files.read_log(job.pk, 0, 100) == b"hello\nmore\n"
+
+
+def test_of_a_log_whose_objects_are_lost_every_reader_is_answered(
+    project: Project, member: User, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", bucket)
+    make_host()
+    run = done_run(project, member)
+    StoredPart.objects.update(at=timezone.now() - dt.timedelta(hours=1))
+    tasks.keep_storage()
+    assert selectors.log_part(run, tail=10).data == b"hello\n"
+    place = storage()
+    assert isinstance(place, ObjectStorage)
+    place._s3.delete_object(Bucket=place.bucket, Key=StoredPart.objects.get().object)
+    for tail in (None, 10):
+        with pytest.raises(Gone, match="0-6 is not there"):
+            selectors.log_part(run, tail=tail)
 
 
 def test_a_storage_that_is_away_is_an_error_of_its_periodic_job(

@@ -24,7 +24,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, connections
 from django.utils import timezone
 from django_q.status import Stat
-from gunicorn.systemd import sd_notify  # type: ignore[import-untyped]
+from gunicorn.systemd import sd_notify
 
 from dstackweb import env
 from dstackweb.accounts.services import Bootstrap, bootstrap
