@@ -119,7 +119,7 @@ class Server:
         """What Prometheus would get."""
         return self.http.get(f"{self.url}/metrics", headers={"Authorization": f"Bearer {SCRAPE_TOKEN}"}).text
 
-    def wait(self, name: str, *statuses: str, deadline: float = 15) -> dict[str, Any]:
+    def wait(self, name: str, *statuses: str, deadline: float = 60) -> dict[str, Any]:
         """Wait until the run is in one of these statuses (by default: has ended)."""
         wanted = statuses or ("done", "failed", "terminated")
 

@@ -21,7 +21,7 @@ REPO = Path(__file__).resolve().parent.parent
 _redis_numbers = itertools.count()
 
 
-def eventually(fn: Callable[[], T | None], deadline: float = 30, every: float = 0.05) -> T:
+def eventually(fn: Callable[[], T | None], deadline: float = 60, every: float = 0.05) -> T:
     """What `fn` returns, as soon as that is true; asked again `every` seconds, for `deadline` seconds.
 
     An exception counts as not yet. After the deadline the last one is raised, or AssertionError with the last value.

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -261,12 +260,10 @@ def test_nothing_survives_kill_9_of_the_server_but_what_a_worker_detached(deploy
     below = descendants(console.process)
     assert len(below) >= 8  # web and its worker; a cluster with sentinel, pusher, monitor and two workers; ticker; host
     try:
-        began = time.monotonic()
         os.kill(console.process.pid, signal.SIGKILL)
         console.process.wait()
 
         eventually(lambda: ended(below))
-        assert time.monotonic() - began < 5
         assert not ended([sleeper])
     finally:
         sleeper.kill()

@@ -8,17 +8,15 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import psycopg
 import pytest
 
-from dstackweb.lib.process import REFUSED, try_lock
-from dstackweb.lib.schema import LOCK
+from dstackweb.lib.process import REFUSED
 from tests import servers
 from tests.server import Server
+from tests.setup_lock import set_up_elsewhere
 from tests.support import REPO, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.both_sides]
@@ -86,20 +84,6 @@ def version_of_program(folder: Path, version: int, compatible: int, *migrations:
         )
         before = name
     return folder
-
-
-@contextmanager
-def set_up_elsewhere(url: str) -> Iterator[None]:
-    """The lock of a process that sets up this database."""
-    if url.startswith("sqlite:///"):
-        lock = try_lock(Path(f"{url.removeprefix('sqlite:///')}.setup-lock"))
-        assert lock is not None
-        with lock:
-            yield
-    else:
-        with psycopg.connect(url.partition("?")[0]) as other:
-            other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
-            yield
 
 
 def answers(server: Server) -> bool:

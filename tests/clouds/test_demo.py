@@ -36,7 +36,7 @@ def test_the_demo_has_offers_of_its_cloud_and_ends_with_all_that_it_started(tmp_
         demo.send_signal(signal.SIGINT)
         assert demo.wait(60) == 0, output.read_text()
     mark = f"DSTACKWEB_HOME={tmp_path}/home".encode()
-    eventually(lambda: not [pid for pid in _processes() if mark in _environ(pid)], deadline=30)
+    eventually(lambda: not [pid for pid in _processes() if mark in _environ(pid)])
 
 
 def _processes() -> list[str]:

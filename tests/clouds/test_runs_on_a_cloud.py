@@ -47,6 +47,15 @@ class Site:
         """The IDs of all machines ever started."""
         return {machine["id"] for machine in self.cloud.machines()}
 
+    def offers(self, **params: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self.server.api("GET", "offers", params={"backend": "aws", **params}).json()
+        return answer
+
+    def all_known(self) -> bool:
+        """Whether each source of its offers has been read."""
+        sources = self.offers()["sources"]
+        return bool(sources) and all(source["state"] != "failed" for source in sources)
+
     def all_gone(self) -> bool:
         return all(machine["state"] == "terminated" for machine in self.cloud.machines())
 
@@ -76,7 +85,7 @@ def running() -> Iterator[Site]:
 @pytest.fixture
 def site(running: Site) -> Iterator[Site]:
     running.cloud.times(boot_s=0.2, shutdown_s=0.2, grace_s=1)
-    eventually(lambda: running.server.api("GET", "offers", params={"backend": "aws"}).json()["items"], deadline=60)
+    eventually(running.all_known)
     yield running
     for run in running.server.api("GET", "runs").json()["items"]:
         if run["status"] not in ("done", "failed", "terminated"):
@@ -94,7 +103,7 @@ def test_a_run_goes_from_the_queue_to_done_on_a_machine_that_ends_with_it(site: 
     job = run["jobs"][0]
     assert (job["backend"], job["region"]) == ("aws", "us-east-1")
     assert float(job["price"]) > 0
-    eventually(site.all_gone, deadline=30)
+    eventually(site.all_gone)
     [machine] = site.cloud.machines()[-1:]
     assert machine["type"] == job["instance_type"]
     [started] = site.events(name, "machine_started")
@@ -105,18 +114,16 @@ def test_a_run_goes_from_the_queue_to_done_on_a_machine_that_ends_with_it(site: 
 def test_a_stopped_run_hears_it_and_its_machine_ends(site: Site) -> None:
     name = site.submit("trap 'echo asked to stop; exit 0' TERM", "echo up", "while :; do sleep 0.1 || :; done")
     site.server.wait(name, "running", deadline=BOOTED_S)
-    eventually(lambda: b"up" in site.server.log(name), deadline=15)
+    eventually(lambda: b"up" in site.server.log(name))
     site.server.api("POST", f"runs/{name}/stop")
-    run = site.server.wait(name, deadline=30)
+    run = site.server.wait(name)
     assert (run["status"], run["termination_reason"]) == ("terminated", "stopped_by_user")
     assert b"asked to stop" in site.server.log(name)
-    eventually(site.all_gone, deadline=30)
+    eventually(site.all_gone)
 
 
 def test_what_has_no_capacity_is_told_and_the_next_offer_taken(site: Site) -> None:
-    answer = site.server.api("GET", "offers", params={"backend": "aws", "cpu": "2..", "spot": "false"}).json()
-    assert answer["items"], answer
-    offers = answer["items"]
+    offers = eventually(lambda: site.offers(cpu="2..", spot="false")["items"])
     site.cloud.capacity(0, offers[0]["instance_type"])
     name = site.submit("true")
     run = site.server.wait(name, deadline=BOOTED_S)
@@ -129,12 +136,12 @@ def test_what_has_no_capacity_is_told_and_the_next_offer_taken(site: Site) -> No
 
 def test_a_cloud_that_takes_its_time_keeps_no_run_from_own_hosts(site: Site) -> None:
     before = site.known()
-    site.cloud.latency(15, "ec2", "RunInstances")
+    site.cloud.latency(30, "ec2", "RunInstances")
     try:
         names = [site.submit("true") for _ in range(4)]
         for name in names:
-            site.server.wait(name, "provisioning", deadline=15)
-        own = site.server.wait(site.server.submit("true"), deadline=15)
+            site.server.wait(name, "provisioning")
+        own = site.server.wait(site.server.submit("true"))
         assert (own["status"], site.known()) == ("done", before)
     finally:
         site.cloud.latency(0, "ec2", "RunInstances")
@@ -156,7 +163,7 @@ def test_an_interrupted_spot_machine_lets_its_job_finish_its_checkpoint_and_the_
         retry={"on_events": ["interruption"]},
     )
     site.server.wait(name, "running", deadline=BOOTED_S)
-    eventually(lambda: b"up" in site.server.log(name, attempt=1), deadline=15)
+    eventually(lambda: b"up" in site.server.log(name, attempt=1))
     [machine] = site.running()
     site.cloud.interrupt(machine, notice_s=15)
     site.server.hurry_retry(name)
@@ -172,12 +179,12 @@ def test_a_machine_that_is_kept_serves_the_next_run_of_its_project(site: Site) -
     first = site.submit("true", idle_duration="2m")
     site.server.wait(first, "done", deadline=BOOTED_S)
     idle = 'dstackweb_instances{backend="aws",status="idle"} 1.0'
-    eventually(lambda: idle in site.server.metrics(), deadline=15)
+    eventually(lambda: idle in site.server.metrics())
     second = site.submit("echo again", idle_duration="off")
     run = site.server.wait(second, deadline=BOOTED_S)
     assert run["status"] == "done"
     assert len(site.known() - before) == 1
-    eventually(site.all_gone, deadline=30)
+    eventually(site.all_gone)
 
 
 def test_a_machine_that_falls_silent_is_ended_and_its_run_with_it(site: Site) -> None:
@@ -187,7 +194,7 @@ def test_a_machine_that_falls_silent_is_ended_and_its_run_with_it(site: Site) ->
     site.cloud.crash(machine)
     run = site.server.wait(name, deadline=150)
     assert (run["status"], run["jobs"][0]["termination_reason"]) == ("failed", "instance_unreachable")
-    eventually(site.all_gone, deadline=30)
+    eventually(site.all_gone)
 
 
 def test_workers_killed_while_machines_start_leave_one_machine_for_each_run(site: Site) -> None:
@@ -197,7 +204,7 @@ def test_workers_killed_while_machines_start_leave_one_machine_for_each_run(site
     names = [site.submit("sleep 1") for _ in range(3)]
     for _ in range(2):
         asked = site.cloud.count("ec2", "RunInstances")
-        eventually(lambda asked=asked: site.cloud.count("ec2", "RunInstances") > asked, deadline=30)
+        eventually(lambda asked=asked: site.cloud.count("ec2", "RunInstances") > asked)
         for pid in site.server.role_pids("qcluster"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -221,7 +228,7 @@ def ends_once(site: Site, *before: str, **keys: Any) -> str:
         **{"retry": {"on_events": ["interruption"]}} | keys,
     )
     site.server.wait(name, "running", deadline=BOOTED_S)
-    eventually(lambda: b"up" in site.server.log(name, attempt=1), deadline=15)
+    eventually(lambda: b"up" in site.server.log(name, attempt=1))
     return name
 
 

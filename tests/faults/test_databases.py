@@ -7,7 +7,6 @@ import os
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,10 +123,8 @@ def test_a_run_moves_and_is_put_back_while_redis_is_away_and_work_goes_on_when_i
 def test_a_redis_that_hangs_delays_a_move_and_loses_nothing(team: Team) -> None:
     before = team.order()
     with hung(team.redis):
-        began = time.monotonic()
         made = team.move_to_top("two")
         assert made.status_code == 200, made.text
-        assert time.monotonic() - began < 25
     assert team.order()[0] == "two"
     assert team.undo(made.json()["move"]).status_code in (200, 409)  # by then it may be too late to take it back
     assert sorted(team.order()) == sorted(before)

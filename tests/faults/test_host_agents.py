@@ -89,7 +89,7 @@ def test_an_agent_that_is_killed_and_a_server_that_restarts_lose_no_job_and_star
     stopped = server.submit("sleep 600", **FAR)
     server.wait(stopped, "running", deadline=60)
     assert server.api("POST", f"runs/{stopped}/stop", json={}).is_success
-    assert server.wait(stopped, deadline=20)["status"] == "terminated"
+    assert server.wait(stopped)["status"] == "terminated"
     orphan = server.wait(server.submit("sleep 600", **FAR), "running", deadline=60)
     psutil.Process(int((machine.home / "jobs" / orphan["jobs"][0]["id"] / "lock").read_text())).kill()
     (job,) = server.wait(orphan["name"], deadline=60)["jobs"]

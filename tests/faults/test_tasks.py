@@ -50,9 +50,9 @@ def test_commands_tell_by_http_and_their_token_shows_in_no_log(server: Server) -
 def test_a_runner_that_is_killed_loses_and_doubles_no_task(server: Server) -> None:
     lines = 'for n in $(seq 300); do echo "::task key=part-$n state=done"; done'
     name = server.submit(lines, "echo ::task key=last-1 state=running", "sleep 600")
-    eventually(lambda: counted(server, name).get("last") == {"processing": 1}, deadline=30)
+    eventually(lambda: counted(server, name).get("last") == {"processing": 1})
     os.kill(server.runner_pid(server.run(name)), signal.SIGKILL)
-    assert server.wait(name, deadline=30)["status"] == "failed"
+    assert server.wait(name)["status"] == "failed"
     assert counted(server, name)["part"] == {"memory": 300}
-    eventually(lambda: counted(server, name)["last"] == {"released": 1}, deadline=15)
+    eventually(lambda: counted(server, name)["last"] == {"released": 1})
     assert server.manage("recount", "--check").returncode == 0

@@ -51,7 +51,7 @@ def test_a_run_that_leaves_its_gpu_unused_for_a_minute_is_warned_and_stopped_and
     for name, gpu in GPUS.items():
         server.submit("sleep 600", name=name, resources={"cpu": "1", "memory": "64MB", "gpu": gpu})
     for name in GPUS:
-        server.wait(name, "running", deadline=30)
+        server.wait(name, "running")
 
     warned = eventually(lambda: (run := server.run("idle"))["policy"]["badge"] and run, deadline=60, every=0.5)
     assert warned["status"] == "running"

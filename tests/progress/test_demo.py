@@ -48,7 +48,7 @@ def test_the_demo_shows_tasks_of_all_kinds_that_move_and_ends_with_all_that_it_s
         demo.send_signal(signal.SIGINT)
         assert demo.wait(60) == 0, output.read_text()
     mark = str(tmp_path / "home").encode()
-    eventually(lambda: not [pid for pid in _processes() if mark in _command(pid)], deadline=30)
+    eventually(lambda: not [pid for pid in _processes() if mark in _command(pid)])
 
 
 def _processes() -> list[str]:

@@ -49,8 +49,6 @@ def test_a_hold_on_the_server_s_own_machine_needs_no_ssh(box: MakeBox) -> None:
     assert "ssh" not in job.api.log.decode()
     assert "GPUs   none" in job.lines()
     job.api.action = {"action": "stop", "reason": "terminated_by_user", "grace_s": 20}
-    began = time.monotonic()
     end = job.end()
     assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 0)
-    assert time.monotonic() - began < 10
     eventually(lambda: not job.processes())

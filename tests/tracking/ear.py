@@ -104,4 +104,4 @@ class Ear:
 
     def heard(self, bodies: int = 1) -> None:
         """Wait until so many requests were taken."""
-        eventually(lambda: len(self.bodies) >= bodies, deadline=10)
+        eventually(lambda: len(self.bodies) >= bodies)

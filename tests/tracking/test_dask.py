@@ -54,7 +54,7 @@ def sums(ear: Ear) -> dict[str, dict[str, int]]:
 
 def same(ear: Ear, cluster: LocalCluster, **prefixes: dict[str, int]) -> None:
     """Wait until the page says what the scheduler says, and of these prefixes so, with how their tasks ended."""
-    eventually(lambda: plain(shown := sums(ear)) == own(cluster.scheduler) and shown == shown | prefixes, deadline=20)
+    eventually(lambda: plain(shown := sums(ear)) == own(cluster.scheduler) and shown == shown | prefixes)
 
 
 def plain(shown: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -113,8 +113,8 @@ def test_keys_and_groups_need_not_be_text(ear: Ear, cluster: LocalCluster, clien
     keys = [(1, 2), (("a", 1), 2), (2.5, 1), 7, 8.5, ("t", ("u", 1)), "x\ud800y", "n\0l"]
     futures = [client.submit(odd, number, key=key) for number, key in enumerate(keys)]
     wait(futures)
-    eventually(lambda: plain(sums(ear)).get("Other") == own(cluster.scheduler)["Other"], deadline=20)
-    eventually(lambda: sum(sum(states.values()) for states in sums(ear).values()) == len(keys), deadline=20)
+    eventually(lambda: plain(sums(ear)).get("Other") == own(cluster.scheduler)["Other"])
+    eventually(lambda: sum(sum(states.values()) for states in sums(ear).values()) == len(keys))
     groups = {count["group"] for body in ear.bodies for count in body["counts"]}
     assert groups >= {"1", "('a', 1)", "2.5", "Other", "t"}
     failed = {failure["key"] for body in ear.bodies for failure in body.get("failures", [])}
@@ -207,7 +207,7 @@ def test_a_restart_forgets_all_and_goes_on_counting(ear: Ear) -> None:
         client.restart()
         del first, waiting
         wait(client.map(work, range(30, 40)))
-        eventually(lambda: sums(ear) == {"work": {"forgotten_done": 40}, "slow": {"forgotten": 5}}, deadline=20)
+        eventually(lambda: sums(ear) == {"work": {"forgotten_done": 40}, "slow": {"forgotten": 5}})
 
 
 class Scheduler:
@@ -225,7 +225,7 @@ class Scheduler:
         )
 
     def client(self) -> Client:
-        eventually(self.file.exists, deadline=30)
+        eventually(self.file.exists)
         return Client(scheduler_file=str(self.file), timeout=30)
 
     def __enter__(self) -> Scheduler:

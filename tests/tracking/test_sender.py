@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dstackweb.tracking import sender as module
-from dstackweb.tracking.client import Outcome, SendResult
+from dstackweb.tracking.client import TIMEOUT_S, Outcome, SendResult
 from dstackweb.tracking.sender import Sender
 from tests.support import eventually
 from tests.tracking.ear import Ear
@@ -151,7 +151,7 @@ def test_that_wait_is_kept_at_the_end_of_the_program_too() -> None:
     post = FakeServer(SendResult(Outcome.RETRY, 0.3, "429 slowly"))
     sender = sending(post)
     sender.event("a-1", "waiting")
-    eventually(lambda: post.asked, deadline=5)
+    eventually(lambda: post.asked)
     assert sender.close(5)
     assert post.asked[1][0] - post.asked[0][0] >= 0.3
 
@@ -160,10 +160,10 @@ def test_a_wait_beyond_the_end_of_the_program_gives_up_at_once(caplog: pytest.Lo
     post = FakeServer(*[SendResult(Outcome.RETRY, 60, "429 slowly")] * 9)
     sender = sending(post)
     sender.event("a-1", "waiting")
-    eventually(lambda: post.asked, deadline=5)
+    eventually(lambda: post.asked)
     began = time.monotonic()
-    assert not sender.close(5)
-    assert time.monotonic() - began < 1
+    assert not sender.close(50)
+    assert time.monotonic() - began < 40
     assert caplog.messages == ["1 tasks or groups were not reported"]
 
 
@@ -172,7 +172,7 @@ def test_a_server_that_is_away_costs_one_warning_and_nothing_is_lost(caplog: pyt
     post = FakeServer(*[SendResult(Outcome.RETRY, None, "refused")] * 8)
     sender = sending(post)
     sender.event("a-1", "processing")
-    eventually(lambda: len(post.asked) > 2, deadline=5)
+    eventually(lambda: len(post.asked) > 2)
     sender.event("a-1", "memory")
     sender.event("a-2", "memory")
     assert sender.flush()
@@ -202,7 +202,7 @@ def test_a_run_that_has_not_started_is_waited_for_and_nothing_is_lost(caplog: py
     post = FakeServer(*[SendResult(Outcome.WAIT, detail="409 not started")] * 8)
     sender = sending(post)
     sender.event("a-1", "processing")
-    eventually(lambda: len(post.asked) > 2, deadline=5)
+    eventually(lambda: len(post.asked) > 2)
     assert not sender.stopped
     sender.event("a-1", "memory")
     assert sender.flush()
@@ -254,8 +254,8 @@ def test_a_stopped_sender_keeps_no_caller_waiting() -> None:
     sender.event("a-1", "memory")
     assert not sender.flush()
     began = time.monotonic()
-    assert not sender.flush()
-    assert time.monotonic() - began < 1
+    assert not sender.flush(50)
+    assert time.monotonic() - began < 40
 
 
 def test_what_the_server_refuses_for_good_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -297,11 +297,11 @@ def test_a_server_that_never_answers_keeps_no_program_from_ending(ear: Ear, capl
     ear.hold.clear()
     sender = Sender(ear.url, "secret", interval_s=0.01)
     sender.event("a-1", "waiting")
-    eventually(lambda: ear.requests, deadline=5)
+    eventually(lambda: ear.requests)
     began = time.monotonic()
     assert not sender.flush(0.2)
     assert not sender.close(0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < TIMEOUT_S
     assert caplog.messages == ["1 tasks or groups were not reported: no response in time"]
 
 
@@ -343,9 +343,9 @@ def test_sources_are_asked_before_each_sending_until_they_have_no_more() -> None
         return bool(left)
 
     sender.add_source(source)
-    eventually(lambda: len(post.entries("counts")) == 2, deadline=5)
+    eventually(lambda: len(post.entries("counts")) == 2)
     assert [count["states"] for count in post.entries("counts")] == [{"memory": 1}, {"memory": 2}]
-    eventually(lambda: not sender._sources, deadline=5)
+    eventually(lambda: not sender._sources)
     sender.close()
 
 
@@ -377,7 +377,7 @@ def test_a_reporter_that_has_nothing_to_say_says_that_it_goes_on() -> None:
     time.sleep(0.1)
     assert not post.asked  # it has said nothing yet
     sender.event("a-1", "processing")
-    eventually(lambda: len(post.bodies) > 3, deadline=5)
+    eventually(lambda: len(post.bodies) > 3)
     assert post.bodies[0]["heartbeat_s"] == 0.05
     assert post.bodies[1] == {"reporter": sender.reporter, "heartbeat_s": 0.05}
     assert sender.close()
@@ -391,5 +391,5 @@ def test_a_heartbeat_that_finds_the_run_over_stops_the_sender(caplog: pytest.Log
     post = FakeServer(OK, SendResult(Outcome.RETRY, detail="refused"), SendResult(Outcome.ENDED, detail="409 over"))
     sender = sending(post, heartbeat_s=0.02)  # type: ignore[arg-type]  # whole seconds otherwise
     sender.event("a-1", "processing")
-    eventually(lambda: sender.stopped, deadline=5)
+    eventually(lambda: sender.stopped)
     assert caplog.messages == ["tasks are no longer reported; 0 were not counted: 409 over"]
