@@ -18,7 +18,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 .PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu mutations chaos load lint fmt lock bench pictures clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops it
 	@exec env $(SHARED_UID) $(BIN)/python manage.py up
@@ -31,6 +31,12 @@ demo-gpus: $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some i
 
 demo-progress: $(VENV)/.dev ## the same with a run that reports half a million simulated tasks
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_progress.py
+
+.env: ## the passwords of compose.yaml's PostgreSQL and Redis, if there are none yet
+	@random() { od -An -tx1 -N24 /dev/urandom | tr -d ' \n'; }; postgres=$$(random); redis=$$(random); umask 077; \
+	 printf '%s\n' "POSTGRES_PASSWORD=$$postgres" "REDIS_PASSWORD=$$redis" \
+	 "DATABASE_URL=postgresql://dstackweb:$$postgres@127.0.0.1:5432/dstackweb" \
+	 "REDIS_URL=redis://:$$redis@127.0.0.1:6379/0" > $@
 
 login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link

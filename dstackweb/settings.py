@@ -73,6 +73,7 @@ DSTACKWEB_PROGRESS_DAYS = env.integer("DSTACKWEB_PROGRESS_DAYS", 90, least=1, mo
 DSTACKWEB_SAMPLES_DAYS = env.integer("DSTACKWEB_SAMPLES_DAYS", 1, least=1, most=365)
 DSTACKWEB_AVERAGES_DAYS = env.integer("DSTACKWEB_AVERAGES_DAYS", 30, least=1, most=3650)
 DSTACKWEB_HISTORY_DAYS = env.integer("DSTACKWEB_HISTORY_DAYS", 90, least=30, most=3650)
+DSTACKWEB_AUDIT_DAYS = env.integer("DSTACKWEB_AUDIT_DAYS", 730, least=1, most=36500)
 DSTACKWEB_HOST_EVENTS_DAYS = env.integer("DSTACKWEB_HOST_EVENTS_DAYS", 90, least=1, most=3650)
 DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
 DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")
@@ -254,6 +255,7 @@ INSTALLED_APPS = [
     "dstackweb.offers",
     "dstackweb.runs",
     "dstackweb.gpus",
+    "dstackweb.audit",
     "dstackweb.scheduler",
     "dstackweb.web",
     "dstackweb.api",
@@ -271,6 +273,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "dstackweb.audit.recorder.middleware",
     "axes.middleware.AxesMiddleware",
 ]
 TEMPLATES = [

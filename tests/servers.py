@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 from dstackweb.lib.process import die_with_parent
 
 NOBODY = 65534
+PASSWORD = "of-the-tests-servers"
 
 
 def free_port() -> int:
@@ -86,8 +87,8 @@ def redis(folder: Path, *, address: str = "127.0.0.1") -> Server:
         "--dir",
         str(folder),
     ]
-    argv += ["--save", "", "--appendonly", "no", "--databases", "512"]
-    return Server(argv, port, f"redis://{address}:{port}/0", folder / "redis.log", address=address).start()
+    argv += ["--save", "", "--appendonly", "no", "--databases", "512", "--requirepass", PASSWORD]
+    return Server(argv, port, f"redis://:{PASSWORD}@{address}:{port}/0", folder / "redis.log", address=address).start()
 
 
 def postgres(folder: Path, *, durable: bool = False, address: str = "127.0.0.1") -> Server:
@@ -102,19 +103,24 @@ def postgres(folder: Path, *, durable: bool = False, address: str = "127.0.0.1")
     data.mkdir(mode=0o700)
     if user is not None:
         os.chown(data, user, user)
+    secret = folder / "password"
+    secret.write_text(PASSWORD)
     subprocess.run(
-        [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"],
+        [
+            binaries / "initdb", "-D", data, "-U", "postgres", "-A", "password", "--pwfile", secret, "-E", "UTF8",
+            "--no-locale", "--no-sync",
+        ],
         check=True, capture_output=True, cwd=folder, user=user, group=user, extra_groups=None if user is None else [],
     )  # fmt: skip
     with (data / "pg_hba.conf").open("a") as rules:
-        rules.write(f"host all all {address}/24 trust\n")
+        rules.write(f"host all all {address}/24 password\n")
     options: dict[str, object] = {
         "listen_addresses": address, "port": port, "unix_socket_directories": "", "max_connections": 200,
     }  # fmt: skip
     if not durable:
         options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
     argv = [str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in options.items())]
-    url = f"postgresql://postgres@{address}:{port}/postgres"
+    url = f"postgresql://postgres:{PASSWORD}@{address}:{port}/postgres"
     return Server(argv, port, url, folder / "postgres.log", user, signal.SIGINT, address).start()
 
 
@@ -123,13 +129,18 @@ def pgbouncer(folder: Path, database: str) -> Server:
     folder.mkdir(parents=True, exist_ok=True)
     parts, port = urlsplit(database), free_port()
     config = folder / "pgbouncer.ini"
+    users = folder / "users"
+    users.write_text(f'"{parts.username}" "{parts.password}"\n')
     config.write_text(
-        f"[databases]\n* = host={parts.hostname} port={parts.port} user={parts.username}\n"
-        f"[pgbouncer]\nlisten_addr = {parts.hostname}\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+        f"[databases]\n* = host={parts.hostname} port={parts.port} user={parts.username} password={parts.password}\n"
+        f"[pgbouncer]\nlisten_addr = {parts.hostname}\nlisten_port = {port}\nunix_socket_dir =\n"
+        f"auth_type = plain\nauth_file = {users}\n"
         "pool_mode = transaction\ndefault_pool_size = 15\nmax_client_conn = 500\nserver_login_retry = 1\n"
     )
     user = NOBODY if os.geteuid() == 0 else None
-    url = urlunsplit(parts._replace(netloc=f"{parts.username}@{parts.hostname}:{port}", query="pgbouncer=true"))
+    url = urlunsplit(
+        parts._replace(netloc=f"{parts.username}:{parts.password}@{parts.hostname}:{port}", query="pgbouncer=true")
+    )
     argv = ["pgbouncer", str(config)]
     log = folder / "pgbouncer.log"
     return Server(argv, port, url, log, user, signal.SIGINT, str(parts.hostname)).start()

@@ -9,7 +9,6 @@ from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 
 from dstackweb.accounts.fields import SecretField
 from dstackweb.accounts.models import (
@@ -22,7 +21,7 @@ from dstackweb.accounts.models import (
     Role,
     User,
 )
-from dstackweb.accounts.services import create_token, set_secret
+from dstackweb.accounts.services import create_token, revoke_token, set_secret
 from dstackweb.lib.pages import ReadOnly
 
 
@@ -104,8 +103,10 @@ class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
 
     @admin.action(description="Revoke the selected tokens", permissions=["delete"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
-        revoked = queryset.filter(revoked_at=None).update(revoked_at=timezone.now())
-        messages.success(request, f"Revoked tokens: {revoked}.")
+        live = list(queryset.filter(revoked_at=None))
+        for token in live:
+            revoke_token(token.user, token.pk)
+        messages.success(request, f"Revoked tokens: {len(live)}.")
 
 
 @admin.register(Invite)

@@ -185,13 +185,16 @@ def create_token(user: User, name: str) -> tuple[ApiToken, str]:
 
 def revoke_token(user: User, token_id: int) -> None:
     """Revoke a token of this user. Raises NotFound if they have no such valid token."""
-    live = ApiToken.objects.filter(pk=token_id, user=user, revoked_at=None)
-    if not live.update(revoked_at=timezone.now()):
-        raise NotFound("This token does not exist or was already revoked.")
+    with transaction.atomic():
+        live = ApiToken.objects.select_for_update().filter(pk=token_id, user=user, revoked_at=None).first()
+        if live is None:
+            raise NotFound("This token does not exist or was already revoked.")
+        live.revoked_at = timezone.now()
+        live.save(update_fields=["revoked_at"])
 
 
 _WHOSE = """
-SELECT person.*, token.id AS token_id, token.last_used_at AS token_used_at
+SELECT person.*, token.id AS token_id, token.name AS token_name, token.last_used_at AS token_used_at
 FROM accounts_apitoken token JOIN accounts_user person ON person.id = token.user_id
 WHERE token.digest = %s AND token.revoked_at IS NULL
 """
@@ -370,8 +373,9 @@ def _apply_token(admin: User, plaintext: str) -> None:
     values = {"user": admin, "name": ENVIRONMENT, "hint": hint(plaintext), "revoked_at": None}
     with transaction.atomic():
         ApiToken.objects.update_or_create(digest=current, defaults=values)
-        earlier = ApiToken.objects.filter(name=ENVIRONMENT, revoked_at=None).exclude(digest=current)
-        earlier.update(revoked_at=timezone.now())
+        for earlier in ApiToken.objects.filter(name=ENVIRONMENT, revoked_at=None).exclude(digest=current):
+            earlier.revoked_at = timezone.now()
+            earlier.save(update_fields=["revoked_at"])
 
 
 def check(row: Model, *fields: str) -> None:

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, URLResolver, path
 
 from dstackweb.api import (
+    audit,
     history,
     host_agents,
     hosts,
@@ -33,11 +34,13 @@ for prefix, routers in {
     "/projects/{project}/holds": (runs.hold_router,),
     "/projects/{project}/queues": (queues.router, history.of_queues),
     "/projects/{project}/history": (history.router,),
+    "/projects/{project}/audit": (audit.of_project,),
     "/projects/{project}/offers": (offers.router,),
     "/runner/jobs": (runner.router,),
     "/runner/hosts": (host_agents.router,),
     "/runner": (runner.agent_router,),
     "/hosts": (hosts.router,),
+    "/audit": (audit.router,),
     "/backends": (offers.backend_router,),
     "": (projects.router, tasks.downloads),
 }.items():

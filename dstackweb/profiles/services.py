@@ -68,5 +68,7 @@ def ensure_default_profile() -> None:
 def make_default(profile: Profile) -> None:
     """Make a profile the default of its project, or of all projects."""
     with transaction.atomic():
-        Profile.objects.filter(project=profile.project, is_default=True).exclude(pk=profile.pk).update(is_default=False)
-        Profile.objects.filter(pk=profile.pk).update(is_default=True)
+        others = Profile.objects.filter(project=profile.project, is_default=True).exclude(pk=profile.pk)
+        for row, is_default in [*((other, False) for other in others), (profile, True)]:
+            row.is_default = is_default
+            row.save(update_fields=["is_default"])

@@ -6,6 +6,9 @@ class SchedulerConfig(AppConfig):
 
     def ready(self) -> None:
         """Turn the hints of the apps below into queued tasks."""
+        from django.conf import settings
+        from django.utils.crypto import salted_hmac
+        from django_q.conf import Conf
         from django_q.signals import post_execute_in_worker, pre_execute
 
         from dstackweb.lib import logs
@@ -13,6 +16,8 @@ class SchedulerConfig(AppConfig):
         from dstackweb.runs import wakeups
         from dstackweb.scheduler.processes import tasks
 
+        # Tasks are pickles that only their signature protects: their key signs nothing else.
+        Conf.SECRET_KEY = salted_hmac("dstackweb.tasks", "", secret=settings.SECRET_KEY, algorithm="sha256").hexdigest()
         wakeups.pass_requested.connect(tasks.enqueue_pass, dispatch_uid="scheduler.pass")
         wakeups.job_checks_requested.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.job_checks")
         wakeups.cloud_checks_requested.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_polls")

@@ -120,6 +120,7 @@ class RetentionKind(StrEnum):
     AVERAGES = "averages"
     HISTORY = "history"
     HOST_EVENTS = "host_events"
+    AUDIT = "audit"
     LEFTOVERS = "leftovers"
     RUN_DIRS = "run_dirs"
     JOB_FILES = "job_files"

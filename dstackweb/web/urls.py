@@ -6,7 +6,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from dstackweb.web import health, history, hosts
+from dstackweb.web import audit, health, history, hosts
 from dstackweb.web.accounts import views as accounts
 from dstackweb.web.cloud import instance_views, offer_views
 from dstackweb.web.common import views as common
@@ -72,6 +72,8 @@ project_pages = [
     path("offers/cache/", RedirectView.as_view(pattern_name="web:health")),
     path("machines/", instance_views.instances_page, name="instances"),
     path("machines/<uuid:instance>/stop/", instance_views.stop, name="instance-stop"),
+    path("audit/", audit.audit_page, name="audit"),
+    path("audit/audit.<str:form>", audit.export, name="audit-export"),
     path("health/", health.health_page, name="health"),
 ]
 

@@ -16,6 +16,7 @@ LABELS: dict[RetentionKind, str | Promise] = {
     RetentionKind.AVERAGES: gettext_lazy("averages of GPU samples"),
     RetentionKind.HISTORY: gettext_lazy("hours of queue history"),
     RetentionKind.HOST_EVENTS: gettext_lazy("events of hosts"),
+    RetentionKind.AUDIT: gettext_lazy("entries of the audit log"),
     RetentionKind.LEFTOVERS: gettext_lazy("leftovers of removed runs and code"),
     RetentionKind.RUN_DIRS: gettext_lazy("run directories"),
     RetentionKind.JOB_FILES: gettext_lazy("runner files of ended jobs"),

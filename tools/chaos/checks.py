@@ -146,6 +146,8 @@ def _logs(
         where = f"{task.name}: the log of attempt {job.attempt}, node {job.node}"
         if answer.headers["X-Log-Complete"] != "true":
             yield f"{where} is not complete"
+        if lines[-1:] == ["Terminated"]:
+            lines.pop()  # bash's own line, when the job was stopped
         if lines != task.log[: len(lines)]:
             yield f"{where} has other lines than were printed: {lines[:3]} …"
         elif len(lines) < least:

@@ -19,6 +19,7 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
+from dstackweb.audit.models import AuditEntry
 from dstackweb.backends.models import HostEvent
 from dstackweb.gpus.samples import averages
 from dstackweb.lib.storage import storage
@@ -60,6 +61,7 @@ def kinds() -> list[Kind]:
         Kind(RetentionKind.AVERAGES, lambda now: averages.waiting(now, MOST_COUNTED), averages.forget),
         _of_rows(RetentionKind.HISTORY, history.old_hours, _delete_some),
         _of_rows(RetentionKind.HOST_EVENTS, _old_host_events, _delete_some),
+        _of_rows(RetentionKind.AUDIT, _old_audit_entries, _delete_some),
         # What interrupted removals have left behind.
         Kind(
             RetentionKind.LEFTOVERS,
@@ -133,6 +135,10 @@ def _unused(now: dt.datetime) -> Q:
 
 def _old_host_events(now: dt.datetime) -> QuerySet[HostEvent]:
     return HostEvent.objects.filter(at__lt=now - dt.timedelta(days=settings.DSTACKWEB_HOST_EVENTS_DAYS))
+
+
+def _old_audit_entries(now: dt.datetime) -> QuerySet[AuditEntry]:
+    return AuditEntry.objects.filter(at__lt=now - dt.timedelta(days=settings.DSTACKWEB_AUDIT_DAYS))
 
 
 def _old_removed_runs(now: dt.datetime) -> QuerySet[RemovedRun]:

@@ -34,7 +34,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.lib.process import REFUSED, wait_for_lock
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
-from dstackweb.scheduler.processes import handover, home_lock
+from dstackweb.scheduler.processes import handover, home_lock, protection
 from dstackweb.scheduler.processes.handover import Handover
 from dstackweb.scheduler.processes.home_lock import HomeLock, running_server
 from dstackweb.scheduler.processes.supervisor import Outcome, ProcessSpec, Supervisor
@@ -169,6 +169,8 @@ def prepare() -> Bootstrap:
     try:
         if "redis" in settings.Q_CLUSTER:
             redis.from_url(settings.Q_CLUSTER["redis"]).ping()
+        if found := protection.refusal(settings.DATABASES["default"], settings.Q_CLUSTER.get("redis", "")):
+            refuse(found)
         # Several servers may start on one database: the first sets it up.
         with schema.alone(schema.say_on_stderr):
             call_command("migrate", interactive=False, verbosity=0)

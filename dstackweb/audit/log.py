@@ -1,0 +1,99 @@
+"""Reading the audit log: filters, pages and export."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from dstackweb.accounts.models import Project
+from dstackweb.audit.models import AuditEntry
+
+COLUMNS = ("at", "actor", "via", "address", "kind", "action", "name", "project", "changes")
+CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """Which entries; empty fields mean all. `text` is part of a name, actor or address, of any case."""
+
+    project: Project | None = None
+    kind: str = ""
+    actor: str = ""
+    text: str = ""
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+
+    def rows(self) -> QuerySet[AuditEntry]:
+        """The newest first."""
+        found = AuditEntry.objects.order_by("-id")
+        if self.project is not None:
+            found = found.filter(project_id=self.project.pk)
+        if self.kind:
+            found = found.filter(kind=self.kind)
+        if self.actor:
+            found = found.filter(actor_name=self.actor)
+        if self.since is not None:
+            found = found.filter(at__gte=self.since)
+        if self.until is not None:
+            found = found.filter(at__lt=self.until)
+        if self.text:
+            text = self.text
+            found = found.filter(Q(name__icontains=text) | Q(actor_name__icontains=text) | Q(address__icontains=text))
+        return found
+
+
+def page(wanted: AuditFilter, limit: int, before: int | None = None) -> tuple[Sequence[AuditEntry], int | None]:
+    """Up to `limit` entries older than the id `before`, and the id to go on before, None at the end."""
+    rows = wanted.rows() if before is None else wanted.rows().filter(pk__lt=before)
+    found = list(rows[: limit + 1])
+    return found[:limit], found[limit - 1].pk if len(found) > limit else None
+
+
+def as_csv(wanted: AuditFilter) -> Iterator[str]:
+    """A line per entry, after one of COLUMNS. No field begins as a formula of a spreadsheet would."""
+    writer = csv.writer(_Echo())
+    yield writer.writerow(COLUMNS)
+    for entry in wanted.rows().iterator(CHUNK):
+        values = facts(entry)
+        values["changes"] = json.dumps(values["changes"], ensure_ascii=False) if values["changes"] else ""
+        yield writer.writerow([_harmless(str(values[name] or "")) for name in COLUMNS])
+
+
+def as_json(wanted: AuditFilter) -> Iterator[str]:
+    """One array of objects with COLUMNS."""
+    yield "["
+    for number, entry in enumerate(wanted.rows().iterator(CHUNK)):
+        yield (",\n" if number else "\n") + json.dumps(facts(entry), ensure_ascii=False)
+    yield "\n]\n"
+
+
+def facts(entry: AuditEntry) -> dict[str, Any]:
+    """An entry as the API and the export show it."""
+    return {
+        "at": entry.at.isoformat().replace("+00:00", "Z"),
+        "actor": entry.actor_name,
+        "via": entry.via or None,
+        "address": entry.address,
+        "kind": entry.kind,
+        "action": entry.action,
+        "name": entry.name,
+        "project": entry.project_name or None,
+        "changes": entry.changes,
+    }
+
+
+class _Echo:
+    """A file for csv.writer, whose lines are what it returns."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+def _harmless(text: str) -> str:
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
