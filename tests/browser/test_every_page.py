@@ -39,6 +39,7 @@ PAGES = {
     "hosts": "/p/main/hosts/",
     "utilization": "/p/main/utilization/",
     "profiles": "/p/main/profiles/",
+    "audit": "/p/main/audit/?all=yes",
     "health": "/p/main/health/",
     "members": "/p/main/members/",
     "secrets": "/p/main/secrets/",

@@ -9,11 +9,14 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from django.http import HttpResponse
+from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.safestring import SafeString
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts.models import User
+from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
@@ -26,6 +29,7 @@ from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
+from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import events as event_words
 from dstackweb.wording.queue import setting
@@ -48,7 +52,7 @@ ANNOUNCED_KINDS = (
 def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
     """The waiting runs in order; polls get the fragment."""
     version = alerts.list_version(request.project)
-    return polled(request, "queue/queue.html", "queue/list.html", version, lambda: _context(request, queue))
+    return polled(request, "queue/queue.html", "queue/list.html", version, lambda: _context(request, queue, version))
 
 
 def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
@@ -58,39 +62,68 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
         url = queue_url(request.project, queue.name) + (f"?page={page}" if page > 1 else "")
         return HttpResponse(status=303, headers={"Location": url})
     version = alerts.list_version(request.project)
-    return shown(request, "queue/list.html", version, _context(request, queue.name, moved), status)
+    return shown(request, "queue/list.html", version, _context(request, queue.name, version, moved), status)
 
 
-def _counts(request: PageRequest, name: str) -> tuple[QueueCount, list[QueueCount]]:
+def _counts(project: Project, name: str) -> tuple[QueueCount, list[QueueCount]]:
     """The counters of this queue and of all queues of the project by name, each with its queue."""
     counts = QueueCount.objects.select_related("queue")
-    every = list(counts.filter(queue__project=request.project).order_by("queue__name"))
+    every = list(counts.filter(queue__project=project).order_by("queue__name"))
     found = next((one for one in every if one.queue.name == name), None)
     if found is None:
-        found = counts.get(queue=services.find_queue(request.project, name))
+        found = counts.get(queue=services.find_queue(project, name))
         every.append(found)
     return found, every
 
 
-def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> dict[str, Any]:
+def _context(request: PageRequest, name: str, version: str, moved: Collection[int] = ()) -> dict[str, Any]:
+    """What the list and its page need. Polls share what they read; pages, and what an action answers, are read anew."""
     page = whole_number(request.GET.get("page"), least=1)
     news = announcements(request)  # before the list, so that the next poll has what happens in between
-    counts, of_all = _counts(request, name)
+    mine = {"announcements": news, "max_priority": lists.max_priority(request)}
+    if moved or not request.htmx:
+        values = _values(request.project, name, page)
+        return {**values, **mine, "body": _body(request, values, moved)}
+    key = request.project.pk, name, page, get_language()
+    found = snapshot(key, version, lambda: _values(request.project, name, page))
+    own = request.user.pk if any(row.user_id == request.user.pk for row in found.values["queue_rows"]) else None
+    reader = request.role, own, tuple(_limits(request, found.values))
+    return {**found.values, **mine, "body": found.body(reader, lambda: _body(request, found.values))}
+
+
+def _body(request: PageRequest, values: dict[str, Any], moved: Collection[int] = ()) -> SafeString:
+    """The list for readers like this one; forms around it have what is theirs alone."""
+    cells = lists.queue_cells(values["queue_rows"], request, values["reserved"], moved)
+    mine = {
+        "rows": cells,
+        "may_choose": any(row["may_change"] for row in cells),
+        "limits": _limits(request, values),
+        "max_priority": lists.max_priority(request),
+    }
+    return render_to_string("queue/body.html", {**values, **mine}, request)
+
+
+def _limits(request: PageRequest, values: dict[str, Any]) -> list[Limit]:
+    return [limit for limit in usage(values["queue"], request.user, values["held"]) if limit.most is not None]
+
+
+def _values(project: Project, name: str, page: int) -> dict[str, Any]:
+    """What all readers of a queue see."""
+    counts, of_all = _counts(project, name)
     queue = counts.queue
     rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     if not rows and page > 1:  # the queue got shorter than the page that was being looked at
         page = max(1, -(-counts.submitted // PER_PAGE))
         rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
     head = rows if page == 1 else run_rows.queue_rows(queue, limit=PER_PAGE)
-    reserved = {row.run_id: row for row in Reservation.kept()}
-    cells = lists.queue_cells(rows, request, reserved, moved)
-    placed = queue_usage([queue.pk])
+    held = queue_usage([queue.pk])
     now = timezone.now()
     return {
         "queue": queue,
         "queues": [one.queue for one in of_all],
         "counts": counts,
-        "rows": cells,
+        "queue_rows": rows,
+        "reserved": {row.run_id: row for row in Reservation.kept()},
         "page": page,
         "pages": max(1, -(-counts.submitted // PER_PAGE)),
         "first_shown": (page - 1) * PER_PAGE + 1,
@@ -98,16 +131,13 @@ def _context(request: PageRequest, name: str, moved: Collection[int] = ()) -> di
         "first": next((row for row in head if row.reason != WaitReason.IMPOSSIBLE), None),
         "placed": _newest_cells(queue, counts, *PLACED),
         "pending": _newest_cells(queue, counts, RunStatus.PENDING),
-        "gpus_held": placed.gpus[queue.pk, None],
+        "held": held,
+        "gpus_held": held.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
-        "month": budget.month(request.project, now) if request.project.monthly_budget is not None else None,
+        "month": budget.month(project, now) if project.monthly_budget is not None else None,
         "now": now,
-        "limits": [limit for limit in usage(queue, request.user, placed) if limit.most is not None],
-        "announcements": news,
-        "runs_url": reverse("web:runs", args=[request.project.name]),
-        "change_url": reverse("web:change", args=[request.project.name, queue.name]) + f"?page={page}",
-        "may_choose": any(row["may_change"] for row in cells),
-        "max_priority": lists.max_priority(request),
+        "runs_url": reverse("web:runs", args=[project.name]),
+        "change_url": reverse("web:change", args=[project.name, queue.name]) + f"?page={page}",
         "waiting": sum(one.submitted for one in of_all),
     }
 
