@@ -32,7 +32,7 @@ def test_a_superuser_is_admin_of_every_project() -> None:
     assert project_for(root, "vision", "admin") == (project, "admin")
 
 
-def test_nobody_signed_out_or_inactive_sees_a_project() -> None:
+def test_signed_out_and_inactive_users_see_no_project() -> None:
     project = make_project("vision")
     gone = join(project, make_user("gone", is_active=False), "admin")
     inactive_root = make_user("root", is_superuser=True, is_active=False)
@@ -43,7 +43,7 @@ def test_nobody_signed_out_or_inactive_sees_a_project() -> None:
             project_for(user, "vision")
 
 
-def test_a_stranger_cannot_tell_a_project_from_one_that_does_not_exist() -> None:
+def test_a_project_of_others_and_a_missing_one_are_refused_alike() -> None:
     make_project("vision")
     stranger = make_user()
     with pytest.raises(NotFound) as hidden:
@@ -53,7 +53,7 @@ def test_a_stranger_cannot_tell_a_project_from_one_that_does_not_exist() -> None
     assert hidden.value.detail.replace("vision", "nothing") == missing.value.detail
 
 
-def test_a_member_with_too_low_a_role_is_told_which_one_it_takes() -> None:
+def test_a_member_with_too_low_a_role_gets_an_error_that_names_the_required_one() -> None:
     ada = join(make_project("vision"), make_user("ada"), "member")
     assert project_for(ada, "vision", "member")[1] == "member"
     with pytest.raises(Forbidden, match="Your role in vision is member; this needs the role manager"):

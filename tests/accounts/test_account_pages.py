@@ -77,7 +77,7 @@ def test_a_stranger_gets_404_at_every_address_of_a_project(project: Project, ada
     assert Invite.objects.count() == 1
 
 
-def test_whoever_is_signed_out_is_asked_to_sign_in_and_changes_nothing(project: Project, ada: User, bob: User) -> None:
+def test_signed_out_users_are_redirected_to_sign_in_and_change_nothing(project: Project, ada: User, bob: User) -> None:
     invite, _token = services.invite(project, ada, "member")
     urls = [*project_urls(project, bob, invite).values(), "/account/tokens/", "/account/tokens/create/"]
     for url in [*urls, "/account/password/"]:
@@ -86,7 +86,7 @@ def test_whoever_is_signed_out_is_asked_to_sign_in_and_changes_nothing(project: 
     assert not ApiToken.objects.exists()
 
 
-def test_a_member_cannot_do_what_takes_an_admin(project: Project, ada: User, bob: User) -> None:
+def test_a_member_cannot_use_admin_actions(project: Project, ada: User, bob: User) -> None:
     services.set_secret(project, "HF_TOKEN", "hf_abcdefghij", by=ada)
     invite, _token = services.invite(project, ada, "member")
     for name, url in project_urls(project, ada, invite).items():
@@ -127,7 +127,7 @@ def test_rows_of_another_project_or_person_are_not_found(page: Client, project: 
     assert services.secret_names(other) == ["KEY"]
 
 
-def test_an_invite_link_is_shown_once_and_lets_somebody_in(page: Client, project: Project) -> None:
+def test_an_invite_link_is_shown_once_and_adds_a_member(page: Client, project: Project) -> None:
     made = page.post("/p/vision/members/invite/", {"role": "manager", "days": "7"})
     (path,) = set(re.findall(r'value="http://testserver(/invite/[\w-]+/)"', made.content.decode()))
     assert "no-store" in made["Cache-Control"]
@@ -168,7 +168,9 @@ def test_an_admin_changes_roles_and_takes_people_out(page: Client, project: Proj
     assert role_in(project, bob) is None
 
 
-def test_the_last_admin_is_told_why_not_on_the_same_page(page: Client, project: Project, ada: User) -> None:
+def test_removing_the_last_admin_is_refused_with_a_reason_on_the_same_page(
+    page: Client, project: Project, ada: User
+) -> None:
     for url, values in ((f"/p/vision/members/{ada.pk}/role/", {"role": "viewer"}),
                         (f"/p/vision/members/{ada.pk}/remove/", {})):  # fmt: skip
         answer = page.post(url, values)
@@ -177,13 +179,13 @@ def test_the_last_admin_is_told_why_not_on_the_same_page(page: Client, project: 
     assert role_in(project, ada) == "admin"
 
 
-def test_anybody_may_leave(project: Project, ada: User, bob: User) -> None:
+def test_any_member_may_leave(project: Project, ada: User, bob: User) -> None:
     assert browser(bob).post(f"/p/vision/members/{bob.pk}/remove/")["Location"] == "/"
     assert role_in(project, bob) is None
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_members_see_each_other_and_only_admins_see_what_changes_them(project: Project, ada: User, role: str) -> None:
+def test_members_see_each_other_and_only_admins_see_the_controls(project: Project, ada: User, role: str) -> None:
     text = browser(join(project, make_user(), role)).get("/p/vision/members/").content.decode()
     assert "ada" in text
     assert ('name="role"' in text) == (role == "admin")

@@ -36,21 +36,21 @@ def test_the_first_start_makes_an_admin_with_a_password_and_the_project_main() -
     assert role_in(Project.objects.get(name="main"), admin) == "admin"
 
 
-def test_the_password_is_told_once_and_is_in_no_repr() -> None:
+def test_the_password_is_returned_once_and_is_in_no_repr() -> None:
     first = bootstrap()
     again = bootstrap()
     assert str(first.password) not in repr(first)
     assert (again.created, again.username, again.password) == (False, "admin", None)
 
 
-def test_a_given_password_is_used_and_not_told(settings: Settings) -> None:
+def test_a_configured_password_is_used_and_not_returned(settings: Settings) -> None:
     settings.DSTACKWEB_ADMIN_PASSWORD = "given"
     first = bootstrap()
     assert (first.created, first.password) == (True, None)
     assert User.objects.get().check_password("given")
 
 
-def test_a_given_password_is_applied_at_every_start_and_keeps_sessions_when_it_holds(settings: Settings) -> None:
+def test_a_configured_password_is_applied_at_every_start_and_keeps_sessions_if_unchanged(settings: Settings) -> None:
     bootstrap()
     settings.DSTACKWEB_ADMIN_PASSWORD = "given"
     bootstrap()
@@ -60,7 +60,7 @@ def test_a_given_password_is_applied_at_every_start_and_keeps_sessions_when_it_h
     assert User.objects.get().password == stored
 
 
-def test_what_people_changed_stays(settings: Settings) -> None:
+def test_a_restart_keeps_changes_made_by_users(settings: Settings) -> None:
     bootstrap()
     User.objects.update(username="root")
     Project.objects.update(name="vision")
@@ -98,7 +98,7 @@ def test_a_changed_environment_token_leaves_other_tokens_alone(settings: Setting
     assert authenticate_token(own) == admin
 
 
-def test_a_name_that_somebody_else_has_is_told(settings: Settings) -> None:
+def test_an_admin_name_that_another_user_has_is_an_error(settings: Settings) -> None:
     make_user("admin")
     with pytest.raises(Conflict, match="createsuperuser"):
         bootstrap()

@@ -26,11 +26,11 @@ def project(admin: User) -> Project:
     return services.create_project(admin, "vision")
 
 
-def test_whoever_makes_a_project_is_its_admin(project: Project, admin: User) -> None:
+def test_the_creator_of_a_project_is_its_admin(project: Project, admin: User) -> None:
     assert role_in(project, admin) == "admin"
 
 
-def test_a_taken_project_name_is_a_conflict_and_a_bad_one_is_told_at_the_name(project: Project, admin: User) -> None:
+def test_a_taken_project_name_is_a_conflict_and_an_invalid_one_a_field_error(project: Project, admin: User) -> None:
     with pytest.raises(Conflict, match="vision"):
         services.create_project(admin, "vision")
     for name in ("two words", "", "a/b", "x" * 61):
@@ -48,7 +48,7 @@ def test_a_role_is_changed_and_a_member_taken_out(project: Project) -> None:
     assert role_in(project, bob) is None
 
 
-def test_the_last_admin_can_be_neither_demoted_nor_removed(project: Project, admin: User) -> None:
+def test_the_last_admin_cannot_be_demoted_or_removed(project: Project, admin: User) -> None:
     join(project, make_user("bob"), "manager")
     join(project, make_user("gone", is_active=False), "admin")
     with pytest.raises(Conflict, match="last admin"):
@@ -102,7 +102,7 @@ def test_an_invite_is_kept_as_a_digest_only(project: Project, admin: User) -> No
     assert not any(token in str(value) for value in stored.values())
 
 
-def test_a_used_expired_withdrawn_or_unknown_invite_says_what_is_wrong(project: Project, admin: User) -> None:
+def test_a_used_expired_withdrawn_or_unknown_invite_is_refused_with_its_reason(project: Project, admin: User) -> None:
     _row, used = services.invite(project, admin, "member")
     services.accept_invite(used, "grace", PASSWORD)
     _row, expired = services.invite(project, admin, "member", ttl=timedelta(0))
@@ -140,14 +140,16 @@ def test_a_refused_account_leaves_the_invite_unused(project: Project, admin: Use
     services.accept_invite(token, "grace", PASSWORD)
 
 
-def test_both_faults_of_an_account_are_told_at_once(project: Project, admin: User) -> None:
+def test_all_errors_of_a_new_account_are_reported_together(project: Project, admin: User) -> None:
     _row, token = services.invite(project, admin, "member")
     with pytest.raises(Invalid) as refused:
         services.accept_invite(token, "ada", "short")
     assert {error["loc"][0] for error in refused.value.errors} == {"username", "password"}
 
 
-def test_a_member_keeps_their_role_and_the_invite_stays_for_somebody_else(project: Project, admin: User) -> None:
+def test_a_member_who_opens_an_invite_keeps_their_role_and_the_invite_stays_unused(
+    project: Project, admin: User
+) -> None:
     _row, token = services.invite(project, admin, "viewer")
     with pytest.raises(Conflict, match="already"):
         services.join_by_invite(token, admin)

@@ -62,7 +62,7 @@ def test_two_admins_who_remove_each_other_leave_one(project: Project) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "given-token-0123456789"])
-def test_two_first_starts_make_one_admin_whose_password_one_of_them_knows(settings: Settings, given: str) -> None:
+def test_two_concurrent_first_starts_create_one_admin_and_one_gets_the_password(settings: Settings, given: str) -> None:
     settings.DSTACKWEB_ADMIN_PASSWORD = ""
     settings.DSTACKWEB_ADMIN_TOKEN = given
     outcomes = at_once(*[services.bootstrap] * 3)

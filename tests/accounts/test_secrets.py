@@ -62,20 +62,20 @@ def test_secrets_stay_within_their_project(project: Project, ada: User) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "1ST", "A-B", "A B", "A\n", "é", "x" * 121])
-def test_a_secret_has_a_name_that_a_run_file_can_say(project: Project, ada: User, name: str) -> None:
+def test_a_secret_name_must_be_usable_in_a_run_file(project: Project, ada: User, name: str) -> None:
     with pytest.raises(Invalid) as refused:
         services.set_secret(project, name, VALUE, by=ada)
     assert refused.value.errors[0]["loc"] == ["name"]
 
 
 @pytest.mark.parametrize("value", ["", "a\0b", "é" * (32 * 1024 + 1)])
-def test_a_value_is_what_an_environment_variable_can_hold(project: Project, ada: User, value: str) -> None:
+def test_a_value_must_be_valid_in_an_environment_variable(project: Project, ada: User, value: str) -> None:
     with pytest.raises(Invalid) as refused:
         services.set_secret(project, "HF_TOKEN", value, by=ada)
     assert refused.value.errors[0]["loc"] == ["value"]
 
 
-def test_another_secret_key_is_told_with_the_secrets_name(project: Project, ada: User) -> None:
+def test_a_changed_secret_key_is_an_error_that_names_the_secret(project: Project, ada: User) -> None:
     services.set_secret(project, "HF_TOKEN", VALUE, by=ada)
     with override_settings(SECRET_KEY="another"), pytest.raises(Conflict, match="HF_TOKEN of vision"):
         services.secret_values(project)

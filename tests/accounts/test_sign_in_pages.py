@@ -34,7 +34,7 @@ def signed_in(client: Client) -> str | None:
     return User.objects.get(pk=pk).username if pk else None
 
 
-def test_a_right_password_signs_in_and_leads_to_the_page_that_was_asked_for(client: Client, ada: User) -> None:
+def test_a_correct_password_signs_in_and_redirects_to_the_requested_page(client: Client, ada: User) -> None:
     asked = client.get("/account/tokens/")
     assert asked["Location"] == "/login/?next=/account/tokens/"
     answer = client.post("/login/", {"username": "ada", "password": PASSWORD, "next": "/account/tokens/"})
@@ -107,7 +107,7 @@ def test_an_invite_makes_an_account_and_signs_it_in(client: Client, project: Pro
     assert role_in(project, User.objects.get(username="grace")) == "manager"
 
 
-def test_a_refused_account_is_told_beside_its_field_and_keeps_the_name(
+def test_a_refused_account_shows_the_error_at_its_field_and_keeps_the_name(
     client: Client, project: Project, ada: User
 ) -> None:
     _row, token = services.invite(project, ada, "member")
@@ -120,7 +120,7 @@ def test_a_refused_account_is_told_beside_its_field_and_keeps_the_name(
     assert client.post(f"/invite/{token}/", {"username": "grace", "password": PASSWORD}).status_code == 302
 
 
-def test_whoever_is_signed_in_joins_with_one_button(client: Client, project: Project, ada: User) -> None:
+def test_a_signed_in_user_joins_with_one_button(client: Client, project: Project, ada: User) -> None:
     _row, token = services.invite(project, ada, "member")
     bob = make_user("bob")
     client.force_login(bob)
@@ -129,7 +129,7 @@ def test_whoever_is_signed_in_joins_with_one_button(client: Client, project: Pro
     assert role_in(project, bob) == "member"
 
 
-def test_a_form_opened_by_somebody_else_lets_nobody_in(client: Client, project: Project, ada: User) -> None:
+def test_a_join_form_opened_by_another_user_adds_no_member(client: Client, project: Project, ada: User) -> None:
     _row, token = services.invite(project, ada, "member")
     bob = make_user("bob")
     client.force_login(bob)
@@ -157,7 +157,7 @@ def test_a_post_without_a_csrf_token_does_nothing(project: Project, ada: User) -
     assert signed_in(client) is None
 
 
-def test_a_password_is_changed_by_whoever_knows_it(client: Client, ada: User) -> None:
+def test_changing_a_password_requires_the_current_one(client: Client, ada: User) -> None:
     client.force_login(ada)
     new = "another long password"
     wrong = client.post("/account/password/", {"old_password": "x", "new_password1": new, "new_password2": new})

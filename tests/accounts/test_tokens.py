@@ -21,7 +21,7 @@ def ada() -> User:
     return make_user("ada")
 
 
-def test_a_token_stands_for_its_user(ada: User) -> None:
+def test_a_token_authenticates_its_user(ada: User) -> None:
     _row, token = services.create_token(ada, "laptop")
     assert token.startswith("dw_")
     assert services.authenticate_token(token) == ada
@@ -35,14 +35,14 @@ def test_a_token_is_kept_as_a_digest_and_a_hint_only(ada: User) -> None:
     assert token not in repr(row)
 
 
-def test_a_revoked_unknown_or_empty_token_stands_for_nobody(ada: User) -> None:
+def test_a_revoked_unknown_or_empty_token_authenticates_no_user(ada: User) -> None:
     row, token = services.create_token(ada, "laptop")
     services.revoke_token(ada, row.pk)
     for plaintext in (token, "dw_unknown", "", row.digest):
         assert services.authenticate_token(plaintext) is None
 
 
-def test_an_inactive_users_token_stands_for_nobody(ada: User) -> None:
+def test_the_token_of_an_inactive_user_is_refused(ada: User) -> None:
     _row, token = services.create_token(ada, "laptop")
     User.objects.filter(pk=ada.pk).update(is_active=False)
     assert services.authenticate_token(token) is None

@@ -80,7 +80,9 @@ def test_no_answer_has_a_secret_in_it(root: Api) -> None:
         ("n" * 61, body(), ["path", "name"]),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(root: Api, name: str, given: dict[str, Any], place: list[str]) -> None:
+def test_each_invalid_key_is_reported_with_its_location(
+    root: Api, name: str, given: dict[str, Any], place: list[str]
+) -> None:
     refused = root("PUT", f"backends/{name}", given)
     assert (refused.status_code, refused.json()["errors"][0]["loc"]) == (422, place)
     assert not Backend.objects.exists()
@@ -93,7 +95,7 @@ def test_own_hosts_can_be_disabled_and_not_deleted(root: Api) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_everybody_sees_the_quotas_and_how_old_they_are(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_user_sees_the_quotas_and_their_age(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     says: dict[str, Any] = {
         "eu-west-1": {"L-DB2E81BA": Quota(64, 48)},
         "us-east-1": SourceFailed("throttled", api="ListServiceQuotas", region="us-east-1"),
@@ -127,7 +129,7 @@ def test_own_hosts_have_no_quotas(root: Api) -> None:
     assert root("GET", "backends/none/quotas").status_code == 404
 
 
-def test_everybody_sees_what_the_cache_has_done(api: Api) -> None:
+def test_every_user_sees_the_statistics_of_the_cache(api: Api) -> None:
     backend = Backend.objects.create(name="cloud", kind="aws")
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     for ago, numbers in enumerate([{"hits": 5, "uncached": 20, "calls": 3}, {"hits": 1, "uncached": 4}, {"hits": 9}]):

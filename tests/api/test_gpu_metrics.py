@@ -25,7 +25,7 @@ def scrape() -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_each_gpu_has_what_was_seen_last_under_a_job_or_under_none(project: Project, member: User) -> None:
+def test_each_gpu_exports_its_newest_sample_with_or_without_a_job(project: Project, member: User) -> None:
     past_run(project, member, "train", [[90] * 3])
     free = Gpu.objects.get(index=1)
     GpuSeries.objects.create(gpu=free, uuid=free.uuid, utilization=0, power_w=60, last_ms=to_ms(timezone.now()))
@@ -42,7 +42,7 @@ def test_a_stale_sample_is_none(project: Project, member: User) -> None:
     assert not any(name.startswith("dstackweb_gpu_") for name in scrape())
 
 
-def test_how_a_host_reads_its_gpus_is_told() -> None:
+def test_the_way_a_host_reads_its_gpus_is_exported() -> None:
     host = make_host()
     at = timezone.now() - dt.timedelta(seconds=30)
     HostSampling.objects.create(host=host, at=at, took_ms=12.5, error="GPU 3 is lost")

@@ -27,7 +27,7 @@ def placed(project: Project, user: User, *waits: int, queue: str = "default", pr
     )
 
 
-def test_a_queues_history_is_told_by_band_with_sums(api: Api, project: Project, member: User) -> None:
+def test_a_queues_history_has_one_series_and_total_per_priority_band(api: Api, project: Project, member: User) -> None:
     placed(project, member, 30, 30, 300)
     placed(project, member, 5000, priority=100)
     told = api("GET", "projects/main/queues/default/history").json()
@@ -43,7 +43,7 @@ def test_a_queues_history_is_told_by_band_with_sums(api: Api, project: Project, 
     assert told["all"]["placed"][-1] == 4
 
 
-def test_days_and_steps_are_as_asked_for(api: Api, project: Project, member: User) -> None:
+def test_days_and_steps_are_as_requested(api: Api, project: Project, member: User) -> None:
     placed(project, member, 30)
     path = "projects/main/queues/default/history"
     assert api("GET", f"{path}?days=30").json()["step"] == "day"
@@ -65,7 +65,9 @@ def test_days_and_steps_are_as_asked_for(api: Api, project: Project, member: Use
         ("tz=Europe", ["tz"]),
     ],
 )
-def test_what_can_not_be_told_is_refused_with_its_place(api: Api, project: Project, query: str, loc: list[str]) -> None:
+def test_an_invalid_query_is_refused_with_the_parameters_location(
+    api: Api, project: Project, query: str, loc: list[str]
+) -> None:
     answer = api("GET", f"projects/main/queues/default/history?{query}")
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"][-len(loc) :] == loc
@@ -81,12 +83,12 @@ def test_a_projects_history_is_the_sum_of_its_queues_and_names_each(api: Api, pr
     assert [(each["queue"], each["total"]["placed"]) for each in told["queues"]] == [("default", 1), ("night", 2)]
 
 
-def test_strangers_learn_nothing(stranger: Api, project: Project) -> None:
+def test_users_outside_the_project_get_404(stranger: Api, project: Project) -> None:
     assert stranger("GET", "projects/main/history").status_code == 404
     assert stranger("GET", "projects/main/queues/default/history").status_code == 404
 
 
-def test_the_description_knows_it(api: Api) -> None:
+def test_the_openapi_description_has_the_history(api: Api) -> None:
     paths = api("GET", "openapi.json").json()["paths"]
     asked = paths["/api/v1/projects/{project}/queues/{name}/history"]["get"]["parameters"]
     assert {parameter["name"] for parameter in asked} == {"project", "name", "days", "step", "tz"}

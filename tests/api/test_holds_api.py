@@ -15,7 +15,9 @@ pytestmark = pytest.mark.django_db
 HOLDS, RUNS = "projects/main/holds", "projects/main/runs"
 
 
-def test_a_hold_is_asked_for_waited_for_and_found(project: Project, member: User, api: Api) -> None:
+def test_a_hold_is_created_queued_and_shows_how_to_connect_once_it_started(
+    project: Project, member: User, api: Api
+) -> None:
     make_host(gpus=2, address="10.0.0.5")
     answer = api("POST", HOLDS, {"gpu": "A100:2", "for": "3h", "name": "mine", "priority": 60})
     assert answer.status_code == 201
@@ -53,14 +55,14 @@ def test_a_hold_gets_more_time(project: Project, member: User, api: Api) -> None
 
 
 @pytest.mark.parametrize("body", [{}, {"gpu": "1"}, {"for": "3h"}, {"gpu": "1", "for": "x"}, {"gpus": 1, "for": "1h"}])
-def test_what_is_no_hold_is_refused(project: Project, member: User, api: Api, body: dict[str, Any]) -> None:
+def test_an_invalid_hold_is_refused(project: Project, member: User, api: Api, body: dict[str, Any]) -> None:
     answer = api("POST", HOLDS, body)
     assert answer.status_code == 422
     assert answer.json()["detail"]
     assert not Run.objects.exists()
 
 
-def test_nobody_gives_time_to_another_member_s_run(project: Project, member: User, api: Api) -> None:
+def test_members_cannot_extend_the_run_of_another_member(project: Project, member: User, api: Api) -> None:
     make_host()
     run = make_run(project, make_user("bob"), max_duration="1h")
     place_all()
@@ -68,6 +70,6 @@ def test_nobody_gives_time_to_another_member_s_run(project: Project, member: Use
     assert api("POST", f"{RUNS}/{run.name}/extend", {"for": "1h"}).status_code == 403
 
 
-def test_a_scheduled_run_says_when(project: Project, member: User, api: Api) -> None:
+def test_a_scheduled_run_shows_its_next_time(project: Project, member: User, api: Api) -> None:
     run = make_run(project, member, schedule={"cron": "0 2 * * *"})
     assert api("GET", f"{RUNS}/{run.name}").json()["next_at"][11:16] == "02:00"

@@ -141,7 +141,7 @@ def test_a_job_is_started_until_its_runner_lives(project: Project, member: User)
     assert far.poll(jobs={str(job.pk): "gone"})["start"] == first["start"]
 
 
-def test_a_job_ends_only_once_its_host_says_that_nothing_of_it_is_left(project: Project, member: User) -> None:
+def test_a_job_ends_only_once_its_host_reports_that_all_its_processes_ended(project: Project, member: User) -> None:
     far = agent()
     job = start(placed(project, member))
     as_if(Job.objects.all(), silent_s=RUNNER_GONE_S + 1)
@@ -167,7 +167,7 @@ def test_a_start_that_fails_returns_the_run_and_counts_against_the_host(project:
     assert Job.objects.get(pk=job.pk).status == "running"
 
 
-def test_a_host_that_is_held_back_tries_a_start_and_takes_jobs_once_it_works() -> None:
+def test_a_held_back_host_makes_a_trial_start_and_takes_jobs_once_it_succeeds() -> None:
     far = agent()
     for _ in range(starts.HOLD_BACK_AFTER):
         starts.count_failure(Host.objects.get().pk, "full", timezone.now())
@@ -179,7 +179,7 @@ def test_a_host_that_is_held_back_tries_a_start_and_takes_jobs_once_it_works() -
     assert "probe" not in far.poll()
 
 
-def test_a_stopped_job_is_to_be_told_and_killed_when_it_takes_too_long(project: Project, member: User) -> None:
+def test_a_stopped_job_gets_a_stop_order_and_a_kill_order_after_its_grace(project: Project, member: User) -> None:
     far = agent()
     job = start(placed(project, member))
     stop(Run.objects.get(), member, "member")
@@ -207,7 +207,7 @@ def test_samples_are_stored_at_their_age_for_the_hosts_own_gpus(project: Project
     assert HostSampling.objects.get().took_ms == 2.5
 
 
-def test_removed_and_revoked_hosts_are_let_in_no_more(project: Project) -> None:
+def test_removed_and_revoked_hosts_are_refused(project: Project) -> None:
     root = make_user("root", is_superuser=True)
     far, other = agent("far"), agent("other")
     inventory.leave(Host.objects.get(name="far"), root)
@@ -221,7 +221,7 @@ def test_removed_and_revoked_hosts_are_let_in_no_more(project: Project) -> None:
     assert other.post("poll", {"jobs": {}}).status_code == 401
 
 
-def test_a_host_may_remove_what_has_ended_and_nothing_unknown(project: Project, member: User, settings: Any) -> None:
+def test_a_host_may_remove_ended_jobs_and_no_unknown_ones(project: Project, member: User, settings: Any) -> None:
     far = agent()
     job, (ended, gone, unknown) = placed(project, member), (uuid4(), uuid4(), uuid4())
     long_ago = timezone.now() - dt.timedelta(days=settings.DSTACKWEB_RUN_DIRS_DAYS + 1)

@@ -52,7 +52,7 @@ def root(project: Project) -> Call:
     return of(make_user("root", is_superuser=True))
 
 
-def test_a_host_says_whether_its_jobs_are_limited(project: Project, member: User) -> None:
+def test_a_host_shows_whether_its_jobs_are_limited_to_their_resources(project: Project, member: User) -> None:
     make_host("box-1", cgroups={"version": "v1", "memory": True, "cpu": False, "code": "no_controllers", "error": ""})
     make_host("box-2")
     limited, unknown = (host["cgroups"] for host in of(member)("GET").json()["items"])
@@ -60,7 +60,7 @@ def test_a_host_says_whether_its_jobs_are_limited(project: Project, member: User
     assert (limited["code"], unknown["version"], unknown["code"]) == ("no_controllers", "", "")
 
 
-def test_a_host_tells_what_is_used_of_what_it_has(project: Project, member: User) -> None:
+def test_a_host_shows_its_capacity_and_how_much_is_used(project: Project, member: User) -> None:
     make_host("box-1", cpus=8, gpus=3, labels={"disk": "nvme"})
     make_run(project, member, resources={"gpu": 2, "cpu": 4})
     place_all()
@@ -82,7 +82,7 @@ def test_labels_are_merged_and_null_takes_one_away(root: Call) -> None:
 
 
 @pytest.mark.parametrize("labels", [{"a b": "c"}, {"a": ""}, {"a": 1}, {f"n{i}": "x" for i in range(51)}])
-def test_what_is_no_label_is_refused(root: Call, labels: dict[str, object]) -> None:
+def test_an_invalid_label_is_refused(root: Call, labels: dict[str, object]) -> None:
     make_host("box-1")
     assert root("PATCH", "/box-1", {"labels": labels}).status_code == 422
     assert Host.objects.get().labels == {}
@@ -127,7 +127,7 @@ def machine(**changes: object) -> dict[str, object]:
     return {"name": "far", "url": "http://127.0.0.1:8000", "version": dstackweb.__version__, **changes}
 
 
-def test_a_check_tells_everything_in_the_way_and_leaves_the_token(invite: tuple[HostInvite, str]) -> None:
+def test_a_check_reports_all_obstacles_and_leaves_the_token_unused(invite: tuple[HostInvite, str]) -> None:
     make_host("far")
     Host.objects.update(token_digest="d")
     answer = caller(invite[1])("POST", "/join", machine(version="0.0.1", check=True)).json()
@@ -144,7 +144,7 @@ def test_a_check_tells_everything_in_the_way_and_leaves_the_token(invite: tuple[
     assert "far is the server's own machine" in own
 
 
-def test_obstacles_refuse_the_join_and_leave_the_token(invite: tuple[HostInvite, str]) -> None:
+def test_obstacles_refuse_the_join_and_leave_the_token_unused(invite: tuple[HostInvite, str]) -> None:
     answer = caller(invite[1])("POST", "/join", machine(version="0.0.1"))
     assert answer.status_code == 409
     assert answer.json()["obstacles"]
@@ -152,7 +152,7 @@ def test_obstacles_refuse_the_join_and_leave_the_token(invite: tuple[HostInvite,
 
 
 @pytest.mark.parametrize("name", ["two words", "", "..", "-", "a/b", "n" * 101, "a\n", "\0"])
-def test_a_name_that_is_none_of_a_host_is_refused_in_words(invite: tuple[HostInvite, str], name: str) -> None:
+def test_an_invalid_host_name_is_refused_with_a_message(invite: tuple[HostInvite, str], name: str) -> None:
     for check in (True, False):
         refused = caller(invite[1])("POST", "/join", machine(name=name, check=check))
         assert (refused.status_code, "is not a valid host name" in refused.json()["detail"]) == (422, True)
@@ -160,11 +160,11 @@ def test_a_name_that_is_none_of_a_host_is_refused_in_words(invite: tuple[HostInv
 
 
 @pytest.mark.parametrize("bad", [{"name": "two words"}, {"labels": {"a b": "c"}}, {"extra": 1}])
-def test_a_machine_that_can_not_be_a_host_is_refused(invite: tuple[HostInvite, str], bad: dict[str, object]) -> None:
+def test_an_unsuitable_machine_is_refused(invite: tuple[HostInvite, str], bad: dict[str, object]) -> None:
     assert caller(invite[1])("POST", "/join", machine(**bad, check=True) | bad).status_code == 422
 
 
-def test_plain_http_is_refused_unless_it_is_wanted(invite: tuple[HostInvite, str]) -> None:
+def test_plain_http_is_refused_unless_it_is_allowed(invite: tuple[HostInvite, str]) -> None:
     url = "http://10.0.0.1:8000"
     plain = caller(invite[1])("POST", "/join", machine(url=url, check=True)).json()["obstacles"]
     wanted = caller(invite[1])("POST", "/join", machine(url=url, check=True, insecure=True)).json()["obstacles"]
@@ -188,7 +188,7 @@ def test_a_token_works_once_and_brings_one_for_this_host_and_no_secret(
     assert Host.objects.get().token_digest == digest(repeated)
 
 
-def test_a_revoked_token_is_an_event_and_asks_for_an_admin(root: Call, member: User) -> None:
+def test_only_admins_revoke_a_hosts_token_and_it_is_recorded_as_one_event(root: Call, member: User) -> None:
     make_host("box-1", token_digest="d")
     make_host("own", cluster="dstackweb-own")
     assert of(member)("POST", "/box-1/revoke").status_code == 403
@@ -214,12 +214,12 @@ def test_a_token_that_is_used_or_old_is_refused(
     assert (answer.status_code, why in answer.json()["detail"]) == (403, True)
 
 
-def test_a_token_dies_with_the_rights_of_whoever_made_it(invite: tuple[HostInvite, str]) -> None:
+def test_a_join_token_is_void_once_its_creator_is_no_longer_admin(invite: tuple[HostInvite, str]) -> None:
     User.objects.update(is_superuser=False)
     assert caller(invite[1])("POST", "/join", machine(check=True)).status_code == 403
 
 
-def test_an_api_token_is_no_join_token_nor_the_other_way_round(root: Call, invite: tuple[HostInvite, str]) -> None:
+def test_api_tokens_and_join_tokens_are_not_interchangeable(root: Call, invite: tuple[HostInvite, str]) -> None:
     assert root("POST", "/join", machine(check=True)).status_code == 403
     assert caller(invite[1])("GET").status_code == 401
 
@@ -231,7 +231,7 @@ def test_an_open_token_is_listed_and_withdrawn_without_being_shown(root: Call, i
     assert caller(invite[1])("POST", "/join", machine(check=True)).status_code == 403
 
 
-def test_a_gpu_tells_what_it_was_seen_doing_last(project: Project, member: User) -> None:
+def test_a_gpu_shows_its_newest_sample(project: Project, member: User) -> None:
     host = make_host("box-1", gpus=3)
     run = make_run(project, member, resources={"gpu": 1})
     place_all()

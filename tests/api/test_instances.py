@@ -77,7 +77,7 @@ def test_the_runner_is_one_file_whose_etag_is_its_sha256(db: None) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_an_agent_joins_once_and_whoever_repeats_its_call_gets_the_same(instance: Instance, agent: Agent) -> None:
+def test_an_agent_joins_once_and_a_repeated_join_gets_the_same_answer(instance: Instance, agent: Agent) -> None:
     answer = agent.join(gpus=["GPU-1"], address="10.0.0.7")
     assert answer.json() == {"token": agent_token(instance.pk)}
     assert agent.join().json() == answer.json()
@@ -86,20 +86,20 @@ def test_an_agent_joins_once_and_whoever_repeats_its_call_gets_the_same(instance
     assert instance.ready_at is not None
 
 
-def test_a_token_that_was_used_opens_nothing_to_another(instance: Instance, agent: Agent) -> None:
+def test_a_used_token_is_refused_to_another_agent(instance: Instance, agent: Agent) -> None:
     agent.join()
     assert Agent(instance, "n2").join().status_code == 409
 
 
 @pytest.mark.parametrize("make", [lambda: "nonsense", lambda: agent_token(uuid4()), lambda: join_token(uuid4())[0]])
-def test_a_wrong_token_opens_nothing(agent: Agent, make: Callable[[], str]) -> None:
+def test_a_wrong_token_is_refused(agent: Agent, make: Callable[[], str]) -> None:
     token = make()
     assert agent.join(token).status_code == 403
     agent.token = token
     assert agent.next().status_code in (401, 403)
 
 
-def test_before_the_launch_is_written_down_the_agent_is_told_to_come_again(instance: Instance, agent: Agent) -> None:
+def test_an_agent_that_joins_before_its_launch_is_stored_gets_425(instance: Instance, agent: Agent) -> None:
     Instance.objects.update(status=InstanceStatus.REQUESTED, cloud_id="")
     assert agent.join().status_code == 425
     Instance.objects.update(status=InstanceStatus.STARTING)
@@ -107,7 +107,7 @@ def test_before_the_launch_is_written_down_the_agent_is_told_to_come_again(insta
 
 
 @pytest.mark.parametrize("status", [InstanceStatus.STOPPING, InstanceStatus.GONE])
-def test_a_machine_that_is_to_end_does_not_join_and_is_switched_off(
+def test_a_stopping_instance_cannot_join_and_is_shut_down(
     instance: Instance, agent: Agent, status: InstanceStatus
 ) -> None:
     Instance.objects.update(status=status)
@@ -129,7 +129,7 @@ def test_orders_are_given_until_the_runner_lives_and_again_when_it_does_not(inst
     assert agent.next().json()["do"] == "run"
 
 
-def test_each_call_is_a_sign_of_life(instance: Instance, agent: Agent) -> None:
+def test_each_call_counts_as_a_heartbeat(instance: Instance, agent: Agent) -> None:
     agent.join()
     Instance.objects.update(silent_s=100)
     agent.next()
@@ -139,7 +139,7 @@ def test_each_call_is_a_sign_of_life(instance: Instance, agent: Agent) -> None:
     assert instance.seen_at is not None
 
 
-def test_an_idle_machine_waits_and_knows_how_long_it_may_be_alone(
+def test_an_idle_instance_waits_and_learns_how_long_it_may_go_without_the_server(
     instance: Instance, agent: Agent, settings: Any
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S = 600
@@ -152,7 +152,7 @@ def test_an_idle_machine_waits_and_knows_how_long_it_may_be_alone(
     assert agent.next().json()["alone_s"] == 660
 
 
-def test_an_interruption_is_written_down_once_and_no_job_begins_after_it(instance: Instance, agent: Agent) -> None:
+def test_an_interruption_is_stored_once_and_no_job_starts_after_it(instance: Instance, agent: Agent) -> None:
     agent.join()
     answer = agent.next(interruption={"at": NOTICE.isoformat()})
     assert answer.json()["do"] == "wait"
@@ -162,9 +162,7 @@ def test_an_interruption_is_written_down_once_and_no_job_begins_after_it(instanc
 
 
 @pytest.mark.parametrize("at", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
-def test_an_interruption_at_a_time_that_nobody_can_show_is_soon_or_lately(
-    instance: Instance, agent: Agent, at: str
-) -> None:
+def test_the_time_of_an_interruption_out_of_range_is_clamped(instance: Instance, agent: Agent, at: str) -> None:
     agent.join()
     assert agent.next(interruption={"at": at}).status_code == 200
     instance.refresh_from_db()
@@ -172,7 +170,7 @@ def test_an_interruption_at_a_time_that_nobody_can_show_is_soon_or_lately(
     assert abs(instance.interrupted_at - timezone.now()) < dt.timedelta(days=2)
 
 
-def test_a_machine_that_sees_too_few_gpus_fails_its_job_and_gets_no_other(instance: Instance, agent: Agent) -> None:
+def test_an_instance_with_too_few_gpus_fails_its_job_and_gets_no_other(instance: Instance, agent: Agent) -> None:
     Instance.objects.update(gpu_count=8, instance_type="p5.48xlarge")
     agent.join(gpus=["GPU-1"])
     assert agent.next().json()["do"] == "off"
@@ -183,7 +181,7 @@ def test_a_machine_that_sees_too_few_gpus_fails_its_job_and_gets_no_other(instan
     assert (instance.status, instance.why) == ("stopping", "no_gpus")
 
 
-def test_why_a_runner_does_not_start_stands_at_the_job(instance: Instance, agent: Agent) -> None:
+def test_the_error_of_a_runner_that_does_not_start_is_stored_on_the_job(instance: Instance, agent: Agent) -> None:
     agent.join()
     agent.next(error="no space left on device\0")
     assert job_of(instance).message == "no space left on device?"
@@ -201,13 +199,13 @@ def test_a_claimed_job_whose_runner_and_files_are_gone_ends_after_a_while(instan
     assert job_of(instance).termination_reason == "instance_unreachable"
 
 
-def test_a_job_of_another_machine_is_never_handed_out(instance: Instance, agent: Agent) -> None:
+def test_a_job_of_another_instance_is_never_handed_out(instance: Instance, agent: Agent) -> None:
     agent.join()
     Job.objects.update(instance=None)
     assert agent.next().json()["do"] == "wait"
 
 
-def test_what_an_agent_has_no_business_to_say_is_refused(instance: Instance, agent: Agent) -> None:
+def test_invalid_reports_of_an_agent_are_refused(instance: Instance, agent: Agent) -> None:
     agent.join()
     assert agent.next(interruption={"at": "2026-11-21T12:00:00"}).status_code == 422
     assert agent.join(gpus=["<script>"]).status_code == 422

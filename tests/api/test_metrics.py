@@ -38,7 +38,7 @@ def scrape() -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_what_the_cache_did_since_midnight_is_counted(cloud: Cloud, clock: Clock) -> None:
+def test_cache_statistics_since_midnight_are_exported(cloud: Cloud, clock: Clock) -> None:
     clock.now = dt.datetime(2026, 5, 4, 13, 30, tzinfo=dt.UTC)
     backend = Backend.objects.create(name="aws", kind="aws")
     for day, hour, hits in ((4, 13, 5), (4, 0, 2), (3, 23, 100)):
@@ -68,7 +68,7 @@ def test_each_source_has_its_age_and_state(cloud: Cloud, clock: Clock, monkeypat
     assert not any(TYPES_US.region in name for name in told if "age_seconds" in name)
 
 
-def test_how_near_each_api_is_to_its_limit_is_told_of_the_account_that_is_worst_off(clock: Clock) -> None:
+def test_calls_left_of_each_api_are_exported_for_the_account_nearest_its_limit(clock: Clock) -> None:
     now_us = round(clock.now.timestamp() * 1e6)
     for account, calls in (("1", 2), ("2", 5)):
         for _ in range(calls):

@@ -18,7 +18,7 @@ def test_a_stranger_is_refused_also_from_loopback(settings: LazySettings, given:
     assert b"dstackweb_" not in answer.content
 
 
-def test_the_token_is_let_in(settings: LazySettings) -> None:
+def test_a_request_with_the_token_is_answered(settings: LazySettings) -> None:
     settings.DSTACKWEB_METRICS_TOKEN = TOKEN
     answer = Client().get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
     assert answer.status_code == 200
@@ -26,7 +26,7 @@ def test_the_token_is_let_in(settings: LazySettings) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "Bearer ", "Bearer x"])
-def test_without_a_token_nobody_is_let_in(settings: LazySettings, given: str) -> None:
+def test_without_a_configured_token_every_request_is_refused(settings: LazySettings, given: str) -> None:
     settings.DSTACKWEB_METRICS_TOKEN = ""
     answer = Client(REMOTE_ADDR="127.0.0.1").get("/metrics", headers={"Authorization": given})
     assert answer.status_code == 403

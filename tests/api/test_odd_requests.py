@@ -83,7 +83,7 @@ def test_half_a_character_is_refused(api: Api, project: Project, member: User, p
     assert Run.objects.count() == 1
 
 
-def test_a_fault_of_the_servers_own_is_told_in_the_apis_form_and_written_down(
+def test_an_internal_error_is_answered_in_the_apis_form_and_logged(
     api: Api, project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object) -> None:
@@ -99,9 +99,7 @@ def test_a_fault_of_the_servers_own_is_told_in_the_apis_form_and_written_down(
     ("method", "path", "allowed"),
     [("PUT", "projects/main/runs/hello", {"GET", "PATCH", "DELETE"}), ("PUT", "hosts", {"GET"})],
 )
-def test_a_method_that_is_none_of_an_address_is_refused_in_the_apis_form(
-    api: Api, method: str, path: str, allowed: set[str]
-) -> None:
+def test_an_unsupported_method_is_refused_in_the_apis_form(api: Api, method: str, path: str, allowed: set[str]) -> None:
     answer = api(method, path)
     assert (answer.status_code, set(answer["Allow"].split(", "))) == (405, allowed)
     assert method in answer.json()["detail"]
@@ -120,7 +118,7 @@ def test_a_method_that_is_none_of_an_address_is_refused_in_the_apis_form(
         ("logs?offset=-1", {}),
     ],
 )
-def test_a_runner_that_talks_nonsense_is_refused(
+def test_a_malformed_request_of_a_runner_is_refused(
     api: Api, project: Project, member: User, path: str, body: dict
 ) -> None:
     make_host()

@@ -84,12 +84,12 @@ def test_it_is_filtered_and_the_cheapest_comes_first(api: Api, cluster: Backend)
     assert named(api("GET", f"{OFFERS}?sort=-gpu_memory")) == [("p4d", 32.77), ("g5", 0.4), ("g5", 1.006)]
 
 
-def test_what_a_machine_must_have_is_asked_of_the_backend(api: Api, cloud: Cloud, cluster: Backend) -> None:
+def test_required_resources_are_passed_to_the_backend(api: Api, cloud: Cloud, cluster: Backend) -> None:
     named(api("GET", f"{OFFERS}?cpu=4.."))
     assert cloud.asked == ["offers 4"]
 
 
-def test_hosts_that_never_have_it_are_no_offers(api: Api, project: Project) -> None:
+def test_hosts_that_can_never_fit_are_not_offered(api: Api, project: Project) -> None:
     make_host("small", gpus=1)
     make_host("large", gpus=4)
     assert named(api("GET", f"{OFFERS}?gpu=2..")) == [("large", 0.0)]
@@ -128,21 +128,21 @@ def test_pages_follow_one_another(api: Api, cluster: Backend) -> None:
         ("max_price=NaN", "max_price"), ("sort=colour", "sort"), ("cursor=x", "cursor"), ("limit=0", "limit"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_meant_is_refused_with_its_place(api: Api, project: Project, query: str, place: str) -> None:
+def test_an_invalid_query_is_refused_with_the_parameters_location(
+    api: Api, project: Project, query: str, place: str
+) -> None:
     answer = api("GET", f"{OFFERS}?{query}")
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["query", place]
 
 
-def test_only_the_projects_people_see_its_offers(stranger: Api, project: Project) -> None:
+def test_only_members_of_the_project_see_its_offers(stranger: Api, project: Project) -> None:
     assert stranger("GET", OFFERS).status_code == 404
     assert Api(None)("GET", OFFERS).status_code == 401
 
 
 @pytest.mark.django_db(transaction=True)
-def test_each_source_tells_how_old_it_is_and_what_failed(
-    api: Api, cloud: Cloud, project: Project, clock: Clock
-) -> None:
+def test_each_source_shows_its_age_and_its_error(api: Api, cloud: Cloud, project: Project, clock: Clock) -> None:
     Backend.objects.create(name="aws", kind="aws")
     cloud.says[TYPES_US] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes", region="us")
     sources.refresh_due(clock.now)
@@ -160,7 +160,9 @@ def test_each_source_tells_how_old_it_is_and_what_failed(
     assert {source["region"] for source in eu} == {"eu"}
 
 
-def test_nothing_known_is_a_failed_source_and_not_just_no_offers(api: Api, cloud: Cloud, cluster: Backend) -> None:
+def test_an_unavailable_source_is_reported_as_failed_rather_than_as_no_offers(
+    api: Api, cloud: Cloud, cluster: Backend
+) -> None:
     cloud.answer = RuntimeError("the scheduler is away")
     answer = api("GET", f"{OFFERS}?backend=cluster").json()
     (source,) = answer["sources"]
@@ -168,7 +170,7 @@ def test_nothing_known_is_a_failed_source_and_not_just_no_offers(api: Api, cloud
     assert source["error"]["message"] == "Its offers cannot be read: the scheduler is away"
 
 
-def test_a_refresh_outdates_what_is_kept_and_comes_once_in_ten_seconds(
+def test_a_refresh_expires_the_cache_and_is_limited_to_once_in_ten_seconds(
     api: Api, cloud: Cloud, cluster: Backend, clock: Clock
 ) -> None:
     named(api("GET", OFFERS))
@@ -184,7 +186,7 @@ def test_a_refresh_outdates_what_is_kept_and_comes_once_in_ten_seconds(
     assert api("POST", REFRESH, {"backends": ["cluster"]}).json() == {"items": ["cluster"]}
 
 
-def test_a_refresh_is_for_members_and_names_what_there_is(api: Api, project: Project, cluster: Backend) -> None:
+def test_only_members_refresh_and_an_unknown_backend_is_refused(api: Api, project: Project, cluster: Backend) -> None:
     viewer = Api(join(project, make_user("vera"), "viewer"))
     assert viewer("POST", REFRESH).status_code == 403
     refused = api("POST", REFRESH, {"backends": ["cluster", "hosts"]})

@@ -23,7 +23,7 @@ def headers(operation: dict[str, Any]) -> set[str]:
     return {given["name"] for given in operation["parameters"] if given["in"] == "header"}
 
 
-def test_headers_are_called_what_they_are_sent_as(paths: dict[str, Any]) -> None:
+def test_headers_are_described_by_the_names_they_are_sent_with(paths: dict[str, Any]) -> None:
     assert headers(paths[f"{ANY_RUN}/{{name}}"]["patch"]) == {"If-Match"}
     assert headers(paths["/api/v1/projects/{project}/queues/{name}/move"]["post"]) == {"If-Match"}
     assert headers(paths[ANY_RUN]["post"]) == {"Idempotency-Key"}
@@ -38,7 +38,7 @@ def test_bytes_are_described_as_such(paths: dict[str, Any]) -> None:
     assert list(upload["requestBody"]["content"]) == ["application/octet-stream"]
 
 
-def test_what_a_stale_write_is_answered_with_is_described(
+def test_the_answer_to_a_stale_write_is_described(
     api: Api, project: Project, member: User, paths: dict[str, Any]
 ) -> None:
     run = make_run(project, member, "hello")

@@ -109,7 +109,7 @@ def test_pages_and_orders(scope: Scope, api: Api) -> None:
     assert [prefix["name"] for prefix in told(api, "runs/sweep/progress?find=VAL")["prefixes"]] == ["eval"]
 
 
-def test_a_rate_that_may_be_next_to_nothing_leaves_the_end_open(project: Project, run: Run, api: Api) -> None:
+def test_a_rate_close_to_zero_leaves_the_estimated_end_open(project: Project, run: Run, api: Api) -> None:
     scope = make_scope(project, run.pk, 1)
     add_group(scope, "long", "long", now_ms() - 1_500_000, memory=1, processing=5)
     [prefix] = told(api, "runs/sweep/progress")["prefixes"]
@@ -117,7 +117,7 @@ def test_a_rate_that_may_be_next_to_nothing_leaves_the_end_open(project: Project
     assert prefix["left_high_s"] is None or prefix["left_high_s"] > 10 * prefix["left_s"]
 
 
-def test_an_attempt_that_is_over_is_reported_when_asked_for(scope: Scope, project: Project, run: Run, api: Api) -> None:
+def test_an_ended_attempt_is_reported_on_request(scope: Scope, project: Project, run: Run, api: Api) -> None:
     Scope.objects.filter(pk=scope.pk).update(ended_ms=1)
     add_group(make_scope(project, run.pk, 2), "train", "train-a", processing=1)
     assert told(api, "runs/sweep/progress")["total"]["total"] == 1
@@ -125,7 +125,7 @@ def test_an_attempt_that_is_over_is_reported_when_asked_for(scope: Scope, projec
     assert (found["attempt"], found["ended"], found["total"]["total"]) == (1, True, 52)
 
 
-def test_where_nothing_was_reported_all_is_nothing(run: Run, api: Api) -> None:
+def test_a_run_without_reports_has_empty_progress(run: Run, api: Api) -> None:
     found = told(api, "runs/sweep/progress")
     ProgressOut.model_validate(found, extra="forbid")
     assert (found["prefixes"], found["attempt"], found["version"]) == ([], None, 0)
@@ -181,7 +181,7 @@ def test_a_projects_runs_count_by_the_prefix_of_their_names(project: Project, ap
         ("runs/sweep/progress?attempt=0", 422),
     ],
 )
-def test_what_is_not_there_or_makes_no_sense_is_refused(scope: Scope, api: Api, path: str, status: int) -> None:
+def test_missing_and_invalid_resources_are_refused(scope: Scope, api: Api, path: str, status: int) -> None:
     answer = api("GET", f"projects/main/{path}")
     assert answer.status_code == status
     assert answer.json()["detail"]
@@ -237,5 +237,5 @@ def test_a_scrape_costs_no_more_queries_with_many_runs(scope: Scope, project: Pr
 @pytest.mark.parametrize(
     "path", ["progress?find=%00", "runs/sweep/progress?find=%00%25", "runs/sweep/progress/groups?prefix=%00"]
 )
-def test_characters_that_no_name_has_break_nothing(scope: Scope, api: Api, path: str) -> None:
+def test_characters_that_are_invalid_in_names_are_refused_without_an_error(scope: Scope, api: Api, path: str) -> None:
     assert api("GET", f"projects/main/{path}").status_code in (200, 404, 422)

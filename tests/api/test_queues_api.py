@@ -65,14 +65,14 @@ def test_a_queue_is_made_listed_changed_and_used(api: Api, manager: Api, line: d
         {"speed": 9},
     ],
 )
-def test_a_setting_that_can_not_be_is_refused_and_nothing_changes(manager: Api, project: Project, body: Any) -> None:
+def test_an_invalid_setting_is_refused_and_nothing_changes(manager: Api, project: Project, body: Any) -> None:
     before = Queue.objects.filter(project=project).values().get()
     answer = manager("PATCH", f"{QUEUES}/default", body)
     assert answer.status_code == 422, answer.content
     assert Queue.objects.filter(project=project).values().get() == before
 
 
-def test_a_draining_queue_takes_nothing_new_and_lets_what_waits_start(
+def test_a_draining_queue_refuses_new_runs_and_starts_waiting_ones(
     api: Api, manager: Api, line: dict[str, Run]
 ) -> None:
     manager("PATCH", f"{QUEUES}/default", {"draining": True})
@@ -161,7 +161,7 @@ def test_a_stale_move_is_refused_with_what_changed(api: Api, manager: Api, line:
         ({"run": "c", "before": "b"}, 403),
     ],
 )
-def test_moves_that_can_not_be_say_why_and_change_nothing(
+def test_impossible_moves_are_refused_with_a_reason_and_change_nothing(
     api: Api, line: dict[str, Run], body: dict[str, Any], status: int
 ) -> None:
     answer = api("POST", f"{QUEUES}/default/move", body)

@@ -34,7 +34,7 @@ def test_each_gpu_has_its_columns_and_its_newest_sample(api: Api, project: Proje
     assert (told["policy"]["min_gpu_utilization"], told["policy"]["source"]["source"]) == (10, "run_file")
 
 
-def test_points_bound_how_much_is_told(api: Api, project: Project, member: User) -> None:
+def test_the_points_parameter_bounds_the_size_of_the_answer(api: Api, project: Project, member: User) -> None:
     past_run(project, member, "train", [[50] * 360])
     told = api("GET", f"{PATH}?points=10").json()
     assert 2 <= len(told["times"]) <= 10
@@ -48,7 +48,7 @@ def test_an_ended_run_is_shown_up_to_its_end(api: Api, project: Project, member:
     assert any(told["jobs"][0]["gpus"][0]["utilization"])
 
 
-def test_a_span_can_be_asked_for(api: Api, project: Project, member: User) -> None:
+def test_a_span_can_be_requested(api: Api, project: Project, member: User) -> None:
     past_run(project, member, "train", [[50] * 30])
     now = timezone.now()
     since = (now - dt.timedelta(minutes=2)).isoformat().replace("+00:00", "Z")
@@ -68,7 +68,7 @@ def test_a_span_can_be_asked_for(api: Api, project: Project, member: User) -> No
         "attempt=0",
     ],
 )
-def test_what_is_no_span_is_refused(api: Api, project: Project, member: User, query: str) -> None:
+def test_an_invalid_span_is_refused(api: Api, project: Project, member: User, query: str) -> None:
     make_run(project, member, "train")
     assert api("GET", f"{PATH}?{query}").status_code == 422
 

@@ -88,7 +88,9 @@ def test_a_job_keeps_within_the_upper_ends_of_its_ranges(project: Project, membe
     ("limit", "words"),
     [(4096, "It needed more than its limit of 4 GB."), (None, "The memory of its machine was used up.")],
 )
-def test_a_job_that_ran_out_of_memory_is_told_so(run: Run, runner: Runner, limit: int | None, words: str) -> None:
+def test_a_job_that_ran_out_of_memory_ends_with_that_reason(
+    run: Run, runner: Runner, limit: int | None, words: str
+) -> None:
     runner.claim()
     runner.post("started")
     runner.post("exit", {"exit_code": 137, "reason": "out_of_memory", "memory_mib": limit})
@@ -105,7 +107,7 @@ def test_a_token_opens_its_own_job_only(run: Run, project: Project, member: User
     assert Runner(job, token="nonsense").claim().status_code == 401
 
 
-def test_nothing_is_told_before_the_claim(runner: Runner) -> None:
+def test_a_runner_learns_nothing_about_its_job_before_the_claim(runner: Runner) -> None:
     assert [runner.get("spec").status_code, runner.post("started").status_code] == [409, 409]
 
 

@@ -43,7 +43,7 @@ def sample(age_s: float, **more: Any) -> dict[str, Any]:
     return {"age_s": age_s, "gpus": [READING | more]}
 
 
-def test_what_a_runner_saw_is_kept_by_its_age(job: Job) -> None:
+def test_a_runners_sample_is_stored_at_the_time_given_by_its_age(job: Job) -> None:
     before = timezone.now()
     answer = Runner(job).post("samples", {"samples": [sample(20), sample(10, utilization=None), sample(0)]})
     assert (answer.status_code, answer.json()) == (200, {})
@@ -93,12 +93,12 @@ def test_moments_and_amounts_are_bounded(job: Job, samples: object) -> None:
     assert Runner(job).post("samples", {"samples": samples}).status_code == 422
 
 
-def test_text_that_no_database_holds_becomes_text_that_it_does(job: Job) -> None:
+def test_characters_that_a_database_cannot_store_are_replaced(job: Job) -> None:
     assert Runner(job).post("samples", {"samples": [sample(0, name="a\0b\ud800")]}).status_code == 200
     assert GpuSeries.objects.get(job=job).name == "a?b?"
 
 
-def test_only_the_runner_that_has_the_job_is_heard(job: Job) -> None:
+def test_only_the_runner_that_claimed_the_job_may_send_samples(job: Job) -> None:
     assert Runner(job, "n2").post("samples", {"samples": [sample(0)]}).status_code == 409
 
 
@@ -113,7 +113,7 @@ def test_a_host_reads_its_own_gpus(project: Project, member: User) -> None:
     assert runner_spec(Job.objects.select_related("run__project", "host").get(pk=job.pk))["sample_every_s"] is None
 
 
-def test_elsewhere_the_runner_is_told_how_often_to_read(job: Job, settings: Any) -> None:
+def test_on_a_cloud_instance_the_runner_gets_its_sampling_interval(job: Job, settings: Any) -> None:
     settings.DSTACKWEB_SAMPLE_EVERY_S = 7
     assert Runner(job).get("spec").json()["sample_every_s"] == 7
     Job.objects.filter(pk=job.pk).update(gpus=[])

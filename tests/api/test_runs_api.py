@@ -95,7 +95,7 @@ def test_the_plan_offers_only_hosts_that_the_run_names(api: Api) -> None:
         assert [offer["instance_type"] for offer in plan["offers"]] == ["cellar"]
 
 
-def test_what_no_host_could_ever_give_is_told_by_the_plan_and_accepted_by_submit(api: Api) -> None:
+def test_the_plan_warns_of_resources_that_no_host_has_and_submit_accepts_them(api: Api) -> None:
     make_host()
     config = "type: task\nname: huge\ncommands: [a]\nresources: {gpu: 'H100:16'}\n"
     plan = api("POST", f"{RUNS}/plan", {"config": config}).json()
@@ -118,7 +118,7 @@ def test_what_no_host_could_ever_give_is_told_by_the_plan_and_accepted_by_submit
         ("type: task\ncommands: [a]\nqueue: nope\n", 3, "queue"),
     ],
 )
-def test_a_bad_run_file_is_answered_with_line_key_and_what_was_expected(
+def test_an_invalid_run_file_is_answered_with_line_key_and_expected_value(
     api: Api, config: str, line: int, key: str | None
 ) -> None:
     refused = api("POST", RUNS, {"config": config})
@@ -134,7 +134,7 @@ def test_a_run_file_over_256_kb_is_too_large(api: Api) -> None:
     assert api("POST", RUNS, {"config": HELLO + "#" * 256 * 1024}).status_code == 413
 
 
-def test_bodies_of_another_form_are_refused_with_where(api: Api) -> None:
+def test_malformed_bodies_are_refused_with_the_location(api: Api) -> None:
     assert api("POST", RUNS, {"config": HELLO, "prio": 1}).json()["errors"][0]["loc"][-1] == "prio"
     assert api("PATCH", f"{RUNS}/x", {"priority": "high"}).status_code == 422
     broken = api.client.post(f"/api/v1/{RUNS}", b"{", content_type="application/json", headers=api.headers)

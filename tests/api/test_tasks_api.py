@@ -71,7 +71,7 @@ def ended(run: Run) -> None:
     Runner(placed_job(run), "nonce").post("exit", {"exit_code": 0, "reason": "done_by_runner", "log_size": 0})
 
 
-def test_the_runs_own_commands_tell_of_its_tasks(run: Run, commands: Commands) -> None:
+def test_commands_report_tasks_of_their_own_run(run: Run, commands: Commands) -> None:
     answer = commands.tell(DONE)
     assert (answer.status_code, answer.json()) == (200, {"attempt": 1, "applied": 1, "outdated": 0, "refused": []})
     assert commands.tell(DONE).json() == {"attempt": 1, "applied": 0, "outdated": 1, "refused": []}
@@ -80,7 +80,7 @@ def test_the_runs_own_commands_tell_of_its_tasks(run: Run, commands: Commands) -
     assert TaskPrefix.objects.get(scope__run_id=run.pk).name == "train"
 
 
-def test_a_member_tells_of_them_too_by_name_or_id(api: Api, run: Run) -> None:
+def test_a_member_reports_tasks_of_a_run_by_name_or_id(api: Api, run: Run) -> None:
     assert api("POST", "projects/main/runs/search/tasks", DONE).status_code == 200
     assert api("POST", f"projects/main/runs/{run.uid}/tasks", DONE).json()["outdated"] == 1
     assert Reporter.objects.get().name == "user-ada"
@@ -100,7 +100,7 @@ def test_an_empty_request_says_that_its_reporter_goes_on(run: Run, commands: Com
     assert commands.tell(promise | {"heartbeat_s": 0}).status_code == 422
 
 
-def test_counts_failures_and_the_end_of_a_reporter_are_told(run: Run, commands: Commands) -> None:
+def test_counts_failures_and_the_end_of_a_reporter_are_stored(run: Run, commands: Commands) -> None:
     counts = [{"prefix": "fit", "group": "fit-a", "seq": 1, "states": {"done": 3, "failed": 1, "waiting": 6}}]
     failures = [{"key": "fit-7", "prefix": "fit", "group": "fit-a", "seq": 1, "message": "no memory"}]
     commands.tell({"reporter": "r", "counts": counts, "failures": failures})
@@ -121,7 +121,7 @@ def test_one_bad_entry_costs_itself_alone(run: Run, commands: Commands) -> None:
     ]  # fmt: skip
 
 
-def test_what_can_not_be_counted_is_named_by_its_place_in_the_request(run: Run, commands: Commands) -> None:
+def test_invalid_entries_are_refused_by_their_position_in_the_request(run: Run, commands: Commands) -> None:
     commands.tell({"events": [{"key": "a", "state": "forgotten", "seq": 1}]})
     events = [{"key": "z", "state": "odd"}, {"key": "b", "state": "done"}, {"key": "a", "state": "done", "seq": 2}]
     refused = commands.tell({"events": events}).json()["refused"]
@@ -146,14 +146,16 @@ def test_a_token_of_one_runs_commands_opens_nothing_else(project: Project, membe
     assert commands.tell(DONE).status_code == 401
 
 
-def test_viewers_and_strangers_tell_nothing(project: Project, run: Run, stranger: Api) -> None:
+def test_viewers_and_strangers_cannot_report_tasks(project: Project, run: Run, stranger: Api) -> None:
     viewer = Api(join(project, make_user("vera"), "viewer"))
     assert viewer("POST", "projects/main/runs/search/tasks", DONE).status_code == 403
     assert stranger("POST", "projects/main/runs/search/tasks", DONE).status_code == 404
     assert Api(None)("POST", "projects/main/runs/search/tasks", DONE).status_code == 401
 
 
-def test_only_the_attempt_that_is_under_way_is_told_of(api: Api, run: Run, commands: Commands) -> None:
+def test_reports_are_accepted_only_for_the_current_attempt_and_not_after_the_run(
+    api: Api, run: Run, commands: Commands
+) -> None:
     assert api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 1}).status_code == 200
     assert refused(api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 2})) == ("not_yet", 1)
     ended(run)
@@ -161,7 +163,7 @@ def test_only_the_attempt_that_is_under_way_is_told_of(api: Api, run: Run, comma
     assert refused(api("POST", "projects/main/runs/search/tasks", DONE)) == ("run_over", 1)
 
 
-def test_what_an_earlier_attempts_commands_tell_late_is_refused(run: Run, commands: Commands) -> None:
+def test_a_late_report_of_an_earlier_attempt_is_refused(run: Run, commands: Commands) -> None:
     Run.objects.filter(pk=run.pk).update(attempt=2)
     answer = commands.tell(DONE)
     assert refused(answer) == ("attempt_over", 2)
@@ -174,7 +176,7 @@ def test_a_run_that_waits_has_no_tasks_yet(api: Api, project: Project, member: U
     assert refused(api("POST", "projects/main/runs/waits/tasks", DONE)) == ("not_yet", 1)
 
 
-def test_a_member_who_reports_as_the_run_is_retried_is_counted_in_its_next_attempt_or_asked_to_wait(
+def test_a_members_report_during_a_retry_counts_for_the_next_attempt_or_is_deferred(
     api: Api, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run was read while its first attempt went on."""
@@ -208,7 +210,7 @@ def test_a_request_of_another_form_is_refused_as_a_whole(api: Api, run: Run) -> 
     assert not Scope.objects.filter(run_id=run.pk).exists()
 
 
-def test_what_is_no_json_is_refused(api: Api, run: Run) -> None:
+def test_a_body_that_is_not_json_is_refused(api: Api, run: Run) -> None:
     url = "/api/v1/projects/main/runs/search/tasks"
     for raw in (b"", b"{", b"[" * 100_000, b"\xff", b'{"seq": 1e999}'):
         answer = api.client.generic("POST", url, raw, content_type="application/json", headers=api.headers)
@@ -228,14 +230,14 @@ def test_who_is_killed_amid_a_request_is_no_error_of_the_servers(api: Api, run: 
     assert not Scope.objects.filter(run_id=run.pk).exists()
 
 
-def test_too_much_at_once_is_refused_with_what_may_be(run: Run, commands: Commands) -> None:
+def test_an_oversized_request_is_refused_with_the_limit(run: Run, commands: Commands) -> None:
     many = commands.tell({"events": [{"key": "a", "state": "done"}] * 5001})
     assert (many.status_code, many.json()["most"]) == (413, 5000)
     large = commands.tell({"events": [{"key": "a", "state": "done", "message": "x" * (4 << 20)}]})
     assert large.status_code == 413
 
 
-def test_a_run_that_tells_too_much_is_told_when_to_go_on(
+def test_a_run_that_reports_too_often_gets_429_with_retry_after(
     monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
 ) -> None:
     monkeypatch.setattr(tasks, "gate", Gate(4, rate=10, burst=60))
@@ -261,7 +263,7 @@ def test_a_run_that_floods_with_nonsense_is_refused_before_it_is_read(
     assert 9 <= int(answer["Retry-After"]) <= 10
 
 
-def test_requests_beyond_what_is_worked_on_are_refused_at_once(
+def test_requests_beyond_the_concurrency_limit_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
 ) -> None:
     gate = Gate(3, 1000, 1000)
@@ -272,7 +274,7 @@ def test_requests_beyond_what_is_worked_on_are_refused_at_once(
     assert commands.tell(DONE).status_code == 200
 
 
-def test_a_runner_tells_what_stands_in_the_output(run: Run) -> None:
+def test_a_runner_reports_the_task_lines_of_the_output(run: Run) -> None:
     job = placed_job(run)
     answer = Runner(job, "nonce").post("tasks", DONE)
     assert (answer.status_code, answer.json()["applied"]) == (200, 1)
@@ -282,7 +284,7 @@ def test_a_runner_tells_what_stands_in_the_output(run: Run) -> None:
     assert Runner(job, "nonce").post("tasks", DONE).status_code == 409
 
 
-def test_commands_are_told_where_by_the_runs_id(project: Project, member: User) -> None:
+def test_commands_get_a_report_address_with_the_runs_id(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member, "search")
     place_all()

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.django_db
 POLICY = {"min_gpu_utilization": 10, "time_window": "10m"}
 
 
-def test_what_a_policy_would_have_stopped(api: Api, project: Project, member: User) -> None:
+def test_a_simulation_lists_the_runs_that_the_policy_would_have_stopped(
+    api: Api, project: Project, member: User
+) -> None:
     past_run(project, member, "idle", [[0] * 180])
     past_run(project, member, "busy", [[90] * 180])
     answer = api("POST", "projects/main/utilization/what-if", POLICY)
@@ -44,7 +46,7 @@ def test_what_a_policy_would_have_stopped(api: Api, project: Project, member: Us
         ({"action": "notify"}, "action"),
     ],
 )
-def test_what_is_no_policy_is_refused_with_its_place(
+def test_an_invalid_policy_is_refused_with_its_location(
     api: Api, project: Project, wrong: dict[str, Any], loc: str
 ) -> None:
     answer = api("POST", "projects/main/utilization/what-if", {**POLICY, **wrong})
@@ -52,7 +54,9 @@ def test_what_is_no_policy_is_refused_with_its_place(
     assert answer.json()["errors"][0]["loc"] == [loc]
 
 
-def test_the_ledger_tells_what_was_stopped_and_what_came_next(api: Api, project: Project, member: User) -> None:
+def test_the_ledger_lists_stopped_runs_and_the_run_that_got_their_gpus_next(
+    api: Api, project: Project, member: User
+) -> None:
     now = timezone.now()
     run, following = make_run(project, member, "idle"), make_run(project, member, "train-7")
     PolicyStop.objects.create(
@@ -68,14 +72,14 @@ def test_the_ledger_tells_what_was_stopped_and_what_came_next(api: Api, project:
     assert (stop["run"], stop["user"], stop["gpus"], stop["next_run"]) == ("idle", "ada", 2, "train-7")
 
 
-def test_managers_have_policies_only_observe(api: Api, manager: Api, project: Project) -> None:
+def test_managers_switch_policies_to_observe_only(api: Api, manager: Api, project: Project) -> None:
     assert api("PATCH", "projects/main/utilization", {"observe_only": True}).status_code == 403
     assert manager("PATCH", "projects/main/utilization", {"observe_only": True}).json()["observe_only"] is True
     assert api("GET", "projects/main/utilization").json()["observe_only"] is True
     assert manager("PATCH", "projects/main/utilization", {}).status_code == 422
 
 
-def test_a_run_tells_how_it_stands_with_its_policy(api: Api, project: Project, member: User) -> None:
+def test_a_run_shows_the_status_of_its_utilization_policy(api: Api, project: Project, member: User) -> None:
     make_host(gpus=1)
     make_run(project, member, "asks", resources={"gpu": 1}, utilization_policy={**POLICY, "warmup": "5m"})
     assert api("GET", "projects/main/runs/asks").json()["policy"] is None
@@ -100,7 +104,7 @@ def test_its_owner_keeps_a_run_with_a_reason(api: Api, manager: Api, project: Pr
     assert told["kept_until"] == answer.json()["until"]
 
 
-def test_a_keep_that_cannot_be_is_refused(api: Api, stranger: Api, project: Project, member: User) -> None:
+def test_an_invalid_keep_is_refused(api: Api, stranger: Api, project: Project, member: User) -> None:
     past_run(project, member, "idle", [[0] * 10], utilization_policy=POLICY)
     past_run(project, member, "free", [[0] * 10])
     assert api("POST", "projects/main/runs/idle/keep", {"reason": " "}).status_code == 422

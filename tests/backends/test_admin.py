@@ -60,7 +60,7 @@ def test_the_setup_snippet_is_kept_with_plain_line_ends(admin: Client) -> None:
     assert host.labels == {"region": "cellar"}
 
 
-def test_what_the_machine_told_cannot_be_written(admin: Client) -> None:
+def test_values_reported_by_the_machine_are_read_only(admin: Client) -> None:
     host = factories.make_host(cpus=8)
     page = reverse("admin:backends_host_change", args=[host.pk])
     admin.post(page, {"labels": "{}", "setup": "", "cpus": "64", "isolation": "user", "name": "other"} | NO_GPUS)
@@ -89,7 +89,7 @@ def test_a_host_goes_with_its_gpus_but_not_while_it_has_jobs(admin: Client) -> N
     assert {gpu.host for gpu in Gpu.objects.all()} == {busy}
 
 
-def test_what_people_change_of_a_host_is_told_and_touches_nothing_else(admin: Client) -> None:
+def test_a_changed_host_is_recorded_as_events_and_other_columns_stay(admin: Client) -> None:
     host = factories.make_host(labels={"region": "eu"})
     Host.objects.update(leaving=True, draining=True)
     page = reverse("admin:backends_host_change", args=[host.pk])

@@ -83,7 +83,7 @@ def test_regions_alone_make_a_backend(admin: Client) -> None:
     )
 
 
-def test_all_that_can_be_said_is_kept_and_shown_again(admin: Client) -> None:
+def test_all_settings_are_stored_and_shown_again(admin: Client) -> None:
     said = {
         **FORM,
         "other_regions": "cn-north-1",
@@ -125,7 +125,7 @@ def test_all_that_can_be_said_is_kept_and_shown_again(admin: Client) -> None:
         ({"name": "aws 1"}, "name", "valid"),
     ],
 )
-def test_each_error_stands_at_its_field(admin: Client, wrong: dict[str, Any], field: str, told: str) -> None:
+def test_each_error_is_shown_at_its_field(admin: Client, wrong: dict[str, Any], field: str, told: str) -> None:
     found = errors(admin.post(reverse(ADD), {**FORM, **wrong}))
     assert list(found) == [field]
     assert told in found[field]
@@ -177,7 +177,7 @@ def test_the_first_one_has_a_name_already(admin: Client) -> None:
     assert not admin.get(reverse(ADD)).context["adminform"].form["name"].value()
 
 
-def test_own_hosts_are_switched_and_neither_tested_nor_deleted(admin: Client) -> None:
+def test_own_hosts_can_be_disabled_and_cannot_be_tested_or_deleted(admin: Client) -> None:
     hosts = ensure_embedded_backend()
     page = admin.get(change(hosts)).content.decode()
     assert "Test connection" not in page
@@ -205,13 +205,13 @@ def test_several_backends_are_deleted_at_once(admin: Client, aws: Backend) -> No
     assert not Backend.with_deleted.exists()
 
 
-def test_the_form_tells_which_profiles_use_it(admin: Client, aws: Backend) -> None:
+def test_the_form_lists_the_profiles_that_use_the_backend(admin: Client, aws: Backend) -> None:
     assert "none yet" in admin.get(change(aws)).content.decode()
     Profile.objects.create(name="cloudy", settings={"backends": ["aws"]})
     assert "cloudy" in admin.get(change(aws)).content.decode()
 
 
-def test_machines_are_there_to_look_at(admin: Client, aws: Backend) -> None:
+def test_instances_are_read_only(admin: Client, aws: Backend) -> None:
     project = factories.make_project()
     machine = Instance.objects.create(
         backend=aws, project=project, region="eu-west-1", instance_type="g5.xlarge", launched_at=timezone.now(),
@@ -243,7 +243,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
 FRAGMENT = {"X-Requested-With": "fetch"}
 
 
-def test_what_is_typed_is_tested_before_it_is_saved(admin: Client, asked: list[Any]) -> None:
+def test_the_connection_test_uses_the_form_before_it_is_saved(admin: Client, asked: list[Any]) -> None:
     form = {**WITH_KEY, "name": ""}
     answer = admin.post(reverse("admin:backends_backend_test_new"), form, headers=FRAGMENT)
     assert "account 1 as arn:x" in answer.content.decode()
@@ -288,7 +288,7 @@ def test_only_those_who_may_change_backends_test_them(client: Client, aws: Backe
     assert not asked
 
 
-def test_those_who_may_only_look_see_what_it_is_and_no_button(client: Client, aws: Backend) -> None:
+def test_users_with_view_permission_see_the_settings_and_no_button(client: Client, aws: Backend) -> None:
     viewer = factories.make_user("viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_backend"))
     client.force_login(viewer)
@@ -312,7 +312,7 @@ def test_a_test_is_posted(admin: Client, asked: list[Any]) -> None:
         ("https://10.0.0.5", "reachable only from this network"),
     ],
 )
-def test_the_real_test_tells_of_the_account_and_of_this_server(
+def test_the_connection_test_reports_on_the_account_and_this_server(
     admin: Client, cloud: Cloud, settings: Any, url: str, told: str
 ) -> None:
     settings.DSTACKWEB_PUBLIC_URL = url

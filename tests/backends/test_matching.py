@@ -55,7 +55,7 @@ def test_part_of_a_card_is_found_by_its_profile(asked: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ["A100", "A100-SXM4-40GB", "MIG 2g.10gb"])
-def test_part_of_a_card_is_not_the_card_nor_another_part(asked: str) -> None:
+def test_a_slice_of_a_gpu_matches_neither_the_gpu_nor_another_slice(asked: str) -> None:
     assert not name_matches(asked, MIG)
 
 

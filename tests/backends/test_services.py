@@ -29,7 +29,7 @@ def aws(secret: str | None = "hush", **config: Any) -> dict[str, Any]:
     return {"regions": ["eu-west-1"], "credentials": credentials, **config}
 
 
-def test_a_secret_is_kept_apart_and_stays_unless_another_is_said() -> None:
+def test_a_secret_is_stored_apart_and_stays_unless_a_new_one_is_given() -> None:
     made, is_new = services.put("cloud", "aws", aws())
     assert (is_new, made.version, "hush" in str(made.config)) == (True, 1, False)
     same, is_new = services.put("cloud", "aws", aws(None))
@@ -59,7 +59,9 @@ def test_every_change_raises_the_version() -> None:
         ("azure", {}, [["type"]]),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(kind: str, config: dict[str, Any], places: list[list[str]]) -> None:
+def test_each_invalid_key_is_reported_with_its_location(
+    kind: str, config: dict[str, Any], places: list[list[str]]
+) -> None:
     with pytest.raises(Invalid) as refused:
         services.put("cloud", kind, config)
     assert [error["loc"] for error in refused.value.errors] == places
@@ -80,7 +82,7 @@ def test_own_hosts_are_not_deleted_as_a_whole() -> None:
         services.delete("none")
 
 
-def test_one_that_nothing_names_goes_without_trace() -> None:
+def test_an_unreferenced_backend_is_deleted_completely() -> None:
     services.put("cloud", "aws", aws())
     services.delete("cloud")
     assert not Backend.with_deleted.exists()
@@ -90,7 +92,7 @@ def instance(backend: Backend, project: Project, **fields: Any) -> Instance:
     return Instance.objects.create(backend=backend, project=project, region="eu-west-1", instance_type="g5", **fields)
 
 
-def test_one_with_a_past_keeps_its_row_while_its_name_is_free(project: Project) -> None:
+def test_a_backend_with_past_instances_keeps_its_row_and_frees_its_name(project: Project) -> None:
     old, _ = services.put("cloud", "aws", aws())
     instance(old, project, status=InstanceStatus.GONE)
     services.delete("cloud")
@@ -103,7 +105,7 @@ def test_one_with_a_past_keeps_its_row_while_its_name_is_free(project: Project) 
     assert Backend.with_deleted.count() == 1
 
 
-def test_instances_that_serve_nobody_are_to_end_and_the_secret_stays_for_that(project: Project) -> None:
+def test_deleting_a_backend_stops_idle_instances_and_keeps_the_secret_until_then(project: Project) -> None:
     backend, _ = services.put("cloud", "aws", aws())
     idle = instance(backend, project, status=InstanceStatus.RUNNING, idle_since=timezone.now())
     busy = instance(backend, project, status=InstanceStatus.RUNNING, holder="6f0f2f6e-7c52-4a83-9a6e-1b7dd2a1c9ab")
@@ -114,7 +116,7 @@ def test_instances_that_serve_nobody_are_to_end_and_the_secret_stays_for_that(pr
     assert secret_of(KEY, Backend.with_deleted.get().secret) == "hush"
 
 
-def test_a_deleted_ones_secret_goes_once_nothing_of_it_is_left(project: Project) -> None:
+def test_the_secret_of_a_deleted_backend_is_removed_once_its_last_instance_ended(project: Project) -> None:
     def secret() -> str:
         backend.refresh_from_db(from_queryset=Backend.with_deleted)
         return backend.secret
@@ -136,7 +138,7 @@ def test_a_deleted_ones_secret_goes_once_nothing_of_it_is_left(project: Project)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_offers_of_one_that_keeps_its_row_are_gone_at_once(
+def test_offers_of_a_deleted_backend_that_keeps_its_row_disappear_at_once(
     project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Cloud(monkeypatch, tmp_path / "asked")

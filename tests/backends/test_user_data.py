@@ -86,7 +86,7 @@ def test_plain_http_to_another_machine_is_allowed_by_decision_only(tmp_path: Pat
     assert "--insecure" in boot(tmp_path, script(site.url, insecure=True))
 
 
-def test_a_server_that_is_away_is_asked_again_after_ever_longer_pauses(tmp_path: Path, site: Site) -> None:
+def test_an_unreachable_server_is_retried_with_growing_pauses(tmp_path: Path, site: Site) -> None:
     site.failures = 3
     said = boot(tmp_path, script(site.url))
     assert [line for line in said.splitlines() if line.startswith("sleep")] == ["sleep 1", "sleep 2", "sleep 4"]
@@ -94,14 +94,14 @@ def test_a_server_that_is_away_is_asked_again_after_ever_longer_pauses(tmp_path:
     assert "agent agent" in said
 
 
-def test_what_can_not_be_fetched_switches_the_machine_off(tmp_path: Path, site: Site) -> None:
+def test_an_agent_that_cannot_be_fetched_shuts_the_instance_down(tmp_path: Path, site: Site) -> None:
     site.failures = 1000
     said = boot(tmp_path, script(site.url))
     assert site.asked == 14
     assert said.endswith("the agent cannot be downloaded; shutting down\nsleep 5\nshutdown -h now\n")
 
 
-def test_what_is_not_the_agent_is_never_started(tmp_path: Path, site: Site) -> None:
+def test_a_file_with_another_digest_is_never_started(tmp_path: Path, site: Site) -> None:
     said = boot(tmp_path, script(site.url, sha256="0" * 64))
     assert "expected 0000" in said
     assert "agent agent" not in said

@@ -72,7 +72,7 @@ def field(name: str) -> Any:
 
 
 @given(configs)
-def test_what_the_form_shows_means_the_same_when_it_is_sent_back(said: dict[str, Any]) -> None:
+def test_a_form_submitted_unchanged_keeps_the_configuration(said: dict[str, Any]) -> None:
     kept, _ = config.settle(said)
     form = sent_back(kept)
     assert form.is_valid(), form.errors
@@ -81,7 +81,7 @@ def test_what_the_form_shows_means_the_same_when_it_is_sent_back(said: dict[str,
     assert after == before.model_copy(update={"regions": after.regions})
 
 
-def test_what_differs_by_region_has_a_line_for_each() -> None:
+def test_a_setting_that_differs_by_region_has_a_line_per_region() -> None:
     text = "eu-west-1: subnet-1, subnet-2\nus-east-1:subnet-3\n"
     assert field("subnets").clean(text) == {"eu-west-1": ["subnet-1", "subnet-2"], "us-east-1": ["subnet-3"]}
     assert field("subnets").clean("subnet-1 subnet-2") == ["subnet-1", "subnet-2"]
@@ -90,7 +90,7 @@ def test_what_differs_by_region_has_a_line_for_each() -> None:
 
 
 @pytest.mark.parametrize("text", ["eu-west-1:", "eu-west-1: ami-1 ami-2", "ami-1 ami-2", "ami-1\nami-2"])
-def test_what_can_mean_two_things_is_refused(text: str) -> None:
+def test_ambiguous_input_is_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="Enter"):
         field("ami").clean(text)
 

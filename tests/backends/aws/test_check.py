@@ -51,7 +51,7 @@ def test_an_account_that_may_do_all_passes_in_every_region(cloud: Cloud) -> None
     assert cloud.machines() == []
 
 
-def test_what_the_policy_lacks_is_named_and_ready_to_paste(cloud: Cloud) -> None:
+def test_missing_permissions_are_named_with_a_policy_to_paste(cloud: Cloud) -> None:
     cloud.deny("ec2", "RunInstances")
     cloud.deny("servicequotas", "ListServiceQuotas")
     cloud.deny("pricing", "GetProducts")
@@ -110,7 +110,7 @@ def test_a_wrong_secret_stops_there_and_says_so(cloud: Cloud) -> None:
     assert cloud.count("ec2") == 0
 
 
-def test_a_region_that_is_unknown_or_not_enabled_is_told_and_the_others_are_tested(cloud: Cloud) -> None:
+def test_an_unknown_or_disabled_region_is_reported_and_the_others_are_tested(cloud: Cloud) -> None:
     cloud.region("me-south-1", enabled=False)
     found = found_in(cloud, "eu-nowhere-1", "me-south-1", "us-east-1")
     assert states(found, "eu-nowhere-1") == {"enabled": FAILED}
@@ -141,14 +141,14 @@ def test_an_endpoint_that_is_away_stops_there_and_says_so(cloud: Cloud) -> None:
     assert "http://127.0.0.1:1/ is unreachable" in words(found, "identity", "")
 
 
-def test_what_answers_too_late_is_told_and_the_rest_is_there(cloud: Cloud) -> None:
+def test_a_check_that_times_out_is_reported_and_the_others_have_results(cloud: Cloud) -> None:
     cloud.latency(6, "pricing")
     found = found_in(cloud, limit_s=4)
     assert {step for step, state in states(found).items() if state is FAILED} == {"prices"}
     assert "No answer in time" in words(found, "prices")
 
 
-def test_an_account_without_gpu_quotas_learns_where_to_ask_for_them(cloud: Cloud) -> None:
+def test_an_account_without_gpu_quotas_gets_a_hint_to_service_quotas(cloud: Cloud) -> None:
     for code in ("L-DB2E81BA", "L-3819A6DF", "L-417A185B", "L-7212CCBC", "L-C4BD4855"):
         cloud.quota(code, 0)
     found = found_in(cloud)
@@ -166,12 +166,12 @@ def test_an_unexpected_error_of_a_step_is_shown_with_its_text(cloud: Cloud, monk
     assert "LookupError: no such key" in words(found, "quotas")
 
 
-def test_an_image_that_is_not_there_is_told(cloud: Cloud) -> None:
+def test_a_missing_image_is_reported(cloud: Cloud) -> None:
     found = found_in(cloud, ami="ami-0123456789abcdef0")
     assert states(found)["image"] is FAILED
 
 
-def test_all_regions_are_asked_at_once(cloud: Cloud) -> None:
+def test_all_regions_are_queried_concurrently(cloud: Cloud) -> None:
     cloud.latency(0.2)
     found = found_in(cloud, "us-east-1", "eu-west-1", "eu-central-1", "us-west-2")
     assert {one.state for one in found} == {OK}

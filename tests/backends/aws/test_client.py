@@ -60,7 +60,7 @@ def failure(of: Aws, *call: str, **params: Any) -> SourceFailed:
 
 
 class TestThrottling:
-    def test_opens_the_circuit_and_nobody_asks_until_a_probe_closes_it(self, cloud: Cloud, clock: Clock) -> None:
+    def test_opens_the_circuit_for_all_callers_until_a_probe_closes_it(self, cloud: Cloud, clock: Clock) -> None:
         ours, others = aws(cloud, clock), aws(cloud, clock)
         cloud.throttle("servicequotas")
         failed = failure(ours)
@@ -143,7 +143,9 @@ class TestPace:
         assert cloud.count("servicequotas") == 2
         assert Bucket.objects.get().tokens == pytest.approx(0, abs=0.5)
 
-    def test_whoever_would_wait_too_long_is_told_instead_and_takes_no_turn(self, cloud: Cloud, clock: Clock) -> None:
+    def test_a_caller_that_would_wait_too_long_gets_an_error_and_takes_no_token(
+        self, cloud: Cloud, clock: Clock
+    ) -> None:
         ours = aws(cloud, clock, patience=replace(client.PROBE, turn_s=15))
         for _ in range(3):
             ours.call(*QUOTAS, **LISTED)
@@ -205,13 +207,13 @@ class TestCredentials:
         assert (failed.code, failed.data["action"]) == ("access_denied", "sts:AssumeRole")
 
 
-def test_a_region_that_is_not_enabled_is_told(cloud: Cloud, clock: Clock) -> None:
+def test_a_region_that_is_not_enabled_is_an_error_of_its_own(cloud: Cloud, clock: Clock) -> None:
     cloud.region("af-south-1", enabled=False)
     failed = failure(aws(cloud, clock, regions=["af-south-1"]), "ec2", "af-south-1", "DescribeInstances")
     assert (failed.code, failed.data["region"]) == ("region_disabled", "af-south-1")
 
 
-def test_an_endpoint_that_nobody_serves_is_unreachable(cloud: Cloud, clock: Clock) -> None:
+def test_an_endpoint_that_refuses_connections_is_unreachable(cloud: Cloud, clock: Clock) -> None:
     ours = aws(cloud, clock, endpoint_url="http://127.0.0.1:9")
     failed = failure(ours, "ec2", REGION, "DescribeInstances")
     assert failed.code == "unreachable"
@@ -253,14 +255,14 @@ def test_credentials_that_were_refused_are_read_anew_next_time(
 
 
 @pytest.mark.parametrize("source", ["prices", "spot_prices"])
-def test_a_profile_that_is_not_there_is_told_by_whatever_is_asked_first(backend: Backend, source: str) -> None:
+def test_a_missing_profile_is_bad_credentials_for_every_source(backend: Backend, source: str) -> None:
     backend.config["credentials"] = {"profile": "gpus"}
     with pytest.raises(SourceFailed) as failed:
         AwsBackend(backend).fetch(SourceKey(source, REGION))
     assert (failed.value.code, failed.value.data["why"]) == ("bad_credentials", "config")
 
 
-def test_a_region_of_no_partition_is_told(backend: Backend) -> None:
+def test_a_region_without_a_partition_is_a_service_error_that_names_it(backend: Backend) -> None:
     backend.config["regions"] = ["aa-nowhere-1"]
     with pytest.raises(SourceFailed) as failed:
         AwsBackend(backend).fetch(SourceKey("prices", "aa-nowhere-1"))
@@ -268,7 +270,7 @@ def test_a_region_of_no_partition_is_told(backend: Backend) -> None:
     assert "aa-nowhere-1" in failed.value.data["text"]
 
 
-def test_an_access_key_whose_secret_is_not_there_is_told(backend: Backend) -> None:
+def test_an_access_key_without_its_secret_is_bad_credentials(backend: Backend) -> None:
     backend.secret = ""
     with pytest.raises(SourceFailed, match="missing: secret_access_key"):
         AwsBackend(backend).fetch(SourceKey("spot_prices", REGION))

@@ -58,11 +58,13 @@ def test_regions_are_enough() -> None:
         ({"regions": ["eu-west-1"], "disk_gb": 4}, "disk_gb", "a whole number from 8 to 16384, not 4"),
     ],
 )
-def test_each_error_is_told_at_its_place_with_what_was_expected(said: dict[str, Any], place: str, words: str) -> None:
+def test_each_error_is_reported_at_its_key_with_the_expected_value(
+    said: dict[str, Any], place: str, words: str
+) -> None:
     assert words in told(said)[place]
 
 
-def test_what_differs_by_region_may_be_said_once_or_by_region() -> None:
+def test_regional_settings_may_be_given_once_or_per_region() -> None:
     once = config.read({"regions": ["eu-west-1", "us-east-1"], "subnets": "subnet-1"})
     assert once.subnets_in("us-east-1") == ("subnet-1",)
     each = config.read({"regions": ["eu-west-1", "us-east-1"], "subnets": {"eu-west-1": ["subnet-1", "subnet-2"]}})
@@ -70,7 +72,7 @@ def test_what_differs_by_region_may_be_said_once_or_by_region() -> None:
     assert each.subnets_in("us-east-1") == ()
 
 
-def test_families_and_instance_types_together_say_what_is_allowed() -> None:
+def test_families_and_instance_types_are_allowed_in_addition_to_each_other() -> None:
     read = config.read({"regions": ["eu-west-1"], "families": ["g5"], "instance_types": ["p5.4xlarge"]})
     named = ["g5.xlarge", "p5.4xlarge", "p5.48xlarge", "g5g.xlarge"]
     assert [name for name in named if read.allows(name)] == ["g5.xlarge", "p5.4xlarge"]
@@ -92,7 +94,7 @@ def test_dstacks_words_for_credentials_are_understood() -> None:
     assert config.settle({"regions": ["eu-west-1"], "credentials": {"type": "default"}})[1] == ""
 
 
-def test_a_key_said_without_its_secret_keeps_the_one_it_had() -> None:
+def test_an_access_key_given_without_its_secret_keeps_the_stored_secret() -> None:
     said = {"regions": ["eu-west-1"], "credentials": {"access_key_id": KEY, "secret_access_key": "hush"}}
     kept, secret = config.settle(said)
     assert config.settle(kept, secret) == (kept, secret)
@@ -101,7 +103,7 @@ def test_a_key_said_without_its_secret_keeps_the_one_it_had() -> None:
         config.settle(other, secret)
 
 
-def test_a_secret_that_nothing_needs_is_refused_and_one_that_is_dropped_goes() -> None:
+def test_a_secret_without_its_key_is_refused_or_dropped() -> None:
     words = told({"regions": ["eu-west-1"], "credentials": {"secret_access_key": "hush"}})
     assert words == {"credentials.secret_access_key": "`credentials.secret_access_key` belongs to an `access_key_id`"}
     _, secret = config.settle(

@@ -31,7 +31,7 @@ def explained(error: Exception, region: str = "eu-west-1", service: str = "ec2")
     "code",
     ["RequestLimitExceeded", "TooManyRequestsException", "Throttling", "ThrottlingException", "EC2ThrottledException"],
 )
-def test_throttles_are_told_from_all_else(code: str) -> None:
+def test_throttles_are_distinguished_from_other_errors(code: str) -> None:
     assert errors.is_throttle(said(code))
     assert not errors.is_throttle(said("AuthFailure"))
     assert not errors.is_throttle(boto.NoCredentialsError())
@@ -50,7 +50,7 @@ def test_a_denial_names_who_lacks_which_permission() -> None:
     )
 
 
-def test_a_refused_signature_does_not_tell_the_session_token() -> None:
+def test_the_error_of_a_refused_signature_does_not_contain_the_session_token() -> None:
     """AWS quotes the request that it would have signed, headers and all."""
     text = (
         "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access "
@@ -63,7 +63,7 @@ def test_a_refused_signature_does_not_tell_the_session_token() -> None:
         assert (told["code"], told["text"]) == ("bad_credentials", text)
 
 
-def test_a_password_in_an_address_is_not_told() -> None:
+def test_a_password_in_an_address_is_not_in_the_error() -> None:
     """`AWS_ENDPOINT_URL` and proxies come from the server's environment, and may have one."""
     url = "https://gpus:hunter2@proxy.example.org:3128/"
     for error in (boto.EndpointConnectionError(endpoint_url=url), boto.InvalidConfigError(error_msg=f"not {url}")):
@@ -121,7 +121,7 @@ def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, op
         ),
     ],
 )
-def test_other_failures_say_what_happened_and_what_to_do(error: Exception, region: str, code: str, words: str) -> None:
+def test_other_failures_have_a_message_with_a_remedy(error: Exception, region: str, code: str, words: str) -> None:
     told = explained(error, region)
     assert told["code"] == code
     assert words in AwsKind().source_failure(told)
@@ -179,6 +179,6 @@ def test_a_disabled_region_is_not_blamed_on_the_credentials() -> None:
         ),
     ],
 )
-def test_an_offers_availability_is_told_with_its_numbers(detail: dict[str, Any], words: str) -> None:
+def test_an_offers_availability_is_worded_with_its_numbers(detail: dict[str, Any], words: str) -> None:
     with translation.override("en"):
         assert AwsKind().offer_detail(detail) == words

@@ -40,7 +40,7 @@ def states(backend: Backend) -> Counter[str]:
     return Counter(str(sources.read(backend, key).state) for key in AwsBackend(backend).wanted())
 
 
-def test_twenty_questions_cost_one_look_at_each_source_of_each_region(backend: Backend, cloud: Cloud) -> None:
+def test_twenty_offer_queries_cost_one_fetch_per_source_and_region(backend: Backend, cloud: Cloud) -> None:
     assert sources.refresh_due(timezone.now()) == 8
     assert states(backend) == {"fresh": 8}
     firsts = Counter((call["action"], call["region"]) for call in cloud.calls())

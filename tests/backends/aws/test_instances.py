@@ -92,7 +92,7 @@ def test_a_machine_starts_runs_and_ends(code: AwsBackend, cloud: Cloud) -> None:
     assert "User initiated" in gone.text
 
 
-def test_what_it_is_given_runs_on_it_and_its_own_shutdown_ends_it(code: AwsBackend, cloud: Cloud) -> None:
+def test_user_data_runs_on_the_instance_and_its_own_shutdown_terminates_it(code: AwsBackend, cloud: Cloud) -> None:
     started = code.launch(order(user_data="#!/bin/sh\necho so > told\nshutdown -h now\n"))
     gone = until(code, started.cloud_id, InstanceState.GONE)
     assert (Path(cloud.machine(started.cloud_id)["folder"]) / "root" / "told").read_text() == "so\n"
@@ -137,7 +137,7 @@ class TestOrder:
         assert cloud.count("ec2", "RunInstances") == 0
 
     @pytest.mark.parametrize("found", [True, False])
-    def test_that_differs_from_what_was_asked_before_is_looked_for_by_its_tag(
+    def test_that_differs_from_an_earlier_one_with_its_token_is_found_by_its_tag(
         self, backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, found: bool
     ) -> None:
         wanted = order()
@@ -250,7 +250,7 @@ class TestWhatIsOrdered:
 
 
 class TestNoCapacity:
-    def test_is_told_after_one_call(self, code: AwsBackend, cloud: Cloud) -> None:
+    def test_is_reported_after_one_call(self, code: AwsBackend, cloud: Cloud) -> None:
         cloud.capacity(0, "t3.small", market="on-demand")
         with pytest.raises(LaunchFailed, match="do not have sufficient") as failed:
             code.launch(order())
@@ -289,7 +289,7 @@ class TestNoCapacity:
             code.launch(order(spot=True, zones=(f"{REGION}b",)))
         assert failed.value.code == "network"
 
-    def test_anywhere_is_told_when_all_zones_were_tried(self, backend: Backend, cloud: Cloud) -> None:
+    def test_anywhere_is_reported_after_all_zones_were_tried(self, backend: Backend, cloud: Cloud) -> None:
         cloud.capacity(0)
         with pytest.raises(LaunchFailed) as failed:
             configured(backend, subnets=subnets(cloud, "a", "b", "c")).launch(order())
@@ -325,14 +325,14 @@ class TestRefusal:
             ({"instance_profile": "nobodys"}, "refused"),
         ],
     )
-    def test_of_what_is_configured_and_not_there(
+    def test_of_configured_resources_that_do_not_exist(
         self, backend: Backend, cloud: Cloud, more: dict[str, Any], means: str
     ) -> None:
         with pytest.raises(LaunchFailed) as failed:
             configured(backend, **more).launch(order())
         assert (failed.value.code, cloud.machines()) == (means, [])
 
-    def test_where_no_public_image_has_a_driver_asks_for_none(self, code: AwsBackend, cloud: Cloud) -> None:
+    def test_where_no_public_image_has_a_driver_makes_no_call(self, code: AwsBackend, cloud: Cloud) -> None:
         with pytest.raises(LaunchFailed, match="p3") as failed:
             code.launch(order(instance_type="p3.2xlarge"))
         assert (failed.value.code, cloud.count("ssm"), cloud.count("ec2", "RunInstances")) == ("ami", 0, 0)
@@ -366,7 +366,7 @@ class TestNothingIsConcluded:
 
 
 class TestEnding:
-    def test_what_is_not_there_or_has_gone_is_no_error(self, code: AwsBackend, cloud: Cloud) -> None:
+    def test_a_missing_or_terminated_instance_is_no_error(self, code: AwsBackend, cloud: Cloud) -> None:
         one, two = (code.launch(order()).cloud_id for _ in range(2))
         code.terminate(REGION, [])
         code.terminate(REGION, ["i-00000000000000001"])
@@ -394,7 +394,7 @@ class TestEnding:
         assert cloud.count("ec2", "TerminateInstances") == 4
         assert {each.state for each in code.instances(REGION, DEPLOYMENT)} <= {InstanceState.ENDING, InstanceState.GONE}
 
-    def test_one_that_was_stopped_by_hand_is_there_until_it_is_ended(self, code: AwsBackend, cloud: Cloud) -> None:
+    def test_a_manually_stopped_instance_is_listed_until_it_is_terminated(self, code: AwsBackend, cloud: Cloud) -> None:
         started = code.launch(order())
         until(code, started.cloud_id, InstanceState.RUNNING)
         cloud.client("ec2").stop_instances(InstanceIds=[started.cloud_id])

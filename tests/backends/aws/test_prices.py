@@ -32,7 +32,7 @@ def test_a_price_is_the_exact_one_per_hour() -> None:
     assert read(product(), "eu-west-1") == ("g5.xlarge", Decimal("1.123"))
 
 
-def test_what_older_lists_do_not_say_is_taken_as_meant() -> None:
+def test_fields_missing_in_older_price_lists_get_their_defaults() -> None:
     old = product()
     for field in ("marketoption", "locationType", "regionCode"):
         del old["product"]["attributes"][field]

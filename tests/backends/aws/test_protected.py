@@ -27,7 +27,7 @@ class Ec2:
         self.ended += asked
 
 
-def test_one_that_is_protected_keeps_no_other_alive_and_is_told() -> None:
+def test_a_termination_protected_instance_is_an_error_after_the_others_were_terminated() -> None:
     ec2: Any = Ec2("i-2")
     with pytest.raises(SourceFailed, match="'i-2' may not be terminated"):
         instances.terminate(ec2, "eu-west-1", ["i-1", "i-2", "i-3"])

@@ -48,7 +48,7 @@ def server() -> Iterator[str]:
         ("https://localhost", "private"),
     ],
 )
-def test_a_url_that_will_not_do_is_not_even_asked(url: str, code: str) -> None:
+def test_an_unusable_url_is_rejected_without_a_request(url: str, code: str) -> None:
     assert public_url.check(url, allow_private=False)["code"] == code
 
 
@@ -91,7 +91,7 @@ def test_no_answer_from_here_proves_nothing() -> None:
     assert (told["code"], public_url.STATES[told["code"]]) == ("no_answer", "warning")
 
 
-def test_a_name_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -100,7 +100,7 @@ def test_a_name_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert public_url.check("https://gpus.example.org", allow_private=False)["code"] == "no_such_name"
 
 
-def test_a_name_that_is_private_from_here_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_resolves_to_a_private_address_is_a_warning_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(public_url.urllib.request, "getproxies", dict)
     monkeypatch.setattr(public_url, "_addresses", lambda host, port: ["10.0.0.5"])
     monkeypatch.setattr(public_url, "_get", lambda *_: "ok")

@@ -58,7 +58,7 @@ def test_a_refusal_of_this_machine_has_a_code(code: str, status: int, means: str
         ("InvalidClientTokenId", 403),
     ],
 )
-def test_what_says_nothing_of_the_machine_refuses_nothing(code: str, status: int) -> None:
+def test_errors_that_do_not_concern_the_instance_are_no_refusal(code: str, status: int) -> None:
     assert answered(code, "so it is", status) is None
 
 
@@ -67,7 +67,7 @@ def test_no_answer_refuses_nothing() -> None:
     assert refusal(errors.explained(error, "ec2", "RunInstances", REGION)) is None
 
 
-def test_a_missing_permission_is_named_without_what_only_aws_can_read() -> None:
+def test_a_missing_permission_is_named_without_the_encoded_message_of_aws() -> None:
     text = (
         "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/x is not authorized to "
         "perform: iam:PassRole on resource: arn:aws:iam::123456789012:role/runs"
@@ -84,14 +84,14 @@ def test_the_first_spot_instance_may_need_a_permission_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("region", [REGION, "me-south-1"])
-def test_an_image_that_is_not_shared_is_told_from_bad_credentials(region: str) -> None:
+def test_an_image_that_is_not_shared_is_distinguished_from_bad_credentials(region: str) -> None:
     failed = answered("AuthFailure", "Not authorized for images: [ami-1]", 403, region)
     assert failed is not None
     assert failed.code == "ami"
     assert answered("AuthFailure", "AWS was not able to validate the provided access credentials", 401, region) is None
 
 
-def test_an_image_of_the_marketplace_is_told_from_a_region_that_is_not_enabled() -> None:
+def test_a_marketplace_image_is_distinguished_from_a_disabled_region() -> None:
     failed = answered("OptInRequired", "In order to use this AWS Marketplace product you need to accept terms", 401)
     assert failed is not None
     assert failed.code == "ami"

@@ -93,7 +93,7 @@ def undocumented(model: Any, params: dict[str, Any]) -> Iterator[str]:
             yield f"{model.name} has no filter {one['Name']}"
 
 
-def test_what_aws_does_not_describe_is_noticed() -> None:
+def test_a_request_that_aws_does_not_describe_is_detected() -> None:
     model = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances")
     options = {"HttpTokens": "always", "HttpPort": 80}
     found = list(wrong(model.input_shape, {"MinCount": 1, "MetadataOptions": options}, "it"))
@@ -138,7 +138,7 @@ def ask_all(backend: Backend, cloud: Cloud) -> None:
     code.terminate(REGION, started)
 
 
-def test_every_request_is_one_that_aws_describes_and_the_policy_allows(
+def test_every_request_is_described_by_aws_and_allowed_by_the_policy(
     backend: Backend, cloud: Cloud, requests: Requests
 ) -> None:
     assert backend.config["credentials"] == {"access_key_id": ACCESS_KEY}

@@ -96,7 +96,7 @@ def test_of_gpus_only_one_model_by_nvidia_is_usable(gpus: list[dict[str, Any]], 
     assert (instance_types.read(described, ("x86_64",), ["us-east-1a"]) is not None) == is_usable
 
 
-def test_only_what_the_config_allows_is_kept_of_any_source(backend: Backend) -> None:
+def test_each_source_keeps_only_types_that_the_config_allows(backend: Backend) -> None:
     aws = change(backend, families=["g5"], instance_types=["p5.48xlarge"])
     for source in ("instance_types", "prices", "spot_prices"):
         names = set(fetch(aws, source))
@@ -113,7 +113,7 @@ def test_prices_are_those_of_linux_on_shared_hardware(aws: AwsBackend, cloud: Cl
     assert cloud.count("pricing", "GetProducts") > 1
 
 
-def test_prices_of_a_region_without_that_api_are_asked_elsewhere(backend: Backend, cloud: Cloud) -> None:
+def test_prices_of_a_region_without_the_pricing_api_are_fetched_from_another(backend: Backend, cloud: Cloud) -> None:
     aws = change(backend, regions=["eu-west-1", "eu-central-1"], families=["g5"])
     assert fetch(aws, "prices", "eu-west-1") != fetch(aws, "prices", "eu-central-1")
     assert {call["region"] for call in cloud.calls("pricing")} == {"us-east-1", "eu-central-1"}
@@ -127,7 +127,7 @@ def test_spot_prices_are_those_of_now_by_zone(aws: AwsBackend, cloud: Cloud) -> 
     assert fetch(aws, "prices")["g5.xlarge"] > prices["g5.xlarge"]["us-east-1a"] > 0
 
 
-def test_quotas_are_vcpus_with_what_is_in_use_spot_apart(aws: AwsBackend, cloud: Cloud) -> None:
+def test_quotas_count_used_vcpus_separately_for_spot_and_on_demand(aws: AwsBackend, cloud: Cloud) -> None:
     cloud.quota(G, 64)
     before = fetch(aws, "quotas")
     assert before[G] == Quota(64, 0)
@@ -144,7 +144,7 @@ def test_quotas_are_vcpus_with_what_is_in_use_spot_apart(aws: AwsBackend, cloud:
     assert cloud.count("ec2", "DescribeInstanceTypes") == asked
 
 
-def test_subnets_are_asked_for_where_they_are_configured(backend: Backend, cloud: Cloud) -> None:
+def test_subnets_are_fetched_only_where_they_are_configured(backend: Backend, cloud: Cloud) -> None:
     assert SourceKey("subnets", REGION) not in AwsBackend(backend).wanted()
     subnet = cloud.client("ec2").describe_subnets()["Subnets"][0]
     aws = change(backend, subnets=subnet["SubnetId"])

@@ -66,7 +66,9 @@ def test_a_job_is_started_seen_and_killed(hosts: Backend, api: JobApi, open_home
     assert hosts.observe(handle) == Presence.GONE
 
 
-def test_a_stop_with_grace_has_the_runner_ask_at_once(hosts: Backend, api: JobApi, open_home: Path) -> None:
+def test_a_stop_with_grace_makes_the_runner_send_its_heartbeat_at_once(
+    hosts: Backend, api: JobApi, open_home: Path
+) -> None:
     handle = hosts.start(launch_spec(api), offer_here(hosts, open_home))
     eventually(lambda: b"up" in api.log)
     api.stop = {"action": "stop", "grace_s": 1, "reason": "terminated_by_user"}

@@ -12,13 +12,13 @@ from tests.support import eventually
 SEEN = Probe(8, 16000, (GpuProbe("GPU-a", 0, "NVIDIA L4", 23034),), "boot")
 
 
-def test_the_last_look_is_at_hand_at_once_and_renewed() -> None:
+def test_the_last_probe_is_available_at_once_and_refreshed() -> None:
     cpus: Iterator[int] = count(1)
     background_probe = BackgroundProbe(lambda: Probe(next(cpus), 1000, (), "boot"), every_s=0.01)
     eventually(lambda: (seen := background_probe.current()) is not None and seen.cpus > 2)
 
 
-def test_a_driver_that_hangs_at_the_first_look_leaves_a_machine_without_gpus() -> None:
+def test_a_driver_that_hangs_at_the_first_probe_yields_a_machine_without_gpus() -> None:
     hangs = threading.Event()
 
     def look() -> Probe:

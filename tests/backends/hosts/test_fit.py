@@ -136,7 +136,7 @@ def test_a_host_at_its_best_takes_whatever_could_ever_fit(box: HostView, wanted:
 
 
 @given(hosts, requirements)
-def test_what_a_job_takes_is_gone_for_the_next(box: HostView, wanted: Requirements) -> None:
+def test_resources_taken_by_a_job_are_unavailable_to_the_next(box: HostView, wanted: Requirements) -> None:
     made = fit(box, wanted)
     if isinstance(made, Miss):
         return
@@ -147,7 +147,7 @@ def test_what_a_job_takes_is_gone_for_the_next(box: HostView, wanted: Requiremen
     assert not {gpu.uuid for gpu in left.gpus if gpu.free} & set(made.gpu_uuids)
 
 
-def test_a_miss_names_what_is_short_with_its_numbers() -> None:
+def test_a_miss_names_the_missing_resources_with_numbers() -> None:
     box = host(gpu(0), gpu(1, held=True), gpu(2, stranger=True), gpu(3, L4), cpus_free=2)
     assert fit(box, needs(cpus=4, gpus=3, gpu_names=("A100",))) == Miss(
         "busy",
@@ -165,7 +165,7 @@ def test_a_miss_names_what_is_short_with_its_numbers() -> None:
     )
 
 
-def test_a_host_that_is_too_small_names_only_what_it_will_never_have() -> None:
+def test_a_host_that_is_too_small_names_only_resources_it_can_never_have() -> None:
     box = host(gpu(0, held=True), cpus_free=0)
     assert fit(box, needs(cpus=2, memory_mib=16001, gpus=1)) == Miss(
         "too_small",
@@ -220,7 +220,7 @@ def test_offers_come_idle_first_and_the_tightest_before_the_roomy() -> None:
     ]
 
 
-def test_an_offer_says_what_the_machine_has_and_what_is_free_of_it() -> None:
+def test_an_offer_shows_total_and_free_resources() -> None:
     box = replace(host(gpu(0), gpu(1, held=True), gpu(2, L4), cpus_free=5), labels={"region": "cellar"})
     (offer,) = host_offers([box], needs(gpus=1, gpu_names=("A100",)), backend="own")
     assert (offer.backend, offer.region, offer.host_id) == ("own", "cellar", 1)

@@ -28,7 +28,7 @@ def test_root_prefers_another_user_even_where_sharing_is_allowed(open_home: Path
 @pytest.mark.parametrize(
     ("job_user", "why"), [("no-such-user-here", "there is no user"), ("root", "is root, which no job may be")]
 )
-def test_root_with_an_unfit_job_user_refuses_jobs_and_says_what_to_set(
+def test_root_with_an_unfit_job_user_refuses_jobs_and_names_the_setting(
     open_home: Path, job_user: str, why: str
 ) -> None:
     made = arrange(open_home, uid=0, job_user=job_user, shared_uid=False)

@@ -88,7 +88,7 @@ def test_a_runner_is_started_does_its_job_and_ends(serve: Callable[..., JobApi])
     eventually(lambda: local.tree_gone(api.job))
 
 
-def test_a_job_runs_as_the_hosts_job_user_who_cannot_read_what_the_runner_keeps(serve: Callable[..., JobApi]) -> None:
+def test_a_job_runs_as_the_hosts_job_user_who_cannot_read_the_runners_files(serve: Callable[..., JobApi]) -> None:
     api = serve('id -un; pwd; ls "$STATE"')
     api.spec["env"] = {"STATE": str(local.state_dir(api.job))}
     folder = launch(api)
@@ -158,7 +158,7 @@ def test_nothing_of_the_servers_environment_reaches_a_runner_or_its_job(
     assert b"the key" not in api.log
 
 
-def test_what_a_runner_keeps_is_closed_to_others(serve: Callable[..., JobApi]) -> None:
+def test_the_state_of_a_runner_is_unreadable_to_other_users(serve: Callable[..., JobApi]) -> None:
     api = serve("true")
     launch(api)
     assert local.state_dir(api.job).stat().st_mode & 0o777 == 0o700
@@ -171,7 +171,7 @@ def test_a_runner_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, se
         launch(api)
 
 
-def test_a_look_at_the_lock_never_passes_for_a_runner() -> None:
+def test_a_shared_lock_is_not_taken_for_a_living_runner() -> None:
     job = uuid4()
     local.state_dir(job).mkdir(parents=True)
     assert not local.runner_alive(job)
@@ -184,7 +184,7 @@ def test_a_look_at_the_lock_never_passes_for_a_runner() -> None:
     assert not local.runner_alive(job)
 
 
-def test_a_nudged_runner_asks_at_once_and_stops_when_told(serve: Callable[..., JobApi]) -> None:
+def test_a_nudged_runner_polls_at_once_and_obeys_a_stop(serve: Callable[..., JobApi]) -> None:
     api = serve("echo up; sleep 60")
     launch(api)
     eventually(lambda: b"up" in api.log)
@@ -221,7 +221,7 @@ def test_a_kill_takes_children_that_ignore_term_or_became_daemons(serve: Callabl
     assert api.exit is None
 
 
-def test_what_a_killed_runner_left_behind_is_seen_and_killed(serve: Callable[..., JobApi]) -> None:
+def test_processes_left_by_a_killed_runner_are_found_and_killed(serve: Callable[..., JobApi]) -> None:
     api = serve(f"{DAEMON}; echo ready; sleep 60")
     folder = launch(api)
     eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
@@ -233,7 +233,7 @@ def test_what_a_killed_runner_left_behind_is_seen_and_killed(serve: Callable[...
     assert not lives(daemon)
 
 
-def test_a_cgroup_finds_what_a_killed_runner_left_without_its_marker(serve: Callable[..., JobApi]) -> None:
+def test_the_cgroup_finds_processes_of_a_killed_runner_that_lack_its_marker(serve: Callable[..., JobApi]) -> None:
     api = serve(f"{NAMELESS}; echo ready; sleep 60")
     folder = launch(api)
     eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
@@ -255,7 +255,7 @@ def test_a_cgroup_finds_what_a_killed_runner_left_without_its_marker(serve: Call
         os.kill(daemon, signal.SIGKILL)
 
 
-def test_a_new_runner_tells_the_end_of_a_job_that_was_killed(serve: Callable[..., JobApi]) -> None:
+def test_a_new_runner_reports_the_end_of_a_killed_job(serve: Callable[..., JobApi]) -> None:
     api = serve("echo before; sleep 60")
     launch(api)
     eventually(lambda: b"before" in api.log)
@@ -323,7 +323,7 @@ def test_files_of_a_job_with_living_processes_stay(serve: Callable[..., JobApi])
     assert not local.state_dir(api.job).exists()
 
 
-def test_old_directories_of_runs_go_once_nobody_needs_them(home: Path) -> None:
+def test_old_directories_of_runs_are_deleted_once_unused(home: Path) -> None:
     runs = home / "runs"
     uids = sorted(str(uuid4()) for _ in range(4))
     for uid in uids:
@@ -361,7 +361,7 @@ def test_the_path_of_jobs_leaves_out_the_servers_own_environment(monkeypatch: py
     assert local.job_path() == "/usr/bin:/bin"
 
 
-def test_the_path_of_jobs_leaves_out_what_their_user_may_not_enter(
+def test_the_path_of_jobs_omits_directories_that_their_user_may_not_enter(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tmp_path.chmod(0o700)

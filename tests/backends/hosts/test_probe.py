@@ -50,7 +50,7 @@ def test_gpus_are_found_with_their_uuid_name_and_memory(nvml: Nvml) -> None:
     }
 
 
-def test_a_process_of_no_job_is_named_as_a_stranger(nvml: Nvml) -> None:
+def test_a_process_without_a_job_is_reported_as_foreign(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[os.getpid()]), FakeGpu("GPU-b"))
     first, second = snapshot(nvml.env())["gpus"]
     user = subprocess.check_output(["id", "-un"], text=True).strip()

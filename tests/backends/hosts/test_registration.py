@@ -36,7 +36,7 @@ def test_a_new_machine_brings_its_capacity_and_its_gpus() -> None:
     ]
 
 
-def test_a_machine_that_comes_back_keeps_its_rows_and_what_people_and_jobs_set_there() -> None:
+def test_a_returning_machine_keeps_its_rows_and_the_settings_of_users_and_jobs() -> None:
     before = come()
     rows = set(Gpu.objects.values_list("pk", "uuid"))
     Host.objects.update(cpus_used=3, memory_used_mib=700, draining=True, setup="module load cuda", labels={"a": "b"})
@@ -63,7 +63,7 @@ def test_a_gpu_moved_to_another_machine_belongs_there() -> None:
     assert Gpu.objects.get(uuid="GPU-b").host == other
 
 
-def test_a_stranger_on_a_gpu_comes_and_goes_with_what_the_machine_sees() -> None:
+def test_a_foreign_process_on_a_gpu_is_stored_while_the_machine_reports_it() -> None:
     stranger = {"pid": 4711, "user": "ana"}
     come(replace(PROBE, gpus=(replace(GPUS[0], stranger=stranger), GPUS[1])))
     first, second = host_views()[0].gpus
@@ -73,12 +73,12 @@ def test_a_stranger_on_a_gpu_comes_and_goes_with_what_the_machine_sees() -> None
     assert all(gpu.free for gpu in host_views()[0].gpus)
 
 
-def test_all_that_is_wrong_on_a_machine_stands_in_one_text() -> None:
+def test_all_problems_of_a_machine_are_joined_in_one_text() -> None:
     host = come(replace(PROBE, error="GPU 3: lost"), replace(ARRANGEMENT, error="no user"))
     assert host.error == "no user; GPU 3: lost"
 
 
-def test_heartbeats_are_counted_and_a_removed_host_is_told_to_register_again() -> None:
+def test_heartbeats_are_stored_and_a_removed_host_must_register_again() -> None:
     host = come()
     assert heartbeat(host)
     assert heartbeat(host)
@@ -96,7 +96,7 @@ def test_a_machine_that_comes_back_is_online_at_once() -> None:
     assert is_online(come())
 
 
-def test_a_machine_that_shrank_below_what_its_jobs_hold_has_nothing_free_and_never_less() -> None:
+def test_a_machine_that_shrank_below_its_claims_has_nothing_free() -> None:
     come()
     Host.objects.update(cpus_used=6, memory_used_mib=12000)
     come(replace(PROBE, cpus=4, memory_mib=8000))
@@ -104,7 +104,7 @@ def test_a_machine_that_shrank_below_what_its_jobs_hold_has_nothing_free_and_nev
     assert (view.cpus, view.cpus_free, view.memory_free_mib) == (4, 0, 0)
 
 
-def test_what_is_held_never_falls_below_zero() -> None:
+def test_claimed_amounts_never_fall_below_zero() -> None:
     come()
     with pytest.raises(IntegrityError), transaction.atomic():
         Host.objects.update(cpus_used=-1)
