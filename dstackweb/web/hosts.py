@@ -24,7 +24,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler import host_actions
 from dstackweb.scheduler.selectors import HostSummary, ReservedCapacity, list_hosts
-from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url
+from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url, yes_or_no
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import events, statuses, units
 
@@ -206,12 +206,12 @@ def _check_is_admin(request: PageRequest) -> None:
 @project_page()
 @require_POST
 def drain(request: PageRequest, host: str) -> HttpResponse:
-    """Drain a host, or (`on=no`) undrain it, which also cancels its removal.
+    """Drain a host (`on=yes`), or undrain it (`on=no`), which also cancels its removal.
 
     Goes back to the list or, with `back=host`, to the host's page.
     """
     _check_is_admin(request)
-    found, on = inventory.find(host), request.POST.get("on") != "no"
+    found, on = inventory.find(host), yes_or_no(request, "on")
     inventory.set_draining(found, request.user, on)
     text = _("%s is draining: it gets no new jobs, running jobs continue.") if on else _("%s accepts jobs again.")
     to = _page_of(request, found) if request.POST.get("back") == "host" else None

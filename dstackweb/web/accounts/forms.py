@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from django import forms
 from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from dstackweb.accounts.fields import SecretField
@@ -31,6 +33,27 @@ class Styled(forms.Form):
         if field in self.fields:
             widget = self.fields[field].widget
             widget.attrs["class"] = f"{widget.attrs['class'].removesuffix(' is-invalid')} is-invalid"
+
+
+class SettingsForm(Styled):
+    """Settings that are saved together: where a field is missing nothing is changed, which an empty one may mean."""
+
+    def clean(self) -> None:
+        for name, field in self.fields.items():
+            if field.widget.value_omitted_from_data(self.data, self.files, self.add_prefix(name)):
+                self.add_error(name, _("The form lacks this field. Nothing was changed: reload the page."))
+
+
+class Switch(forms.CheckboxInput):
+    """A checkbox that also sends when it is off. Browsers leave such a one out, as a form that lacks it would."""
+
+    def render(self, name: str, *args: Any, **kwargs: Any) -> SafeString:
+        return format_html(
+            '<input type="hidden" name="{}" value="false">{}', name, super().render(name, *args, **kwargs)
+        )
+
+    def value_omitted_from_data(self, data: Any, files: Any, name: str) -> bool:
+        return name not in data
 
 
 class SignInForm(Styled, AuthenticationForm):

@@ -20,11 +20,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import patch_cache_control, patch_vary_headers
+from django.utils.translation import gettext as _
 from django_htmx.middleware import HtmxDetails
 
 from dstackweb.accounts.access import allows, project_for
 from dstackweb.accounts.models import Project, Role, User
-from dstackweb.lib.errors import DomainError, NotFound
+from dstackweb.lib.errors import DomainError, Invalid, NotFound
 
 P = ParamSpec("P")
 
@@ -188,6 +189,15 @@ def queue_url(project: Project, name: str) -> str:
 def public_url(request: HttpRequest) -> str:
     """The server's address for people and other machines, without a slash at its end."""
     return settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
+
+
+def yes_or_no(request: HttpRequest, name: str) -> bool:
+    """A field of a form. Raises Invalid where it is missing or anything else: then nothing may change."""
+    given = request.POST.get(name)
+    if given not in ("yes", "no"):
+        msg = _("the form lacks “%s” (yes or no), so nothing was changed: reload the page and try again") % name
+        raise Invalid.at(name, msg=msg)
+    return given == "yes"
 
 
 def whole_number(text: str | None, least: int = 0) -> int:

@@ -23,7 +23,7 @@ from dstackweb.profiles import services as profiles
 from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.spec.units import format_duration
 from dstackweb.web.accounts.forms import Styled, attempt
-from dstackweb.web.common.pages import PageRequest, done, project_page
+from dstackweb.web.common.pages import PageRequest, done, project_page, yes_or_no
 from dstackweb.wording import policy as policy_words
 
 FALLBACK = {"min_gpu_utilization": 10, "time_window": "30m", "scope": "any", "warmup": "0s"}
@@ -90,8 +90,7 @@ def utilization_page(request: PageRequest) -> HttpResponse:
 @project_page()
 def observe(request: PageRequest) -> HttpResponse:
     """Have policies only report what they would stop, or be enforced again."""
-    observe_only = request.POST.get("observe_only") == "yes"
-    policies = set_observe_only(request.project, request.role, observe_only)
+    policies = set_observe_only(request.project, request.role, yes_or_no(request, "observe_only"))
     if policies.observe_only:
         text = _("Policies are now observe only: violations are reported, no runs are stopped")
     else:

@@ -16,8 +16,8 @@ from dstackweb.runs import services
 from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
 from dstackweb.scheduler.passes.loading import queue_usage
-from dstackweb.web.accounts.forms import Styled, attempt
-from dstackweb.web.common.pages import PageRequest, done, notice, project_page, queue_url
+from dstackweb.web.accounts.forms import SettingsForm, Styled, Switch, attempt
+from dstackweb.web.common.pages import PageRequest, done, notice, project_page, queue_url, yes_or_no
 from dstackweb.web.queue.views import fragment, usage
 from dstackweb.wording import queue as queue_words
 
@@ -32,7 +32,7 @@ def _limit(label: Any, help_text: Any = "") -> forms.IntegerField:
     )
 
 
-class QueueForm(Styled):
+class QueueForm(SettingsForm):
     """The settings that managers edit. An empty limit means none, empty ageing strict priority."""
 
     ageing_minutes = forms.IntegerField(
@@ -44,9 +44,11 @@ class QueueForm(Styled):
         widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("strict"), "inputmode": "numeric"}),
     )
     draining = forms.BooleanField(
-        label=gettext_lazy("Drain: reject new submissions; waiting runs still start"), required=False
+        label=gettext_lazy("Drain: reject new submissions; waiting runs still start"), required=False, widget=Switch
     )
-    paused = forms.BooleanField(label=gettext_lazy("Pause: no runs start; running runs continue"), required=False)
+    paused = forms.BooleanField(
+        label=gettext_lazy("Pause: no runs start; running runs continue"), required=False, widget=Switch
+    )
     max_running = _limit(gettext_lazy("Max running runs"))
     max_gpus = _limit(gettext_lazy("Max GPUs in use"))
     max_running_per_user = _limit(gettext_lazy("Max running runs per member"))
@@ -81,7 +83,7 @@ def settings_page(request: PageRequest, queue: str) -> HttpResponse:
         minutes = form.cleaned_data.get("ageing_minutes")
         sentence = "" if "ageing_minutes" in form.errors else queue_words.ageing(minutes)
         return HttpResponse(sentence, content_type="text/plain; charset=utf-8")
-    form = _settings_form(found, request.POST or None)
+    form = _settings_form(found, request.POST if request.method == "POST" else None)
     if request.method == "POST":
         saved = attempt(form, lambda: queues.change_queue(found, request.user, request.role, **form.cleaned_data))
         if saved is not None:
@@ -130,7 +132,7 @@ def new_queue(request: PageRequest) -> HttpResponse:
 @project_page()
 def set_paused(request: PageRequest, queue: str) -> HttpResponse:
     """Pause or resume a queue, from its own page."""
-    paused = request.POST.get("paused") == "yes"
+    paused = yes_or_no(request, "paused")
     found = queues.change_queue(services.find_queue(request.project, queue), request.user, request.role, paused=paused)
     text = _("Queue %s paused; running runs continue") if found.paused else _("Queue %s resumed")
     return notice(fragment(request, found), text % found.name)

@@ -248,7 +248,7 @@ def test_a_host_is_drained_on_its_page_and_stays_there(project: Project, as_user
     make_host("box-1")
     root = as_user(make_user("root", is_superuser=True, is_staff=True))
     assert 'name="back" value="host"' in page(root, "hosts/box-1/")
-    answer = root.post("/p/main/hosts/box-1/drain/", {"back": "host"})
+    answer = root.post("/p/main/hosts/box-1/drain/", {"back": "host", "on": "yes"})
     assert answer["Location"] == "/p/main/hosts/box-1/"
     assert "draining: no new jobs" in page(root, "hosts/box-1/")
 

@@ -48,7 +48,7 @@ def test_only_admins_of_the_deployment_look_after_hosts(
 
 def test_a_host_is_drained_and_takes_jobs_again(root: Client) -> None:
     host = make_host("box-1")
-    assert root.post("/p/main/hosts/box-1/drain/").status_code == 302
+    assert root.post("/p/main/hosts/box-1/drain/", {"on": "yes"}).status_code == 302
     assert "draining: no new jobs" in page(root)
     root.post("/p/main/hosts/box-1/drain/", {"on": "no"})
     host.refresh_from_db()

@@ -19,6 +19,7 @@ URL = "/p/main/queues/default/settings/"
 FILLED = {
     "ageing_minutes": "60",
     "draining": "on",
+    "paused": "false",
     "max_running": "3",
     "max_gpus": "",
     "max_running_per_user": "1",
@@ -43,6 +44,25 @@ def test_a_manager_saves_settings_and_the_page_tells_who_did(
     strict = client.post(URL, FILLED | {"ageing_minutes": ""})
     assert strict.status_code == 302
     assert Queue.objects.get(project=project).ageing_minutes is None
+
+
+@pytest.mark.parametrize("missing", FILLED)
+def test_a_form_that_lacks_a_field_changes_nothing(project: Project, mia: User, as_user: SignIn, missing: str) -> None:
+    client = as_user(mia)
+    client.post(URL, FILLED | {"paused": "on", "max_gpus": "7"})
+    before = Queue.objects.values().get(project=project)
+    answer = client.post(URL, {name: "" for name in FILLED if name != missing})
+    assert answer.status_code == 422
+    assert "The form lacks this field." in str(answer.context["form"].errors[missing])
+    assert Queue.objects.values().get(project=project) == before
+
+
+def test_a_switch_on_the_page_is_sent_whether_it_is_on_or_off(project: Project, mia: User, as_user: SignIn) -> None:
+    client = as_user(mia)
+    client.post(URL, FILLED | {"paused": ["false", "on"]})
+    assert Queue.objects.get(project=project).paused
+    page = client.get(URL).content.decode()
+    assert page.index('type="hidden" name="paused" value="false"') < page.index('type="checkbox" name="paused"')
 
 
 def test_members_read_the_settings_and_cannot_save_them(project: Project, ann: User, as_user: SignIn) -> None:
