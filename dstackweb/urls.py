@@ -7,7 +7,10 @@ from django.urls import include, path
 
 admin.site.site_header = admin.site.site_title = "dstackweb administration"
 
-handler500 = "dstackweb.web.common.views.server_error"
+handler400 = "dstackweb.web.common.errors.bad_request"
+handler403 = "dstackweb.web.common.errors.denied"
+handler404 = "dstackweb.web.common.errors.not_found"
+handler500 = "dstackweb.web.common.errors.server_error"
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("dstackweb.api.urls")),

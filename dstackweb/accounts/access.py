@@ -56,9 +56,14 @@ def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEW
     role = project and (str(Role.ADMIN) if user.is_superuser else project.role_there)
     if not role:
         raise NotFound(f"There is no project {name}, or you are not a member of it.")
+    need_role(role, name, at_least)
+    return project, role
+
+
+def need_role(role: str, name: str, at_least: str) -> None:
+    """Raises Forbidden if the user's role in the project `name` is below `at_least`."""
     if not allows(role, at_least):
         raise Forbidden(f"Your role in {name} is {role}; this needs the role {at_least}.")
-    return project, role
 
 
 def may_change(role: str, owner_id: int, user: User) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
 from django.db import DataError, InterfaceError, OperationalError
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from ninja import HeaderEx, NinjaAPI, P, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
-from dstackweb.accounts.access import project_for
+from dstackweb.accounts.access import need_role, project_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import authenticate_token
 from dstackweb.lib.errors import DomainError, Forbidden, TooMany
@@ -26,7 +28,19 @@ class Token(HttpBearer):
     """`Authorization: Bearer <API token>`."""
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:
-        return authenticate_token(token)
+        return sign_in(request, token)
+
+
+def sign_in(request: HttpRequest, token: str) -> User | None:
+    """The user of an API token, let into the project of the address.
+
+    Here, before anything else of the request is looked at: strangers get a 404, whatever they send.
+    """
+    user = authenticate_token(token)
+    match = request.resolver_match
+    if user is not None and match is not None and "project" in match.kwargs:
+        vars(request)["entered"] = project_for(user, match.kwargs["project"])
+    return user
 
 
 api = NinjaAPI(
@@ -34,7 +48,7 @@ api = NinjaAPI(
     version="1.0",
     description=(
         'Runs, queues and hosts of a team that shares GPUs. Errors are `{"detail": …}`. Any request may get a 429 '
-        "(too many requests, see `Retry-After`) or a 503 (the database is not responding)."
+        "(too many requests, see `Retry-After`), a 413 (too large) or a 503 (the database is not responding)."
     ),
     urls_namespace="api",
     docs_url=None,
@@ -83,6 +97,18 @@ def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 def on_unstorable(request: HttpRequest, error: Exception) -> HttpResponse:
     """A value that no row can store: PostgreSQL refuses NUL, and no database takes unpaired surrogates."""
     return api.create_response(request, {"detail": "the request has a value that can't be stored"}, status=422)
+
+
+@api.exception_handler(RequestDataTooBig)
+def on_too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
+    detail = f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB"
+    return api.create_response(request, {"detail": detail}, status=413)
+
+
+@api.exception_handler(UnreadablePostError)
+def on_cut_off(request: HttpRequest, error: UnreadablePostError) -> HttpResponse:
+    """The client is gone."""
+    return api.create_response(request, {"detail": "the body ended early"}, status=422)
 
 
 @api.exception_handler(OperationalError)
@@ -156,8 +182,13 @@ def ready(request: HttpRequest, answer: dict[str, Any]) -> HttpResponse:
 
 
 def project_of(request: HttpRequest, name: str, at_least: str = "viewer") -> tuple[Project, str]:
-    """The project and the caller's role in it. Raises NotFound to non-members, Forbidden if the role is too low."""
-    return project_for(caller(request), name, at_least)
+    """The project of the address and the caller's role in it. Raises Forbidden if the role is too low.
+
+    Strangers don't come here: `sign_in` has refused them.
+    """
+    project, role = cast(tuple[Project, str], vars(request)["entered"])
+    need_role(role, name, at_least)
+    return project, role
 
 
 def run_of(request: HttpRequest, project: str, name: str, at_least: str = "viewer") -> tuple[Run, str]:

@@ -16,16 +16,14 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
-from django.http import HttpRequest, HttpResponse, UnreadablePostError
+from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Router, Schema
 from ninja.security import HttpBearer
 from pydantic import TypeAdapter
 
 from dstackweb.accounts.models import User
-from dstackweb.accounts.services import authenticate_token
-from dstackweb.api.app import auth_of, refusals, run_of
-from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, TooLarge, TooMany
+from dstackweb.api.app import auth_of, refusals, run_of, sign_in
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
 from dstackweb.lib.models import room
 from dstackweb.progress import reports
 from dstackweb.progress.reports import ENTRIES_MAX, Batch, EntryList, ParsedRequest, Receipt, parse_request
@@ -169,7 +167,7 @@ class TasksToken(HttpBearer):
     """The token of a job's commands (`DSTACKWEB_TASKS_TOKEN`), or an API token."""
 
     def authenticate(self, request: HttpRequest, token: str) -> UUID | User | None:
-        return job_of_tasks_token(token) or authenticate_token(token)
+        return job_of_tasks_token(token) or sign_in(request, token)
 
 
 @router.post(
@@ -197,11 +195,11 @@ def report(request: HttpRequest, project: Path[str], name: str) -> TasksOut:
 def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> TasksOut:
     """Count the tasks that a request reports for an attempt (None: the one in the request, else the current one).
 
-    `reporter` is the default name of the reporter. Raises TooLarge, TooMany, Invalid and Conflict.
+    `reporter` is the default name of the reporter. Raises TooMany, Invalid and Conflict.
     """
     with gate.enter(run.pk):
         now_us = time.time_ns() // 1000
-        raw = _body(request)
+        raw = request.body
         gate.spend(run.pk, len(raw), now_us)
         parsed = parse_request(_json(raw), reporter, now_us)
         gate.owe(run.pk, parsed.entries)
@@ -225,15 +223,6 @@ def _job(job_id: UUID, name: str) -> Job:
     if name not in (str(job.run.uid), job.run.name):
         raise Forbidden("this token is for another run")
     return job
-
-
-def _body(request: HttpRequest) -> bytes:
-    try:
-        return request.body
-    except RequestDataTooBig:
-        raise TooLarge(f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB") from None
-    except UnreadablePostError:  # the client is gone
-        raise Invalid("the body ended early") from None
 
 
 def _json(raw: bytes) -> object:

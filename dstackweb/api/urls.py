@@ -48,10 +48,6 @@ for prefix, routers in {
         api.add_router(prefix, router)
 
 
-def not_found(request: HttpRequest, rest: str) -> JsonResponse:
-    return JsonResponse({"detail": f"/api/v1/{rest} does not exist; see /api/v1/openapi.json"}, status=404)
-
-
 def _in_form(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     """The view with its 405 in the API's form."""
 
@@ -76,7 +72,6 @@ def _api_urls() -> tuple[list[URLResolver | URLPattern], str, str]:
 
 urlpatterns = [
     path("api/v1/", _api_urls()),
-    path("api/v1/<path:rest>", not_found),
     path("healthz", monitoring.healthz),
     path("readyz", monitoring.readyz),
     path("metrics", monitoring.metrics),

@@ -136,7 +136,9 @@ def poll(known: KnownHost, report: HostReport) -> dict[str, Any]:
     }
     if report.is_empty and not known.busy:
         return answer | {"active": [], "again_s": IDLE_POLL_S}
-    host = Host.joined.get(pk=known.id)
+    host = Host.joined.filter(pk=known.id).first()
+    if host is None:  # since it was last read
+        return {"removed": True}
     _store_samples(host, report.samples)
     _note_probe(host, report.probe)
     if host.held_back_at is not None:

@@ -103,7 +103,7 @@ def _message(item: ErrorDetails, path: Path, cause: object, model: type[Keys], s
     name, value = dotted(path), source.at(path)
     if item["type"] == "extra_forbidden":
         return _unknown_key(path, model)
-    if path == ("type",) and value in REFUSED_TYPES:
+    if path == ("type",) and isinstance(value, str) and value in REFUSED_TYPES:
         return f"`type: {value}` is not supported: {REFUSED_TYPES[value]}"
     found = _field(model, path)
     expects = expected(found) if found else _KINDS.get(item["type"]) or item.get("ctx", {}).get("expected", "")

@@ -207,6 +207,16 @@ def test_samples_are_stored_at_their_age_for_the_hosts_own_gpus(project: Project
     assert HostSampling.objects.get().took_ms == 2.5
 
 
+def test_a_host_that_was_removed_since_it_was_last_read_is_let_go(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = agent()
+    far.poll()
+    monkeypatch.setattr(host_agents, "REFRESH_S", 3600.0)
+    Host.objects.update(left_at=timezone.now(), draining=True, leaving=True)
+    assert far.poll(samples=[{"age_s": 1, "gpus": []}]) == {"removed": True}
+
+
 def test_removed_and_revoked_hosts_are_refused(project: Project) -> None:
     root = make_user("root", is_superuser=True)
     far, other = agent("far"), agent("other")

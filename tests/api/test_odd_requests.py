@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.conf import LazySettings
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import files, rows
@@ -93,6 +94,22 @@ def test_an_internal_error_is_answered_in_the_apis_form_and_logged(
     answer = api("GET", "projects/main/queues/default")
     assert (answer.status_code, "Internal server error" in answer.json()["detail"]) == (500, True)
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "path", ["projects/main/runs", "projects/main/runs/hello/tasks", "runner/jobs/{}/logs?offset=0"]
+)
+def test_a_body_that_is_too_large_is_refused(
+    api: Api, project: Project, member: User, settings: LazySettings, path: str
+) -> None:
+    make_host()
+    run = make_run(project, member, "hello")
+    place_all()
+    job = start(placed_job(run))
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 4 << 20
+    own = {"Authorization": f"Bearer {job_token(job.pk)}", "X-Nonce": "nonce"} if path.startswith("runner") else {}
+    answer = api("POST", path.format(job.pk), {"config": "x" * (4 << 20)}, **own)
+    assert (answer.status_code, answer.json()) == (413, {"detail": "a request can have at most 4 MiB"})
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,12 @@
-"""The start page, the icon, the page for server errors, and the compression of pages."""
+"""The start page, the icon, and the compression of pages."""
 
 from __future__ import annotations
 
-import sys
-
 from django.contrib.auth.decorators import login_required
-from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 from django.shortcuts import redirect, render
-from django.template.loader import render_to_string
 from django.templatetags.static import static
 
 from dstackweb.accounts.access import visible_projects
@@ -28,15 +24,6 @@ def home(request: HttpRequest) -> HttpResponse:
 def favicon(request: HttpRequest) -> HttpResponse:
     """The icon for pages that name none, such as the admin's."""
     return redirect(static("favicon.svg"), permanent=False)
-
-
-def server_error(request: HttpRequest) -> HttpResponse:
-    """500; 503 where the database did not answer, which is usually over soon."""
-    away = isinstance(sys.exc_info()[1], OperationalError | InterfaceError)
-    response = HttpResponse(render_to_string("500.html", {"away": away}), status=503 if away else 500)
-    if away:
-        response["Retry-After"] = "5"
-    return response
 
 
 class CompressedPages(GZipMiddleware):

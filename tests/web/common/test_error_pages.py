@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from django.conf import LazySettings
 from django.db import InterfaceError, OperationalError
 from django.test import Client
 
@@ -39,3 +40,20 @@ def test_a_page_says_whether_the_database_is_away_or_the_server_is_wrong(
     assert page.status_code == status
     assert told in page.content.decode()
     assert page.headers.get("Retry-After") == ("5" if status == 503 else None)
+
+
+@pytest.mark.parametrize("path", ["/login/", "/p/main/queues/default/change/"])
+def test_a_form_that_is_too_large_is_refused_on_a_page(
+    ann: User, as_user: Callable[[User], Client], settings: LazySettings, path: str
+) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
+    page = (as_user(ann) if "/p/" in path else Client()).post(path, {"username": "x" * 2000})
+    assert page.status_code == 413
+    assert "Nothing was changed" in page.content.decode()
+
+
+def test_a_host_that_is_not_ours_is_refused_as_its_client_reads_it(db: None) -> None:
+    client = Client(headers={"Host": "evil.example"})
+    page, answer = client.get("/login/"), client.get("/api/v1/projects")
+    assert (page.status_code, page["Content-Type"].partition(";")[0]) == (400, "text/html")
+    assert (answer.status_code, answer.json()) == (400, {"detail": "the request can't be read"})

@@ -1,0 +1,56 @@
+"""Django's handlers of errors: a page for people; JSON below /api/, as the API's own errors."""
+
+from __future__ import annotations
+
+import sys
+
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.template.loader import render_to_string
+from django.views import defaults
+
+API = "/api/"
+AWAY = "The database is not responding. Your change was made completely or not at all: check, then try again."
+FAILED = "Internal server error; details are in the server's log."
+
+
+def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    """400; 413 for a body that is too large."""
+    is_too_large = isinstance(exception, RequestDataTooBig)
+    status = 413 if is_too_large else 400
+    if request.path.startswith(API):
+        limit = f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB"
+        return _json(status, limit if is_too_large else "the request can't be read")
+    return render(request, "413.html" if is_too_large else "400.html", status=status)
+
+
+def denied(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if request.path.startswith(API):
+        return _json(403, "not allowed")
+    return defaults.permission_denied(request, exception)
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if request.path.startswith(API):
+        return _json(404, f"{request.path} does not exist; see /api/v1/openapi.json")
+    return defaults.page_not_found(request, exception)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """500; 503 where the database did not answer, which is usually over soon."""
+    away = isinstance(sys.exc_info()[1], OperationalError | InterfaceError)
+    status = 503 if away else 500
+    if request.path.startswith(API):
+        response: HttpResponse = _json(status, AWAY if away else FAILED)
+    else:
+        response = HttpResponse(render_to_string("500.html", {"away": away}), status=status)
+    if away:
+        response["Retry-After"] = "5"
+    return response
+
+
+def _json(status: int, detail: str) -> JsonResponse:
+    return JsonResponse({"detail": detail}, status=status)
