@@ -40,7 +40,15 @@ def test_no_form_without_its_field_changes_a_setting(project: Project, mia: User
     make_host("box-1", draining=True)
     set_observe_only(project, "admin", True)
     Queue.objects.update(paused=True, draining=True, max_gpus=3)
-    names = {"project": "main", "queue": "default", "run": "none", "host": "box-1", "name": "none", "uuid": "none"}
+    names = {
+        "project": "main",
+        "queue": "default",
+        "run": "none",
+        "host": "box-1",
+        "form": "csv",
+        "name": "none",
+        "uuid": "none",
+    }
     client, before, asked = as_user(root), settings_of_all(), []
     for template in pages(get_resolver().url_patterns):
         address = template.replace("<int:user_id>", str(mia.pk))
