@@ -44,9 +44,9 @@ KINDS = {
 }  # fmt: skip
 
 
-def delay_s(every_s: float, failures: int) -> float:
-    """How long a page waits after so many failures in a row (static/js/polling.js)."""
-    return min(every_s * 2.0**failures, SLOWEST_S)
+def delay_s(every_s: float, failures: int, took_s: float = 0.0) -> float:
+    """How long a page waits after so many failures in a row, or an answer that took so long (static/js/polling.js)."""
+    return min(max(every_s * 2.0**failures, 4 * took_s), SLOWEST_S)
 
 
 @dataclass
@@ -123,9 +123,10 @@ class Load:
         await asyncio.sleep(random.uniform(0, PAGE_S))
         while time.monotonic() < self.ends:
             headers = {"Cookie": self.cookie, "HX-Request": "true"} | ({"HX-PTag": shows} if shows else {})
+            began = time.monotonic()
             found = await self.timed("poll of a queue page", connection, "GET", "/p/main/queue/", headers)
             shows, failures = found.get("hx-ptag", shows), 0 if found else failures + 1
-            await asyncio.sleep(delay_s(PAGE_S, failures))
+            await asyncio.sleep(delay_s(PAGE_S, failures, time.monotonic() - began))
         connection.close()
 
     async def tail(self, run: str) -> None:

@@ -7,6 +7,7 @@ import { word } from "./words.js";
 const LOOK_MS = 200;
 const SLOWEST_MS = 15000;
 const GIVEN_UP_MS = 30000;
+const PATIENCE = 4; // pauses are so many times as long as the answer took: many open pages leave a busy server room
 const polls = new WeakMap(); // element → {dueAt, askedAt, busy}
 const held = new Set();
 let failures = 0;
@@ -14,7 +15,9 @@ let failures = 0;
 /** What still changes: a fragment that holds [data-poll-over] has come to its end. */
 const going = () => [...document.querySelectorAll("[data-poll]")].filter((e) => !e.querySelector("[data-poll-over]"));
 
-export const delayMs = (seconds) => Math.min(seconds * 1000 * 2 ** failures, Math.max(SLOWEST_MS, seconds * 1000));
+/** The wait for the next request: longer after failures, and after an answer that took `tookMs` of a busy server. */
+export const delayMs = (seconds, tookMs = 0) =>
+  Math.min(Math.max(seconds * 1000 * 2 ** failures, PATIENCE * tookMs), Math.max(SLOWEST_MS, seconds * 1000));
 
 function say(state, text, aloud = "") {
   if (document.hidden && state !== "paused") return; // an answer that was still on its way
@@ -94,7 +97,8 @@ function settled(element, ok) {
   }
   poll.busy = false;
   report(ok);
-  poll.dueAt = performance.now() + delayMs(Number(element.dataset.poll));
+  const now = performance.now();
+  poll.dueAt = now + delayMs(Number(element.dataset.poll), now - poll.askedAt);
 }
 
 // What was on its way when the hold began is dropped before the page remembers its version: it is requested again.
