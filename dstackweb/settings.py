@@ -326,6 +326,13 @@ _suffix = "" if _https else f"_{DSTACKWEB_PORT}"
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"dstackweb_session{_suffix}", f"dstackweb_csrf{_suffix}"
 SESSION_ENGINE = "django.contrib.sessions.backends.db"  # not in Redis: its keys are session cookies
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else None
+# Pages are redirected to the public URL. Programs are not: they would have sent their token already, and probes and
+# runners on this machine may use plain HTTP on loopback.
+SECURE_SSL_REDIRECT, SECURE_SSL_HOST = _https, urlsplit(DSTACKWEB_PUBLIC_URL).netloc
+SECURE_REDIRECT_EXEMPT = [r"^api/", r"^healthz$", r"^readyz$", r"^metrics$"]
+SECURE_HSTS_SECONDS = 365 * 24 * 3600 if _https else 0
+# Whether its other subdomains and browsers' preload lists take part is for the owner of the domain to say.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 CONTENT_SECURITY_POLICY = {

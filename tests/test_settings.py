@@ -221,3 +221,40 @@ def test_pages_and_admin_allow_no_inline_code(client: Client) -> None:
         assert not re.search(r"<style|<script(?![^>]*\ssrc=)(?![^>]*application/json)|\son\w+=|\sstyle=", body)
         assert response.headers["X-Content-Type-Options"] == "nosniff"
         assert response.headers["X-Frame-Options"] == "DENY"
+
+
+ASK = """
+import sys
+from django.test import RequestFactory
+from dstackweb.wsgi import application
+
+for path in sys.argv[1:]:
+    for scheme in ("http", "https"):
+        environ = RequestFactory(headers={"Host": "127.0.0.1:8000", "X-Forwarded-Proto": scheme}).get(path).environ
+        said = []
+        application(environ, lambda status, headers: said.extend([status, dict(headers)]))
+        print(path, scheme, said[0][:3], said[1].get("Location"), said[1].get("Strict-Transport-Security"))
+"""
+
+
+@pytest.mark.slow
+def test_with_https_browsers_use_nothing_else_and_programs_on_the_machine_are_still_answered(tmp_path: Path) -> None:
+    public = {"DSTACKWEB_PUBLIC_URL": "https://gpus.example.org:8443"}
+    checked = start(tmp_path, "manage.py", "check", "--deploy", "--fail-level", "WARNING", **public)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "no issues" in checked.stdout
+    done = start(tmp_path, "-c", ASK, "/p/main/queue/?a=1", "/healthz", "/api/v1/projects", **public)
+    assert done.stdout.splitlines() == [
+        "/p/main/queue/?a=1 http 301 https://gpus.example.org:8443/p/main/queue/?a=1 None",
+        "/p/main/queue/?a=1 https 302 /login/?next=/p/main/queue/%3Fa%3D1 max-age=31536000",
+        "/healthz http 200 None None",
+        "/healthz https 200 None max-age=31536000",
+        "/api/v1/projects http 401 None None",
+        "/api/v1/projects https 401 None max-age=31536000",
+    ], done.stderr
+
+
+def test_without_https_nothing_is_redirected(tmp_path: Path) -> None:
+    names = ("SECURE_SSL_REDIRECT", "SECURE_HSTS_SECONDS", "SESSION_COOKIE_SECURE", "SECURE_PROXY_SSL_HEADER")
+    for public in ("", "http://gpus.example.org"):
+        assert list(settings(tmp_path, *names, DSTACKWEB_PUBLIC_URL=public).values()) == [False, 0, False, None]
