@@ -34,7 +34,7 @@ def test_they_are_accessible_in_both_themes_and_widths(
     check_pages(page, {name: f"{live_server.url}/p/main/{path}" for name, path in PAGES.items()}, tmp_path)
 
 
-def test_the_map_follows_what_gpus_do(live_server, new_page: Callable[..., Page]) -> None:
+def test_the_map_updates_with_new_samples(live_server, new_page: Callable[..., Page]) -> None:
     gpu_demo.build()
     page = new_page()
     sign_in(page, live_server.url, "mia")
@@ -50,7 +50,7 @@ def test_the_map_follows_what_gpus_do(live_server, new_page: Callable[..., Page]
     page.wait_for_url("**/gpus/GPU-box-1-3/")
 
 
-def test_a_gpus_chart_tells_each_moment_to_the_keyboard(live_server, new_page: Callable[..., Page]) -> None:
+def test_a_gpus_chart_is_readable_by_keyboard(live_server, new_page: Callable[..., Page]) -> None:
     gpu_demo.build()
     page = new_page()
     sign_in(page, live_server.url, "mia")

@@ -71,7 +71,7 @@ def test_both_charts_are_drawn_in_the_colours_of_each_band_in_both_themes(page: 
         assert bands[2] in drawn["length"]
 
 
-def test_pointing_at_a_chart_tells_the_numbers_of_that_moment_in_both(page: Page) -> None:
+def test_hovering_over_one_chart_shows_that_times_values_in_both(page: Page) -> None:
     chart = page.locator('[data-chart="wait"]')
     today = page.locator('[data-at="wait"]').inner_text()
     chart.hover(position={"x": 400, "y": 100})
@@ -83,7 +83,7 @@ def test_pointing_at_a_chart_tells_the_numbers_of_that_moment_in_both(page: Page
     assert re.search(r"\d+ waiting, max \d+", readout(page, "length")[1])
 
 
-def test_the_keyboard_walks_through_time_and_says_what_it_finds(page: Page) -> None:
+def test_arrow_keys_step_through_time_and_announce_the_values(page: Page) -> None:
     chart = page.locator('[data-chart="wait"]')
     chart.focus()
     last = int(chart.get_attribute("aria-valuemax") or 0)
@@ -100,7 +100,7 @@ def test_the_keyboard_walks_through_time_and_says_what_it_finds(page: Page) -> N
     expect(chart).to_have_attribute("aria-valuenow", str(last))
 
 
-def test_a_band_that_is_switched_off_is_in_neither_chart_nor_told(page: Page) -> None:
+def test_a_hidden_band_is_not_drawn_or_announced(page: Page) -> None:
     button = page.get_by_role("button", name="Priority 50–74")
     button.click()
     expect(button).to_have_attribute("aria-pressed", "false")
@@ -113,7 +113,7 @@ def test_a_band_that_is_switched_off_is_in_neither_chart_nor_told(page: Page) ->
     assert len(readout(page, "length")) == 4
 
 
-def test_a_poll_brings_new_numbers_and_keeps_what_the_reader_chose(page: Page) -> None:
+def test_a_poll_updates_the_values_and_keeps_the_users_selection(page: Page) -> None:
     page.get_by_role("button", name="Priority 0–24").click()
     chart = page.locator('[data-chart="wait"]')
     chart.focus()
@@ -128,7 +128,7 @@ def test_a_poll_brings_new_numbers_and_keeps_what_the_reader_chose(page: Page) -
     assert len(readout(page, "wait")) == 3
 
 
-def test_the_first_visit_is_told_in_utc_and_at_once_again_in_the_readers_zone(
+def test_the_first_visit_is_rendered_in_utc_and_reloaded_in_the_browsers_zone(
     live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     demo.build()

@@ -49,7 +49,7 @@ def names(page: Page) -> list[str]:
     return page.locator(".dw-queue .q-run a").all_text_contents()
 
 
-def test_the_queue_shows_what_others_do_and_keeps_what_is_being_typed(page: Page, project: Project, mia: User) -> None:
+def test_the_queue_shows_changes_of_others_and_keeps_typed_input(page: Page, project: Project, mia: User) -> None:
     first, second = make_run(project, mia, "first"), make_run(project, mia, "second")
     page.goto(page.url)
     typed = page.get_by_role("spinbutton", name="Priority of first", exact=True)
@@ -80,7 +80,7 @@ def test_a_stale_edit_says_what_changed_and_shows_the_list_as_it_is(
     complaints.remove_failed_loads()
 
 
-def test_a_priority_that_may_not_be_is_told_and_taken_back(page: Page, project: Project, mia: User) -> None:
+def test_a_forbidden_priority_shows_an_error_and_is_reverted(page: Page, project: Project, mia: User) -> None:
     run = make_run(project, mia, "modest")
     page.goto(page.url)
     typed = page.get_by_role("spinbutton", name="Priority of modest", exact=True)
@@ -108,7 +108,7 @@ def test_plus_pressed_three_times_is_one_change_and_the_row_moves(page: Page, pr
     assert Run.objects.get(pk=second.pk).priority == 53
 
 
-def test_stopping_asks_first_and_escape_means_no(page: Page, project: Project, mia: User) -> None:
+def test_stopping_needs_confirmation_and_escape_cancels_it(page: Page, project: Project, mia: User) -> None:
     run = make_run(project, mia, "doomed")
     page.goto(page.url)
     stop = page.get_by_role("button", name="Stop doomed")
@@ -123,7 +123,7 @@ def test_stopping_asks_first_and_escape_means_no(page: Page, project: Project, m
     assert run.events.filter(kind="terminated").count() == 1
 
 
-def test_a_hidden_tab_asks_for_nothing_and_catches_up_when_it_shows(page: Page, project: Project, mia: User) -> None:
+def test_a_hidden_tab_does_not_poll_and_catches_up_when_shown(page: Page, project: Project, mia: User) -> None:
     page.goto(page.url)
     page.evaluate(HIDEABLE)
     with page.expect_request(lambda request: request.headers.get("hx-request") == "true"):
@@ -150,7 +150,7 @@ def test_ages_count_on_in_the_words_that_the_server_uses(page: Page, project: Pr
     assert shown == [units.duration(age) for age in ages]
 
 
-def test_a_lost_connection_is_said_and_recovers_by_itself(
+def test_a_lost_connection_is_shown_and_recovers_by_itself(
     page: Page, project: Project, mia: User, complaints: Complaints
 ) -> None:
     page.goto(page.url)
@@ -175,7 +175,7 @@ def test_a_failing_server_is_a_lost_connection_too(page: Page, project: Project,
     complaints.remove_failed_loads()
 
 
-def test_who_was_signed_out_meanwhile_lands_on_the_sign_in_page(
+def test_a_signed_out_user_is_redirected_to_the_sign_in_page(
     page: Page, project: Project, complaints: Complaints
 ) -> None:
     page.goto(page.url)
@@ -234,7 +234,7 @@ def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
 
 
 @pytest.mark.slow
-def test_a_lost_end_of_a_log_is_said_behind_what_is_left(
+def test_a_truncated_log_is_marked_as_such_at_its_end(
     page: Page, complaints: Complaints, live_server, project: Project, mia: User
 ) -> None:
     job = placed_job(running(project, mia))

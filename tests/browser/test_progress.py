@@ -95,7 +95,7 @@ def test_a_lost_server_is_announced_and_caught_up_with(
     complaints.remove_failed_loads()
 
 
-def test_a_wall_counts_what_does_not_fit_and_opens_anew_after_the_server_was_away(
+def test_a_wall_counts_hidden_rows_and_reloads_after_a_server_outage(
     live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     scope = task_demo.ensure_scope(progress_demo.build()[1])
@@ -119,7 +119,7 @@ def test_a_wall_counts_what_does_not_fit_and_opens_anew_after_the_server_was_awa
     complaints.remove_failed_loads()
 
 
-def test_what_does_not_fit_a_wall_is_counted_below_the_last_row(live_server, new_page: Callable[..., Page]) -> None:
+def test_rows_that_do_not_fit_a_wall_are_counted_below_the_last_row(live_server, new_page: Callable[..., Page]) -> None:
     progress_demo.build()
     page = new_page(viewport={"width": 1280, "height": 480})
     opened(page, live_server.url, f"{RUN}wall/")

@@ -73,7 +73,7 @@ def take(page: Page, name: str, over: str) -> None:
     page.mouse.move(end["x"] + 8, end["y"] + 8, steps=10)
 
 
-def test_a_dragged_row_tells_what_letting_go_does_and_undo_takes_it_back(page: Page, project: Project) -> None:
+def test_dragging_a_row_previews_the_move_and_undo_reverts_it(page: Page, project: Project) -> None:
     """R24."""
     take(page, "e", over="b")
     expect(page.locator(".would")).to_have_text("position 5 → 2; your b moves back from 2 to 3, 2 other runs move")
@@ -128,7 +128,7 @@ def test_a_carried_row_is_put_down_by_enter(page: Page, project: Project) -> Non
     assert page.evaluate(FOCUSED) == "Move d"
 
 
-def test_the_list_stands_still_while_a_row_is_in_the_hand(page: Page, project: Project, mia: User) -> None:
+def test_the_list_is_not_refreshed_while_a_row_is_dragged(page: Page, project: Project, mia: User) -> None:
     take(page, "e", over="c")
     make_run(project, mia, "newer")
     services.set_priority(Run.objects.get(name="d"), mia, "manager", 90)
@@ -138,7 +138,7 @@ def test_the_list_stands_still_while_a_row_is_in_the_hand(page: Page, project: P
     expect(shown(page)).to_have_text(["d", "a", "b", "e", "c", "newer"])
 
 
-def test_of_two_windows_that_move_the_same_run_one_wins_and_the_other_is_told(
+def test_of_two_windows_that_move_the_same_run_the_second_is_refused(
     page: Page, project: Project, live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     other = new_page()
@@ -157,7 +157,7 @@ def test_of_two_windows_that_move_the_same_run_one_wins_and_the_other_is_told(
     complaints.remove_failed_loads()
 
 
-def test_what_somebody_changed_meanwhile_is_not_undone(
+def test_undo_keeps_a_concurrent_change_of_another_user(
     page: Page, project: Project, mia: User, complaints: Complaints
 ) -> None:
     grip(page, "e").press("Alt+ArrowUp")
@@ -169,7 +169,7 @@ def test_what_somebody_changed_meanwhile_is_not_undone(
     complaints.remove_failed_loads()
 
 
-def test_without_the_server_a_drop_is_told_and_the_row_goes_back(
+def test_without_the_server_a_drop_shows_an_error_and_the_row_returns(
     page: Page, project: Project, complaints: Complaints
 ) -> None:
     take(page, "e", over="b")
@@ -184,7 +184,7 @@ def test_without_the_server_a_drop_is_told_and_the_row_goes_back(
     complaints.remove_failed_loads()
 
 
-def test_without_the_server_a_typed_priority_is_told_and_taken_back(page: Page, complaints: Complaints) -> None:
+def test_without_the_server_a_typed_priority_shows_an_error_and_is_reverted(page: Page, complaints: Complaints) -> None:
     page.context.set_offline(True)
     typed = page.get_by_role("spinbutton", name="Priority of b", exact=True)
     typed.fill("77")
@@ -250,14 +250,14 @@ def test_a_choice_is_moved_together_and_says_where_it_is(page: Page, project: Pr
     expect(shown(page)).to_have_text(list("abcde"))
 
 
-def test_who_stops_a_run_by_keys_goes_on_at_the_next_one(page: Page) -> None:
+def test_after_a_stop_by_keyboard_the_focus_is_on_the_next_run(page: Page) -> None:
     page.get_by_role("button", name="Stop b", exact=True).press("Enter")
     page.get_by_role("button", name="Cancel run").press("Enter")
     expect(shown(page)).to_have_text(list("acde"))
     assert page.evaluate(FOCUSED) == "Move c"
 
 
-def test_who_moves_a_run_off_the_page_goes_on_at_the_row_in_its_place(
+def test_after_a_run_moves_off_the_page_the_focus_is_on_the_row_in_its_place(
     page: Page, live_server, project: Project, mia: User
 ) -> None:
     for number in range(60):
@@ -283,7 +283,7 @@ def test_refreshes_keep_the_focus_and_say_nothing_of_others_runs(page: Page, pro
     assert [text for text in page.evaluate("said") if text.strip()] == []
 
 
-def test_escape_in_the_middle_of_a_drag_means_no_wherever_the_pointer_goes_on_to(page: Page, project: Project) -> None:
+def test_escape_cancels_a_drag_wherever_the_pointer_moves_next(page: Page, project: Project) -> None:
     take(page, "e", over="b")
     expect(page.locator(".would")).to_be_visible()
     page.keyboard.press("Escape")
@@ -297,7 +297,7 @@ def test_escape_in_the_middle_of_a_drag_means_no_wherever_the_pointer_goes_on_to
     assert order(project) == "abcde"
 
 
-def test_a_place_that_cant_be_is_told_in_the_dialog_which_stays(page: Page, project: Project) -> None:
+def test_an_impossible_position_shows_an_error_in_the_open_dialog(page: Page, project: Project) -> None:
     grip(page, "e").click()
     page.get_by_role("menuitem", name="After…").click()
     place = page.get_by_label("Reference run")
@@ -313,7 +313,7 @@ def test_a_place_that_cant_be_is_told_in_the_dialog_which_stays(page: Page, proj
     assert order(project) == "abcde"
 
 
-def test_what_is_left_of_the_page_is_shown_after_a_move_that_was_refused(
+def test_the_current_rows_are_shown_after_a_refused_move(
     page: Page, five: dict[str, Run], project: Project, mia: User, complaints: Complaints
 ) -> None:
     services.stop(five["e"], mia, "manager")
@@ -340,7 +340,9 @@ def test_an_answer_that_is_no_list_never_takes_the_lists_place(
     complaints.remove_failed_loads()
 
 
-def test_a_sign_in_elsewhere_is_told_and_costs_nothing(page: Page, project: Project, complaints: Complaints) -> None:
+def test_a_csrf_token_of_another_sign_in_shows_a_message_and_changes_nothing(
+    page: Page, project: Project, complaints: Complaints
+) -> None:
     page.evaluate("document.body.setAttribute('hx-headers:inherited', '{\"X-CSRFToken\": \"of another sign-in\"}')")
     grip(page, "e").press("Alt+ArrowUp")
     expect(page.get_by_text("Something went wrong (403). Reload the page and try again.")).to_be_visible()
@@ -369,7 +371,7 @@ def test_a_priority_typed_on_the_runs_own_page_is_refused_when_it_is_stale(
 
 
 @pytest.mark.parametrize("leave", ["Escape", "Tab"])
-def test_a_number_that_was_touched_and_left_shows_what_it_is_by_now(
+def test_an_edited_and_abandoned_priority_shows_the_current_value(
     page: Page, five: dict[str, Run], mia: User, leave: str
 ) -> None:
     typed = page.get_by_role("spinbutton", name="Priority of e", exact=True)

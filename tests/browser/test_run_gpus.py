@@ -84,14 +84,14 @@ def test_pointer_and_keyboard_read_the_numbers_of_one_moment(page: Page) -> None
     expect(chart).to_have_attribute("aria-valuetext", re.compile(r"^\d\d:\d\d:\d\d\. GPU 0: \d+ %; GPU 1: \d %"))
 
 
-def test_a_gpu_that_is_switched_off_is_in_neither_chart(page: Page) -> None:
+def test_a_hidden_gpu_is_in_neither_chart(page: Page) -> None:
     page.get_by_role("button", name="GPU 1").click()
     assert [line.split()[1] for line in readout(page, "memory")] == ["0", "2", "3"]
     settle(page)
     assert colour(page, "--dw-gpu-1") not in page.evaluate(COLOURS, "memory")
 
 
-def test_a_poll_brings_new_samples_and_keeps_what_the_reader_chose(page: Page, run: Run) -> None:
+def test_a_poll_adds_new_samples_and_keeps_the_users_selection(page: Page, run: Run) -> None:
     page.get_by_role("button", name="GPU 3").click()
     reason = page.get_by_label("Reason to keep it running for 30 min")
     reason.fill("half a sen")
@@ -119,7 +119,7 @@ def test_the_countdown_counts_and_keeping_ends_it(page: Page) -> None:
     assert PolicyExemption.objects.get().reason == "it waits for its data"
 
 
-def test_lists_and_other_pages_tell_of_it(page: Page, live_server) -> None:
+def test_lists_and_other_pages_show_the_policy_alert(page: Page, live_server) -> None:
     for path in ("runs/", "queue/"):
         page.goto(f"{live_server.url}/p/main/{path}")
         expect(page.locator(".dw-gpu-mark")).to_have_text(
@@ -129,7 +129,7 @@ def test_lists_and_other_pages_tell_of_it(page: Page, live_server) -> None:
         assert accessibility_faults(page) == []
 
 
-def test_a_run_that_gets_its_gpus_while_somebody_looks_shows_them(page: Page, live_server, run: Run) -> None:
+def test_the_gpus_of_a_run_appear_on_its_open_page(page: Page, live_server, run: Run) -> None:
     waits = make_run(run.project, run.user, "later", resources={"gpu": 5}, utilization_policy=POLICY)
     page.goto(f"{live_server.url}/p/main/runs/later/")
     expect(page.locator("#run-gpus")).to_have_count(0)

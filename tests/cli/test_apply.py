@@ -195,14 +195,14 @@ def test_a_variable_that_cannot_be_set_is_a_usage_error(cli: Cli) -> None:
         assert cli("apply", "-f", "run.yaml", "-e", pair).exit_code == 2
 
 
-def test_the_position_in_the_plan_counts_who_stands_before(cli: Cli, project: Project, ada: User) -> None:
+def test_the_position_in_the_plan_counts_the_runs_ahead(cli: Cli, project: Project, ada: User) -> None:
     for _ in range(3):
         make_run(project, ada, priority=70)
     cli.file(HELLO)
     assert "Position 4 in queue default" in cli.ok("apply", "-f", "run.yaml", "--dry-run")
 
 
-def test_the_caret_stands_under_the_key_also_behind_wide_characters_and_tabs() -> None:
+def test_the_caret_is_under_the_key_also_after_wide_characters_and_tabs() -> None:
     def pointed(text: str, **error: object) -> list[str]:
         body: dict[str, object] = {"errors": [{"loc": [], "line": 1, "msg": "wrong", **error}]}
         return list(explain(ApiError("no", status=422, body=body), LocalRunFile("f", text)).notes)

@@ -175,14 +175,14 @@ def test_ctrl_c_during_a_change_says_that_it_may_have_been_made(args: list[str],
 
 @pytest.mark.parametrize("args", [["priority", b"\xff", "3"], ["move", b"\xff", "--top"], ["host", "drain", b"\xff"],
                                   ["hold", "--for", "1h", "--cpu", b"\xff"]])  # fmt: skip
-def test_a_word_that_is_no_text_is_a_usage_error(args: list[str | bytes]) -> None:
+def test_an_argument_that_is_not_utf8_is_a_usage_error(args: list[str | bytes]) -> None:
     env = {"DSTACKWEB_URL": "http://127.0.0.1:9", "DSTACKWEB_TOKEN": "dw_x", "PYTHONUTF8": "1"}
     command = [sys.executable, "-c", "from dstackweb.cli.main import app; app()", *args]
     done = call(command, cwd=REPO, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, "not valid UTF-8" in done.stderr) == (2, True)
 
 
-def test_help_imports_neither_the_server_nor_slow_libraries() -> None:
+def test_help_does_not_import_the_server_or_slow_libraries() -> None:
     """Start-up is felt at each call: what takes long to load is loaded only where it is needed."""
     main = "from dstackweb.cli.main import app; app(['--help'], standalone_mode=False)"
     check = "import sys; assert not {'httpx', 'yaml', 'django', 'pydantic', 'pathspec'} & set(sys.modules)"

@@ -39,7 +39,7 @@ def test_each_gpu_is_a_line_with_its_newest_sample(cli: Cli, project: Project, a
     assert "70/400 W" in lines[0]
 
 
-def test_scripts_get_what_the_api_gives(cli: Cli, project: Project, ada: User) -> None:
+def test_json_output_is_the_answer_of_the_api(cli: Cli, project: Project, ada: User) -> None:
     past_run(project, ada, "train", [[90] * 3])
     told = json.loads(cli.ok("metrics", "train", "--json"))
     assert told["jobs"][0]["gpus"][0]["last"]["utilization"] == 90

@@ -160,7 +160,7 @@ def test_the_cache_shows_totals_and_the_hours_of_one_backend(cli: Cli, quoted: N
     assert len(cli.ok("cache", "aws", "--hours", "1").strip().splitlines()) == 5
 
 
-def test_without_clouds_there_is_nothing_to_tell(cli: Cli, connect: Callable[..., Cli]) -> None:
+def test_without_clouds_quotas_and_cache_are_empty(cli: Cli, connect: Callable[..., Cli]) -> None:
     assert "No quotas." in cli("quotas").stderr
     assert "No cloud backends." in cli("cache").stderr
     assert cli("quotas", "none").exit_code == 1

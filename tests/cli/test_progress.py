@@ -53,7 +53,7 @@ def test_each_prefix_is_a_line_with_all_states(cli: Cli, scope: Scope) -> None:
     assert evaluation.split()[:4] == ["eval", "1/1", "100", "%"]
 
 
-def test_scripts_get_what_the_api_gives_of_all_prefixes(
+def test_json_output_has_the_answers_of_the_api_for_all_prefixes(
     cli: Cli, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dstackweb.cli.progress.PAGE", 1)
@@ -190,7 +190,7 @@ def told(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_names_move_no_cursor() -> None:
+def test_control_characters_in_names_are_not_printed() -> None:
     assert "\x1b" not in "".join(summary(told(run="a\x1b[2J")))
     assert "\x1b" not in str(table([item(name="a\x1b[2J")], 80))
 

@@ -80,7 +80,7 @@ def test_a_members_move_changes_places_with_their_own_runs(cli: Cli, runs: dict[
         assert (answer.exit_code, why in answer.stderr) == (1, True)
 
 
-def test_a_run_that_somebody_changes_meanwhile_is_not_moved(
+def test_a_concurrently_changed_run_is_not_moved(
     cli: Cli, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move = reorder.move

@@ -63,7 +63,7 @@ def test_ps_says_when_there_is_nothing_and_when_there_is_more(cli: Cli, project:
     assert "for more: --limit" in cli("ps", "--limit", "1").stderr
 
 
-def test_json_is_what_the_api_answers(cli: Cli, project: Project, ada: User) -> None:
+def test_json_output_is_the_answer_of_the_api(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "one")
     page = json.loads(cli.ok("ps", "--json"))
     assert [run["name"] for run in page["items"]] == ["one"]
@@ -159,7 +159,7 @@ def test_an_unknown_run_is_named_in_the_error(cli: Cli) -> None:
         assert cli("logs", name).exit_code == 2
 
 
-def test_a_project_of_others_is_as_one_that_does_not_exist(cli: Cli, connect: Callable[..., Cli]) -> None:
+def test_a_project_of_others_is_reported_as_missing(cli: Cli, connect: Callable[..., Cli]) -> None:
     stranger = connect(make_user("eve"))
     assert stranger("ps").stderr == cli("ps", DSTACKWEB_PROJECT="nope").stderr.replace("nope", "main")
 

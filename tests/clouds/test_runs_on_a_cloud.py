@@ -95,7 +95,7 @@ def site(running: Site) -> Iterator[Site]:
     eventually(running.all_gone, deadline=BOOTED_S)
 
 
-def test_a_run_goes_from_the_queue_to_done_on_a_machine_that_ends_with_it(site: Site) -> None:
+def test_a_run_is_queued_and_done_on_an_instance_that_is_terminated_after_it(site: Site) -> None:
     name = site.submit("echo hello from a cloud", "pwd", "sleep 1")
     run = site.server.wait(name, deadline=BOOTED_S)
     assert (run["status"], run["termination_reason"]) == ("done", "all_jobs_done")
@@ -111,7 +111,7 @@ def test_a_run_goes_from_the_queue_to_done_on_a_machine_that_ends_with_it(site: 
     assert started["data"]["cloud_id"].startswith("i-")
 
 
-def test_a_stopped_run_hears_it_and_its_machine_ends(site: Site) -> None:
+def test_a_stopped_run_gets_sigterm_and_its_instance_is_terminated(site: Site) -> None:
     name = site.submit("trap 'echo asked to stop; exit 0' TERM", "echo up", "while :; do sleep 0.1 || :; done")
     site.server.wait(name, "running", deadline=BOOTED_S)
     eventually(lambda: b"up" in site.server.log(name))
@@ -122,7 +122,7 @@ def test_a_stopped_run_hears_it_and_its_machine_ends(site: Site) -> None:
     eventually(site.all_gone)
 
 
-def test_what_has_no_capacity_is_told_and_the_next_offer_taken(site: Site) -> None:
+def test_an_offer_without_capacity_is_recorded_and_the_next_is_taken(site: Site) -> None:
     offers = eventually(lambda: site.offers(cpu="2..", spot="false")["items"])
     site.cloud.capacity(0, offers[0]["instance_type"])
     name = site.submit("true")
@@ -134,7 +134,7 @@ def test_what_has_no_capacity_is_told_and_the_next_offer_taken(site: Site) -> No
     assert failed["data"]["code"] == "no_capacity"
 
 
-def test_a_cloud_that_takes_its_time_keeps_no_run_from_own_hosts(site: Site) -> None:
+def test_a_slow_cloud_does_not_delay_runs_on_own_hosts(site: Site) -> None:
     before = site.known()
     site.cloud.latency(30, "ec2", "RunInstances")
     try:
@@ -174,7 +174,7 @@ def test_an_interrupted_spot_machine_lets_its_job_finish_its_checkpoint_and_the_
     assert site.events(name, "spot_interruption")
 
 
-def test_a_machine_that_is_kept_serves_the_next_run_of_its_project(site: Site) -> None:
+def test_an_idle_instance_serves_the_next_run_of_its_project(site: Site) -> None:
     before = site.known()
     first = site.submit("true", idle_duration="2m")
     site.server.wait(first, "done", deadline=BOOTED_S)
@@ -187,7 +187,7 @@ def test_a_machine_that_is_kept_serves_the_next_run_of_its_project(site: Site) -
     eventually(site.all_gone)
 
 
-def test_a_machine_that_falls_silent_is_ended_and_its_run_with_it(site: Site) -> None:
+def test_an_instance_without_heartbeats_is_terminated_and_its_run_fails(site: Site) -> None:
     name = site.submit("echo up", "sleep 600", stop_duration="1s")
     site.server.wait(name, "running", deadline=BOOTED_S)
     [machine] = site.running()
@@ -233,7 +233,7 @@ def ends_once(site: Site, *before: str, **keys: Any) -> str:
 
 
 @pytest.mark.parametrize("trap", ["", "trap 'echo told; exit 1' TERM"])
-def test_a_machine_that_somebody_ends_in_the_console_is_an_interruption(site: Site, trap: str) -> None:
+def test_an_instance_terminated_in_the_console_is_an_interruption(site: Site, trap: str) -> None:
     name = ends_once(site, *filter(None, [trap]))
     [machine] = site.running()
     site.cloud.client("ec2").terminate_instances(InstanceIds=[machine])
@@ -243,7 +243,7 @@ def test_a_machine_that_somebody_ends_in_the_console_is_an_interruption(site: Si
     assert site.events(name, "retry")[0]["data"]["job_reason"] == "instance_unreachable"
 
 
-def test_a_spot_machine_whose_notice_is_too_short_for_its_agent_is_an_interruption(site: Site) -> None:
+def test_a_spot_instance_reclaimed_before_its_agent_saw_the_notice_is_an_interruption(site: Site) -> None:
     name = ends_once(site, spot_policy="spot")
     [machine] = site.running()
     site.cloud.interrupt(machine, notice_s=0.3)
@@ -253,7 +253,7 @@ def test_a_spot_machine_whose_notice_is_too_short_for_its_agent_is_an_interrupti
     assert site.events(name, "retry")[0]["data"]["job_reason"] == "interrupted_by_no_capacity"
 
 
-def test_a_job_that_is_killed_on_a_machine_that_runs_on_has_failed_by_itself(site: Site) -> None:
+def test_a_job_killed_on_a_healthy_instance_fails_by_itself(site: Site) -> None:
     name = site.submit("kill -9 $$", retry={"on_events": ["interruption"]})
     run = site.server.wait(name, deadline=BOOTED_S + 30)
     assert (run["status"], run["exit_code"]) == ("failed", 137)

@@ -34,7 +34,7 @@ def check_manage(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_units_start_what_there_is_and_leave_jobs_alone(path: Path) -> None:
+def test_units_start_existing_commands_and_do_not_kill_jobs(path: Path) -> None:
     found = service(path)
     program, *argv = found["ExecStart"].split()
     assert program.startswith("/opt/dstackweb/.venv/bin/")
@@ -52,7 +52,7 @@ def test_units_start_what_there_is_and_leave_jobs_alone(path: Path) -> None:
     assert ("User" in found, found.get("Delegate")) == (not has_jobs, "yes" if has_jobs else None)
 
 
-def test_the_container_runs_without_rights_and_asks_an_address_that_answers() -> None:
+def test_the_container_runs_unprivileged_and_its_health_check_address_answers() -> None:
     assert re.search(r"^ARG PYTHON=\S+:\d+\.\d+\.\d+-slim-\w+$", CONTAINERFILE, re.MULTILINE)
     assert re.findall(r"^USER (.*)$", CONTAINERFILE, re.MULTILINE) == ["10001:10001"]
     assert "--require-hashes" in CONTAINERFILE
@@ -64,7 +64,7 @@ def test_the_container_runs_without_rights_and_asks_an_address_that_answers() ->
         assert all((REPO / name).exists() for name in source.split())
 
 
-def test_compose_starts_the_server_only_when_asked_to() -> None:
+def test_compose_starts_the_server_only_with_a_profile() -> None:
     services = yaml.safe_load((REPO / "compose.yaml").read_text())["services"]
     assert [name for name, one in services.items() if "profiles" not in one] == ["postgres", "redis"]
     assert set(services["server"]["depends_on"]) == {"postgres", "redis"}

@@ -97,7 +97,7 @@ class TestInstanceTypes:
         assert len(gs) == 8
         assert error_of(ec2.describe_instance_types, InstanceTypes=["z9.huge"])[:2] == (400, "InvalidInstanceType")
 
-    def test_a_region_has_only_what_it_offers_and_says_in_which_zones(self, cloud: Cloud) -> None:
+    def test_a_region_lists_only_its_own_types_with_their_zones(self, cloud: Cloud) -> None:
         ec2 = cloud.client("ec2", "eu-west-1")
         assert error_of(ec2.describe_instance_types, InstanceTypes=["p5.48xlarge"])[1] == "InvalidInstanceType"
         pages = list(
@@ -228,7 +228,7 @@ class TestRefusals:
         passed = [bucket.take(key, at) for at in times]
         assert passed == [True, True, True, False, False, True, False, True, True, True, True, False]
 
-    def test_botocore_retries_what_is_throttled(self, cloud: Cloud) -> None:
+    def test_botocore_retries_throttled_calls(self, cloud: Cloud) -> None:
         cloud.fail("ec2", "DescribeInstances", code="RequestLimitExceeded", status=503, times=1)
         assert cloud.client("ec2", attempts=3).describe_instances()["Reservations"] == []
         assert [call["code"] for call in cloud.calls("ec2")] == ["RequestLimitExceeded", ""]
@@ -296,7 +296,7 @@ class TestRefusals:
         assert error_of(launch, cloud=cloud, DryRun=True)[:2] == (412, "DryRunOperation")
         assert cloud.machines() == []
 
-    def test_what_the_cloud_does_not_do_is_an_error_of_its_own(self, cloud: Cloud) -> None:
+    def test_an_unsupported_action_is_an_error_of_its_own(self, cloud: Cloud) -> None:
         assert error_of(cloud.client("pricing").describe_services)[:2] == (400, "UnknownOperationException")
 
 
@@ -329,7 +329,7 @@ class TestLaunches:
         ]
         assert [instance["InstanceId"] for instance in found["Instances"]] == first
 
-    def test_a_client_token_counts_within_the_zone_that_was_asked_for(self, cloud: Cloud) -> None:
+    def test_a_client_token_is_scoped_to_the_requested_zone(self, cloud: Cloud) -> None:
         anywhere = launch(cloud, ClientToken="t")
         in_a, in_b = (
             launch(cloud, ClientToken="t", Placement={"AvailabilityZone": f"us-east-1{zone}"}) for zone in "ab"
@@ -387,7 +387,7 @@ class TestLaunches:
         assert error_of(launch, cloud=cloud, SubnetId="subnet-00000000")[1] == "InvalidSubnetID.NotFound"
         assert error_of(launch, cloud=cloud, InstanceType="g99.large")[1] == "InvalidParameterValue"
 
-    def test_quotas_count_vcpus_of_what_runs(self, cloud: Cloud) -> None:
+    def test_quotas_count_vcpus_of_running_instances(self, cloud: Cloud) -> None:
         cloud.quota(G, 8)
         ids = launch(cloud, MaxCount=5)
         assert len(ids) == 2
@@ -486,7 +486,7 @@ class TestMachines:
         eventually(lambda: state(cloud, one) == ends, 5)
         assert described(cloud, one)["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
 
-    def test_a_spot_interruption_is_told_before_it_comes(self, cloud: Cloud) -> None:
+    def test_a_spot_interruption_is_announced_in_advance(self, cloud: Cloud) -> None:
         (one,) = launch(cloud, "#!/bin/sh\nsleep 300\n", InstanceMarketOptions=SPOT)
         eventually(lambda: state(cloud, one) == "running", 5)
         assert metadata(cloud, one, "meta-data/spot/instance-action")[0] == 404

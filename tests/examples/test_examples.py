@@ -65,7 +65,7 @@ def test_the_set_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_example_is_valid_and_says_what_it_shows(name: str) -> None:
+def test_every_example_is_valid_and_has_a_description(name: str) -> None:
     text = (EXAMPLES / name).read_text()
     assert text.startswith("# ")
     assert len(text.splitlines()[0]) > 30
@@ -74,7 +74,7 @@ def test_every_example_is_valid_and_says_what_it_shows(name: str) -> None:
     assert (spec.requirements.gpu_count_min > 0) == (name == "gpu.yaml")
 
 
-def test_tasks_tells_of_each_training_until_it_has_ended(tmp_path: Path) -> None:
+def test_the_tasks_example_reports_each_training_until_its_end(tmp_path: Path) -> None:
     code, output = run("tasks.yaml", tmp_path, PAUSE="0")
     told = [parse(line.encode()) for line in output.splitlines()]
     assert code == 0

@@ -80,7 +80,7 @@ def hung(process: servers.Server) -> Iterator[None]:
         process.process.send_signal(signal.SIGCONT)
 
 
-def test_a_postgresql_that_dies_in_a_move_is_told_and_the_move_is_made_whole_or_not_at_all(team: Team) -> None:
+def test_a_postgresql_that_dies_during_a_move_is_an_error_and_the_move_is_atomic(team: Team) -> None:
     before, moves = team.order(), team.count("runs_move")
     answers: list[httpx.Response] = []
     holder, watcher = psycopg.connect(team.postgres.url), psycopg.connect(team.postgres.url, autocommit=True)

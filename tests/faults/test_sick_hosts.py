@@ -54,7 +54,7 @@ def kill(machine: Machine, run: dict[str, Any], server: Server) -> None:
     machine.process.wait(30)
 
 
-def test_runs_placed_on_a_host_that_was_killed_start_elsewhere_and_one_that_ran_there_can_be_ended(
+def test_runs_placed_on_a_killed_host_start_elsewhere_and_its_running_job_can_be_ended(
     open_home: Path,
 ) -> None:
     far_home = open_home / "far"

@@ -97,7 +97,7 @@ def half(received: int) -> Parser:
         ({"requests": ["running"], "total_outbufs_len": 5}, web_worker.STILL_S),
     ],
 )
-def test_a_connection_that_stands_still_is_closed(values: dict[str, Any], ends_after: float | None) -> None:
+def test_an_idle_connection_is_closed(values: dict[str, Any], ends_after: float | None) -> None:
     one: Any = channel(**values)
     maintain({3: one}, 1000 + (ends_after or 1e6) - 1)
     assert not one.will_close

@@ -38,7 +38,7 @@ def test_the_example_counts_its_trainings_and_shows_which_failed(server: Server)
     assert [(one["key"], one["message"]) for one in failures] == [("train-0.1-3", "the loss is not a number")]
 
 
-def test_commands_tell_by_http_and_their_token_shows_in_no_log(server: Server) -> None:
+def test_commands_report_tasks_by_http_and_their_token_is_in_no_log(server: Server) -> None:
     name = server.submit(f"python3 -c '{BY_HTTP}'", "echo token $DSTACKWEB_TASKS_TOKEN")
     assert server.wait(name)["status"] == "done"
     answer, told = server.log(name).decode().splitlines()
@@ -47,7 +47,7 @@ def test_commands_tell_by_http_and_their_token_shows_in_no_log(server: Server) -
     assert counted(server, name) == {"fit": {"memory": 1}}
 
 
-def test_a_runner_that_is_killed_loses_and_doubles_no_task(server: Server) -> None:
+def test_a_killed_runner_loses_no_task_and_duplicates_none(server: Server) -> None:
     lines = 'for n in $(seq 300); do echo "::task key=part-$n state=done"; done'
     name = server.submit(lines, "echo ::task key=last-1 state=running", "sleep 600")
     eventually(lambda: counted(server, name).get("last") == {"processing": 1})

@@ -35,7 +35,7 @@ def several(look: Look) -> list[int]:
     return [one for one in seen if one is not None]
 
 
-def test_a_gpu_tells_what_it_is_and_does(gpu: Sample) -> None:
+def test_a_gpu_reports_its_model_and_its_activity(gpu: Sample) -> None:
     assert gpu.uuid.startswith("GPU-")
     assert gpu.name
     assert gpu.memory_mib > 0
@@ -55,7 +55,7 @@ def test_half_the_time_is_seen_as_about_half(look: Look, load: Load) -> None:
         assert 25 <= statistics.mean(several(look)) <= 75
 
 
-def test_memory_that_is_held_is_seen(gpu: Sample, look: Look, load: Load) -> None:
+def test_allocated_memory_is_reported(gpu: Sample, look: Look, load: Load) -> None:
     with load():
         used = look().memory_used_mib
     assert used is not None
@@ -63,7 +63,7 @@ def test_memory_that_is_held_is_seen(gpu: Sample, look: Look, load: Load) -> Non
     assert used - gpu.memory_used_mib >= MEMORY_MIB
 
 
-def test_who_computes_is_seen(look: Look, load: Load) -> None:
+def test_computing_processes_are_listed(look: Look, load: Load) -> None:
     with load() as pid:
         processes = look().processes
     if pid not in [one["pid"] for one in processes]:

@@ -58,7 +58,7 @@ def test_numbers_are_stored_to_the_last_digit(scope_id: int, number: float) -> N
     assert TaskPrefix.objects.get().duration_s == number
 
 
-def test_nothing_is_no_statement(scope_id: int, django_assert_num_queries: object) -> None:
+def test_an_empty_list_makes_no_statement(scope_id: int, django_assert_num_queries: object) -> None:
     with django_assert_num_queries(0):
         bulk.insert("progress_task", ROW, [])
         bulk.update("progress_task", ROW, [])

@@ -25,13 +25,13 @@ def test_one_holds_it_and_the_others_do_not_until_it_is_given_back() -> None:
     assert Lease.take("offers", "b", 5, NOW)
 
 
-def test_the_lease_of_a_dead_holder_blocks_until_it_expires() -> None:
+def test_the_lease_of_a_dead_holder_blocks_others_only_until_it_expires() -> None:
     Lease.take("offers", "a", 5, NOW)
     assert not Lease.take("offers", "b", 5, NOW + 4.9 * S)
     assert Lease.take("offers", "b", 5, NOW + 5 * S)
 
 
-def test_who_renews_keeps_it_and_who_lost_it_learns_so() -> None:
+def test_a_renewed_lease_is_kept_and_a_lost_one_cannot_be_renewed() -> None:
     Lease.take("offers", "a", 5, NOW)
     assert Lease.renew("offers", "a", 5, NOW + 4 * S)
     assert not Lease.take("offers", "b", 5, NOW + 8 * S)

@@ -37,13 +37,13 @@ def test_an_id_that_was_sent_is_kept(sent: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [None, "", "a b", "x" * 65, "a\nb", "ä", '"}'])
-def test_another_gets_a_new_id(sent: str | None) -> None:
+def test_an_invalid_request_id_is_replaced_by_a_new_one(sent: str | None) -> None:
     first, second = (contextvars.Context().run(logs.take, sent) for _ in range(2))
     assert first != second
     assert re.fullmatch("[0-9a-f]{16}", first)
 
 
-def test_a_line_of_json_says_when_what_and_why() -> None:
+def test_a_json_line_has_time_message_and_traceback() -> None:
     said = json.loads(within("a1", logs.JsonFormatter(), record("job %s\nis lost", 7, error=True)))
     error = said.pop("error")
     assert error.endswith("ValueError: no disk")

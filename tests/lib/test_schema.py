@@ -52,7 +52,7 @@ def test_a_database_without_a_row_refuses_nothing() -> None:
 
 
 @pytest.mark.django_db
-def test_a_program_that_is_too_old_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_too_old_gets_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     declares(monkeypatch, 1, 1)
     row(3, 2)
     with pytest.raises(schema.Refused, match=r"schema 1\) is too old for the database: dstackweb 9\.1\.0 has upgraded"):
@@ -60,7 +60,7 @@ def test_a_program_that_is_too_old_is_told_what_to_do(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.django_db
-def test_a_program_that_is_too_new_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_too_new_gets_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     declares(monkeypatch, 4, 2)
     row(3, 2)
     with pytest.raises(schema.Refused, match=r"needs schema 4\. Upgrade it first: `manage\.py up`"):
@@ -68,7 +68,7 @@ def test_a_program_that_is_too_new_is_told_what_to_do(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.django_db
-def test_a_running_program_notices_within_its_interval_and_asks_no_more_often(
+def test_a_running_program_checks_the_schema_once_per_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
@@ -103,7 +103,7 @@ def test_older_programs_have_time_to_notice_before_a_migration_that_they_do_not_
 
 
 @pytest.mark.django_db
-def test_an_upgrade_that_all_programs_work_with_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compatible_upgrade_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     declares(monkeypatch, 3, 1)
     row(2, 1)
     schema.fence(pytest.fail, pytest.fail)
@@ -133,7 +133,7 @@ def test_migrate_refuses_on_a_database_for_newer_programs(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_only_one_sets_up_a_database_at_a_time_and_the_next_is_told_to_wait() -> None:
+def test_only_one_process_sets_up_a_database_at_a_time_and_the_next_is_refused() -> None:
     order: list[str] = []
     said: list[str] = []
 
@@ -153,7 +153,7 @@ def test_only_one_sets_up_a_database_at_a_time_and_the_next_is_told_to_wait() ->
 
 
 @pytest.mark.parametrize("command", ["qcluster", "ticker"])
-def test_a_command_that_takes_work_refuses_in_one_line(deployment: dict[str, str], command: str) -> None:
+def test_a_worker_command_refuses_an_incompatible_schema_in_one_line(deployment: dict[str, str], command: str) -> None:
     older = (
         "from dstackweb.lib.models import SchemaVersion; from django.utils import timezone; "
         "SchemaVersion.objects.update_or_create(pk=1, "

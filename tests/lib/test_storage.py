@@ -56,7 +56,7 @@ def test_a_file_grows_by_offset(place: Storage) -> None:
     at=st.integers(0, 60),
     limit=st.integers(0, 60),
 )
-def test_it_holds_what_a_plain_buffer_would(place: Storage, steps: list[object], at: int, limit: int) -> None:
+def test_a_file_has_the_same_bytes_as_a_plain_buffer(place: Storage, steps: list[object], at: int, limit: int) -> None:
     place.remove(KEY)
     expected = b""
     for step in steps:
@@ -120,7 +120,7 @@ def test_settled_logs_of_object_storage_are_objects_alone(bucket: str, tmp_path:
     assert not StoredFile.objects.exists()
 
 
-def test_what_a_killed_process_left_in_the_bucket_goes_with_the_file(bucket: str, tmp_path: Path) -> None:
+def test_objects_left_by_a_killed_process_are_deleted_with_the_file(bucket: str, tmp_path: Path) -> None:
     place = storage_at(bucket, tmp_path)
     assert isinstance(place, ObjectStorage)
     place.append(KEY, 0, b"hello")

@@ -48,7 +48,7 @@ def counted(backend: Backend) -> dict[str, int]:
     return {name: number for name, number in sums.items() if number}
 
 
-def test_offers_are_made_of_what_is_known_and_the_cloud_is_not_asked(backend: Backend, cloud: Cloud) -> None:
+def test_offers_are_built_from_cached_sources_without_a_call_to_the_cloud(backend: Backend, cloud: Cloud) -> None:
     refresh_all(backend, cloud)
     assert len(cloud.asked) == 3
     assert names(backend) == ["g5", "g6", "p4d"]
@@ -75,7 +75,9 @@ def test_a_hit_costs_one_small_read_and_no_query(
     assert len(queries) == len(of_the_cache) == (1 if connection.vendor == "sqlite" else 0)
 
 
-def test_where_nothing_is_known_there_is_an_error_each_time_and_no_empty_list(backend: Backend, cloud: Cloud) -> None:
+def test_without_cached_sources_each_request_fails_rather_than_returning_no_offers(
+    backend: Backend, cloud: Cloud
+) -> None:
     for _ in range(2):
         with pytest.raises(SourceFailed):
             catalog.CachedDriver(backend).offers(ANY)
@@ -88,9 +90,7 @@ def test_one_region_that_fails_leaves_the_offers_of_the_others(backend: Backend,
     assert names(backend) == ["p4d"]
 
 
-def test_what_another_process_had_refreshed_reaches_this_one_at_once(
-    backend: Backend, cloud: Cloud, clock: Clock
-) -> None:
+def test_a_refresh_by_another_process_is_visible_at_once(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     refresh_all(backend, cloud)
     assert names(backend) == ["g5", "g6", "p4d"]
     here = catalog._local.get((backend.pk, backend.version, ANY, None))
@@ -112,7 +112,7 @@ def test_a_changed_configuration_serves_no_offer_of_the_one_before(backend: Back
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_saved_backend_is_looked_at_anew_also_by_who_holds_its_old_row(backend: Backend, cloud: Cloud) -> None:
+def test_a_saved_backend_invalidates_offers_also_for_holders_of_its_old_row(backend: Backend, cloud: Cloud) -> None:
     refresh_all(backend, cloud)
     old = Backend.objects.get()
     assert names(old)
@@ -124,7 +124,7 @@ def test_a_saved_backend_is_looked_at_anew_also_by_who_holds_its_old_row(backend
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_offers_of_a_deleted_backend_are_gone_at_once_also_for_who_holds_its_row(
+def test_offers_of_a_deleted_backend_disappear_at_once_also_for_holders_of_its_row(
     backend: Backend, cloud: Cloud
 ) -> None:
     refresh_all(backend, cloud)
@@ -141,14 +141,14 @@ def test_the_offers_of_a_deleted_backend_are_gone_at_once_also_for_who_holds_its
     assert not Result.objects.exists()
 
 
-def test_a_cache_that_was_emptied_serves_nothing_of_before(plain: Backend, cloud: Cloud) -> None:
+def test_an_emptied_cache_serves_no_old_offers(plain: Backend, cloud: Cloud) -> None:
     assert names(plain) == ["worker"]
     cloud.answer = OTHER
     caches["offers"].clear()
     assert names(plain) == ["other"]
 
 
-def test_an_entry_that_can_not_be_read_is_none(plain: Backend, cloud: Cloud) -> None:
+def test_an_unreadable_entry_counts_as_a_miss(plain: Backend, cloud: Cloud) -> None:
     assert names(plain) == ["worker"]
     cloud.answer = OTHER
     store.put(f"result:{plain.pk}:0", {"no": "result"}, Any, 60)
@@ -173,14 +173,14 @@ def test_a_result_counts_for_a_minute_and_an_empty_one_for_ten_seconds(
     assert names(plain) == []
 
 
-def test_a_clock_put_back_keeps_no_result_for_ever(plain: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_clock_set_back_does_not_keep_a_result_forever(plain: Backend, cloud: Cloud, clock: Clock) -> None:
     assert names(plain) == ["worker"]
     cloud.answer = OTHER
     clock.pass_s(-86400)
     assert names(plain) == ["other"]
 
 
-def test_a_backend_that_fails_is_served_as_it_was_last_and_the_error_is_not_kept(
+def test_a_failing_backend_serves_its_last_offers_and_the_error_is_not_cached(
     plain: Backend, cloud: Cloud, clock: Clock
 ) -> None:
     assert names(plain) == ["worker"]
@@ -192,7 +192,7 @@ def test_a_backend_that_fails_is_served_as_it_was_last_and_the_error_is_not_kept
     assert counted(plain) == {"misses": 3, "uncached": 3, "calls": 3, "failures": 1, "stale_served": 1}
 
 
-def test_a_backend_that_never_answered_raises_what_it_raises_each_time(plain: Backend, cloud: Cloud) -> None:
+def test_a_backend_that_never_answered_raises_its_error_each_time(plain: Backend, cloud: Cloud) -> None:
     cloud.answer = RuntimeError("away")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="away"):
@@ -201,7 +201,7 @@ def test_a_backend_that_never_answered_raises_what_it_raises_each_time(plain: Ba
     assert names(plain) == ["other"]
 
 
-def test_an_answer_asked_for_before_a_change_is_not_kept_after_it(plain: Backend, cloud: Cloud) -> None:
+def test_an_answer_requested_before_a_change_is_not_cached_after_it(plain: Backend, cloud: Cloud) -> None:
     for change in (
         lambda: Backend.objects.update(version=F("version") + 1),
         lambda: Backend.objects.update(refresh_generation=F("refresh_generation") + 1),
@@ -216,7 +216,7 @@ def test_an_answer_asked_for_before_a_change_is_not_kept_after_it(plain: Backend
 
 @given(asked=st.lists(st.integers(1, 14), max_size=60))
 @settings(max_examples=25)
-def test_the_ten_results_used_last_are_kept_and_no_more(asked: list[int]) -> None:
+def test_the_cache_keeps_the_ten_last_used_results(asked: list[int]) -> None:
     """Against a list of what was used, the latest first."""
     latest: list[int] = []
     with pytest.MonkeyPatch.context() as patched:
@@ -233,7 +233,7 @@ def test_the_ten_results_used_last_are_kept_and_no_more(asked: list[int]) -> Non
         assert set(Result.objects.filter(backend=backend).values_list("digest", flat=True)) == digests
 
 
-def test_a_result_that_is_only_read_is_kept_though_others_come(plain: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_reading_a_result_protects_it_from_eviction(plain: Backend, cloud: Cloud, clock: Clock) -> None:
     """Reading writes nothing at once: that it was used is written every ten seconds at most, with the counts."""
     names(plain)
     for cpus in range(2, 15):
@@ -248,7 +248,7 @@ def test_a_result_that_is_only_read_is_kept_though_others_come(plain: Backend, c
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_bound_holds_when_many_ask_at_once(plain: Backend, cloud: Cloud) -> None:
+def test_the_bound_holds_under_concurrent_requests(plain: Backend, cloud: Cloud) -> None:
     numbers = iter(range(1, 41))
     found = at_once(20, lambda: [names(plain, Requirements(cpu_min=next(numbers))) for _ in range(2)])
     assert found == [[["worker"], ["worker"]]] * 20
@@ -267,7 +267,7 @@ def test_twenty_at_once_make_one_call(plain: Backend, cloud: Cloud) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_while_one_asks_the_others_get_what_was_known_last(plain: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_during_a_refresh_other_callers_get_the_last_known_offers(plain: Backend, cloud: Cloud, clock: Clock) -> None:
     assert names(plain) == ["worker"]
     clock.pass_s(60)
     served = threading.Semaphore(0)
@@ -283,7 +283,7 @@ def test_while_one_asks_the_others_get_what_was_known_last(plain: Backend, cloud
 
 
 @pytest.mark.django_db(transaction=True)
-def test_with_nothing_known_the_others_wait_for_so_long_and_then_know_nothing(plain: Backend, cloud: Cloud) -> None:
+def test_without_cached_offers_other_callers_wait_for_the_refresh_and_then_fail(plain: Backend, cloud: Cloud) -> None:
     cloud.takes_s = 1.5
     leader = threading.Thread(target=lambda: at_once(1, lambda: names(plain)))
     leader.start()
@@ -300,7 +300,7 @@ def test_with_nothing_known_the_others_wait_for_so_long_and_then_know_nothing(pl
     assert single_flight.WAIT_S == 2
 
 
-def test_what_the_cache_did_is_counted(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_hits_misses_and_refreshes_are_counted(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     cloud.says[SPOT] = SourceFailed("throttled", until=None)
     refresh_all(backend, cloud)
     for _ in range(3):

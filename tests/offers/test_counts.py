@@ -47,7 +47,7 @@ def test_a_request_writes_them_a_few_seconds_later_and_a_task_at_its_end(
     assert [hits for _, hits in rows()] == [2]
 
 
-def test_what_the_database_does_not_take_is_written_later(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_that_fail_to_be_stored_are_stored_later(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> None:
         raise DatabaseError("away")
 
@@ -60,7 +60,7 @@ def test_what_the_database_does_not_take_is_written_later(backend: Backend, monk
     assert [hits for _, hits in rows()] == [2]
 
 
-def test_counts_of_a_deleted_backend_are_dropped_and_keep_no_others(backend: Backend, plain: Backend) -> None:
+def test_counts_of_a_deleted_backend_are_dropped_and_do_not_block_others(backend: Backend, plain: Backend) -> None:
     counts.add(backend.pk, hits=1)
     counts.add(plain.pk, hits=1)
     Backend.objects.filter(pk=backend.pk).delete()

@@ -88,7 +88,7 @@ def test_a_cursor_holds_while_offers_come_and_go(
     st.sampled_from([None, True, False]),
     st.none() | st.decimals(0, 3, places=1),
 )
-def test_the_filter_takes_what_the_naive_one_takes(
+def test_the_filter_selects_the_same_offers_as_a_naive_one(
     offers: list[Offer], regions: list[str], backends: list[str], spot: bool | None, most: Decimal | None
 ) -> None:
     wanted = Filter(regions=tuple(regions), backends=tuple(backends), spot=spot, max_price=most)
@@ -106,7 +106,7 @@ def test_the_filter_takes_what_the_naive_one_takes(
     assert [offer for offer in offers if wanted.takes(offer)] == expected
 
 
-def test_what_is_needed_is_read_as_in_a_run_file() -> None:
+def test_requirements_are_parsed_as_in_a_run_file() -> None:
     read = filters.read(gpu="A100:40GB..:1..", cpu="4..", memory="16GB", spot="on-demand", max_price="2.5")
     assert read.requirements == Requirements(
         cpu_min=4, memory_min_mib=16384, memory_max_mib=16384,
@@ -121,7 +121,7 @@ def test_names_come_one_by_one_or_with_commas() -> None:
     assert (read.regions, read.backends) == (("eu-west-1", "us-east-1"), ("aws", "hosts"))
 
 
-def test_all_that_is_wrong_is_told_with_its_place() -> None:
+def test_all_invalid_parameters_are_reported_with_their_locations() -> None:
     with pytest.raises(Invalid) as refused:
         filters.read(gpu="A100:x..", cpu="many", spot="maybe", max_price="-1", within=("query",))
     assert [error["loc"] for error in refused.value.errors] == [
@@ -162,7 +162,7 @@ def of(said: object) -> str:
         of(["price", [], "1", "a", "b", "c", False, ""]),
     ],
 )  # fmt: skip
-def test_what_is_no_cursor_of_this_order_is_refused(cursor: str) -> None:
+def test_a_cursor_of_another_order_is_refused(cursor: str) -> None:
     with pytest.raises(Invalid) as refused:
         filters.page([], Order(), 5, cursor)
     assert refused.value.errors[0]["loc"] == ["cursor"]

@@ -72,7 +72,7 @@ def test_no_count_of_four_processes_is_lost(backend: Backend) -> None:
     assert sums == {"hits": PROCESSES * 5 * THREADS, "uncached": 3 * PROCESSES * 5 * THREADS}
 
 
-def test_a_leader_that_is_killed_costs_its_lease_and_no_more(
+def test_a_killed_leader_blocks_others_only_until_its_lease_expires(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_flight, "LEASE_S", 1.0)
@@ -87,7 +87,7 @@ def test_a_leader_that_is_killed_costs_its_lease_and_no_more(
     assert len(cloud.asked) == 2
 
 
-def test_a_deleted_backend_is_gone_from_what_other_processes_keep(
+def test_a_deleted_backend_is_gone_from_the_caches_of_other_processes(
     backend: Backend, cloud: Cloud, project: Project, tmp_path: Path
 ) -> None:
     for key in (TYPES, SPOT, TYPES_US):
@@ -128,7 +128,7 @@ def test_a_lease_is_renewed_for_as_long_as_the_call_lasts(
     assert cloud.asked == ["types eu"]
 
 
-def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
+def test_a_paused_process_that_lost_its_lease_does_not_store_its_result(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_flight, "LEASE_S", 0.5)
@@ -145,7 +145,7 @@ def test_a_process_that_stood_still_and_lost_its_lease_does_not_land(
     assert sources.read(backend, TYPES).value == ["new"]
 
 
-def test_a_lease_that_somebody_else_holds_is_waited_for_only_so_long(backend: Backend, cloud: Cloud) -> None:
+def test_waiting_for_the_lease_of_another_process_times_out(backend: Backend, cloud: Cloud) -> None:
     Lease.take(f"source:{backend.pk}:{TYPES.source}:{TYPES.region}", "somebody", single_flight.LEASE_S, timezone.now())
     began = time.monotonic()
     assert sources.refresh(backend, TYPES, wait_s=0.3).state is SourceState.FAILED

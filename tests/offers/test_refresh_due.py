@@ -34,13 +34,13 @@ def due(clock: Clock, cloud: Cloud) -> list[str]:
     return sorted(cloud.asked[before:])
 
 
-def test_what_was_never_had_is_asked_for_at_once_all_of_it(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_sources_that_were_never_fetched_are_all_due_at_once(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
     assert sources.read(backend, SPOT).state is SourceState.FRESH
     assert due(clock, cloud) == []
 
 
-def test_what_is_in_use_is_asked_for_before_it_is_old_and_what_is_not_is_left_alone(
+def test_used_sources_are_refreshed_before_they_expire_and_unused_ones_are_not(
     backend: Backend, cloud: Cloud, clock: Clock
 ) -> None:
     due(clock, cloud)
@@ -57,7 +57,7 @@ def test_what_is_in_use_is_asked_for_before_it_is_old_and_what_is_not_is_left_al
     assert due(clock, cloud) == ["spot eu"]
 
 
-def test_at_a_start_what_is_old_is_asked_for_though_nobody_looked_and_what_is_fresh_is_not(
+def test_at_startup_stale_sources_are_refreshed_even_if_unused_and_fresh_ones_are_not(
     backend: Backend, cloud: Cloud, clock: Clock
 ) -> None:
     due(clock, cloud)
@@ -80,14 +80,14 @@ def test_a_server_that_starts_preloads(backend: Backend, cloud: Cloud, clock: Cl
     assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
 
 
-def test_a_refresh_by_hand_asks_for_all_whether_used_or_not(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_manual_refresh_fetches_all_sources_whether_used_or_not(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     due(clock, cloud)
     sources.refresh_now(backend)
     assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
     assert due(clock, cloud) == []
 
 
-def test_all_are_asked_at_the_same_time_in_eight_threads_at_most(
+def test_sources_are_fetched_concurrently_in_at_most_eight_threads(
     backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.says = {SourceKey("types", f"region-{number:02}"): ["g5"] for number in range(12)}
@@ -110,7 +110,7 @@ def test_all_are_asked_at_the_same_time_in_eight_threads_at_most(
     assert most == [8]
 
 
-def test_a_slow_one_is_not_waited_for_nor_asked_twice(
+def test_a_slow_source_does_not_delay_others_and_is_not_fetched_twice(
     backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "TICK_S", 0.1)
@@ -126,7 +126,7 @@ def test_a_slow_one_is_not_waited_for_nor_asked_twice(
     assert sources.read(backend, TYPES).state is SourceState.FRESH
 
 
-def test_what_failed_does_not_keep_the_others_from_being_asked(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_failed_source_does_not_block_the_others(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     cloud.says[TYPES] = SourceFailed("throttled")
     due(clock, cloud)
     assert sources.read(backend, TYPES_US).state is SourceState.FRESH
@@ -138,7 +138,7 @@ def test_what_failed_does_not_keep_the_others_from_being_asked(backend: Backend,
     assert due(clock, cloud) == ["types eu"]
 
 
-def test_what_the_configuration_names_no_more_is_forgotten(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_sources_no_longer_configured_are_deleted(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     due(clock, cloud)
     del cloud.says[TYPES_US]
     due(clock, cloud)
@@ -164,12 +164,12 @@ def test_a_backend_that_is_off_or_set_up_wrongly_is_left_alone(
     assert len(due(clock, cloud)) == 3
 
 
-def test_what_lands_asks_for_a_pass(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_stored_result_requests_a_scheduling_pass(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     due(clock, cloud)
     assert PassState.objects.get().requested
 
 
-def test_ticks_are_enqueued_only_where_there_is_a_cloud_to_ask(
+def test_ticks_are_enqueued_only_if_a_cloud_is_configured(
     cloud: Cloud, db: None, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     enqueued: list[str] = []

@@ -16,7 +16,9 @@ from tests.offers.cloud_stub import TYPES, Clock
 pytestmark = pytest.mark.django_db
 
 
-def test_who_asks_again_too_soon_is_told_when_it_may(backend: Backend, plain: Backend, clock: Clock) -> None:
+def test_a_repeated_manual_refresh_is_refused_with_the_remaining_wait(
+    backend: Backend, plain: Backend, clock: Clock
+) -> None:
     assert listing.refresh([backend], clock.now) == [backend]
     clock.pass_s(3)
     assert listing.refresh([backend, plain], clock.now) == [plain]
@@ -29,7 +31,7 @@ def test_who_asks_again_too_soon_is_told_when_it_may(backend: Backend, plain: Ba
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_is_to_be_asked_anew_is_due_however_young_it_is(backend: Backend, clock: Clock) -> None:
+def test_a_manual_refresh_makes_fresh_sources_due(backend: Backend, clock: Clock) -> None:
     sources.refresh(backend, TYPES)
     listing.refresh([backend], clock.now)
     ages = freshness.of_backends(sources.sourced_backends(), clock.now)
@@ -38,7 +40,7 @@ def test_what_is_to_be_asked_anew_is_due_however_young_it_is(backend: Backend, c
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_backend_that_is_set_up_wrongly_keeps_nobody_from_the_others(
+def test_a_misconfigured_backend_does_not_block_the_others(
     backend: Backend, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = Backend.objects.create(name="wrong", kind="aws")

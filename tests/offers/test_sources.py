@@ -26,12 +26,12 @@ def other_process() -> None:
     sources.forget()
 
 
-def test_what_was_never_asked_is_not_known_and_reading_it_asks_nobody(backend: Backend, cloud: Cloud) -> None:
+def test_reading_a_source_that_was_never_fetched_fails_without_a_call(backend: Backend, cloud: Cloud) -> None:
     assert sources.read(backend, TYPES).state is FAILED
     assert cloud.asked == []
 
 
-def test_what_landed_is_read_by_every_process_until_it_is_old_and_then_as_stale(
+def test_a_stored_result_is_fresh_for_every_process_until_it_expires_and_then_stale(
     backend: Backend, cloud: Cloud, clock: Clock
 ) -> None:
     landed = sources.refresh(backend, TYPES)
@@ -45,7 +45,7 @@ def test_what_landed_is_read_by_every_process_until_it_is_old_and_then_as_stale(
     assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES).value) == (STALE, ["g5", "g6"])
 
 
-def test_a_failure_is_told_beside_the_last_good_value_and_is_itself_never_kept(
+def test_a_failure_is_reported_with_the_last_good_value_and_is_never_cached(
     backend: Backend, cloud: Cloud, clock: Clock
 ) -> None:
     sources.refresh(backend, TYPES)
@@ -61,13 +61,13 @@ def test_a_failure_is_told_beside_the_last_good_value_and_is_itself_never_kept(
     assert (reading.state, reading.value, reading.error) == (FRESH, ["g7"], None)
 
 
-def test_an_error_that_nobody_foresaw_is_told_and_not_raised(backend: Backend, cloud: Cloud) -> None:
+def test_an_unexpected_error_is_reported_as_failed_and_not_raised(backend: Backend, cloud: Cloud) -> None:
     cloud.says[TYPES] = ZeroDivisionError("oops")
     reading = sources.refresh(backend, TYPES)
     assert (reading.state, reading.error) == (FAILED, {"code": "service_error", "text": "ZeroDivisionError: oops"})
 
 
-def test_what_failed_is_asked_again_after_a_while_that_doubles(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_failed_source_is_retried_with_exponential_backoff(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     cloud.says[TYPES] = SourceFailed("unreachable", endpoint="ec2")
     waits = []
     for _ in range(7):
@@ -83,7 +83,7 @@ def test_what_failed_is_asked_again_after_a_while_that_doubles(backend: Backend,
     assert waits == [10, 20, 40, 80, 160, 300, 300]
 
 
-def test_what_is_throttled_is_left_alone_for_as_long_as_was_said(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_throttled_source_is_not_fetched_before_its_retry_time(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     cloud.says[TYPES] = SourceFailed("throttled", until=clock.now + dt.timedelta(seconds=33))
     sources.refresh(backend, TYPES)
     clock.pass_s(32)
@@ -99,9 +99,7 @@ def test_what_is_throttled_is_left_alone_for_as_long_as_was_said(backend: Backen
     assert len(cloud.asked) == 3
 
 
-def test_something_empty_counts_for_ten_seconds_and_is_then_asked_again(
-    backend: Backend, cloud: Cloud, clock: Clock
-) -> None:
+def test_an_empty_result_is_fresh_for_ten_seconds(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     cloud.says[TYPES] = []
     assert (sources.refresh(backend, TYPES).state, sources.read(backend, TYPES).value) == (FRESH, [])
     cloud.says[TYPES] = ["g5"]
@@ -111,7 +109,7 @@ def test_something_empty_counts_for_ten_seconds_and_is_then_asked_again(
     assert sources.refresh(backend, TYPES).value == ["g5"]
 
 
-def test_what_was_asked_under_an_older_configuration_does_not_land(backend: Backend, cloud: Cloud) -> None:
+def test_a_result_of_an_older_configuration_is_not_stored(backend: Backend, cloud: Cloud) -> None:
     cloud.during = lambda: Backend.objects.update(version=F("version") + 1)
     assert sources.refresh(backend, TYPES).state is FAILED
     backend.refresh_from_db()
@@ -120,7 +118,7 @@ def test_what_was_asked_under_an_older_configuration_does_not_land(backend: Back
     assert sources.refresh(backend, TYPES).value == ["new"]
 
 
-def test_a_failure_under_an_older_configuration_does_not_land_either(backend: Backend, cloud: Cloud) -> None:
+def test_a_failure_of_an_older_configuration_is_not_stored(backend: Backend, cloud: Cloud) -> None:
     cloud.says[TYPES] = SourceFailed("bad_credentials")
     cloud.during = lambda: Backend.objects.update(version=F("version") + 1)
     sources.refresh(backend, TYPES)
@@ -138,9 +136,7 @@ def test_a_changed_configuration_serves_nothing_of_the_one_before(backend: Backe
     assert (reading.state, reading.value, reading.error) == (FAILED, None, {"code": "bad_credentials"})
 
 
-def test_after_a_refresh_by_hand_what_was_asked_before_does_not_land(
-    backend: Backend, cloud: Cloud, clock: Clock
-) -> None:
+def test_a_result_requested_before_a_manual_refresh_is_not_stored(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     sources.refresh(backend, TYPES)
     clock.pass_s(600)
     cloud.says[TYPES] = ["of before"]
@@ -153,7 +149,7 @@ def test_after_a_refresh_by_hand_what_was_asked_before_does_not_land(
     assert sources.refresh(backend, TYPES).value == ["of after"]
 
 
-def test_a_refresh_by_hand_asks_again_for_what_is_fresh(backend: Backend, cloud: Cloud) -> None:
+def test_a_manual_refresh_fetches_fresh_sources_again(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
     sources.refresh_now(backend)
     backend.refresh_from_db()
@@ -161,7 +157,7 @@ def test_a_refresh_by_hand_asks_again_for_what_is_fresh(backend: Backend, cloud:
     assert cloud.asked == ["types eu"] * 2
 
 
-def test_a_refresh_by_hand_tries_what_failed_at_once_but_not_what_is_throttled(
+def test_a_manual_refresh_retries_failed_sources_at_once_but_not_throttled_ones(
     backend: Backend, cloud: Cloud, clock: Clock
 ) -> None:
     cloud.says[TYPES] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes")
@@ -175,7 +171,7 @@ def test_a_refresh_by_hand_tries_what_failed_at_once_but_not_what_is_throttled(
     assert cloud.asked == ["types eu", "spot eu", "types eu"]
 
 
-def test_what_lands_while_somebody_reads_is_read_and_not_taken_for_lost(
+def test_a_result_stored_during_a_read_is_not_taken_for_a_lost_one(
     backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources.refresh(backend, TYPES)
@@ -189,13 +185,15 @@ def test_what_lands_while_somebody_reads_is_read_and_not_taken_for_lost(
         assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES).value) == (FRESH, ["new"])
 
 
-def test_who_lost_the_lead_meanwhile_does_not_land(backend: Backend, cloud: Cloud) -> None:
+def test_a_leader_that_lost_its_lease_does_not_store_its_result(backend: Backend, cloud: Cloud) -> None:
     cloud.during = lambda: Lease.objects.update(holder="somebody else")
     assert sources.refresh(backend, TYPES).state is FAILED
     assert not SourceRow.objects.exclude(stamp="").exists()
 
 
-def test_of_a_deleted_backend_nothing_lands_and_nothing_is_known(backend: Backend, cloud: Cloud) -> None:
+def test_a_result_for_a_deleted_backend_is_not_stored_and_its_sources_are_unknown(
+    backend: Backend, cloud: Cloud
+) -> None:
     sources.refresh(backend, SPOT)
     cloud.during = lambda: Backend.objects.get().delete()
     assert sources.refresh(backend, TYPES).state is FAILED
@@ -204,7 +202,7 @@ def test_of_a_deleted_backend_nothing_lands_and_nothing_is_known(backend: Backen
     assert not SourceRow.objects.exists()
 
 
-def test_a_cache_that_was_emptied_is_asked_anew_and_serves_nothing_old(backend: Backend, cloud: Cloud) -> None:
+def test_an_emptied_cache_is_refilled_and_serves_no_old_values(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
     caches["offers"].clear()
     other_process()
@@ -255,9 +253,7 @@ def test_a_clock_put_back_keeps_nothing_fresh_for_ever(backend: Backend, cloud: 
     assert sources.read(backend, TYPES).state is FRESH
 
 
-def test_pages_tell_how_old_each_source_is_and_when_it_is_asked_again(
-    backend: Backend, cloud: Cloud, clock: Clock
-) -> None:
+def test_pages_show_the_age_of_each_source_and_its_next_refresh(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     sources.refresh(backend, TYPES)
     had_at = clock.now
     cloud.says[TYPES_US] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes")
@@ -300,7 +296,7 @@ def test_only_settings_that_a_source_depends_on_outdate_it(backend: Backend, clo
     assert sources.read(Backend.objects.get(), TYPES).state is FAILED
 
 
-def test_a_source_says_since_when_it_is_being_asked(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_source_shows_since_when_it_is_being_fetched(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     def asked_at() -> dt.datetime | None:
         [found] = [age for age in freshness.of_backends(sources.sourced_backends(), clock.now) if age.source == "spot"]
         return found.asked_at

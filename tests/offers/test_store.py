@@ -48,7 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "RETRY_S", 0.1)
 
 
-def test_the_offers_cache_tells_when_it_is_away() -> None:
+def test_the_offers_cache_does_not_hide_connection_errors() -> None:
     from django.conf import settings
 
     options = settings.CACHES["offers"].get("OPTIONS", {})
@@ -84,7 +84,7 @@ def test_an_object_that_can_not_be_read_is_none_and_the_cache_is_not_away() -> N
     assert store.get("o", list[int]) is None
 
 
-def test_a_redis_that_died_is_told_and_left_alone_for_a_while(
+def test_a_dead_redis_is_reported_and_not_contacted_for_a_while(
     redis: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert store.put("o", [1], list[int], 60)
@@ -166,7 +166,7 @@ def test_a_redis_that_comes_back_empty_serves_no_old_object(
 
 
 @pytest.mark.usefixtures("quick")
-def test_after_that_a_process_serves_of_its_own_only_what_is_still_the_latest(
+def test_after_a_redis_outage_a_process_serves_only_its_latest_local_values(
     redis: servers.Server, backend: Backend, cloud: Cloud
 ) -> None:
     """Another process had landed something newer, which went with Redis: what this one kept of before is not served."""
@@ -186,7 +186,7 @@ def test_after_that_a_process_serves_of_its_own_only_what_is_still_the_latest(
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(0, 6)), max_size=60))
-def test_a_process_keeps_what_was_used_last_and_never_more(most: int, acts: list[tuple[str, int]]) -> None:
+def test_the_local_cache_keeps_at_most_the_last_used_entries(most: int, acts: list[tuple[str, int]]) -> None:
     kept: store.LocalCache[int, int] = store.LocalCache(most)
     used: list[int] = []
     for number, (act, key) in enumerate(acts):

@@ -45,9 +45,7 @@ def test_stored_settings_are_shown_in_that_notation(admin_client: Client) -> Non
         ("a: " + "x" * 300_000, "the limit is 256 KB"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line_and_what_was_typed_stays(
-    admin_client: Client, text: str, says: str
-) -> None:
+def test_an_error_shows_its_line_and_the_typed_text_stays(admin_client: Client, text: str, says: str) -> None:
     page = post(admin_client, text).replace("&#x27;", "'")
     assert says in page
     assert text.splitlines()[0][:40] in page
@@ -59,7 +57,7 @@ def test_a_profile_may_set_nothing(admin_client: Client) -> None:
     assert Profile.objects.get().settings == {}
 
 
-def test_a_second_default_is_refused_with_what_to_do(admin_client: Client) -> None:
+def test_a_second_default_is_refused_with_a_remedy(admin_client: Client) -> None:
     Profile.objects.create(name="first", is_default=True)
     assert "All projects have a default profile already" in post(admin_client, "", is_default="on")
 

@@ -29,7 +29,7 @@ def test_the_file_goes_before_the_profile_and_the_profile_before_the_defaults() 
     assert found.provenance["stop_duration"] == DEFAULT
 
 
-def test_what_the_file_switches_off_is_off() -> None:
+def test_a_setting_disabled_in_the_file_is_off() -> None:
     profile = {"max_duration": "24h", "retry": True}
     found = resolved(HEAD + "max_duration: off\nretry: false", profile)
     assert (found.spec.max_duration_s, found.spec.retry) == (None, None)
@@ -63,7 +63,7 @@ def test_each_of_the_resources_has_its_own_source() -> None:
     assert found.provenance["resources.gpu"] == {"source": "run_file", "line": 5}
 
 
-def test_an_object_has_no_lines_and_the_command_line_is_told_apart() -> None:
+def test_settings_of_an_object_have_no_lines_and_those_of_the_command_line_are_marked() -> None:
     run_file = parse_run_file(
         {"type": "task", "commands": ["a"], "nodes": 2}, overrides={"priority": 90, "env": {"A": "1"}}
     )

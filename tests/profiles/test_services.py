@@ -57,7 +57,7 @@ def test_an_unknown_profile_is_refused_with_those_there_are(project: Project) ->
     assert caught.value.errors == [{"loc": ["profile"], "line": None, "msg": caught.value.detail}]
 
 
-def test_a_profile_that_no_longer_validates_is_told_apart_from_the_run_file(project: Project) -> None:
+def test_an_invalid_stored_profile_is_not_reported_as_an_error_of_the_run_file(project: Project) -> None:
     add("old", gone=1)
     with pytest.raises(Invalid, match="'old' is invalid, ask an admin to fix it: unknown key `gone`"):
         profile_for(project, "old")

@@ -123,7 +123,7 @@ def test_finishes_fade_by_the_minute(scope_id: int) -> None:
     assert rated(scope_id) == [(fast, slow, NOW + 60_000, NOW)] * 2
 
 
-def test_what_had_finished_when_a_prefix_was_first_heard_of_is_no_pace(scope_id: int) -> None:
+def test_tasks_finished_before_a_prefixs_first_report_do_not_count_in_its_rate(scope_id: int) -> None:
     shifted(scope_id, {("a", "a"): states(memory=100_000, forgotten=5, waiting=3)})
     assert rated(scope_id) == [(0, 0, NOW, NOW)] * 2
     shifted(scope_id, {("a", "a"): states(waiting=-1, memory=1)})
@@ -132,7 +132,7 @@ def test_what_had_finished_when_a_prefix_was_first_heard_of_is_no_pace(scope_id:
     assert scope.finished_1m == scope.finished_10m == 2
 
 
-def test_nor_when_only_a_failure_had_named_it(scope_id: int) -> None:
+def test_tasks_finished_before_the_first_counts_do_not_count_in_the_rate(scope_id: int) -> None:
     shifted(scope_id, {("a", "a"): states()})
     shifted(scope_id, {("a", "a"): states(memory=100_000)})
     assert rated(scope_id) == [(0, 0, NOW, NOW)] * 2
@@ -144,7 +144,7 @@ def test_a_task_that_is_forgotten_after_it_finished_has_not_finished_again(scope
     assert shifted(scope_id, {("a", "a"): states(memory=-8, forgotten=8)}).finished_1m == 8
 
 
-def test_what_is_begun_again_is_no_finish_less(scope_id: int) -> None:
+def test_a_restarted_task_does_not_lower_the_finished_count(scope_id: int) -> None:
     shifted(scope_id, {("a", "a"): states(waiting=8)})
     shifted(scope_id, {("a", "a"): states(waiting=-3, memory=3)})
     assert shifted(scope_id, {("a", "a"): states(memory=-2, waiting=2)}).finished_1m == 3

@@ -81,7 +81,7 @@ def test_work_that_has_become_faster_is_followed_within_two_minutes_and_both_rat
     assert found.high > 8.6
 
 
-def test_work_that_stands_still_slows_down_and_in_the_end_has_no_rate() -> None:
+def test_the_rate_of_stalled_work_falls_and_is_finally_unknown() -> None:
     row = row_of(steadily(2, 0, 600))
     rates = [rate(row, (600 + minutes * 60) * 1000) for minutes in (0, 5, 20, 120)]
     assert [one is not None for one in rates] == [True, True, True, False]
@@ -101,7 +101,7 @@ def test_a_clock_that_was_set_back_raises_nothing() -> None:
     assert rate(row, -(10**12)) is not None
 
 
-def test_what_is_left_takes_as_long_as_the_rate_says() -> None:
+def test_the_time_left_is_the_remaining_tasks_divided_by_the_rate() -> None:
     assert left(100, Rate(2.0, 1.0, 4.0)) == Left(50.0, 25.0, 100.0)
     assert left(100, Rate(2.0, 0.0, 4.0)) == Left(50.0, 25.0, math.inf)
     assert left(0, Rate(2.0, 1.0, 4.0)) is None

@@ -77,7 +77,7 @@ def everything() -> dict[tuple[str, str], dict[TaskState, int]]:
     return found
 
 
-def test_what_was_to_come_of_an_ended_attempt_is_released_everywhere(scope_id: int) -> None:
+def test_unfinished_tasks_of_an_ended_attempt_are_released_everywhere(scope_id: int) -> None:
     before = everything()
     assert finalize.end([(7, 1)], NOW + 5) == 1
     assert finalize.due() == [scope_id]
@@ -100,7 +100,7 @@ def test_a_group_that_only_had_tasks_of_one_kind_is_released(project: Project, s
     assert list(TaskGroup.objects.order_by("name").values_list("name", "released")) == [("a", 1), ("b", 3)]
 
 
-def test_who_looks_sees_that_all_is_settled(project: Project) -> None:
+def test_settling_raises_the_version_that_pages_poll(project: Project) -> None:
     scope_id = counters.ensure_scope(project.pk, 7, 1)
     ingest_batch(scope_id, Batch("log-0", (Event("a-1", S.MEMORY, 1, "a", "a"),)), NOW)
     finalize.end([(7, 1)], NOW + 5)
@@ -150,7 +150,7 @@ def test_a_new_attempt_counts_on_its_own_while_the_old_one_settles(
     assert not Scope.objects.get(pk=again).settled
 
 
-def test_a_page_that_polls_gets_what_was_released(scope_id: int) -> None:
+def test_a_polling_page_gets_the_released_tasks(scope_id: int) -> None:
     seen = Scope.objects.get().version
     finalize.end([(7, 1)], NOW)
     assert Scope.objects.get().version > seen
@@ -186,7 +186,7 @@ def test_a_repeated_attempt_goes_after_a_week_and_the_last_one_after_three_month
         assert not model.objects.exists()
 
 
-def test_what_goes_on_is_never_pruned(scope_id: int) -> None:
+def test_a_running_attempt_is_never_pruned(scope_id: int) -> None:
     finalize.prune(NOW + 10 * finalize.COUNTERS_KEPT_MS)
     assert Task.objects.exists()
 

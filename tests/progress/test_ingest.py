@@ -95,7 +95,7 @@ def test_a_batch_sent_again_changes_nothing(scope_id: int) -> None:
     assert Scope.objects.values().get(pk=scope_id) == before | {"version": 2}
 
 
-def test_what_is_overtaken_changes_nothing(scope_id: int) -> None:
+def test_outdated_reports_change_nothing(scope_id: int) -> None:
     ingest_entries(scope_id, event("a-1", S.MEMORY, 5), count("b", 5, memory=2))
     assert outcome(ingest_entries(scope_id, event("a-1", S.PROCESSING, 4), count("b", 4, waiting=2))) == (0, 2, [])
     assert counted(scope_id) == {"memory": 3}
@@ -180,7 +180,7 @@ def test_a_group_that_was_deleted_comes_back_as_a_difference(scope_id: int, monk
     assert states_of(TaskGroup.objects.get()) == {"waiting": 2}
 
 
-def test_what_is_no_longer_forgotten_leaves_no_group_with_less_than_nothing(
+def test_fewer_forgotten_tasks_leave_no_group_with_a_negative_count(
     scope_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "GROUPS_KEPT", 0)
@@ -193,7 +193,7 @@ def test_what_is_no_longer_forgotten_leaves_no_group_with_less_than_nothing(
     assert list(differences()) == []
 
 
-def test_a_reporter_that_ends_releases_what_it_left_unfinished(scope_id: int) -> None:
+def test_the_end_of_a_reporter_releases_its_unfinished_tasks(scope_id: int) -> None:
     ingest_entries(
         scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.MEMORY, 1), count("b", 1, waiting=3, memory=1)
     )
@@ -202,19 +202,19 @@ def test_a_reporter_that_ends_releases_what_it_left_unfinished(scope_id: int) ->
     assert counted(scope_id) == {"memory": 2, "released": 4, "processing": 1}
 
 
-def test_what_an_ended_reporter_said_before_is_released_when_it_comes_late(scope_id: int) -> None:
+def test_late_reports_from_before_a_reporters_end_are_released(scope_id: int) -> None:
     ingest_entries(scope_id, ended=5)
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 4), event("a-2", S.ERRED, 4), count("b", 4, queued=3, memory=1))
     assert counted(scope_id) == {"released": 4, "erred": 1, "memory": 1}
 
 
-def test_what_a_reporter_says_after_its_end_is_taken(scope_id: int) -> None:
+def test_reports_of_a_reporter_after_its_end_are_stored(scope_id: int) -> None:
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 1), count("b", 1, queued=3), ended=5)
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 6), count("b", 6, queued=1, memory=2))
     assert counted(scope_id) == {"processing": 1, "queued": 1, "memory": 2}
 
 
-def test_an_end_that_is_reported_late_ends_no_more_than_the_first(scope_id: int) -> None:
+def test_a_late_earlier_end_of_a_reporter_does_not_replace_the_first(scope_id: int) -> None:
     ingest_entries(scope_id, ended=5)
     ingest_entries(scope_id, ended=3)
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 4))
@@ -287,7 +287,7 @@ def test_there_are_only_so_many_reporters(scope_id: int, monkeypatch: pytest.Mon
     ("limit", "reason"),
     [("TASKS_MAX", "too_many_tasks"), ("GROUPS_MAX", "too_many_groups"), ("PREFIXES_MAX", "too_many_prefixes")],
 )
-def test_what_is_too_much_is_refused_and_the_rest_taken(
+def test_entries_over_the_limit_are_refused_and_the_rest_stored(
     scope_id: int, monkeypatch: pytest.MonkeyPatch, limit: str, reason: str
 ) -> None:
     monkeypatch.setattr(limits, limit, 2)
@@ -353,7 +353,7 @@ def test_in_one_request_a_task_may_end_and_be_forgotten(scope_id: int) -> None:
 
 
 @pytest.mark.parametrize("gone", [S.RELEASED, S.FORGOTTEN])
-def test_an_end_that_is_heard_of_late_counts_too(scope_id: int, gone: TaskState) -> None:
+def test_a_late_outcome_of_a_forgotten_task_counts_too(scope_id: int, gone: TaskState) -> None:
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.PROCESSING, 1))
     ingest_entries(scope_id, event("a-1", gone, 5))
     assert counted(scope_id) == {gone: 1, "processing": 1}
@@ -364,7 +364,7 @@ def test_an_end_that_is_heard_of_late_counts_too(scope_id: int, gone: TaskState)
     assert list(differences()) == []
 
 
-def test_what_was_live_as_its_reporter_ended_is_released_without_being_done(scope_id: int) -> None:
+def test_a_task_live_at_its_reporters_end_is_released_and_not_done(scope_id: int) -> None:
     ingest_entries(scope_id, event("a-1", S.MEMORY, 1), event("a-2", S.PROCESSING, 1))
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 2), ended=3)
     assert counted(scope_id) == {"released": 2}

@@ -48,7 +48,7 @@ def reason(where: str = "events", **entry: Any) -> str:
     return rejected.reason
 
 
-def test_what_is_not_reported_has_a_default() -> None:
+def test_missing_fields_have_defaults() -> None:
     assert parsed().batch == Batch("job-0")
     assert event() == Event("train-1", S.MEMORY, NOW, "train", "train")
     (count,) = parsed(counts=[{"prefix": "p", "states": {}}]).batch.counts
@@ -158,7 +158,7 @@ def test_a_bad_count_is_refused_by_itself(entry: dict[str, Any], why: str) -> No
     assert reason("counts", **entry) == why
 
 
-def test_what_is_left_knows_its_place_in_the_request() -> None:
+def test_accepted_entries_keep_their_position_in_the_request() -> None:
     known = {"key": "a", "state": "done"}
     read_back = parsed(
         events=[known, 1, known], counts=[None, {"prefix": "p", "states": {}}], failures=[[], {"key": "a"}]

@@ -73,7 +73,7 @@ def test_a_bar_has_all_states_their_sums_and_how_it_goes_on(scope: Scope) -> Non
     assert (bar.version, bar.changed_ms) == (2, NOW)
 
 
-def test_what_is_released_and_forgotten_stays_done_or_failed(scope: Scope) -> None:
+def test_released_and_forgotten_tasks_stay_done_or_failed(scope: Scope) -> None:
     add_group(scope, "odd", "odd-a", memory=1, released_done=2, forgotten_done=3, released=4, forgotten=5)
     add_group(scope, "odd", "odd-b", released_failed=1)
     add_group(scope, "odd", "odd-c", forgotten_failed=1)
@@ -152,7 +152,7 @@ def test_while_a_reporter_of_unfinished_tasks_is_silent_no_time_left_is_given(pr
     assert selectors.running_runs(project.pk, NOW, 5) == []
 
 
-def test_a_runs_newest_attempt_is_reported_unless_another_is_asked_for(project: Project, scope: Scope) -> None:
+def test_the_newest_attempt_of_a_run_is_reported_unless_another_is_requested(project: Project, scope: Scope) -> None:
     first, second = make_scope(project, 7, 1, ended_ms=5), make_scope(project, 7, 2)
     found = [selectors.of_run(7, NOW), selectors.of_run(7, NOW, attempt=1), selectors.of_run(7, NOW, attempt=3)]
     assert [one and (one.scope_id, one.attempt, one.ended) for one in found] == [
@@ -170,7 +170,7 @@ def test_a_runs_newest_attempt_is_reported_unless_another_is_asked_for(project: 
         ("name", ["E", "a", "b", "c", "d"]),
     ],
 )
-def test_prefixes_come_in_the_order_asked_for_page_by_page(
+def test_prefixes_are_listed_in_the_requested_order_page_by_page(
     scope: Scope, order: Order, expected: list[str], limit: int
 ) -> None:
     add_group(scope, "b", "b", processing=1)
@@ -193,7 +193,7 @@ def test_they_keep_their_places_while_counts_move(scope: Scope) -> None:
     ("find", "expected"),
     [("TRAIN", ["train_1", "pretrain"]), ("n_1", ["train_1"]), ("%", ["50%"]), ("\\", ["a\\b"]), ("'", []), ("q", [])],
 )
-def test_a_part_of_the_name_is_found_as_it_stands(scope: Scope, find: str, expected: list[str]) -> None:
+def test_the_name_filter_matches_literally(scope: Scope, find: str, expected: list[str]) -> None:
     for name in ("train_1", "pretrain", "50%", "a\\b"):
         add_group(scope, name, name, memory=1)
     assert names(scope, find=find) == expected

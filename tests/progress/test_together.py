@@ -73,7 +73,7 @@ def test_not_too_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert database.calls == [["a"], ["b", "c"], ["d"]]
 
 
-def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failing_batch_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(names: list[str]) -> None:
         if "bad" in names:
             raise ZeroDivisionError
@@ -84,7 +84,7 @@ def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch
     assert database.calls == [["a"], ["bb", "bad", "ccc"], ["bb"], ["bad"], ["ccc"]]
 
 
-def test_the_end_of_the_attempt_is_said_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_batches_of_an_ended_attempt_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(names: list[str]) -> None:
         raise Conflict("over")
 

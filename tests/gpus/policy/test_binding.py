@@ -109,7 +109,7 @@ def test_samples_that_show_use_contradict_a_stretch(project: Project, member: Us
     assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.KEEP
 
 
-def test_a_stretch_that_stored_samples_do_not_bear_out_is_believed_only_where_older_ones_were_pruned(
+def test_a_stretch_without_stored_samples_counts_only_where_older_ones_were_pruned(
     project: Project, member: User
 ) -> None:
     job = begin(project, member, utilization_policy=IDLE)

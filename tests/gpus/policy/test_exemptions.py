@@ -23,7 +23,7 @@ def run(project: Project, member: User) -> Run:
     return Run.objects.get(pk=begin(project, member, utilization_policy=IDLE).run_id)
 
 
-def test_its_owner_keeps_it_with_a_reason_which_everybody_reads(project: Project, run: Run, member: User) -> None:
+def test_the_owner_keeps_a_run_with_a_reason_that_all_members_see(project: Project, run: Run, member: User) -> None:
     version = QueueCount.objects.get(queue=run.queue).version
     made = exempt(run, member, "member", "  it  loads\ndata ")
     assert (made.by, made.reason) == (member, "it loads data")
@@ -54,7 +54,7 @@ def test_a_keep_that_is_over_adds_nothing(run: Run, member: User) -> None:
     assert made.until - made.at == dt.timedelta(minutes=30)
 
 
-def test_it_can_be_kept_so_often_and_no_more(project: Project, run: Run, member: User) -> None:
+def test_the_number_of_keeps_per_run_is_limited(project: Project, run: Run, member: User) -> None:
     ProjectPolicies.objects.create(project=project, max_exemptions=2, exemption_minutes=10)
     for _ in range(2):
         exempt(run, member, "member", "why")
@@ -88,7 +88,7 @@ def test_only_the_owner_or_a_manager_may(
         ("why", 24 * 60 + 1, "manager", "minutes"),
     ],
 )
-def test_what_is_not_sensible_is_refused_with_its_place(
+def test_an_invalid_keep_is_refused_with_its_location(
     run: Run, member: User, reason: str, minutes: int | None, role: str, loc: str
 ) -> None:
     with pytest.raises(Invalid) as raised:
@@ -122,7 +122,7 @@ def test_a_run_that_has_ended_is_not_kept(run: Run, member: User) -> None:
         exempt(run, member, "member", "why")
 
 
-def test_a_project_without_settings_has_the_usual_ones(project: Project) -> None:
+def test_a_project_without_settings_has_the_defaults(project: Project) -> None:
     found = policies_of(project)
     assert (found.observe_only, found.max_exemptions, found.exemption_minutes) == (False, 3, 30)
     assert not ProjectPolicies.objects.exists()

@@ -34,7 +34,7 @@ def stopped(project: Project, run: Run | None, now: dt.datetime, hours_ago: floa
     return PolicyStop.objects.create(project=project, run=run, at=at, **{**values, **fields})
 
 
-def test_a_stopped_run_gave_back_what_it_could_still_have_held_so_far(
+def test_the_saving_of_a_stopped_run_is_its_remaining_time_elapsed_so_far(
     project: Project, member: User, now: dt.datetime
 ) -> None:
     run = make_run(project, member)
@@ -47,14 +47,14 @@ def test_a_stopped_run_gave_back_what_it_could_still_have_held_so_far(
     assert told.observed.runs == 0
 
 
-def test_without_a_max_duration_nobody_knows_what_was_saved(project: Project, member: User, now: dt.datetime) -> None:
+def test_without_a_max_duration_the_saving_is_unknown(project: Project, member: User, now: dt.datetime) -> None:
     stopped(project, make_run(project, member), now, 4)
     told = ledger(project, now)
     assert (told.entries[0].gpu_hours, told.entries[0].usd) == (None, None)
     assert (told.stopped.runs, told.stopped.unknown, told.stopped.gpu_hours) == (1, 1, 0)
 
 
-def test_what_was_only_observed_counts_once_per_run_up_to_its_end(
+def test_an_observed_violation_counts_once_per_run_up_to_its_end(
     project: Project, member: User, now: dt.datetime
 ) -> None:
     run = make_run(project, member)

@@ -33,7 +33,7 @@ def of(job: Job, ms: int) -> PolicyStatus:
     return found
 
 
-def test_it_says_what_is_low_since_when_and_until_when(project: Project, member: User) -> None:
+def test_the_status_has_the_low_gpu_its_start_and_the_time_of_the_stop(project: Project, member: User) -> None:
     job = begin(project, member, gpus=2, utilization_policy=SLOW)
     watch(3 * MINUTE, lambda uuid, ms: 5 if uuid == job.gpus[1] else 90)
     idle = GpuSeries.objects.get(job=job, uuid=job.gpus[1])
@@ -63,7 +63,7 @@ def test_old_samples_say_nothing(project: Project, member: User) -> None:
     assert (found.verdict.kind, found.badge, found.stops_at) == (VerdictKind.UNKNOWN, False, None)
 
 
-def test_who_keeps_it_until_when_and_how_often_it_can_be(project: Project, member: User) -> None:
+def test_the_status_has_the_exemption_and_the_remaining_keeps(project: Project, member: User) -> None:
     ProjectPolicies.objects.create(project=project, max_exemptions=2)
     job = begin(project, member, utilization_policy=SLOW)
     watch(5 * MINUTE)
@@ -77,7 +77,7 @@ def test_who_keeps_it_until_when_and_how_often_it_can_be(project: Project, membe
     assert (later.exemption, later.paused_until, later.exemptions_left) == (None, None, 1)
 
 
-def test_of_several_nodes_that_which_is_stopped_first_speaks(project: Project, member: User) -> None:
+def test_of_several_nodes_the_one_that_stops_first_is_shown(project: Project, member: User) -> None:
     for name in ("box-1", "box-2", "box-3"):
         make_host(name, gpus=1)
     job = begin(project, member, nodes=3, utilization_policy=SLOW)
@@ -99,7 +99,7 @@ def test_a_placed_run_that_has_not_begun_is_unknown(project: Project, member: Us
     assert (found.verdict.kind, found.source) == (VerdictKind.UNKNOWN, {"source": "profile", "profile": "p"})
 
 
-def test_only_runs_with_gpus_and_a_policy_stand(project: Project, member: User) -> None:
+def test_only_runs_with_gpus_and_a_policy_have_a_status(project: Project, member: User) -> None:
     with_policy = begin(project, member, utilization_policy=IDLE)
     without = begin(project, member, "without")
     cpu = make_run(project, member, "cpu", utilization_policy=IDLE)

@@ -110,7 +110,7 @@ def test_applied_it_is_the_runs_with_its_source_and_an_event(project: Project, m
     assert event_text(run.events.last(), 1) == "its utilization policy was removed"
 
 
-def test_a_hold_is_only_told_by_the_new_policy_too(project: Project, member: User) -> None:
+def test_a_hold_is_only_notified_by_the_new_policy_too(project: Project, member: User) -> None:
     profile = nightly()
     config = {"type": "task", "name": "h", "commands": ["true"], "profile": "nightly", "resources": {"gpu": 1}}
     run, _made = services.submit(project, member, "member", services.Submission(config, hold=True))

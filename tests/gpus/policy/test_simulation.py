@@ -118,7 +118,7 @@ def test_with_the_scope_all_one_busy_gpu_keeps_the_job() -> None:
     assert (stop.gpu, stop.low_since_ms) == (0, 0)
 
 
-def test_what_was_before_the_warm_up_ended_does_not_count() -> None:
+def test_samples_before_the_end_of_the_warm_up_do_not_count() -> None:
     stop = first_stop([plain(*[0] * 12)], 50, Window(60, "any", 40), EVERY)
     assert stop is not None
     assert stop.at_ms == 100

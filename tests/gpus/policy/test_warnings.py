@@ -51,7 +51,7 @@ def test_the_badge_comes_with_half_the_window_and_the_notice_later(now: int, bad
     assert (found.badge, found.notice, found.stops_ms) == (badge, notice, HOUR)
 
 
-def test_who_is_kept_has_until_then() -> None:
+def test_a_kept_run_is_stopped_only_after_its_exemption() -> None:
     now = 59 * MINUTE
     found = stop_warning(low(HOUR, now), HOUR, 2 * HOUR, now)
     assert (found.badge, found.notice, found.stops_ms) == (True, False, 2 * HOUR)
@@ -59,7 +59,7 @@ def test_who_is_kept_has_until_then() -> None:
 
 @pytest.mark.parametrize("verdict", [USED, UNKNOWN])
 @given(now_ms=st.integers(0, 2**45), paused=st.none() | st.integers(0, 2**45))
-def test_what_is_used_or_unknown_is_neither_warned_nor_stopped(
+def test_a_used_or_unknown_gpu_causes_no_warning_and_no_stop(
     verdict: PolicyVerdict, now_ms: int, paused: int | None
 ) -> None:
     assert next_action(case(paused_until_ms=paused), verdict, now_ms) == PolicyAction.NOTHING
@@ -73,7 +73,7 @@ def test_what_is_used_or_unknown_is_neither_warned_nor_stopped(
     noticed=st.none() | st.just(0),
     acted=st.none() | st.just(0),
 )
-def test_it_is_stopped_when_its_time_is_over_and_nobody_keeps_it(
+def test_a_run_is_stopped_after_its_window_unless_it_is_kept(
     now_ms: int, paused: int | None, reports_only: bool, noticed: int | None, acted: int | None
 ) -> None:
     asked = case(reports_only=reports_only, noticed_ms=noticed, acted_ms=acted, paused_until_ms=paused)
@@ -86,7 +86,7 @@ def test_it_is_stopped_when_its_time_is_over_and_nobody_keeps_it(
         assert now_ms >= max(HOUR, paused or 0) - 10 * MINUTE
 
 
-def test_a_stretch_is_told_of_once_and_the_next_one_again() -> None:
+def test_each_low_stretch_is_notified_once() -> None:
     at = 55 * MINUTE
     assert next_action(case(), low(HOUR, at), at) == PolicyAction.NOTICE
     assert next_action(case(noticed_ms=0), low(HOUR, at), at) == PolicyAction.NOTHING

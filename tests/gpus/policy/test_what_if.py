@@ -43,7 +43,7 @@ def test_an_idle_run_would_have_been_stopped_after_the_window_and_a_busy_one_not
     assert told.gpu_hours == pytest.approx(1, abs=0.01)
 
 
-def test_the_runs_own_policies_do_not_matter(project: Project, member: User, now: dt.datetime) -> None:
+def test_the_own_policies_of_the_runs_are_ignored(project: Project, member: User, now: dt.datetime) -> None:
     past_run(
         project, member, "idle", [HALF_AN_HOUR], now=now,
         utilization_policy={"min_gpu_utilization": 0, "time_window": "1m", "action": "notify"},
@@ -51,7 +51,7 @@ def test_the_runs_own_policies_do_not_matter(project: Project, member: User, now
     assert [stop.run.name for stop in what_if(project, POLICY, now).stops] == ["idle"]
 
 
-def test_what_an_ended_run_held_counts_up_to_its_end_with_its_price(
+def test_savings_count_up_to_the_end_of_an_ended_run_at_its_price(
     project: Project, member: User, now: dt.datetime
 ) -> None:
     job = past_run(project, member, "idle", [HALF_AN_HOUR, [95] * 180], now=now, ended_ago_s=3600)
@@ -62,9 +62,7 @@ def test_what_an_ended_run_held_counts_up_to_its_end_with_its_price(
     assert stop.usd == pytest.approx(1, abs=0.02)
 
 
-def test_with_the_scope_all_every_gpu_must_have_been_seen_unused(
-    project: Project, member: User, now: dt.datetime
-) -> None:
+def test_with_the_scope_all_every_gpu_must_have_been_unused(project: Project, member: User, now: dt.datetime) -> None:
     job = past_run(project, member, "half", [HALF_AN_HOUR, [95] * 180], now=now)
     every = POLICY.model_copy(update={"scope": "all"})
     assert what_if(project, every, now).stops == []
@@ -82,7 +80,9 @@ def test_a_warm_up_and_a_gap_keep_a_run(project: Project, member: User, now: dt.
     assert what_if(project, POLICY.model_copy(update={"warmup_s": 600}), now).stops == []
 
 
-def test_only_the_last_day_of_this_project_is_looked_at(project: Project, member: User, now: dt.datetime) -> None:
+def test_only_runs_of_this_project_in_the_last_day_are_simulated(
+    project: Project, member: User, now: dt.datetime
+) -> None:
     past_run(project, member, "yesterday", [HALF_AN_HOUR], now=now, ended_ago_s=25 * 3600)
     other = make_project("other")
     past_run(other, make_user("bob", is_superuser=True), "theirs", [HALF_AN_HOUR], now=now)
@@ -101,7 +101,7 @@ def test_holds_are_never_stopped(project: Project, member: User, now: dt.datetim
     assert (told.runs, told.holds, [stop.run.name for stop in told.stops]) == (1, 1, ["idle"])
 
 
-def test_the_work_is_bounded_and_says_what_was_left_out(
+def test_the_work_is_bounded_and_omitted_runs_are_counted(
     project: Project, member: User, now: dt.datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
@@ -112,7 +112,7 @@ def test_the_work_is_bounded_and_says_what_was_left_out(
     assert sorted(stop.run.name for stop in told.stops) == ["idle-1", "idle-2"]
 
 
-def test_samples_of_what_was_too_short_are_not_read(project: Project, member: User, now: dt.datetime) -> None:
+def test_samples_of_runs_shorter_than_the_window_are_not_read(project: Project, member: User, now: dt.datetime) -> None:
     past_run(project, member, "short", [[0] * 50], now=now)
     told = what_if(project, POLICY, now)
     assert (told.runs, told.gpus, told.samples, told.stops) == (1, 1, 0, [])
@@ -139,7 +139,7 @@ def test_many_runs_are_read_in_batches(
         ({"min_gpu_utilization": 10, "time_window": "soon"}, ["time_window"], "is not a duration"),
     ],
 )
-def test_what_is_no_policy_is_told_beside_its_key(given: dict[str, object], loc: list[str], said: str) -> None:
+def test_an_invalid_policy_is_reported_at_its_key(given: dict[str, object], loc: list[str], said: str) -> None:
     with pytest.raises(Invalid) as refused:
         parse_policy(given)
     assert [fault["loc"] for fault in refused.value.errors] == [loc]
@@ -147,6 +147,6 @@ def test_what_is_no_policy_is_told_beside_its_key(given: dict[str, object], loc:
     assert "utilization_policy" not in refused.value.detail
 
 
-def test_a_policy_is_asked_as_in_a_run_file() -> None:
+def test_a_policy_is_parsed_as_in_a_run_file() -> None:
     asked = parse_policy({"min_gpu_utilization": 10, "time_window": "1h30m", "warmup": "10m", "scope": "all"})
     assert asked == UtilizationPolicy(min_gpu_utilization=10, time_window_s=5400, scope="all", warmup_s=600)

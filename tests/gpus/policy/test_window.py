@@ -66,7 +66,7 @@ def in_order(steps: Samples) -> Samples:
 
 @examples(400)
 @given(st.lists(STEPS, max_size=3), MINIMUMS, WINDOWS, st.integers(0, 40))
-def test_of_samples_in_order_it_is_the_plain_reading(
+def test_samples_in_order_give_the_verdict_of_the_reference_model(
     steps: list[Samples], minimum: int, window: Window, later: int
 ) -> None:
     gpus = [in_order(one) for one in steps]
@@ -85,7 +85,7 @@ def test_of_samples_in_order_it_is_the_plain_reading(
     st.integers(-35, 60),
     st.data(),
 )
-def test_of_any_samples_a_stop_is_one_of_the_plain_reading(
+def test_a_stop_by_samples_in_any_order_is_a_stop_of_the_reference_model(
     arrivals: list[tuple[int, int, int]], minimum: int, window: Window, later: int, data: st.DataObject
 ) -> None:
     """Late, doubled, out of order, from clocks that go ahead; GPUs that come and go, and windows that change."""
@@ -107,7 +107,7 @@ def test_of_any_samples_a_stop_is_one_of_the_plain_reading(
 
 
 @given(STEPS, st.permutations(range(22)), MINIMUMS, WINDOWS)
-def test_however_they_come_it_stops_at_most_what_it_stops_in_order(
+def test_samples_out_of_order_stop_no_run_that_samples_in_order_would_not(
     steps: Samples, order: list[int], minimum: int, window: Window
 ) -> None:
     samples = in_order(steps)
@@ -142,9 +142,7 @@ def test_a_late_sample_never_makes_the_stretch_longer(steps: Samples, late: tupl
 
 
 @given(STEPS, WINDOWS)
-def test_a_minimum_of_nothing_stops_nothing_and_of_all_spares_only_what_is_fully_used(
-    steps: Samples, window: Window
-) -> None:
+def test_a_minimum_of_0_never_stops_and_one_of_100_accepts_only_full_use(steps: Samples, window: Window) -> None:
     samples = in_order(steps)
     for at, used in samples:
         never = replay([sample for sample in samples if sample[0] <= at], 0, EVERY)
@@ -153,7 +151,7 @@ def test_a_minimum_of_nothing_stops_nothing_and_of_all_spares_only_what_is_fully
 
 
 @given(STEPS, MINIMUMS, WINDOWS, st.integers(0, 200))
-def test_when_it_stops_is_told_before(steps: Samples, minimum: int, window: Window, later: int) -> None:
+def test_the_announced_time_of_the_stop_is_kept(steps: Samples, minimum: int, window: Window, later: int) -> None:
     """While samples stay low, it stops at the moment that it named all the time, and not before."""
     samples = in_order(steps)
     if not samples:
@@ -224,7 +222,7 @@ def test_a_warm_up_moves_the_window_behind_it() -> None:
 
 @pytest.mark.parametrize("used", [(0, 90), (90, 0)])
 @pytest.mark.parametrize("at", [0, 20, 50])
-def test_of_two_samples_of_one_moment_the_one_that_shows_use_counts(used: tuple[int, int], at: int) -> None:
+def test_of_two_samples_of_one_time_the_higher_counts(used: tuple[int, int], at: int) -> None:
     samples = [(moment, 0) for moment in range(0, 60, EVERY) if moment != at]
     of_moment = [(at, one) for one in used]
     came = sorted([*samples, *of_moment], key=lambda sample: sample[0]), [*samples, *of_moment]

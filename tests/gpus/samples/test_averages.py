@@ -71,7 +71,7 @@ def test_doing_it_twice_changes_nothing(job: Job) -> None:
     assert list(GpuAverage.objects.order_by("at_ms").values()) == before
 
 
-def test_what_comes_late_has_its_five_minutes_averaged_again(project: Project) -> None:
+def test_a_late_sample_has_its_five_minutes_averaged_again(project: Project) -> None:
     host = make_host(gpus=1)
     intake.add_snapshot(host, snapshot(g0=10), START_MS)
     intake.add_snapshot(host, snapshot(g0=10), START_MS + BUCKET_MS)
@@ -81,7 +81,7 @@ def test_what_comes_late_has_its_five_minutes_averaged_again(project: Project) -
     assert list(GpuAverage.objects.order_by("at_ms").values_list("utilization", "samples")) == [(50, 2), (10, 1)]
 
 
-def test_samples_go_after_a_day_and_averages_stay(job: Job) -> None:
+def test_samples_are_deleted_after_a_day_and_averages_stay(job: Job) -> None:
     series = sampled(job, range(0, 3 * HOUR_MS, EVERY_MS * 6))
     averages.roll(at(DAY_MS))
     assert GpuSample.objects.count() == 180
@@ -95,21 +95,21 @@ def test_samples_go_after_a_day_and_averages_stay(job: Job) -> None:
     assert not averages.has_samples()
 
 
-def test_samples_of_what_ended_long_ago_go_too(job: Job) -> None:
+def test_samples_of_long_ended_jobs_are_deleted_too(job: Job) -> None:
     sampled(job, range(0, HOUR_MS, EVERY_MS))
     averages.roll(at(HOUR_MS + 60_000))
     averages.roll(at(9 * DAY_MS))
     assert (GpuSample.objects.count(), GpuAverage.objects.count()) == (0, 12)
 
 
-def test_no_sample_goes_that_is_not_averaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sample_is_deleted_before_it_is_averaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled(job, range(0, HOUR_MS, EVERY_MS))
     monkeypatch.setattr(averages, "_average_some", lambda until_ms: False)
     averages.roll(at(3 * DAY_MS))
     assert GpuSample.objects.count() == 360
 
 
-def test_a_turn_ends_however_much_there_is(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_call_does_a_bounded_number_of_steps(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled(job, range(0, 10 * HOUR_MS, EVERY_MS * 30))
     monkeypatch.setattr(averages, "MOST_STEPS", 2)
     averages.roll(at(10 * HOUR_MS + 60_000))

@@ -35,7 +35,7 @@ def begun(job: Job) -> Job:
     return job
 
 
-def test_a_look_becomes_samples_and_the_newest_stands_on_the_series(project: Project, member: User) -> None:
+def test_a_snapshot_is_stored_as_samples_and_the_newest_on_the_series(project: Project, member: User) -> None:
     host = make_host(gpus=2)
     job = running(project, member)
     held = job.gpus[0]
@@ -53,7 +53,7 @@ def test_a_look_becomes_samples_and_the_newest_stands_on_the_series(project: Pro
     assert (free.uuid, free.utilization, free.samples.count()) == ("GPU-box-1-1", 6, 2)
 
 
-def test_a_look_costs_as_many_statements_for_eight_gpus_and_jobs_as_for_one(project: Project, member: User) -> None:
+def test_a_snapshot_of_eight_gpus_and_jobs_takes_as_many_statements_as_of_one(project: Project, member: User) -> None:
     host = make_host(cpus=32, gpus=8)
     running(project, member, utilization_policy=LOW)
     counts = []
@@ -71,7 +71,7 @@ def test_a_look_costs_as_many_statements_for_eight_gpus_and_jobs_as_for_one(proj
     assert len(queries) == counts[1], [query["sql"] for query in queries]
 
 
-def test_a_job_low_for_its_window_is_worth_a_look_and_not_before(project: Project, member: User) -> None:
+def test_a_job_is_returned_for_a_check_only_once_its_window_was_low(project: Project, member: User) -> None:
     host = make_host(gpus=2)
     job = running(project, member, utilization_policy=LOW)
     worth = {at: intake.add_snapshot(host, snapshot(g0=10, g1=10), START_MS + at) for at in range(0, 90_000, EVERY_MS)}
@@ -79,7 +79,7 @@ def test_a_job_low_for_its_window_is_worth_a_look_and_not_before(project: Projec
     assert worth[60_000] == [job.pk]
 
 
-def test_what_is_missing_or_unreadable_is_no_sample_and_stops_nothing(project: Project, member: User) -> None:
+def test_a_missing_or_unreadable_value_is_no_sample_and_stops_no_run(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     running(project, member, utilization_policy=LOW)
     for at in range(0, 120_000, EVERY_MS):
@@ -118,7 +118,7 @@ def test_a_job_that_stops_is_seen_but_not_judged(project: Project, member: User)
     assert GpuSample.objects.filter(series__job=job).count() == 9
 
 
-def test_a_look_again_at_the_same_moment_is_kept_once(project: Project, member: User) -> None:
+def test_two_snapshots_of_the_same_time_are_stored_once(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     running(project, member, utilization_policy=LOW)
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_a_clock_that_was_ahead_and_is_put_right_lets_no_idle_run_escape(project
     assert confirmed_at(job, START_MS + 80_000) == window.VerdictKind.STOP
 
 
-def test_use_at_moments_that_come_again_since_a_clock_went_back_stops_nothing(project: Project, member: User) -> None:
+def test_use_at_times_repeated_after_a_clock_went_back_prevents_a_stop(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy=LOW)
     for at in range(0, 130_000, EVERY_MS):
@@ -175,7 +175,7 @@ def test_a_changed_policy_judges_the_samples_that_are_kept(project: Project, mem
     assert intake.add_snapshot(host, snapshot(g0=60), START_MS + 60_000) == [job.pk]
 
 
-def test_people_are_told_once_when_little_time_remains(project: Project, member: User) -> None:
+def test_a_check_for_the_notice_is_requested_once_when_little_time_remains(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy={"min_gpu_utilization": 50, "time_window": "8m"})
     told = []
@@ -186,7 +186,7 @@ def test_people_are_told_once_when_little_time_remains(project: Project, member:
     assert told == [360_000]
 
 
-def test_a_runners_samples_come_late_in_a_heap_and_in_any_order(project: Project, member: User) -> None:
+def test_a_runners_samples_may_arrive_late_in_bulk_and_in_any_order(project: Project, member: User) -> None:
     job = cloud_of(project, member)
     heap = [(START_MS + at, [sample("GPU-i-0", 10)]) for at in range(0, 70_000, EVERY_MS)]
     assert intake.add_samples(job, list(reversed(heap)), START_MS + 61_000) == [job.pk]
@@ -217,7 +217,7 @@ def cloud_of(project: Project, member: User) -> Job:
     return begun(job)
 
 
-def test_a_host_says_once_that_there_is_no_nvml(project: Project) -> None:
+def test_a_host_without_nvml_is_recorded_once(project: Project) -> None:
     host = make_host()
     for at in range(0, 50_000, EVERY_MS):
         intake.add_snapshot(host, Snapshot(library=False), START_MS + at)
@@ -226,7 +226,7 @@ def test_a_host_says_once_that_there_is_no_nvml(project: Project) -> None:
     assert (sampling.library, sampling.at) == (False, to_moment(START_MS + 40_000))
 
 
-def test_errors_that_come_and_go_are_told_but_do_not_fill_the_list(project: Project) -> None:
+def test_intermittent_errors_are_recorded_with_a_bounded_number_of_events(project: Project) -> None:
     host = make_host(gpus=1)
     for number, error in enumerate(("", "GPU 0: lost", "GPU 0: lost", "")):
         intake.add_snapshot(host, Snapshot(error=error), START_MS + number * EVERY_MS)

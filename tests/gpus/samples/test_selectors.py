@@ -52,7 +52,7 @@ def test_where_there_is_room_each_sample_is_shown_as_it_is(job: Job) -> None:
     assert shown.temperature_c == [50, 50, 50, 50, None, None]
 
 
-def test_never_more_moments_than_asked_for(job: Job) -> None:
+def test_at_most_the_requested_number_of_points_is_returned(job: Job) -> None:
     sampled(job, utilization=[10, 20, 30, 40] * 90)
     for points in (2, 3, 7, 60, 100, 359, 360, 1000):
         shown = only(samples_of([job], START_MS, START_MS + HOUR_MS, points))
@@ -82,7 +82,7 @@ def test_all_gpus_of_all_nodes_are_on_one_grid_in_their_order(project: Project, 
     assert len({tuple(one.at_ms) for one in shown}) == 1
 
 
-def test_before_what_is_kept_there_are_averages(job: Job) -> None:
+def test_averages_cover_the_time_before_the_oldest_sample(job: Job) -> None:
     sampled(job, utilization=[20, 40] * 360)
     now = to_moment(START_MS + 2 * HOUR_MS + 120_000)
     averages.roll(now)
@@ -95,7 +95,7 @@ def test_before_what_is_kept_there_are_averages(job: Job) -> None:
     assert shown.utilization[360:] == before.utilization[360:] == [20, 40] * 180
 
 
-def test_long_spans_are_in_averages_and_what_is_not_averaged_yet_is_added(job: Job) -> None:
+def test_long_spans_use_averages_plus_samples_not_yet_averaged(job: Job) -> None:
     sampled(job, utilization=[20, 40] * 390)  # 130 minutes
     averages.roll(to_moment(START_MS + HOUR_MS + 70_000))
     assert GpuAverage.objects.count() == 12
