@@ -55,7 +55,7 @@ def settings(home: Path, *names: str, **variables: str) -> dict[str, Any]:
         (lambda name: env.text(name, pattern="[a-z]+", expected="letters"), "a b", "letters"),
     ],
 )
-def test_a_bad_value_is_told_with_its_variable_and_what_was_expected(
+def test_an_invalid_value_is_reported_with_its_variable_and_the_expected_one(
     monkeypatch: pytest.MonkeyPatch, read: Any, bad: str, expected: str
 ) -> None:
     monkeypatch.setitem(os.environ, "A_SETTING", bad)
@@ -96,7 +96,7 @@ def test_a_file_has_further_variables(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("A=1\nexport B=2\n", "NAME=value in line 2"), (None, "can read")])
-def test_a_bad_file_of_settings_is_told_with_its_line(
+def test_an_invalid_settings_file_is_reported_with_its_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, expected: str
 ) -> None:
     if text is not None:
@@ -123,7 +123,7 @@ def test_a_command_says_a_bad_setting_in_one_line_and_fails(tmp_path: Path) -> N
     assert done.stderr == "dstackweb: DSTACKWEB_PORT='eighty': expected a whole number from 1 to 65535\n"
 
 
-def test_a_home_that_is_no_folder_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_home_that_is_not_a_directory_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     done = start(tmp_path / "file", "manage.py", "up")

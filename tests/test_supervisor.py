@@ -159,7 +159,7 @@ def up(env: dict[str, str]) -> Console:
     return Console([sys.executable, "manage.py", "up"], Path(env["DSTACKWEB_HOME"]), env)
 
 
-def test_a_taken_port_is_told_in_one_line(deployment: dict[str, str]) -> None:
+def test_a_port_in_use_is_reported_in_one_line(deployment: dict[str, str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(deployment["DSTACKWEB_PORT"])))
         other.listen()
@@ -175,7 +175,7 @@ def login_link(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_sign_in_link_before_the_first_start_is_told_to_wait_for_it(new_deployment: dict[str, str]) -> None:
+def test_a_sign_in_link_before_the_first_start_is_refused_with_a_hint(new_deployment: dict[str, str]) -> None:
     asked = login_link(new_deployment)
 
     assert asked.returncode == 1
@@ -245,7 +245,7 @@ def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_com
 
 
 @pytest.mark.slow
-def test_nothing_survives_kill_9_of_the_server_but_what_a_worker_detached(deployment: dict[str, str]) -> None:
+def test_only_detached_runners_survive_kill_9_of_the_server(deployment: dict[str, str]) -> None:
     """A runner is started as this sleeper is: by a worker, as a program, in a session of its own."""
     home = Path(deployment["DSTACKWEB_HOME"])
     console = up(deployment)

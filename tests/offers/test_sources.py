@@ -211,7 +211,7 @@ def test_an_emptied_cache_is_refilled_and_serves_no_old_values(backend: Backend,
     assert sources.refresh(backend, TYPES).value == ["new"]
 
 
-def test_an_entry_that_can_not_be_read_is_none(backend: Backend, cloud: Cloud) -> None:
+def test_an_unreadable_entry_counts_as_a_miss(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
     (name,) = sources.objects_of(backend.pk)
     for garbage in ("text", {"another": ["old"]}, [1, 2, 3]):

@@ -82,7 +82,7 @@ def until(job: Job, *statuses: str) -> Job:
     return Job.objects.get(pk=job.pk)
 
 
-def test_a_machine_joins_runs_its_job_and_goes_off_when_told(rent: Rent) -> None:
+def test_an_instance_joins_runs_its_job_and_shuts_down_on_order(rent: Rent) -> None:
     machine, job = rent("id -un > who", "exit 3")
     machine.start()
     ended = until(job, "failed")
@@ -130,7 +130,7 @@ def test_an_agent_that_comes_back_knows_of_a_job_whose_runner_says_nothing(rent:
     until(job, "done")
 
 
-def test_an_end_that_a_killed_runner_has_not_told_is_told_by_another(rent: Rent, gate: Gate) -> None:
+def test_the_unreported_end_of_a_job_of_a_killed_runner_is_reported_by_its_successor(rent: Rent, gate: Gate) -> None:
     machine, job = rent("until [ -e go ]; do sleep 0.05; done")
     machine.start()
     until(job, "running")
@@ -146,7 +146,7 @@ def test_an_end_that_a_killed_runner_has_not_told_is_told_by_another(rent: Rent,
     assert until(job, "done", "failed").exit_code == 0
 
 
-def test_while_the_api_is_away_the_job_goes_on_and_its_end_is_told_later(rent: Rent, gate: Gate) -> None:
+def test_during_an_api_outage_the_job_goes_on_and_its_end_is_reported_later(rent: Rent, gate: Gate) -> None:
     machine, job = rent("until [ -e go ]; do sleep 0.05; done")
     machine.start()
     until(job, "running")
@@ -159,7 +159,7 @@ def test_while_the_api_is_away_the_job_goes_on_and_its_end_is_told_later(rent: R
     assert machine.off is None
 
 
-def test_a_runner_that_is_killed_has_a_successor_that_tells_so(rent: Rent) -> None:
+def test_the_successor_of_a_killed_runner_reports_the_job_as_failed(rent: Rent) -> None:
     machine, job = rent("sleep 600")
     machine.start()
     until(job, "running")
@@ -182,7 +182,7 @@ def test_a_job_of_which_nothing_is_left_has_ended(rent: Rent) -> None:
     assert until(job, "failed").detail == {"code": "runner_gone"}
 
 
-def test_a_runner_that_can_not_start_is_told_of(rent: Rent) -> None:
+def test_a_runner_that_cannot_start_is_reported_and_retried(rent: Rent) -> None:
     machine, job = rent("true")
     (machine.home / "jobs").write_text("in the way")
     machine.start()
@@ -220,7 +220,9 @@ def test_gpus_are_those_that_nvidia_smi_shows(rent: Rent) -> None:
     assert (run_dir / "gpus").read_text() == "GPU-aaaa,GPU-bbbb\n"
 
 
-def test_a_machine_that_nobody_answers_goes_off(rent: Rent, gate: Gate, settings: Any, monkeypatch: Any) -> None:
+def test_an_instance_without_contact_to_the_server_shuts_down(
+    rent: Rent, gate: Gate, settings: Any, monkeypatch: Any
+) -> None:
     settings.DSTACKWEB_LOST_AFTER_S = 0.5
     monkeypatch.setattr(agents, "ALONE_MARGIN_S", 0.5)
     machine, job = rent("true")
@@ -272,7 +274,7 @@ class Quiet:
         (Quiet(has_unreported_end=True), 101 + UNREPORTED_S, True),
     ],
 )
-def test_what_goes_on_or_is_yet_to_be_told_keeps_a_lonely_machine_up(
+def test_an_instance_without_contact_stays_up_while_it_has_jobs_or_unsent_reports(
     work: Any, silent_s: float, abandoned: bool
 ) -> None:
     agent = Agent(

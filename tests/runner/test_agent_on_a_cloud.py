@@ -96,7 +96,7 @@ def test_the_agent_is_started_again_when_it_dies(cloud: Cloud, server: str) -> N
     assert Job.objects.get(pk=job.pk).status == "running"
 
 
-def test_an_interruption_is_told_at_once(cloud: Cloud, server: str) -> None:
+def test_an_interruption_is_reported_at_once(cloud: Cloud, server: str) -> None:
     job = place("sleep 600", is_spot=True)
     cloud_id = boot(cloud, job, server, InstanceMarketOptions=SPOT)
     eventually(lambda: Job.objects.get(pk=job.pk).status == "running")

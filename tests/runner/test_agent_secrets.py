@@ -53,7 +53,7 @@ print("done")
 """
 
 
-def test_a_job_gets_at_no_token_but_the_one_that_is_used_up(cloud: Cloud, server: str) -> None:
+def test_a_job_can_read_no_token_but_the_used_join_token(cloud: Cloud, server: str) -> None:
     """Whoever runs on a machine can read its user data, and the join token there."""
     job = place("until [ -e go ]; do sleep 0.05; done", "python3 thief.py $(cat asked)")
     instance = instance_of(job).pk

@@ -105,7 +105,7 @@ def test_without_upper_ends_nothing_is_limited(box: MakeBox) -> None:
     assert job.end()["reason"] == "done_by_runner"
 
 
-def test_whoever_uses_more_than_they_asked_for_is_ended_first(box: MakeBox) -> None:
+def test_a_job_above_its_memory_request_is_killed_first(box: MakeBox) -> None:
     job = box("cat /proc/self/oom_score_adj", memory_mib=2000, host_memory_mib=8000)
     job.launch()
     job.end()
@@ -161,7 +161,7 @@ def group() -> Iterator[cgroups.Group]:
     made.remove()
 
 
-def test_a_kill_takes_what_is_frozen_and_counts_no_zombie(group: cgroups.Group) -> None:
+def test_a_kill_ends_frozen_processes_and_ignores_zombies(group: cgroups.Group) -> None:
     process = subprocess.Popen(["sleep", "600"], preexec_fn=group.enter)
     assert group.processes() == ({process.pid} if group.folders else set())
     for folder in group.folders:
@@ -185,7 +185,7 @@ def machine(tmp_path: Path, groups: str, mounts: dict[str, str]) -> str:
     return str(tmp_path)
 
 
-def test_both_versions_beside_each_other_are_told_apart(tmp_path: Path) -> None:
+def test_cgroup_v1_and_v2_mounted_together_are_distinguished(tmp_path: Path) -> None:
     tops = {name: tmp_path / name for name in ("memory", "cpu", "unified")}
     for top in tops.values():
         top.mkdir()

@@ -52,7 +52,7 @@ def test_while_the_server_is_down_the_job_goes_on_and_nothing_is_lost(box: MakeB
     assert job.lines() == ["before", "during"]
 
 
-def test_an_api_in_trouble_is_asked_again_and_no_byte_is_lost_or_doubled(box: MakeBox) -> None:
+def test_a_failing_api_is_retried_and_no_byte_is_lost_or_duplicated(box: MakeBox) -> None:
     job = counting(box, "for i in $(seq 40); do echo $i; sleep 0.01; done")
     troubles = itertools.cycle([503, b"", None, b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", None])
     job.api.trouble = lambda what: next(troubles)
@@ -105,7 +105,7 @@ INTERRUPTED = {"after the started marker", "while the commands run"}
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_killed_runner_has_a_successor_that_does_what_is_left(box: MakeBox, stage: str) -> None:
+def test_the_successor_of_a_killed_runner_does_the_remaining_steps(box: MakeBox, stage: str) -> None:
     prepare, there = STAGES[stage]
     job = counting(box, "cat code", "echo up", WORK, "echo down")
     job.api.ship(packed({"code": b"code\n"}))
@@ -133,7 +133,7 @@ def test_a_killed_runner_has_a_successor_that_does_what_is_left(box: MakeBox, st
         assert job.lines() == ["code", "up", "down"]
 
 
-def test_what_was_printed_after_the_runner_died_still_arrives(box: MakeBox) -> None:
+def test_output_printed_after_the_runners_death_is_delivered(box: MakeBox) -> None:
     job = counting(box, "echo up", WORK, "echo alone", "sleep 600")
     job.launch()
     job.wait_for("up")
@@ -221,7 +221,7 @@ def test_a_runner_that_cannot_take_its_lock_on_a_full_disk_says_so(box: MakeBox)
     assert job.launch() == {"error": "[Errno 28] No space left on device"}
 
 
-def test_on_a_full_disk_the_end_is_told_all_the_same(box: MakeBox) -> None:
+def test_on_a_full_disk_the_end_is_still_reported(box: MakeBox) -> None:
     job = counting(box, "echo up", WORK)
     job.launch()
     job.wait_for("up")

@@ -53,7 +53,7 @@ def finish(job: Box) -> None:
     assert job.end(nudged=True)["exit_code"] == 0
 
 
-def test_only_the_jobs_own_gpus_are_told_with_all_that_they_tell(on_gpus: MakeBox, nvml: Nvml) -> None:
+def test_only_the_jobs_own_gpus_are_reported_with_all_their_values(on_gpus: MakeBox, nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", util=5), BUSY)
     job = on_gpus("echo up", WORK)
     job.launch()
@@ -73,7 +73,7 @@ def test_only_the_jobs_own_gpus_are_told_with_all_that_they_tell(on_gpus: MakeBo
     assert all(0 <= sample["age_s"] < 10 for sample in job.api.samples)
 
 
-def test_a_job_that_its_host_watches_tells_nothing(on_gpus: MakeBox, nvml: Nvml) -> None:
+def test_a_job_whose_host_samples_its_gpus_sends_no_samples(on_gpus: MakeBox, nvml: Nvml) -> None:
     nvml.show(BUSY)
     job = on_gpus("sleep 0.3", sample_every_s=None)
     job.launch()
@@ -117,7 +117,7 @@ def test_a_lost_gpu_is_missing_and_no_zero(on_gpus: MakeBox, nvml: Nvml) -> None
     assert {gpu["uuid"] for sample in job.api.samples for gpu in sample["gpus"]} == {"GPU-a"}
 
 
-def test_what_no_gpu_can_have_is_not_told_and_of_many_processes_as_many_as_the_api_takes(
+def test_impossible_gpu_values_are_omitted_and_processes_are_capped_at_the_api_limit(
     on_gpus: MakeBox, nvml: Nvml
 ) -> None:
     nvml.show(replace(BUSY, power=40_000, temp=2000, throttle=2**62, pids=range(2**22 + 1, 2**22 + 81)))

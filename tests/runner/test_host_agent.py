@@ -109,7 +109,7 @@ def test_a_removed_host_ends_and_a_refused_one_goes_on_with_a_new_token(make: Ma
     assert agent.config["token"] == "dwh_2"
 
 
-def test_a_start_that_failed_is_reported_until_the_server_has_heard_of_it(
+def test_a_failed_start_is_reported_until_the_server_acknowledges_it(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = str(uuid4())

@@ -56,7 +56,7 @@ def test_a_failure_is_reported_with_its_exit_code(box: MakeBox, command: str, co
     assert "never" not in job.lines()
 
 
-def test_the_commands_learn_where_to_tell_of_their_tasks(box: MakeBox) -> None:
+def test_commands_get_the_address_and_token_to_report_tasks(box: MakeBox) -> None:
     path = "/api/v1/projects/main/runs/7/tasks"
     job = box('echo "$DSTACKWEB_TASKS_URL $DSTACKWEB_TASKS_TOKEN"', tasks={"path": path, "token": "t1"})
     job.launch()
@@ -71,7 +71,7 @@ def test_output_may_be_any_bytes(box: MakeBox) -> None:
     assert job.api.log == (job.run_dir / "all").read_bytes() + b"\0\xffno newline"
 
 
-def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: MakeBox) -> None:
+def test_the_environment_has_the_documented_variables_and_none_of_the_servers(box: MakeBox) -> None:
     job = box("env -0", gpus=["GPU-a", "GPU-b"], nodes=4, node=2, gpus_per_node=2, gpus_total=8, master_ip="10.0.0.7")
     job.api.spec |= {"env": {"LR": "1e-4", "PATH": "/usr/bin:/bin", "DSTACK_NODE_RANK": "9"}}
     job.api.spec |= {"host": "box-3", "host_address": "10.0.0.9"}
@@ -104,7 +104,7 @@ def test_the_environment_holds_what_is_promised_and_nothing_of_the_servers(box: 
     }
 
 
-def test_where_the_other_nodes_are_is_told_when_all_are_there(box: MakeBox) -> None:
+def test_the_commands_get_the_address_of_the_master_node_once_all_nodes_are_up(box: MakeBox) -> None:
     job = box("echo $DSTACK_MASTER_NODE_IP $DSTACK_GPUS_NUM", nodes=2)
     job.api.action = {"action": "go", "nodes": {"master_ip": "10.0.0.7", "gpus_total": 16}}
     job.launch()
@@ -176,7 +176,7 @@ def test_commands_run_in_the_runs_directory_or_in_working_dir(box: MakeBox) -> N
         ({"env": {"LONG": "x" * 200_000}}, "Argument list too long"),
     ],
 )
-def test_what_cannot_be_started_says_why(box: MakeBox, spec: dict[str, Any], message: str) -> None:
+def test_a_command_that_cannot_start_ends_with_a_message(box: MakeBox, spec: dict[str, Any], message: str) -> None:
     job = box("echo never", **spec)
     job.launch()
     end = job.end()
@@ -214,7 +214,7 @@ def test_a_job_has_the_rights_of_its_user_alone(box: MakeBox, open_home: Path) -
 
 
 @as_root
-def test_what_a_job_links_to_never_becomes_its_users(box: MakeBox, open_home: Path) -> None:
+def test_files_that_a_job_links_to_are_never_given_to_the_job_user(box: MakeBox, open_home: Path) -> None:
     """An attempt leaves links to root's files; the next attempt, with its code, changes nothing about them."""
     kept = open_home / "kept"
     kept.write_text("root's")
@@ -240,7 +240,7 @@ def test_an_unknown_user_is_refused(box: MakeBox) -> None:
 READ_PARENT = "exec 2>&1; set +e; cat /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$PPID/fd"
 
 
-def test_a_job_of_the_same_user_cannot_look_into_its_runner(box: MakeBox, open_home: Path) -> None:
+def test_a_job_of_the_same_user_cannot_read_the_memory_of_its_runner(box: MakeBox, open_home: Path) -> None:
     """The token lives in the runner's memory alone."""
     job = box(READ_PARENT, "cat /proc/$$/environ | tr '\\0' '\\n' | grep ^LANG")
     job.orders["user"] = None
@@ -278,7 +278,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     return member
 
 
-def test_shipped_code_is_there_before_the_commands_and_replaces_what_was(box: MakeBox) -> None:
+def test_shipped_code_is_unpacked_before_the_commands_and_replaces_older_files(box: MakeBox) -> None:
     job = box("./src/run.sh", "cat latest", "cat twin", "chmod 400 src/run.sh; rm latest; mkdir latest; rmdir latest")
     job.api.ship(packed({"src/run.sh": b"#!/bin/sh\necho shipped\n", "a.txt": b"text\n"},
                         link("latest", "src/../a.txt"), link("twin", "a.txt", tarfile.LNKTYPE)))  # fmt: skip
@@ -330,7 +330,7 @@ def test_with_a_bad_archive_nothing_runs(box: MakeBox) -> None:
     assert end["message"] == "the link up points outside the code's folder"
 
 
-def test_code_that_differs_from_what_was_uploaded_is_refused(box: MakeBox) -> None:
+def test_code_that_differs_from_the_upload_is_refused(box: MakeBox) -> None:
     job = box("echo never")
     job.api.ship(packed({"a": b"a"}))
     job.api.archive = packed({"a": b"b"})

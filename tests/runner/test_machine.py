@@ -77,7 +77,7 @@ def test_a_token_that_has_run_out_is_replaced(service: Service) -> None:
 
 
 @pytest.mark.parametrize("notice", [b"", b"[]", b"{}", b'{"time": 5}', b'{"time": "soon"}', b"\xff", b"null"])
-def test_what_is_no_notice_is_none(service: Service, notice: bytes) -> None:
+def test_a_malformed_interruption_notice_is_ignored(service: Service, notice: bytes) -> None:
     service.notice = notice
     assert service.metadata.interruption() is None
 
@@ -93,7 +93,7 @@ def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
 
 
-def test_the_driver_may_take_its_time_to_show_what_is_on_the_bus(
+def test_gpus_on_the_bus_are_waited_for_until_the_driver_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi(tmp_path, monkeypatch, f"[ -e {tmp_path}/up ] && echo GPU-1 && echo GPU-2; touch {tmp_path}/up")
@@ -124,7 +124,7 @@ def test_gpus_on_the_bus_are_nvidias_displays_and_accelerators(tmp_path: Path) -
     assert machine._on_bus(str(tmp_path / "nowhere")) == 0
 
 
-def test_a_machine_is_reached_where_it_speaks_to_the_api_from() -> None:
+def test_the_address_of_a_machine_is_the_one_it_reaches_the_api_from() -> None:
     assert machine.address("http://127.0.0.1:8000") == "127.0.0.1"
     assert machine.address("https://no-such-name.invalid") == ""
 

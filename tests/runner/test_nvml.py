@@ -47,7 +47,7 @@ def snapshot(env: dict[str, str]) -> dict[str, Any]:
     return answer
 
 
-def test_all_that_a_gpu_tells_is_read(nvml: Nvml) -> None:
+def test_all_values_of_a_gpu_are_read(nvml: Nvml) -> None:
     nvml.show(replace(BUSY, pids=[f"{os.getpid()}:2048"]))
     seen = read()
     process = {"pid": os.getpid(), "user": getpass.getuser(), "memory_mib": 2048}
@@ -56,14 +56,14 @@ def test_all_that_a_gpu_tells_is_read(nvml: Nvml) -> None:
     assert seen.took_ms > 0
 
 
-def test_what_a_gpu_does_not_tell_is_unknown_and_no_error(nvml: Nvml) -> None:
+def test_an_unsupported_value_is_unknown_and_no_error(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a"))
     seen = read()
     assert seen.samples == (Sample("GPU-a", 0, "NVIDIA A100-SXM4-40GB", 40960, memory_used_mib=0),)
     assert seen.error == ""
 
 
-def test_a_value_that_fails_is_unknown_and_named_while_the_others_are_told(nvml: Nvml) -> None:
+def test_a_failing_value_is_unknown_and_reported_and_the_others_are_read(nvml: Nvml) -> None:
     nvml.show(replace(BUSY, util="!999"))
     seen = read()
     assert seen.samples[0].utilization is None
@@ -82,7 +82,7 @@ def test_numbers_that_no_gpu_has_are_unknown_and_named(nvml: Nvml) -> None:
     assert seen.error == "; ".join(f"GPU 0: {value}: value out of range" for value in values)
 
 
-def test_a_process_whose_memory_and_user_are_not_known_is_told_without(nvml: Nvml) -> None:
+def test_a_process_of_unknown_memory_and_user_is_listed_without_them(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[2**22 + 1]))
     assert read().samples[0].processes == ({"pid": 2**22 + 1, "user": None, "memory_mib": None},)
 
@@ -189,7 +189,7 @@ def test_mig_devices_are_gpus_of_the_machine_of_their_own(nvml: Nvml) -> None:
     assert error == ""
 
 
-def test_an_old_driver_tells_less_and_that_is_no_error(tmp_path: Path) -> None:
+def test_an_old_driver_without_some_functions_is_no_error(tmp_path: Path) -> None:
     stub = Nvml(tmp_path, old=True)
     stub.show(replace(BUSY, pids=[41]))
     seen = snapshot(stub.env())
@@ -209,6 +209,6 @@ def test_a_machine_without_the_library_says_so_and_has_no_error(tmp_path: Path) 
     assert (seen["samples"], seen["library"], seen["error"]) == ([], False, "")
 
 
-def test_many_processes_on_one_gpu_are_all_told(nvml: Nvml) -> None:
+def test_many_processes_on_one_gpu_are_all_listed(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[f"{2**22 + n}:{n}" for n in range(40, 0, -1)]))
     assert [one["memory_mib"] for one in read().samples[0].processes] == list(range(1, 41))

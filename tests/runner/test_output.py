@@ -117,7 +117,7 @@ def test_masking_covers_every_occurrence_and_keeps_the_length(data: bytes, secre
 
 
 @given(TEXTS, TEXTS, SECRETS)
-def test_what_is_settled_is_masked_alike_whatever_follows(data: bytes, more: bytes, secrets: list[bytes]) -> None:
+def test_settled_output_is_masked_alike_whatever_follows(data: bytes, more: bytes, secrets: list[bytes]) -> None:
     end = settled(data, secrets)
     assert mask_slowly(data + more, secrets)[:end] == mask_slowly(data, secrets)[:end]
 

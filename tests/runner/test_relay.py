@@ -66,7 +66,7 @@ def test_runners_that_come_together_share_a_request_and_each_gets_its_own_answer
     assert len(server.requests) < 10
 
 
-def test_a_runner_whose_job_the_server_does_not_answer_for_asks_by_itself(server: Server, path: str) -> None:
+def test_a_runner_whose_job_is_missing_in_the_relayed_answer_polls_by_itself(server: Server, path: str) -> None:
     server.jobs = {"token-1": "job-1"}
     assert relay.ask(path, "job-2", "token-2", "nonce") is None
     assert relay.ask(path, "job-1", "token-1", "nonce") is not None
@@ -82,7 +82,7 @@ def test_a_server_that_does_not_answer_leaves_runners_to_themselves(
     assert relay.ask(path, "job-1", "token-1", "nonce") is not None
 
 
-def test_nonsense_at_the_socket_harms_nobody(server: Server, path: str) -> None:
+def test_malformed_data_at_the_socket_does_not_affect_other_runners(server: Server, path: str) -> None:
     server.jobs = {"token-1": "job-1"}
     for text in (b"", b"{", b"[]", b'{"job": 1}', b"\xff" * 1000):
         with relay.socket.socket(relay.socket.AF_UNIX, relay.socket.SOCK_SEQPACKET) as stranger:

@@ -65,7 +65,7 @@ def test_a_flood_never_takes_more_of_the_disk_than_the_limit(tmp_path: Path) -> 
     assert path.stat().st_size == 60_000
 
 
-def test_neither_half_of_a_secret_at_a_cut_is_shown(tmp_path: Path) -> None:
+def test_a_secret_split_by_the_cut_is_masked_on_both_sides(tmp_path: Path) -> None:
     """At the head's end, and at the tail's beginning."""
     secret = b"SECRET-VALUE"
     path = relayed(tmp_path, LIMIT, b"a" * (HEAD - 6) + secret + b"b" * 30 + secret + b"c" * 6)

@@ -43,7 +43,7 @@ def test_max_duration_ends_a_job_in_the_name_of_its_limit(box: MakeBox) -> None:
     assert job.lines()[-1] == "told"
 
 
-def test_a_stop_tells_the_job_and_gives_it_time(box: MakeBox) -> None:
+def test_a_stop_sends_sigterm_and_waits_for_the_grace_period(box: MakeBox) -> None:
     """The shell dies of TERM at once; the program that it started has the whole grace to save its work."""
     job = box(f"sh -c 'trap \"sleep 2.3; echo saved; exit\" TERM; echo up; {WORK}'", "echo never")
     job.launch()
@@ -77,7 +77,7 @@ def test_an_abort_waits_for_nothing_and_cuts_a_running_grace_short(box: MakeBox)
     assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 137)
 
 
-def test_a_nudged_runner_asks_at_once(box: MakeBox) -> None:
+def test_a_nudged_runner_polls_at_once(box: MakeBox) -> None:
     job = box("echo up", WORK)
     job.api.heartbeat_s = 600
     job.launch()
@@ -97,7 +97,7 @@ UNTIL_IT_RUNS = "while [ ! -s daemon ]; do sleep 0.01; done"
     [f"({DAEMON} &)", f"(env -i setsid {DAEMON} &)", f"(env -i setsid {DEAF_DAEMON} &)"],
     ids=["an orphan", "a daemon without the marker", "a daemon that ignores TERM"],
 )
-def test_the_end_is_told_once_the_last_process_is_gone(box: MakeBox, how: str) -> None:
+def test_the_end_is_reported_once_the_last_process_has_exited(box: MakeBox, how: str) -> None:
     job = box(how, UNTIL_IT_RUNS, "echo left one")
     left: list[bool] = []
 
@@ -133,7 +133,7 @@ def test_without_contact_a_job_that_would_be_retried_stops_itself(box: MakeBox) 
     assert job.end(nudged=True)["reason"] == "instance_unreachable"
 
 
-def test_a_job_that_is_no_longer_wanted_is_killed_and_nothing_more_is_told(box: MakeBox) -> None:
+def test_an_unwanted_job_is_killed_without_further_reports(box: MakeBox) -> None:
     job = box(DEAF)
     job.launch()
     job.wait_for("up")
@@ -205,7 +205,7 @@ def test_a_runner_that_gets_the_signal_too_says_so_with_the_end(box: MakeBox) ->
     assert "after this runner got SIGTERM" in job.said()
 
 
-def test_a_failed_job_on_a_cloud_asks_the_metadata_once_more(box: MakeBox, service: Service) -> None:
+def test_a_failed_job_on_a_cloud_checks_the_metadata_once_more(box: MakeBox, service: Service) -> None:
     service.notice = json.dumps({"action": "terminate", "time": AT}).encode()
     job = box("exit 3")
     job.orders["metadata"] = service.url

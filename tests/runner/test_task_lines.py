@@ -27,7 +27,7 @@ def told(box: Box) -> list[tuple[str, str]]:
     return [(event["key"], event["state"]) for event in box.api.events]
 
 
-def test_task_lines_are_told_in_their_order_and_stay_in_the_log(box: MakeBox) -> None:
+def test_task_lines_are_reported_in_order_and_stay_in_the_log(box: MakeBox) -> None:
     job = box("echo ::task key=a-1 state=running", "echo and then", "echo ::task key=a-1 state=done", tasks=TASKS)
     job.launch()
     job.end()
@@ -39,7 +39,7 @@ def test_task_lines_are_told_in_their_order_and_stay_in_the_log(box: MakeBox) ->
     assert names.index("tasks") < names.index("exit")
 
 
-def test_they_are_told_while_the_commands_run(box: MakeBox) -> None:
+def test_task_lines_are_reported_while_the_commands_run(box: MakeBox) -> None:
     job = box("echo ::task key=a state=running", MORE, "echo ::task key=a state=done", tasks=TASKS)
     job.launch()
     eventually(lambda: told(job) == [("a", "running")], every=0.02)
@@ -48,7 +48,7 @@ def test_they_are_told_while_the_commands_run(box: MakeBox) -> None:
     assert told(job) == [("a", "running"), ("a", "done")]
 
 
-def test_a_runner_whose_predecessor_was_killed_tells_the_same_again(box: MakeBox) -> None:
+def test_the_successor_of_a_killed_runner_reports_the_same_task_lines_again(box: MakeBox) -> None:
     job = box("echo ::task key=a state=running", "sleep 60", tasks=TASKS)
     job.launch()
     eventually(lambda: told(job) == [("a", "running")], every=0.02)
@@ -59,7 +59,7 @@ def test_a_runner_whose_predecessor_was_killed_tells_the_same_again(box: MakeBox
     assert first == again
 
 
-def test_trouble_with_task_lines_delays_neither_output_nor_heartbeats(box: MakeBox) -> None:
+def test_failing_task_reports_do_not_delay_output_or_heartbeats(box: MakeBox) -> None:
     job = box("echo ::task key=a state=running", "echo shown", MORE, tasks=TASKS)
     job.api.trouble = lambda what: 503 if what == "tasks" else None
     job.launch()
@@ -73,7 +73,7 @@ def test_trouble_with_task_lines_delays_neither_output_nor_heartbeats(box: MakeB
     assert told(job) == [("a", "running")]
 
 
-def test_a_server_that_takes_none_is_asked_once(box: MakeBox) -> None:
+def test_a_server_without_task_reports_is_contacted_once(box: MakeBox) -> None:
     job = box("echo ::task key=a state=running", MORE, "echo ::task key=a state=done", tasks=TASKS)
     job.api.trouble = lambda what: 404 if what == "tasks" else None
     job.launch()
@@ -83,7 +83,7 @@ def test_a_server_that_takes_none_is_asked_once(box: MakeBox) -> None:
     assert job.said().count("refuses task lines") == 1
 
 
-def test_bad_lines_are_told_once_and_harm_nothing(box: MakeBox) -> None:
+def test_invalid_task_lines_are_reported_once_and_skipped(box: MakeBox) -> None:
     job = box("echo ::task key=a", "echo ::task oops", "echo ::task key=b state=done", tasks=TASKS)
     job.launch()
     assert job.end()["exit_code"] == 0
@@ -150,7 +150,7 @@ def test_lines_are_found_as_they_come(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [event["key"] for event in server.events] == [f"k{number}" for number in range(50)]
 
 
-def test_with_the_output_its_reporter_has_ended_if_it_ever_told_anything(tmp_path: Path) -> None:
+def test_the_end_of_the_output_ends_its_reporter_if_it_sent_any_report(tmp_path: Path) -> None:
     server, silent = Server(), Server()
     follow(tmp_path, b"::task key=k state=running\n", server)
     assert server.ended
@@ -168,14 +168,14 @@ def test_only_whole_lines_count(tmp_path: Path, other: bytes) -> None:
     assert follow(tmp_path, other, Server()) == []
 
 
-def test_what_was_not_answered_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unanswered_report_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_lines, "backoff", lambda failures: 0.001)
     server = Server(Unreachable("away"), Unreachable("busy", 0.01))
     found = follow(tmp_path, b"::task key=k state=done\n", server)
     assert [event["key"] for event in found] == ["k", "k", "k"]
 
 
-def test_an_attempt_that_is_over_is_told_no_more(tmp_path: Path) -> None:
+def test_no_more_reports_are_sent_for_an_ended_attempt(tmp_path: Path) -> None:
     server = Server(Refused(409, {"detail": "over"}))
     follow(tmp_path, b"::task key=k state=done\n", server)
     assert len(server.calls) == 1
@@ -190,7 +190,9 @@ def test_the_end_does_not_wait_for_a_server_that_is_busy(tmp_path: Path) -> None
     assert len(server.calls) == 1
 
 
-def test_what_there_was_no_time_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_lines_that_could_not_be_sent_in_time_are_counted_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     monkeypatch.setattr(task_lines, "say", said.append)
     monkeypatch.setattr(task_lines, "AT_ONCE", 1)

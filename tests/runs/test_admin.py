@@ -26,7 +26,7 @@ def test_a_queue_that_is_paused_in_the_admin_shows_as_paused_in_every_open_list(
     assert selectors.list_version(project) != shown
 
 
-def test_saving_a_queue_in_the_admin_writes_what_was_changed_and_nothing_older(
+def test_saving_a_queue_in_the_admin_writes_only_the_changed_fields(
     project: Project, member: User, admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is submitted while the form is saved keeps its place before the next one."""
@@ -100,7 +100,7 @@ def test_a_priority_that_is_none_is_refused_in_words_in_the_admin(
     assert run.priority == 50
 
 
-def test_a_priority_that_somebody_changed_meanwhile_is_not_overwritten_in_the_admin(
+def test_the_admin_does_not_overwrite_a_concurrently_changed_priority(
     project: Project, member: User, admin_client: Client
 ) -> None:
     run = make_run(project, member)

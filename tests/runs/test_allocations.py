@@ -41,7 +41,7 @@ def held() -> list[tuple[int, int]]:
     [(6, GIB, ()), (1, 30 * GIB, ()), (1, GIB, ("GPU-box-1-0",)), (1, GIB, ("GPU-box-1-1",)), (1, GIB, ("GPU-x",))],
     ids=["CPUs", "memory", "a GPU that another job has", "an absent GPU", "an unknown GPU"],
 )
-def test_a_claim_of_what_is_not_free_claims_nothing(
+def test_a_claim_that_exceeds_free_resources_claims_nothing(
     host: Host, jobs: list[Job], cpus: int, memory_mib: int, gpus: tuple[str, ...]
 ) -> None:
     first, second = jobs
@@ -70,7 +70,7 @@ def test_the_jobs_of_a_run_claim_all_or_none(host: Host, jobs: list[Job]) -> Non
     assert held() == [(0, 0), (0, 0)]
 
 
-def test_what_is_released_can_be_claimed_to_the_last_unit(host: Host, jobs: list[Job]) -> None:
+def test_released_resources_can_be_claimed_to_the_last_unit(host: Host, jobs: list[Job]) -> None:
     first, second = jobs
     everything = Claim(host.pk, 8, 32 * GIB, ("GPU-box-1-0", "GPU-box-1-1"))
     claim((first, everything))

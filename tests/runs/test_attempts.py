@@ -21,7 +21,7 @@ def fresh(run: Run) -> Run:
     return Run.objects.select_related("queue").get(pk=run.pk)
 
 
-def test_only_one_runner_ever_claims_a_job_and_it_may_ask_again(project: Project, member: User) -> None:
+def test_only_one_runner_claims_a_job_and_it_may_repeat_the_claim(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member)
     place_all()
@@ -32,7 +32,7 @@ def test_only_one_runner_ever_claims_a_job_and_it_may_ask_again(project: Project
         attempts.claim_job(job.pk, "another", "there")
 
 
-def test_a_run_goes_from_placed_over_running_to_done_and_frees_what_it_held(project: Project, member: User) -> None:
+def test_a_run_goes_from_placed_over_running_to_done_and_frees_its_resources(project: Project, member: User) -> None:
     host = make_host(gpus=2)
     run = make_run(project, member, resources={"gpu": 2, "cpu": 3})
     place_all()

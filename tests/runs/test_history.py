@@ -88,7 +88,7 @@ def test_no_placement_has_no_wait_rather_than_a_wait_of_nothing() -> None:
 
 
 @given(st.lists(st.lists(waits, max_size=5), max_size=5))
-def test_spans_add_up_to_what_counting_all_at_once_gives(spans: list[list[int]]) -> None:
+def test_summed_spans_equal_one_count_of_everything(spans: list[list[int]]) -> None:
     whole = join_spans(tally_of(seconds) for seconds in spans)
     assert whole == tally_of([waited for seconds in spans for waited in seconds])
     assert add_up(tally_of(seconds) for seconds in spans) == whole
@@ -146,7 +146,7 @@ def row(project: Project, band: int = 2, hour: dt.datetime = NOW) -> QueueHour:
 pytestmark = pytest.mark.django_db
 
 
-def test_placements_are_counted_in_the_hour_and_band_with_what_they_waited(project: Project, member: User) -> None:
+def test_placements_are_counted_by_hour_and_band_with_their_waits(project: Project, member: User) -> None:
     runs = [waiting(project, member, since=NOW - dt.timedelta(seconds=s)) for s in (5, 60, 61, 90_000)]
     history.count_placed([*runs, waiting(project, member, priority=80)], NOW)
     history.count_placed([waiting(project, member, since=NOW - dt.timedelta(seconds=7))], NOW)
@@ -162,7 +162,7 @@ def test_a_clock_that_was_put_back_makes_no_negative_wait(project: Project, memb
     assert (row(project).wait_s, row(project).waited_1m) == (0, 1)
 
 
-def test_a_pass_counts_what_it_places_with_the_wait_since_the_queue_was_entered(project: Project, member: User) -> None:
+def test_a_pass_counts_placed_runs_with_their_wait_since_they_entered_the_queue(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member, priority=30)
     Run.objects.filter(pk=run.pk).update(queued_at=timezone.now() - dt.timedelta(minutes=10))

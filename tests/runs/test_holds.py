@@ -146,7 +146,7 @@ def test_its_policy_only_notifies_and_says_why(project: Project, member: User) -
         ({"priority": 101}, "priority"),
     ],
 )
-def test_what_can_not_be_held_is_refused(project: Project, member: User, wanted: dict[str, Any], words: str) -> None:
+def test_an_impossible_hold_is_refused(project: Project, member: User, wanted: dict[str, Any], words: str) -> None:
     with pytest.raises(Invalid, match=words):
         hold(project, member, **wanted)
     assert not Run.objects.exists()

@@ -40,7 +40,7 @@ def test_a_log_that_is_lost_is_not_answered_as_an_empty_one(ended: Job) -> None:
             selectors.log_part(ended.run, tail=tail)
 
 
-def test_what_is_left_of_a_log_is_shown_and_its_lost_end_is_said(ended: Job) -> None:
+def test_the_rest_of_a_truncated_log_is_shown_with_a_note_on_its_lost_end(ended: Job) -> None:
     files.remove_log(ended.pk)
     files.append_log(ended.pk, 0, b"hel")
     part = selectors.log_part(ended.run)

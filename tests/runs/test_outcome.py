@@ -106,7 +106,7 @@ def test_a_covered_failure_is_retried_until_its_time_has_passed() -> None:
     assert (outcome.status, outcome.reason) == (RunStatus.FAILED, Reason.RETRY_LIMIT_EXCEEDED)
 
 
-def test_it_is_attempted_as_often_as_it_may_be_and_no_more() -> None:
+def test_a_run_is_retried_up_to_its_maximum_of_attempts() -> None:
     twice = replace(RETRYING, max_attempts=2)
     assert decide(replace(twice, attempts=1), [failed()], NOW) == RetryRun(failed(), NOW, NOW + HOUR)
     outcome = decide(replace(twice, attempts=2), [failed()], NOW)
@@ -128,14 +128,14 @@ def test_a_failure_after_a_long_healthy_stretch_begins_a_new_series_of_retries()
 
 
 @pytest.mark.parametrize("run", [RUNNING, RETRYING, RunView(RunStatus.TERMINATING)])
-def test_what_no_cloud_had_a_machine_for_waits_again_with_retry_or_without(run: RunView) -> None:
+def test_a_run_for_which_all_clouds_lack_capacity_returns_to_the_queue(run: RunView) -> None:
     culprit = failed(0, Reason.OUT_OF_CAPACITY)
     assert decide(run, [culprit], NOW) == RetryRun(culprit, None)
     other = JobView(1, JobStatus.TERMINATED, Reason.TERMINATED_BY_SERVER, ended_at=NOW)
     assert decide(run, [culprit, other], NOW) == RetryRun(culprit, None)
 
 
-def test_what_no_cloud_had_a_machine_for_stays_stopped() -> None:
+def test_a_stopped_run_for_which_all_clouds_lack_capacity_stays_stopped() -> None:
     run = RunView(RunStatus.TERMINATING, stop_reason=Reason.STOPPED_BY_USER)
     outcome = decide(run, [failed(0, Reason.OUT_OF_CAPACITY)], NOW)
     assert isinstance(outcome, EndRun)
@@ -164,7 +164,7 @@ def test_a_spot_machine_that_was_taken_back_is_an_interruption() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.MAX_DURATION_EXCEEDED, Reason.UTILIZATION_POLICY])
-def test_what_a_limit_or_a_policy_stopped_is_never_retried(reason: Reason) -> None:
+def test_a_run_stopped_by_a_limit_or_policy_is_never_retried(reason: Reason) -> None:
     outcome = decide(RETRYING, [failed(0, reason)], NOW)
     assert isinstance(outcome, EndRun)
     assert (outcome.status, outcome.reason) == (RunStatus.TERMINATED, reason)

@@ -160,7 +160,7 @@ def first_locks(asked: CaptureQueriesContext) -> list[str]:
     return list(taken)
 
 
-def test_runs_of_two_queues_that_are_stopped_take_both_queues_counters_before_what_the_queues_share(
+def test_stopping_runs_of_two_queues_locks_both_queues_counters_before_shared_ones(
     project: Project, member: User
 ) -> None:
     """Else whoever ends a run of the second queue would wait for ever for them, and they for it."""
@@ -174,9 +174,7 @@ def test_runs_of_two_queues_that_are_stopped_take_both_queues_counters_before_wh
     assert first_locks(asked) == [*lines, "progress", "hosts"]
 
 
-def test_a_pass_takes_the_counters_of_queues_that_only_wait_before_what_the_queues_share(
-    project: Project, member: User
-) -> None:
+def test_a_pass_locks_the_counters_of_waiting_queues_before_shared_ones(project: Project, member: User) -> None:
     make_host(cpus=1)
     services.ensure_queue(project, "night")
     runs = [make_run(project, member, f"train-{queue}", queue=queue) for queue in ("default", "night")]
@@ -186,7 +184,7 @@ def test_a_pass_takes_the_counters_of_queues_that_only_wait_before_what_the_queu
     assert first_locks(asked) == [*lines, "progress", "hosts"]
 
 
-def test_what_was_counted_wrongly_is_named(project: Project, member: User) -> None:
+def test_wrong_counters_are_named_with_stored_and_counted_values(project: Project, member: User) -> None:
     run = make_run(project, member, "train-1")
     Run.objects.filter(pk=run.pk).update(status=RunStatus.DONE)
     assert [str(found) for found in differences() if "runs called" in found.what] == [

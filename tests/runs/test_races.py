@@ -89,7 +89,7 @@ def test_a_gang_gives_its_hosts_back_in_their_order(project: Project, member: Us
     assert list(differences()) == []
 
 
-def test_what_an_ended_node_held_is_free_in_lists_at_once(project: Project, member: User) -> None:
+def test_resources_of_an_ended_node_are_free_in_lists_at_once(project: Project, member: User) -> None:
     make_host(gpus=2)
     run = make_run(project, member, nodes=2, resources={"gpu": 1})
     place_all()

@@ -220,7 +220,7 @@ def test_it_stays_in_the_queue_that_it_was_moved_to(project: Project, member: Us
     assert newest().queue == night
 
 
-def test_what_is_submitted_to_the_queue_that_it_was_moved_to_is_not_as_late_as_its_hour(
+def test_a_scheduled_run_moved_to_another_queue_does_not_delay_later_submissions(
     project: Project, member: User
 ) -> None:
     """Else all that is submitted there would stand behind every run that comes before that hour."""

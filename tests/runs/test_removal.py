@@ -124,7 +124,7 @@ def test_samples_of_a_gpu_stay_in_its_own_history(project: Project, member: User
     assert GpuSample.objects.filter(series__uuid=gpu.uuid).count() == 2
 
 
-def test_what_a_removed_run_has_cost_stays_spent(project: Project, member: User) -> None:
+def test_the_cost_of_a_removed_run_still_counts_as_spent(project: Project, member: User) -> None:
     make_host()
     run = done_run(project, member)
     now = timezone.now()

@@ -118,7 +118,7 @@ def test_the_same_idempotency_key_answers_with_the_same_run(project: Project, me
         ({"env": ["HF_TOKEN"]}, "env"),
     ],
 )
-def test_what_does_not_exist_is_refused_by_name(project: Project, member: User, keys: dict, loc: str) -> None:
+def test_missing_objects_are_refused_by_name(project: Project, member: User, keys: dict, loc: str) -> None:
     with pytest.raises(Invalid) as refused:
         make_run(project, member, **keys)
     assert refused.value.errors[0]["loc"][0] == loc

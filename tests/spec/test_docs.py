@@ -32,7 +32,7 @@ def test_the_examples_in_the_text_are_read() -> None:
 
 
 @pytest.mark.parametrize("key", REFUSED_KEYS)
-def test_every_key_that_is_not_supported_is_refused_with_what_to_do(key: str) -> None:
+def test_every_unsupported_key_is_refused_with_a_remedy(key: str) -> None:
     config: dict[str, object] = {"type": "task", "commands": ["a"]}
     *parents, last = key.split(".")
     inner = config
@@ -45,7 +45,7 @@ def test_every_key_that_is_not_supported_is_refused_with_what_to_do(key: str) ->
 
 
 @pytest.mark.parametrize("name", REFUSED_TYPES)
-def test_every_type_that_is_not_supported_is_refused_with_what_to_do(name: str) -> None:
+def test_every_unsupported_type_is_refused_with_a_remedy(name: str) -> None:
     with pytest.raises(DomainError, match="not supported") as caught:
         parse_run_file({"type": name, "commands": ["a"]})
     assert REFUSED_TYPES[name] in caught.value.detail

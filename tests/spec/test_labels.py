@@ -30,7 +30,7 @@ def test_the_settings_show_them_as_they_are_written() -> None:
     assert effective.provenance["labels"]["source"] == "run_file"
 
 
-def test_a_profile_may_ask_for_them() -> None:
+def test_a_profile_may_require_labels() -> None:
     profile = ProfileData("nightly", parse_profile_settings({"labels": {"region": "eu"}}))
     effective = resolve(parse_run_file({"type": "task", "commands": ["a"]}), profile)
     assert effective.spec.labels == {"region": ("eu",)}

@@ -80,7 +80,7 @@ def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-def test_what_tasks_are_is_what_the_scheduler_says(ear: Ear, cluster: LocalCluster, client: Client) -> None:
+def test_reported_tasks_match_the_tasks_of_the_scheduler(ear: Ear, cluster: LocalCluster, client: Client) -> None:
     before = client.map(work, range(20))
     wait(before)
     watch(client, url=ear.url, token="t")
@@ -157,7 +157,7 @@ def test_after_the_attempts_end_nothing_is_reported_and_the_plugin_is_removed(
     assert not ear.bodies
 
 
-def test_a_server_that_is_slow_or_away_delays_no_task_and_hears_the_newest(
+def test_a_slow_or_unreachable_server_delays_no_task_and_gets_the_newest_states(
     ear: Ear, cluster: LocalCluster, client: Client
 ) -> None:
     ear.answers = [(503, {}, b""), (429, {"Retry-After": "0.5"}, b"{}"), (500, {}, b"")]
@@ -246,7 +246,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def test_a_scheduler_without_dstackweb_runs_what_it_is_given(ear: Ear, tmp_path: Path) -> None:
+def test_a_scheduler_without_dstackweb_runs_its_tasks(ear: Ear, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(BLOCKED)
     with Scheduler(tmp_path, PYTHONPATH=str(tmp_path / "site")) as scheduler, scheduler.client() as client:

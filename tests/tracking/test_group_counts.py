@@ -104,7 +104,7 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_what_is_reported_last_is_the_sum_of_all_lives_of_a_group(moves: list[tuple[str, str, int]]) -> None:
+def test_the_last_report_of_a_group_is_the_sum_over_all_its_lives(moves: list[tuple[str, str, int]]) -> None:
     counter, page = GroupCounter(), Page()
     scheduler = Scheduler(counter)
     for key, state, ticked in moves:
@@ -161,7 +161,7 @@ def test_two_lives_between_two_ticks_are_both_counted() -> None:
     assert page["a", "a-1-"][0] == {"forgotten_done": 1, "waiting": 1}
 
 
-def test_what_no_transition_reported_is_found_by_looking_over() -> None:
+def test_tasks_without_a_transition_event_are_found_by_a_scan() -> None:
     counter, page = GroupCounter(), Page()
     scheduler = Scheduler(counter)
     scheduler.put("scattered-0", "memory", marked=False)

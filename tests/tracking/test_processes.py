@@ -37,7 +37,7 @@ def run(folder: Path, code: str, env: dict[str, str]) -> str:
     return errors
 
 
-def test_what_was_reported_last_arrives_as_the_program_ends(ear: Ear, tmp_path: Path) -> None:
+def test_the_last_reports_are_delivered_when_the_program_exits(ear: Ear, tmp_path: Path) -> None:
     code = """
 from dstackweb.tracking import task, track
 for item in track(range(5)):
@@ -53,7 +53,7 @@ with task("last"):
     assert ear.ended == ear.reporters
 
 
-def test_a_program_that_fails_reports_what_failed(ear: Ear, tmp_path: Path) -> None:
+def test_a_failing_program_reports_its_failed_tasks(ear: Ear, tmp_path: Path) -> None:
     code = """
 from dstackweb.tracking import task
 with task("load-1"):
@@ -327,7 +327,7 @@ print(found)
     assert output == "[]\n"
 
 
-def test_a_killed_program_leaves_what_it_had_reported(ear: Ear, tmp_path: Path) -> None:
+def test_the_reports_of_a_killed_program_are_kept(ear: Ear, tmp_path: Path) -> None:
     code = """
 import time
 from dstackweb.tracking import task, waiting

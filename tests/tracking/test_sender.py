@@ -63,7 +63,7 @@ def test_of_a_task_only_the_newest_state_is_sent() -> None:
     assert sender.close()
 
 
-def test_sequence_numbers_rise_even_when_the_clock_stands_or_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_numbers_rise_even_if_the_clock_stops_or_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([5_000, 5_000, 3_000, 9_000_000, *[9_000_000] * 20])
     monkeypatch.setattr(module.time, "time_ns", lambda: next(moments))
     post = FakeServer()
@@ -111,7 +111,7 @@ def test_a_batch_that_the_server_finds_too_large_is_halved_until_it_fits() -> No
     sender.close()
 
 
-def test_what_is_small_and_yet_too_large_is_given_up_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_request_refused_as_too_large_is_dropped_as_a_whole(caplog: pytest.LogCaptureFixture) -> None:
     """As when a run has too many reporters: halving it would only ask a thousand times."""
     post = FakeServer(SendResult(Outcome.SPLIT, detail="413 too many reporters"))
     sender = sending(post)
@@ -136,7 +136,7 @@ def test_one_entry_that_is_too_large_by_itself_is_given_up(caplog: pytest.LogCap
     sender.close()
 
 
-def test_a_server_that_asks_to_wait_is_not_asked_before(caplog: pytest.LogCaptureFixture) -> None:
+def test_retry_after_of_the_server_is_respected(caplog: pytest.LogCaptureFixture) -> None:
     post = FakeServer(SendResult(Outcome.RETRY, 0.3, "429 slowly"))
     sender = sending(post)
     sender.event("a-1", "waiting")
@@ -182,7 +182,7 @@ def test_a_server_that_is_away_costs_one_warning_and_nothing_is_lost(caplog: pyt
     sender.close()
 
 
-def test_what_waits_is_bounded_and_the_rest_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_send_buffer_is_bounded_and_dropped_entries_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     post = FakeServer()
     sender = sending(post, pending_max=3)
     with sender.lock:
@@ -211,7 +211,9 @@ def test_a_run_that_has_not_started_is_waited_for_and_nothing_is_lost(caplog: py
     sender.close()
 
 
-def test_a_program_that_ends_before_its_run_starts_says_what_was_lost_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_ends_before_its_run_starts_logs_how_many_reports_were_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     post = FakeServer(*[SendResult(Outcome.WAIT, detail="409 not started")] * 1000)
     sender = sending(post)
     sender.event("a-1", "memory")
@@ -258,7 +260,7 @@ def test_a_stopped_sender_keeps_no_caller_waiting() -> None:
     assert time.monotonic() - began < 40
 
 
-def test_what_the_server_refuses_for_good_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_permanent_refusal_of_the_server_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     refusal = SendResult(Outcome.ACCEPTED, detail="a-1: unknown state", rejected=1)
     post = FakeServer(refusal, refusal, SendResult(Outcome.REJECTED, detail="422 no"))
     sender = sending(post)
@@ -305,7 +307,7 @@ def test_a_server_that_never_answers_keeps_no_program_from_ending(ear: Ear, capl
     assert caplog.messages == ["1 tasks or groups were not reported: no response in time"]
 
 
-def test_text_that_no_json_or_database_can_hold_arrives_mended(ear: Ear) -> None:
+def test_characters_invalid_in_json_or_databases_are_replaced(ear: Ear) -> None:
     sender = Sender(ear.url, "secret", interval_s=0.01)
     sender.event("file-\udcff\0-1", "erred", message="\0\ud800 é")
     assert sender.flush()
@@ -332,7 +334,7 @@ def test_who_reports_while_it_reports_does_not_lock_itself_out() -> None:
     sender.close()
 
 
-def test_sources_are_asked_before_each_sending_until_they_have_no_more() -> None:
+def test_sources_are_polled_before_each_request_until_they_are_exhausted() -> None:
     post = FakeServer()
     sender = sending(post)
     left = [1, None, 2]

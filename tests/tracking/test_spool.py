@@ -23,7 +23,7 @@ def found(folder: Path, sent: bool = True) -> dict[str, list[Entry]]:
     return got
 
 
-def test_what_was_not_delivered_is_left_by_the_dead_only(tmp_path: Path) -> None:
+def test_only_spools_of_dead_processes_are_collected(tmp_path: Path) -> None:
     folder = tmp_path / "left"
     dead, alive = Spool(folder, "dead"), Spool(folder, "alive")
     dead.write("events", "a-1", ("processing", 1, None, None, None, ""))

@@ -159,7 +159,7 @@ def test_the_name_may_be_given(reporting: Ear) -> None:
     assert (event["state"], event["prefix"], event["group"]) == ("erred", "step-2", "early")
 
 
-def test_a_decorated_function_keeps_its_looks_and_can_be_pickled(reporting: Ear) -> None:
+def test_a_decorated_function_keeps_its_name_and_docstring_and_can_be_pickled(reporting: Ear) -> None:
     assert double.__name__ == "double"
     assert double.__doc__ == "Twice as much."
     assert pickle.loads(pickle.dumps(double)) is double
@@ -258,7 +258,7 @@ def test_a_key_must_be_text_or_a_tuple() -> None:
         task(17)  # type: ignore[type-var]
 
 
-def test_without_the_environment_nothing_is_done_and_that_is_said_once(
+def test_without_the_environment_variables_reports_are_skipped_and_that_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("DSTACKWEB_TASKS_URL", raising=False)

@@ -41,7 +41,7 @@ def test_without_a_ticker_its_late_work_is_one_line() -> None:
 
 
 @pytest.mark.django_db
-def test_a_silent_host_is_one_line_with_what_waits_for_it(project: Project, member: User) -> None:
+def test_a_silent_host_is_one_line_with_the_jobs_that_wait_for_it(project: Project, member: User) -> None:
     make_host("gpu-2")
     ensure_rows([*control_jobs(), *host_jobs("gpu-2")])
     run = make_run(project, member)

@@ -41,7 +41,7 @@ def test_a_window_is_shown_exactly(seconds: int, text: str) -> None:
         ({"gpu": None, "scope": "all", "nodes": 2}, "All GPUs of node 0 were below 50 % for 30 min"),
     ],
 )
-def test_what_was_low_is_named(changed: dict[str, Any], text: str) -> None:
+def test_the_low_gpus_are_named(changed: dict[str, Any], text: str) -> None:
     assert policy_words.was_low(LOW | changed) == text
 
 

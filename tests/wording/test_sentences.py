@@ -133,7 +133,7 @@ def test_a_sentence_keeps_its_moments_apart_through_all_that_is_done_to_it() -> 
     assert busy.capitalized().parts == ("Busy until ", today)
 
 
-def test_text_that_looks_like_a_moment_stays_text() -> None:
+def test_text_that_looks_like_a_time_stays_text() -> None:
     assert str(dstackweb_tags.moments(fill("%(text)s", text="at 10:00 UTC\0at\0"))) == "at 10:00 UTCat"
     assert str(dstackweb_tags.moments("at 10:00 UTC")) == "at 10:00 UTC"
 

@@ -78,7 +78,7 @@ def plan(line: Line, moved: Sequence[Slot], gap: int) -> list[RankChange]:
 
 
 @given(lines(), st.data())
-def test_a_moved_run_stands_exactly_where_it_was_put_and_nobody_else_changes_places(
+def test_a_moved_run_gets_exactly_its_new_position_and_the_others_keep_their_order(
     line: Line, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, min(3, len(line.runs))))
@@ -188,7 +188,7 @@ def test_several_at_once_change_the_fewest_points_between_them(line: Line, data:
 
 
 @given(lines(least=2), st.data())
-def test_a_members_move_changes_nobody_elses_position(line: Line, data: st.DataObject) -> None:
+def test_a_members_move_keeps_the_positions_of_other_members_runs(line: Line, data: st.DataObject) -> None:
     mine = data.draw(st.lists(st.sampled_from(line.runs), min_size=1, unique=True))
     own = [run for run in line.runs if run in mine]
     others = [run for run in line.runs if run not in mine]
@@ -222,7 +222,7 @@ def test_a_members_move_changes_nobody_elses_position(line: Line, data: st.DataO
 
 
 @given(lines(), st.data(), st.sampled_from([0, 50, 98, 100]))
-def test_runs_that_alone_may_change_stand_where_they_were_put_or_not_at_all(
+def test_a_move_that_may_change_only_the_moved_runs_is_exact_or_not_made(
     line: Line, data: st.DataObject, most: int
 ) -> None:
     run = data.draw(st.sampled_from(line.runs))
@@ -312,7 +312,7 @@ def test_a_run_between_two_of_its_own_level_keeps_its_priority() -> None:
     assert [change.priority for change in plan(line, [line.runs[3]], 1)] == [50]
 
 
-def test_a_run_that_stands_there_already_changes_nothing() -> None:
+def test_moving_runs_to_their_own_position_changes_nothing() -> None:
     bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 50, bounds) for id in range(4)], bounds)
     assert plan(line, [line.runs[1], line.runs[2]], 1) == []
@@ -323,7 +323,7 @@ def test_a_run_that_stands_there_already_changes_nothing() -> None:
     st.integers(1, 60 * 24),
     st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 100)), max_size=20),
 )
-def test_a_waiting_run_is_passed_only_by_what_arrives_within_the_ageing_bound(
+def test_a_waiting_run_is_overtaken_only_by_runs_that_arrive_within_the_ageing_bound(
     level: int, ageing: int, arrivals: list[tuple[int, int]]
 ) -> None:
     """R23, no starvation: whoever comes (100 - p) steps later or more stands behind, whatever its priority."""
@@ -344,7 +344,7 @@ def test_in_a_strict_queue_no_wait_makes_up_for_a_point_and_equals_are_first_com
     assert (ordering.rank(start + one, level, step) < ordering.rank(start + other, level, step)) == (one < other)
 
 
-def test_a_run_that_stands_there_already_is_not_spread_from_its_neighbors() -> None:
+def test_a_run_moved_to_its_own_position_is_not_spread_from_its_neighbors() -> None:
     bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     left, run, right = (
         Slot(n, 10**15 + us - 50 * bounds.step_us, 10**15 + us, 50) for n, us in enumerate((1, 11, 3001))

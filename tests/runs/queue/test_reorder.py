@@ -143,7 +143,9 @@ def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_has_no_event(pro
     assert {run.pk: (run.seniority_us, run.rank) for run in Run.objects.all()} == before
 
 
-def test_a_members_move_changes_nobody_elses_position(project: Project, member: User, runs: dict[str, Run]) -> None:
+def test_a_members_move_keeps_the_positions_of_other_members_runs(
+    project: Project, member: User, runs: dict[str, Run]
+) -> None:
     effect = reorder.preview([runs["e"]], member, "member", MoveTarget("top"))
     done = reorder.move([runs["e"]], member, "member", MoveTarget("top"))
     assert order(project) == ["e", "b", "a", "d", "c"]
@@ -181,7 +183,7 @@ def among_own(line: list[Run], user: User, moved: set[int], gap: int) -> tuple[l
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_members_move_does_what_their_runs_in_each_others_places_would(
+def test_a_members_move_equals_swapping_their_runs_among_their_own_positions(
     project: Project, member: User, bob: User, seed: int
 ) -> None:
     """Whether only own runs are passed, which then stay as they are, or those of others as well."""
@@ -332,7 +334,7 @@ def test_undo_is_for_who_made_the_move(member: User, manager: User, runs: dict[s
         reorder.undo(done.move_id, manager, "manager")
 
 
-def test_undo_is_refused_once_somebody_changed_a_run_of_it(
+def test_undo_is_refused_once_one_of_its_runs_was_changed(
     project: Project, member: User, manager: User, runs: dict[str, Run]
 ) -> None:
     done = reorder.move([runs["e"]], member, "member", MoveTarget("top"))
@@ -443,7 +445,7 @@ def test_runs_of_two_queues_are_not_moved_together(project: Project, manager: Us
         reorder.move([runs["a"]], manager, "manager", MoveTarget("before", other))
 
 
-def test_a_run_that_changes_its_queue_stays_ahead_of_what_is_submitted_there_later(
+def test_a_run_that_changes_its_queue_stays_ahead_of_later_submissions(
     project: Project, member: User, runs: dict[str, Run]
 ) -> None:
     services.ensure_queue(project, "night")

@@ -33,7 +33,9 @@ def test_one_worker_is_left_for_passes(settings: Any, workers: int, cloud: str, 
 
 
 @pytest.mark.django_db
-def test_what_finds_no_turn_is_left_to_the_next_tick(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_free_cloud_slot_is_left_to_the_next_tick(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leftovers, which are looked for every five minutes, are looked for soon."""
     settings.DSTACKWEB_CLUSTER_WORKERS = 3
     later = timezone.now() + dt.timedelta(seconds=300)

@@ -161,7 +161,7 @@ def test_orphans_are_tagged_old_and_without_a_row(
 
 
 @given(rows, st.sampled_from([str(reason) for reason in Reason]), st.none() | st.integers(0, 3600))
-def test_only_what_works_is_kept(row: Instance, reason: str, idle_s: int | None) -> None:
+def test_only_working_instances_stay_idle_for_reuse(row: Instance, reason: str, idle_s: int | None) -> None:
     kept = idle_time_s(row, reason, idle_s)
     assert kept in (0, idle_s)
     if kept:

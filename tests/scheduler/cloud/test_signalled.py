@@ -66,7 +66,7 @@ def test_a_machine_that_is_ended_from_outside_interrupts_its_job(job: Job, fake:
     assert list(differences()) == []
 
 
-def test_a_spot_machine_that_was_reclaimed_is_told_by_the_cloud(job: Job, fake: FakeCloud) -> None:
+def test_the_cloud_api_shows_that_a_spot_instance_was_reclaimed(job: Job, fake: FakeCloud) -> None:
     fake.set("i-0", state=InstanceState.ENDING, why="interrupted")
     report(job, 128 + 9)
     fake.tick(5)
@@ -151,7 +151,7 @@ def test_a_stop_ends_it_without_the_cloud(job: Job, fake: FakeCloud, member: Use
     assert (fresh(job).status, fresh(job).run.status) == (JobStatus.TERMINATED, RunStatus.TERMINATED)
 
 
-def test_a_job_that_was_stopped_is_not_asked_about(job: Job, member: User) -> None:
+def test_the_cloud_is_not_queried_about_a_stopped_job(job: Job, member: User) -> None:
     services.stop(job.run, member, "member")
     report(job)
     assert (fresh(job).status, fresh(job).run.status) == (JobStatus.TERMINATED, RunStatus.TERMINATED)

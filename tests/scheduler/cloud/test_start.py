@@ -67,7 +67,7 @@ def test_a_refused_offer_is_recorded_and_the_next_cheapest_is_tried(
     ]  # fmt: skip
 
 
-def test_a_spot_machine_costs_what_the_zone_takes_that_it_got(project: Project, member: User, fake: FakeCloud) -> None:
+def test_a_spot_instance_has_the_price_of_the_zone_it_got(project: Project, member: User, fake: FakeCloud) -> None:
     prices = {"eu-b": "2.5", "eu-a": "1", "eu-c": "9"}
     fake.offers = [offer("a", "1", spot=True, detail={"zone": "eu-a", "zone_prices": prices})]
     fake.full = {"eu-a"}

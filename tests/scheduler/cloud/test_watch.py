@@ -107,7 +107,7 @@ def test_a_machine_that_is_not_to_be_kept_ends_with_its_job(
     assert fake.terminated == ["i-0"]
 
 
-def test_a_machine_of_a_backend_that_takes_no_more_runs_is_not_kept(
+def test_an_instance_of_a_deleted_backend_is_not_kept_for_reuse(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     done(running(paid(project, member), fake))

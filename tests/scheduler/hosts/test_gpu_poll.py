@@ -39,7 +39,7 @@ def test_a_hosts_gpus_are_sampled(project: Project, monkeypatch: pytest.MonkeyPa
     assert sorted(GpuSample.objects.values_list("utilization", flat=True)) == [10, 20]
 
 
-def test_what_a_slow_driver_saw_before_a_job_began_is_not_the_jobs(
+def test_a_sample_that_a_slow_driver_took_before_a_job_began_is_not_the_jobs(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host(gpus=1)
@@ -81,7 +81,7 @@ def test_while_one_worker_hangs_in_the_driver_others_leave_it_alone(
     assert HostSampling.objects.count() == GpuSample.objects.count() == 1
 
 
-def test_what_fails_for_one_job_is_done_for_the_others(
+def test_a_failure_for_one_job_does_not_affect_the_others(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host(gpus=2)

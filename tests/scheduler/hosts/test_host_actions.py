@@ -28,7 +28,7 @@ def fresh(run: Run) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
-def test_a_stopped_run_on_a_dead_host_says_what_it_waits_for_and_ends_once_the_machine_is_declared_gone(
+def test_a_stopped_run_on_a_dead_host_ends_once_the_machine_is_declared_gone(
     project: Project, member: User, root: User
 ) -> None:
     host = make_host(gpus=1)
@@ -50,7 +50,9 @@ def test_a_stopped_run_on_a_dead_host_says_what_it_waits_for_and_ends_once_the_m
     assert list(differences()) == []
 
 
-def test_what_nobody_claimed_goes_back_and_what_may_be_retried_is(project: Project, member: User, root: User) -> None:
+def test_runs_of_a_gone_host_are_requeued_if_unclaimed_and_retried_if_allowed(
+    project: Project, member: User, root: User
+) -> None:
     host = make_host()
     unclaimed, again, plain = (
         make_run(project, member),

@@ -32,7 +32,7 @@ def test_why_a_job_does_not_start_is_kept_and_keeps_no_other_job_from_being_trie
     assert all("No space left" in job.message for job in Job.objects.all())
 
 
-def test_a_job_that_nobody_claimed_is_started_without_a_search_of_all_processes(
+def test_an_unclaimed_job_is_started_without_a_search_of_all_processes(
     project: Project, member: User, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DSTACKWEB_HOST_NAME = "box-1"

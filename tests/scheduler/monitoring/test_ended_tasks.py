@@ -81,7 +81,7 @@ def test_a_stopping_run_still_reports_until_it_has_ended(run: Run, member: User)
     assert scope(run).ended_ms is not None
 
 
-def test_what_was_reported_too_late_for_the_end_is_settled_all_the_same(run: Run) -> None:
+def test_tasks_first_reported_after_the_end_of_the_attempt_are_still_settled(run: Run) -> None:
     """Its first report was let in before the end, and written after it: no end will come for that scope."""
     attempts.end_job(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     Scope.objects.filter(run_id=run.pk).delete()
@@ -96,12 +96,12 @@ def test_tasks_of_a_run_that_is_gone_are_settled(project: Project, run: Run) -> 
     assert Scope.objects.get(run_id=run.pk + 1000).settled
 
 
-def test_tasks_of_what_runs_are_left_alone(run: Run) -> None:
+def test_tasks_of_running_attempts_are_not_settled(run: Run) -> None:
     watch.settle_tasks(timezone.now())
     assert (scope(run).queued, scope(run).ended_ms) == (1, None)
 
 
-def test_what_is_old_is_pruned(run: Run) -> None:
+def test_tasks_of_old_runs_are_pruned(run: Run) -> None:
     attempts.end_job(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     watch.settle_tasks(timezone.now())
     Scope.objects.filter(run_id=run.pk).update(ended_ms=1)

@@ -138,7 +138,7 @@ def test_two_machines_that_check_in_turn_find_a_lost_job_as_soon_as_one(
     assert fresh(run).status == RunStatus.PENDING
 
 
-def test_a_machine_that_is_no_more_is_forgotten(clock: Clock) -> None:
+def test_the_watch_of_a_machine_that_no_longer_checks_is_deleted(clock: Clock) -> None:
     clock.boot = "boot-2"
     clock.pass_time(2, looks=1)
     Watch.objects.update(counted_s=watch.FORGET_S + 100)

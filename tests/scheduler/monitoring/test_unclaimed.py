@@ -131,7 +131,7 @@ def test_a_probe_that_works_lets_it_take_jobs_and_one_more_failure_holds_it_back
     assert events() == ["held_back", "takes_jobs", "held_back"]
 
 
-def test_a_host_that_falls_silent_gives_back_what_nobody_claimed(project: Project, member: User) -> None:
+def test_unclaimed_jobs_of_an_offline_host_are_requeued(project: Project, member: User) -> None:
     host = make_host()
     waiting, begun = make_run(project, member), make_run(project, member)
     place_all()

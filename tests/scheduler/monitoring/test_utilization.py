@@ -67,7 +67,7 @@ def test_the_default_profiles_policy_stops_a_run_that_does_not_use_its_gpu_after
     assert list(differences()) == []
 
 
-def test_what_policies_do_is_in_the_log(project: Project, member: User, caplog: pytest.LogCaptureFixture) -> None:
+def test_policy_actions_are_logged(project: Project, member: User, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", utilization.log.name)
     begin(project, member, utilization_policy=SLOW)
     watch(8 * MINUTE)
@@ -90,7 +90,7 @@ def test_a_gap_of_samples_keeps_it_and_the_minute_counts_anew(project: Project, 
     assert watch(3 * MINUTE, from_ms=2 * MINUTE + EVERY_MS) == [(80_000 + MINUTE - EVERY_MS, PolicyAction.STOP)]
 
 
-def test_what_cannot_be_read_never_stops(project: Project, member: User) -> None:
+def test_unreadable_gpus_never_stop_a_run(project: Project, member: User) -> None:
     begin(project, member, utilization_policy=IDLE)
     assert watch(10 * MINUTE, lambda uuid, ms: None) == []
 
@@ -136,7 +136,7 @@ def test_one_idle_node_ends_the_whole_run_and_no_retry_follows(project: Project,
     assert PolicyStop.objects.get().node == 1
 
 
-def test_a_job_on_a_clouds_machine_is_stopped_by_what_its_runner_saw(project: Project, member: User) -> None:
+def test_a_job_on_a_cloud_instance_is_stopped_by_the_samples_of_its_runner(project: Project, member: User) -> None:
     run = make_run(project, member, "cloudy", resources={"gpu": 1}, utilization_policy=IDLE)
     job = cloud_job(run)
     Job.objects.filter(pk=job.pk).update(gpus=["GPU-cloud-0"])
@@ -371,7 +371,7 @@ def test_a_worker_killed_between_any_two_steps_leaves_all_or_nothing(
     assert (PolicyStop.objects.count(), list(differences())) == (1, [])
 
 
-def test_a_check_whose_worker_died_before_acting_is_made_up_by_the_next(project: Project, member: User) -> None:
+def test_a_check_whose_worker_died_before_acting_is_repeated_by_the_next(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
     host = placed_job(job.run).host
@@ -387,7 +387,7 @@ def test_a_check_whose_worker_died_before_acting_is_made_up_by_the_next(project:
     assert watch(MINUTE + EVERY_MS, from_ms=MINUTE + EVERY_MS) == [(MINUTE + EVERY_MS, PolicyAction.STOP)]
 
 
-def test_the_ledger_has_what_the_run_held_and_until_when_it_could_have(project: Project, member: User) -> None:
+def test_the_ledger_has_the_runs_gpus_and_the_end_of_its_max_duration(project: Project, member: User) -> None:
     for name in ("box-1", "box-2"):
         make_host(name, gpus=2)
     job = begin(project, member, nodes=2, gpus=2, max_duration="2h", utilization_policy=IDLE)

@@ -98,9 +98,7 @@ def end_some(rnd: random.Random) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("seed", range(10))
-def test_a_pass_places_and_reserves_what_deciding_one_run_after_the_other_does(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_places_and_reserves_the_same_as_deciding_run_by_run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rnd = random.Random(seed)
     monkeypatch.setattr(queue_scan, "BATCH", rnd.choice([1, 2, 50]))
     monkeypatch.setattr(placement_pass, "MAX_WRITTEN", rnd.choice([1, 2, 50]))

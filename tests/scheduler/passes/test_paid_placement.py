@@ -148,7 +148,7 @@ def test_a_backend_is_queried_once_per_pass_for_the_same_requirements(
     assert market.asked == ["cloud"]
 
 
-def test_a_pass_adds_up_what_a_project_has_spent_once(
+def test_a_pass_sums_up_the_spending_of_a_project_once(
     project: Project, member: User, market: StubMarket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand machines in a month take a tenth of a second, and a pass places hundreds of runs."""

@@ -135,7 +135,7 @@ def test_ten_runs_of_one_shape_are_decided_once(
     assert len(decided) == 1
 
 
-def test_projects_take_turns_by_what_they_hold_per_weight(project: Project, member: User) -> None:
+def test_projects_are_served_in_order_of_their_usage_per_weight(project: Project, member: User) -> None:
     make_host(cpus=6)
     heavy = make_project("heavy", weight=2)
     for _ in range(6):
@@ -156,7 +156,7 @@ def test_a_pass_that_was_overtaken_writes_nothing_more(project: Project, member:
     assert not Job.objects.exists()
 
 
-def test_a_pass_that_outlived_its_claim_can_neither_renew_nor_release_the_next_one() -> None:
+def test_a_pass_that_outlived_its_claim_cannot_renew_or_release_the_next_one() -> None:
     now = timezone.now()
     first = PassState.claim(now)
     second = PassState.claim(now + dt.timedelta(seconds=PassState.EXPIRES_S + 1))

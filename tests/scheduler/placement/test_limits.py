@@ -50,7 +50,7 @@ def test_runs_that_exceed_no_limit_never_hold_more_than_it_in_sum(
             placed = then
 
 
-def test_a_run_without_gpus_ignores_a_gpu_limit_that_was_lowered_below_what_is_held() -> None:
+def test_a_run_without_gpus_ignores_a_gpu_limit_lowered_below_current_usage() -> None:
     limits = QueueLimits(max_gpus=1, max_gpus_per_user=1)
     held = QueueUsage.of([(1, 1, 2)])
     assert exceeded_limits(limits, held, 1, 1, gpus=0) == []

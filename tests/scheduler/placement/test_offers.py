@@ -30,7 +30,7 @@ def test_a_machine_that_is_kept_goes_before_a_new_one_unless_that_costs_less_tha
         (None, "0", None),
     ],
 )
-def test_what_costs_money_is_refused_unless_the_run_names_its_backend(
+def test_paid_offers_are_excluded_unless_the_run_names_their_backend(
     backends: tuple[str, ...] | None, price: str, why: PlaceCode | None
 ) -> None:
     """Whatever its kind of backend says about costs."""

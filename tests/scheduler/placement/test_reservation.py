@@ -119,7 +119,7 @@ def test_the_start_is_the_first_end_after_which_all_nodes_fit(
 @given(
     some_specs, occupied(), st.lists(st.builds(spec, st.integers(1, 2), st.integers(0, 1), limit=st.none()), max_size=4)
 )
-def test_what_is_left_beside_a_reservation_never_keeps_it_from_starting(
+def test_runs_that_fill_unreserved_resources_never_delay_a_reservation(
     asked: EffectiveSpec, world: tuple[list[HostView], list[JobUsage]], others: list[EffectiveSpec]
 ) -> None:
     """Runs without an end fill what they are shown; the reserved nodes are still free when the holders end."""
@@ -173,7 +173,7 @@ def test_a_start_that_wavers_within_the_margin_is_kept() -> None:
     ],
     ids=["offline", "draining", "a GPU gone", "strangers"],
 )
-def test_a_reservation_ends_where_what_it_keeps_vanishes(change: Callable[[HostView], HostView]) -> None:
+def test_a_reservation_is_dropped_when_its_resources_disappear(change: Callable[[HostView], HostView]) -> None:
     holder = JobUsage((1, 0), 1, 1, 256, frozenset({"1-0"}), T0, after(600))
     boxes = with_held([host(1)], [holder])
     made = plan_reservation(waiting(spec(gpus=4)), boxes, [holder], T0, HOLD_S)

@@ -17,13 +17,13 @@ from tests import databases
 from tests.server import Server
 
 
-def test_a_missing_program_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_named_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(backup.BackupFailed, match=r"pg_dump was not found on PATH.*postgresql-client"):
         backup._postgres("pg_dump")
 
 
-def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_backup_is_refused(tmp_path: Path) -> None:
     for name, content in (("text", b"hello" * 500), ("empty", b"")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(backup.BackupFailed, match="can't be read"):

@@ -74,7 +74,7 @@ def test_the_loop_ends_in_time_and_the_next_goes_on(
     assert (figures.waiting, figures.pruned, figures.behind_since) == (0, 9, None)
 
 
-def test_what_is_left_makes_the_next_tick_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_old_data_makes_the_next_tick_due_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     forward: list[str] = []
     monkeypatch.setattr(tasks, "_bring_forward", lambda name, _seconds: forward.append(name))
     for left in (True, False):
@@ -98,7 +98,7 @@ def test_a_kind_that_fails_stops_no_other(
     assert not Run.objects.exists()
 
 
-def test_the_log_of_an_old_run_goes_and_its_reader_is_told(project: Project, member: User) -> None:
+def test_the_log_of_an_old_run_is_deleted_and_reading_it_explains_why(project: Project, member: User) -> None:
     make_host()
     run = done_run(project, member)
     job = Job.objects.get()
@@ -124,7 +124,7 @@ def is_stored(archive: Archive) -> bool:
     return storage().is_whole(Archive.objects.get(pk=archive.pk).key)
 
 
-def test_code_that_nobody_uses_goes_and_comes_back_with_an_upload(project: Project, later: dt.datetime) -> None:
+def test_unused_code_is_deleted_and_restored_by_an_upload(project: Project, later: dt.datetime) -> None:
     archive = archive_of(project)
     retention.prune(timezone.now() + dt.timedelta(days=89))
     assert is_stored(archive)

@@ -55,9 +55,7 @@ def admin(project: Project, as_user: SignIn) -> Client:
     return as_user(join(project, make_user("ada"), "admin"))
 
 
-def test_a_machine_tells_what_it_serves_and_what_it_has_cost(
-    backend: Backend, project: Project, ann: User, as_user: SignIn
-) -> None:
+def test_an_instance_shows_its_run_and_its_cost(backend: Backend, project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1")
     run = make_run(project, ann, "train")
     place_all()
@@ -111,7 +109,7 @@ def test_a_machine_that_serves_is_not_ended_here(backend: Backend, project: Proj
     assert busy.status == InstanceStatus.RUNNING
 
 
-def test_what_became_of_machines_is_told_for_a_day(backend: Backend, project: Project, admin: Client) -> None:
+def test_ended_instances_are_listed_for_a_day(backend: Backend, project: Project, admin: Client) -> None:
     now = timezone.now()
     machine(
         backend, project, status=InstanceStatus.GONE, why="no_capacity", launched_at=None, error="none in us-east-1a"
@@ -141,7 +139,7 @@ def test_a_poll_is_answered_when_a_machine_changed(backend: Backend, project: Pr
     ("hours", "percent", "told"),
     [(1, 50, None), (9, 80, "used over 80 %"), (11, 100, "Runs on paid backends wait"), (2, 80, None)],
 )
-def test_a_budget_that_is_nearly_spent_is_told_on_every_page(
+def test_a_nearly_spent_budget_is_shown_on_every_page(
     backend: Backend,
     project: Project,
     admin: Client,
@@ -167,7 +165,7 @@ def test_a_budget_that_is_nearly_spent_is_told_on_every_page(
     assert "of $30" in page(admin, "/p/main/queue/")
 
 
-def test_marks_of_the_budget_stand_where_the_money_is(backend: Backend, project: Project, admin: Client) -> None:
+def test_only_marks_of_the_current_budget_are_shown(backend: Backend, project: Project, admin: Client) -> None:
     now = timezone.now()
     month = now.date().replace(day=1)
     Project.objects.filter(pk=project.pk).update(monthly_budget=Decimal(30))
@@ -180,16 +178,14 @@ def test_marks_of_the_budget_stand_where_the_money_is(backend: Backend, project:
     assert "80 % used" not in text
 
 
-def test_without_a_budget_no_page_asks_for_what_was_spent(
+def test_without_a_budget_no_page_queries_the_spending(
     project: Project, admin: Client, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(0):
         assert budget.warned(project, timezone.now()) is None
 
 
-def test_a_run_tells_on_which_machine_it_is_and_why_that_is_not_there_yet(
-    project: Project, ann: User, as_user: SignIn
-) -> None:
+def test_a_run_shows_its_instance_and_why_that_is_not_up_yet(project: Project, ann: User, as_user: SignIn) -> None:
     job = cloud_job(make_run(project, ann, "train"), cloud_id="i-0abc")
     Job.objects.filter(pk=job.pk).update(region="us-east-1", instance_type="g6.xlarge", price=Decimal("0.8"))
     client = as_user(ann)

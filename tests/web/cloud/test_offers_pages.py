@@ -104,7 +104,7 @@ def test_a_filter_of_fields_narrows_and_says_of_how_many(aws: Aws, client: Clien
     assert "p5.48xlarge" not in page(client, f"{URL}?max_price=%241.00")
 
 
-def test_what_matches_nothing_leads_back_to_all(aws: Aws, client: Client) -> None:
+def test_a_filter_without_matches_links_to_all_offers(aws: Aws, client: Client) -> None:
     aws.ask()
     text = page(client, f"{URL}?gpu=B200")
     assert "3 offers are available, but none matches." in text
@@ -112,7 +112,7 @@ def test_what_matches_nothing_leads_back_to_all(aws: Aws, client: Client) -> Non
 
 
 @pytest.mark.parametrize("query", ["gpu=%3A%3A", "max_price=much", "sort=beauty", "after=nonsense", "memory=x%00y"])
-def test_what_can_not_be_read_filters_nothing_and_is_told(aws: Aws, client: Client, query: str) -> None:
+def test_an_invalid_filter_is_ignored_and_reported(aws: Aws, client: Client, query: str) -> None:
     aws.ask()
     text = page(client, f"{URL}?{query}")
     assert "p5.48xlarge" in text
@@ -129,14 +129,12 @@ def test_what_can_not_be_read_filters_nothing_and_is_told(aws: Aws, client: Clie
         ("", 0, None, None),
     ],
 )
-def test_who_looks_around_means_machines_with_at_least_such_gpus(
-    query: str, count_min: int, count_max: int | None, memory: int | None
-) -> None:
+def test_a_plain_gpu_filter_is_a_minimum(query: str, count_min: int, count_max: int | None, memory: int | None) -> None:
     needs = OfferFilters.of(QueryDict(query)).wanted.requirements
     assert (needs.gpu_count_min, needs.gpu_count_max, needs.gpu_memory_min_mib) == (count_min, count_max, memory)
 
 
-def test_the_plan_of_a_run_tells_prices_and_why_an_offer_can_or_can_not_be_had(aws: Aws, client: Client) -> None:
+def test_the_plan_of_a_run_shows_prices_and_why_an_offer_is_or_is_not_available(aws: Aws, client: Client) -> None:
     aws.ask()
     config = "type: task\ncommands: [echo]\nbackends: [aws]\nresources: {gpu: L4}\nspot_policy: auto\n"
     answer = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX)
@@ -145,7 +143,7 @@ def test_the_plan_of_a_run_tells_prices_and_why_an_offer_can_or_can_not_be_had(a
     assert "64 of 64 vCPUs in use, 4 needed." in text
 
 
-def test_own_hosts_are_offers_too_and_nothing_is_asked_for_them(project: Project, client: Client) -> None:
+def test_own_hosts_are_offers_that_need_no_refresh(project: Project, client: Client) -> None:
     make_host("box-1", gpus=2)
     text = page(client)
     assert "box-1" in text
@@ -153,13 +151,13 @@ def test_own_hosts_are_offers_too_and_nothing_is_asked_for_them(project: Project
     assert "Refresh now" not in text
 
 
-def test_what_was_never_asked_is_being_asked_and_not_nothing(aws: Aws, client: Client) -> None:
+def test_offers_that_were_never_fetched_are_shown_as_loading(aws: Aws, client: Client) -> None:
     text = page(client)
     assert "Loading offers for the first time." in text
     assert "Refreshing 4 sources…" in text
 
 
-def test_a_cloud_that_refuses_says_what_to_do_and_is_not_an_empty_list(aws: Aws, client: Client) -> None:
+def test_a_cloud_that_refuses_is_shown_with_a_remedy_instead_of_an_empty_list(aws: Aws, client: Client) -> None:
     denied = SourceFailed("access_denied", region="us-east-1", action="ec2:DescribeInstanceTypes")
     aws.says = dict.fromkeys(aws.says, denied)
     aws.ask()
@@ -168,7 +166,7 @@ def test_a_cloud_that_refuses_says_what_to_do_and_is_not_an_empty_list(aws: Aws,
     assert text.count("the policy lacks ec2:DescribeInstanceTypes.") == 1 + 4  # said once, and at each source
 
 
-def test_throttled_quotas_leave_offers_usable_and_say_when_they_are_asked_again(aws: Aws, client: Client) -> None:
+def test_throttled_quotas_leave_offers_usable_and_show_the_time_of_the_retry(aws: Aws, client: Client) -> None:
     until = timezone.now() + dt.timedelta(minutes=4)
     aws.says["quotas"] = SourceFailed("throttled", region="us-east-1", api="ListServiceQuotas", until=until.isoformat())
     aws.ask()
@@ -181,13 +179,13 @@ def test_throttled_quotas_leave_offers_usable_and_say_when_they_are_asked_again(
     assert "Offers in this region stay usable" in text
 
 
-def test_a_missing_public_url_is_told_once(aws: Aws, client: Client, settings: Any) -> None:
+def test_a_missing_public_url_is_shown_once(aws: Aws, client: Client, settings: Any) -> None:
     settings.DSTACKWEB_PUBLIC_URL = ""
     aws.ask()
     assert page(client).count("Set DSTACKWEB_PUBLIC_URL") == 1
 
 
-def test_a_poll_is_answered_when_something_landed_and_looks_at_no_offers_before(aws: Aws, client: Client) -> None:
+def test_a_poll_is_answered_only_after_a_source_was_refreshed(aws: Aws, client: Client) -> None:
     aws.ask()
     shown = client.get(URL)["HX-PTag"]
     poll = {**HTMX, "HX-PTag": shown}
@@ -218,13 +216,13 @@ def test_a_refresh_leads_nowhere_else(aws: Aws, client: Client) -> None:
     assert "\n" not in answer["Location"]
 
 
-def test_quotas_tell_used_limit_and_what_has_none(aws: Aws, client: Client) -> None:
+def test_quotas_show_usage_and_limit_and_types_without_one(aws: Aws, client: Client) -> None:
     aws.ask()
     text = page(client, "/p/main/offers/quotas/")
     assert re.search(r"<b>64</b> <span [^>]*>of 64</span></span> <span [^>]*>·\s*<span [^>]*>used up", text)
 
 
-def test_without_a_cloud_the_pages_say_what_to_do(project: Project, client: Client) -> None:
+def test_without_a_cloud_the_pages_show_how_to_add_one(project: Project, client: Client) -> None:
     assert "No cloud with quotas" in page(client, "/p/main/offers/quotas/")
     assert "No hosts or clouds yet" in page(client)
     assert "Cloud API calls" not in page(client, "/p/main/health/")
@@ -290,13 +288,13 @@ def test_a_source_is_in_one_of_five_states(source: Freshness, state: str) -> Non
     assert SourceLine.of_source(source, NOW).state == state
 
 
-def test_the_worst_source_of_a_region_speaks_for_an_offer() -> None:
+def test_an_offer_shows_the_worst_source_of_its_region() -> None:
     fresh, stale = (SourceLine.of_source(one, NOW) for one in (age("fresh"), age("stale", **OLD)))
     assert worst([fresh, stale]) is stale
     assert worst([]) is None
 
 
-def test_the_same_trouble_everywhere_is_told_once() -> None:
+def test_the_same_problem_in_all_regions_is_shown_once() -> None:
     lines = [
         SourceLine.of_source(
             Freshness(
@@ -311,7 +309,7 @@ def test_the_same_trouble_everywhere_is_told_once() -> None:
     assert (told.place, told.label, len(told.sources)) == ("aws", "no credentials", 4)
 
 
-def test_a_cloud_that_throttles_is_one_trouble_whatever_is_asked_too_often() -> None:
+def test_a_throttling_cloud_is_one_problem_for_all_its_apis() -> None:
     lines = [
         SourceLine.of_source(
             Freshness(
@@ -330,7 +328,7 @@ def test_a_cloud_that_throttles_is_one_trouble_whatever_is_asked_too_often() -> 
     ]
 
 
-def test_without_a_cloud_an_admin_is_led_to_its_form_and_a_member_is_told_whom_to_ask(
+def test_without_a_cloud_an_admin_gets_a_link_to_the_form_and_a_member_the_admins_names(
     client: Client, as_user: SignIn, project: Project
 ) -> None:
     join(project, make_user("root", is_staff=True), "admin")

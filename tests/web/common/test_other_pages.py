@@ -57,7 +57,7 @@ def test_runs_of_projects_one_cant_see_stay_nameless(project: Project, ann: User
     assert "a run of another project" in page
 
 
-def test_hosts_change_for_a_poll_only_when_what_they_show_does(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_poll_of_hosts_is_answered_only_after_a_visible_change(project: Project, ann: User, as_user: SignIn) -> None:
     host = make_host("box-1")
     client = as_user(ann)
     poll = {**HTMX, "HX-PTag": client.get("/p/main/hosts/")["HX-PTag"]}
@@ -110,9 +110,7 @@ def test_health_says_that_the_cache_of_offers_is_away(
     store.forget()
 
 
-def test_health_shows_which_apis_are_asked_as_often_as_may_be_and_which_throttle(
-    project: Project, ann: User, as_user: SignIn
-) -> None:
+def test_health_shows_apis_at_their_rate_limit_and_throttled_ones(project: Project, ann: User, as_user: SignIn) -> None:
     def page() -> str:
         return as_user(ann).get("/p/main/health/").content.decode()
 
@@ -126,7 +124,7 @@ def test_health_shows_which_apis_are_asked_as_often_as_may_be_and_which_throttle
     assert "Not called until then: ec2.RunInstances" in page()
 
 
-def test_health_tells_why_a_cloud_cannot_be_asked_and_starts_nothing(
+def test_health_shows_why_a_cloud_cannot_be_reached_and_sends_no_request(
     project: Project, ann: User, as_user: SignIn, settings
 ) -> None:
     page = as_user(ann).get("/p/main/health/").content.decode()
@@ -145,7 +143,7 @@ def test_health_tells_why_a_cloud_cannot_be_asked_and_starts_nothing(
     assert "Set DSTACKWEB_PUBLIC_URL" not in as_user(ann).get("/p/main/health/").content.decode()
 
 
-def test_health_tells_of_machines_that_will_not_end(project: Project, ann: User, as_user: SignIn) -> None:
+def test_health_shows_instances_that_do_not_terminate(project: Project, ann: User, as_user: SignIn) -> None:
     backend = Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
     machine = Instance.objects.create(
         backend=backend, project=project, region="eu-west-1", instance_type="g5.xlarge", status="stopping",
@@ -218,7 +216,7 @@ def test_names_and_texts_of_people_are_shown_as_text(project: Project, ann: User
     assert "&lt;script&gt;alert(1)" in page
 
 
-def test_errors_look_like_the_rest(project: Project, ann: User, as_user: SignIn) -> None:
+def test_error_pages_have_the_layout_of_other_pages(project: Project, ann: User, as_user: SignIn) -> None:
     client = as_user(ann)
     missing = client.get("/p/main/runs/nope/")
     assert missing.status_code == 404

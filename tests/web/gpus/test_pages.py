@@ -67,7 +67,7 @@ def cell(text: str, uuid: str) -> str:
     return found[0]
 
 
-def test_every_gpu_of_every_host_says_what_it_does_and_who_has_it(project: Project, ann: User, client: Client) -> None:
+def test_every_gpu_of_every_host_shows_its_utilization_and_its_run(project: Project, ann: User, client: Client) -> None:
     host = make_host("box-1", gpus=3)
     held = running(project, ann, "train").gpus[0]
     make_host("box-2", gpus=1)
@@ -93,7 +93,7 @@ def test_an_old_sample_says_nothing_of_now(project: Project, client: Client) -> 
     assert "no newer sample" in page(client, "gpus/GPU-box-1-0/")
 
 
-def test_gpus_are_found_sorted_and_coloured_as_asked(project: Project, ann: User, client: Client) -> None:
+def test_gpus_are_filtered_sorted_and_coloured_as_requested(project: Project, ann: User, client: Client) -> None:
     host = make_host("box-1", gpus=3)
     running(project, ann, "train")
     seen(host, g0={"utilization": 20, "power_w": 400}, g1={"utilization": 90, "temperature_c": 90}, g2=None)
@@ -107,7 +107,7 @@ def test_gpus_are_found_sorted_and_coloured_as_asked(project: Project, ann: User
     assert len(order(page(client, "gpus/?sort=nonsense&colour=nonsense&state=nonsense"))) == 3
 
 
-def test_what_slows_a_gpu_down_is_said(project: Project, client: Client) -> None:
+def test_the_reason_for_a_throttled_gpu_is_shown(project: Project, client: Client) -> None:
     host = make_host("box-1", gpus=2)
     seen(host, g0={"utilization": 90, "throttle": 0x40}, g1={"utilization": 0, "throttle": 1})
     assert "slowed down by heat" in cell(page(client), "GPU-box-1-0")
@@ -176,7 +176,7 @@ def test_a_gpu_shows_its_processes_its_last_hours_and_who_had_it(project: Projec
     assert client.get("/p/main/gpus/GPU-nope/").status_code == 404
 
 
-def test_what_a_gpu_does_while_it_is_free_is_in_its_chart_however_many_have_had_it(
+def test_the_chart_of_a_gpu_includes_its_free_time_and_all_its_runs(
     project: Project, ann: User, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_map_views, "SERIES", 3)
@@ -207,12 +207,12 @@ def test_how_many_gpus_there_are_costs_no_further_queries(project: Project, ann:
     assert len(many) <= len(few)
 
 
-def test_without_gpus_the_page_says_what_would_bring_some(project: Project, client: Client) -> None:
+def test_without_gpus_the_page_shows_how_to_add_some(project: Project, client: Client) -> None:
     make_host("box-1")
     assert "No host has a GPU" in page(client)
 
 
-def test_a_host_shows_its_gpus_its_jobs_and_what_happened(project: Project, ann: User, client: Client) -> None:
+def test_a_host_shows_its_gpus_jobs_and_events(project: Project, ann: User, client: Client) -> None:
     host = make_host("box-1", gpus=2)
     ended = running(project, ann, "was-here")
     Job.objects.filter(pk=ended.pk).update(status="done", ended_at=timezone.now())
@@ -270,7 +270,7 @@ def test_a_run_leads_to_the_host_that_it_is_on_unless_that_left(project: Project
     assert link not in page(client, "runs/train/")
 
 
-def test_devices_of_a_split_gpu_are_told_apart(project: Project, client: Client) -> None:
+def test_mig_devices_of_one_gpu_are_distinguished(project: Project, client: Client) -> None:
     host = make_host("box-1")
     for uuid, kind in (("MIG-0", "1g.5gb"), ("MIG-GPU-1/2/0", "2g.10gb")):  # of a newer and of an older driver
         Gpu.objects.create(host=host, uuid=uuid, index=0, name=f"NVIDIA A100-SXM4-40GB MIG {kind}", memory_mib=4864)
@@ -279,7 +279,7 @@ def test_devices_of_a_split_gpu_are_told_apart(project: Project, client: Client)
     assert 'href="/p/main/gpus/MIG-GPU-1/2/0/"' in page(client, "hosts/")
 
 
-def test_a_gone_gpu_that_a_run_holds_is_told_as_both(project: Project, ann: User, client: Client) -> None:
+def test_a_missing_gpu_held_by_a_run_is_shown_as_both(project: Project, ann: User, client: Client) -> None:
     host = make_host(gpus=2)
     running(project, ann, "train", 2)
     Gpu.objects.filter(uuid="GPU-box-1-1").update(present=False)

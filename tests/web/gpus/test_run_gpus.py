@@ -59,7 +59,9 @@ def chart_of(page: str) -> dict:
     return json.loads(found[1])
 
 
-def test_a_low_gpu_is_told_with_since_when_and_when_it_stops(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_low_gpu_is_shown_with_its_start_and_the_time_of_the_stop(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     text = plain(page_of(as_user(ann), run))
     assert "Stop the run when a GPU stays below 50 % for 1 h." in text
@@ -87,7 +89,7 @@ def test_the_chart_has_each_gpu_the_minimum_and_the_low_stretch(project: Project
     assert 40 * 60_000 < chart["low_until_ms"] - chart["low_since_ms"] <= 41 * 60_000 + 5_000
 
 
-def test_how_far_back_it_looks_can_be_chosen_and_covers_the_window_at_first(
+def test_the_span_of_the_chart_can_be_chosen_and_covers_the_window_by_default(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     run = watched(project, ann, "train", 120, busy)
@@ -146,7 +148,7 @@ def test_its_address_alone_leads_to_the_runs_page(project: Project, ann: User, a
     assert answer["Location"] == f"/p/main/runs/{run.uid}/?range=6h#run-gpus"
 
 
-def test_silence_is_unknown_and_said_to_stop_nothing(project: Project, ann: User, as_user: SignIn) -> None:
+def test_missing_samples_are_unknown_and_stop_no_run(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 70, second_idles, silent_s=120)
     page = page_of(as_user(ann), run)
     assert "Runs are not stopped for missing samples." in page
@@ -225,7 +227,7 @@ def test_a_host_without_nvml_says_that_nothing_is_watched(
     )
 
 
-def test_what_cant_be_read_is_told_to_those_whose_gpus_it_is(
+def test_unreadable_gpus_are_shown_to_the_runs_that_hold_them(
     project: Project, ann: User, box: Host, as_user: SignIn
 ) -> None:
     seen, missed = watched(project, ann, "train", 5, busy), watched(project, ann, "other", 5, busy, silent_s=120)
@@ -235,9 +237,7 @@ def test_what_cant_be_read_is_told_to_those_whose_gpus_it_is(
     assert "can be read" not in plain(page_of(as_user(ann), seen))
 
 
-def test_an_ended_run_is_shown_up_to_its_end_and_asked_for_no_more(
-    project: Project, ann: User, as_user: SignIn
-) -> None:
+def test_an_ended_run_is_shown_up_to_its_end_and_no_longer_polled(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 50, second_idles)
     job = placed_job(run)
     attempts.end_job(job.pk, "done_by_runner", exit_code=0)
@@ -264,9 +264,7 @@ def test_lists_mark_runs_from_half_the_window_on(project: Project, ann: User, as
     assert re.search(r"idler ann ?GPU 1 below 50 % for \d+ min, stops in \d+ min", text)
 
 
-def test_a_mark_that_comes_with_time_reaches_whoever_looks_at_the_list(
-    project: Project, ann: User, as_user: SignIn
-) -> None:
+def test_an_open_list_gets_a_mark_that_becomes_due_over_time(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "idler", 50, second_idles, policy={**POLICY, "time_window": "2h"})
     client = as_user(ann)
     version = client.get("/p/main/runs/")["HX-PTag"]
@@ -277,7 +275,7 @@ def test_a_mark_that_comes_with_time_reaches_whoever_looks_at_the_list(
     assert "below 50 %" in answer.content.decode()
 
 
-def test_whoever_was_told_reads_it_on_every_page_and_others_do_not(
+def test_a_notified_owner_sees_the_alert_on_every_page_and_others_do_not(
     project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
     run = watched(project, ann, "idler", 50, second_idles)
@@ -294,7 +292,7 @@ def test_whoever_was_told_reads_it_on_every_page_and_others_do_not(
     assert 'role="alert"' in own
 
 
-def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_notice_appears_on_every_page_of_its_owner(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "idler", 58, lambda place, ago_s: 3 if place == 1 and ago_s <= 54 * 60 else 93)
     client = as_user(ann)
     first = {path: client.get(f"/p/main/{path}") for path in ("runs/", "queue/")}
@@ -310,7 +308,9 @@ def test_a_notice_reaches_its_owner_wherever_they_look(project: Project, ann: Us
     assert "has been below 50 % since" in plain(page_of(client, run))  # its timeline
 
 
-def test_who_is_only_notified_reads_it_once_the_window_is_over(project: Project, ann: User, as_user: SignIn) -> None:
+def test_an_owner_who_is_only_notified_sees_the_alert_after_the_window(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
     run = watched(project, ann, "idler", 50, second_idles, policy={**POLICY, "time_window": "30m", "action": "notify"})
     assert apply_policy(placed_job(run).pk, timezone.now()) == PolicyAction.WOULD_STOP
     page = plain(as_user(ann).get("/p/main/hosts/").content.decode())
@@ -319,7 +319,7 @@ def test_who_is_only_notified_reads_it_once_the_window_is_over(project: Project,
     assert "Policy alert: GPUs underutilized" in plain(page_of(as_user(ann), run))
 
 
-def test_a_gpu_says_what_holds_it_down_and_leads_to_its_own_page(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_throttled_gpu_shows_the_reason_and_links_to_its_page(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 5, busy, gpus=1)
     job = placed_job(run)
     job.gpu_series.update(throttle=0x20)

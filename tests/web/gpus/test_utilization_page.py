@@ -74,7 +74,7 @@ def test_a_policy_is_tried_on_real_samples(project: Project, ann: User, as_user:
     assert "GPU 0" in told
 
 
-def test_a_policy_that_stops_nothing_and_one_without_runs_are_told_apart(
+def test_a_policy_that_stops_no_run_and_one_without_runs_have_different_messages(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     client = as_user(ann)
@@ -91,7 +91,7 @@ def test_a_policy_that_stops_nothing_and_one_without_runs_are_told_apart(
         ({"warmup": "soon"}, "warmup"),
     ],
 )
-def test_what_is_wrong_stands_beside_its_field(
+def test_errors_are_shown_at_their_fields(
     project: Project, ann: User, as_user: SignIn, wrong: dict[str, str], field: str
 ) -> None:
     answer = as_user(ann).get("/p/main/utilization/", {**ASKED, **wrong})
@@ -99,7 +99,9 @@ def test_what_is_wrong_stands_beside_its_field(
     assert f'id="id_{field}_error"' in answer.content.decode()
 
 
-def test_the_ledger_tells_who_was_stopped_and_who_came_next(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_ledger_shows_stopped_runs_and_the_run_that_got_their_gpus_next(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
     following = make_run(project, ann, "train-7")
     add_stop(
         project, "idle", run=make_run(project, ann, "idle"), user=ann, until=timezone.now(), price=1,

@@ -57,7 +57,7 @@ def data_of(page: str) -> dict:
     return json.loads(found[1])
 
 
-def test_today_stands_beside_the_last_seven_days(project: Project, ann: User, as_user: SignIn) -> None:
+def test_today_is_compared_with_the_last_seven_days(project: Project, ann: User, as_user: SignIn) -> None:
     queue = services.ensure_queue(project)
     placed(queue, ann, NOON, 120, 120, 120)
     placed(queue, ann, NOON - dt.timedelta(days=2), 7200)
@@ -71,13 +71,13 @@ def test_today_stands_beside_the_last_seven_days(project: Project, ann: User, as
     assert sum(data_of(month)["bands"][2]["placed"]) == 5
 
 
-def test_nothing_yet_says_what_will_be_here(project: Project, ann: User, as_user: SignIn) -> None:
+def test_an_empty_history_explains_the_page(project: Project, ann: User, as_user: SignIn) -> None:
     page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
     assert "Wait times are recorded when runs start" in page
     assert "history-data" not in page
 
 
-def test_a_sampled_line_without_any_start_is_told(project: Project, ann: User, as_user: SignIn) -> None:
+def test_queue_lengths_without_any_start_are_shown(project: Project, ann: User, as_user: SignIn) -> None:
     queue = services.ensure_queue(project)
     QueueHour.objects.create(queue=queue, band=0, hour=NOON.replace(minute=0), length=3, length_max=5)
     page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
@@ -116,7 +116,7 @@ def test_the_table_says_the_same_for_those_who_see_no_chart(project: Project, an
     assert "data-poll" not in page
 
 
-def test_all_queues_are_told_together_and_each(project: Project, ann: User, as_user: SignIn) -> None:
+def test_history_covers_all_queues_together_and_each_one(project: Project, ann: User, as_user: SignIn) -> None:
     placed(services.ensure_queue(project), ann, NOON, 60)
     placed(services.ensure_queue(project, "night"), ann, NOON, 60, 60)
     page = as_user(ann).get("/p/main/history/").content.decode()
@@ -131,7 +131,7 @@ def test_strangers_and_unknown_queues_get_404(project: Project, ann: User, as_us
     assert as_user(ann).get("/p/main/queues/none/history/").status_code == 404
 
 
-def test_other_projects_are_not_told(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_history_of_other_projects_is_not_shown(project: Project, ann: User, as_user: SignIn) -> None:
     placed(services.ensure_queue(make_project("other")), ann, NOON, 60)
     assert "history-data" not in as_user(ann).get("/p/main/history/").content.decode()
 
@@ -170,7 +170,7 @@ def test_the_page_asks_the_database_the_same_few_questions_for_any_number_of_hou
     assert questions() == before <= 16
 
 
-def test_a_minute_later_the_page_is_told_anew_since_hours_go_on_by_themselves(
+def test_a_minute_later_a_poll_gets_the_page_again_since_hours_advance(
     project: Project, ann: User, as_user: SignIn, look_at: Callable[[dt.datetime], None]
 ) -> None:
     client = as_user(ann)

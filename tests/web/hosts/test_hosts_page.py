@@ -35,9 +35,7 @@ def page(client: Client) -> str:
 @pytest.mark.parametrize(
     "action", ["box-1/drain/", "box-1/leave/", "box-1/clear/", "box-1/gone/", "invite/", "invite/1/withdraw/"]
 )
-def test_only_admins_of_the_deployment_look_after_hosts(
-    project: Project, ann: User, as_user: SignIn, action: str
-) -> None:
+def test_only_admins_of_the_deployment_manage_hosts(project: Project, ann: User, as_user: SignIn, action: str) -> None:
     make_host("box-1")
     client = as_user(ann)
     assert client.post(f"/p/main/hosts/{action}").status_code == 403
@@ -57,7 +55,7 @@ def test_a_host_is_drained_and_takes_jobs_again(root: Client) -> None:
     assert "takes jobs again (root)" in page(root)
 
 
-def test_a_host_that_is_to_leave_says_what_it_waits_for_and_may_stay(root: Client, project: Project, ann: User) -> None:
+def test_a_leaving_host_shows_its_remaining_jobs_and_can_be_kept(root: Client, project: Project, ann: User) -> None:
     make_host("box-1")
     make_run(project, ann)
     place_all()
@@ -74,7 +72,7 @@ def test_the_servers_own_machine_can_not_leave(root: Client) -> None:
     assert 'id="leave-' not in page(root)
 
 
-def test_what_is_reserved_is_shown_where_it_is(root: Client, project: Project, ann: User) -> None:
+def test_reserved_gpus_are_shown_on_their_host(root: Client, project: Project, ann: User) -> None:
     host = make_host("box-1", gpus=2)
     run = make_run(project, ann, "patient", resources={"gpu": 1})
     node = {"host_id": host.pk, "host": "box-1", "cpus": 2, "memory_mib": 2048, "gpus": ["GPU-box-1-1"]}
@@ -84,7 +82,7 @@ def test_what_is_reserved_is_shown_where_it_is(root: Client, project: Project, a
     assert text.count(">reserved<") == 1
 
 
-def test_labels_and_what_happened_are_shown_and_polled(root: Client) -> None:
+def test_labels_and_events_are_shown_and_polled(root: Client) -> None:
     host = make_host("box-1", labels={"disk": "nvme"})
     assert "disk=nvme" in page(root)
     poll = {**HTMX, "HX-PTag": root.get("/p/main/hosts/")["HX-PTag"]}

@@ -116,7 +116,7 @@ def test_with_tasks_without_a_worker_only_the_lower_bound_is_shown() -> None:
         ({"processing": 1}, "–"),
     ],
 )
-def test_without_a_rate_a_row_says_how_it_stands(counts: dict[str, int], text: str) -> None:
+def test_a_row_without_a_rate_shows_its_state(counts: dict[str, int], text: str) -> None:
     assert ProgressRow(bar(**counts)).left == text
 
 
@@ -126,12 +126,12 @@ def test_a_rate_is_reported_only_while_something_is_left() -> None:
     assert ProgressRow(bar(rate=fast, memory=10)).rate == ""
 
 
-def test_a_bar_is_a_sentence_for_those_who_cant_see_it() -> None:
+def test_a_bar_has_a_sentence_for_screen_readers() -> None:
     told = ProgressRow(bar("train", memory=41_210, erred=12, processing=640, queued=8138)).sentence
     assert told == "train: 41,222 of 50,000 finished; 41,210 done, 12 failed, 640 running, 8,138 queued"
 
 
-def test_what_is_forgotten_is_drawn_and_told_as_it_ended() -> None:
+def test_forgotten_tasks_are_drawn_and_described_by_their_outcome() -> None:
     line = ProgressRow(bar("score", memory=1, forgotten_done=56, forgotten_failed=3))
     assert [(part.state, part.width) for part in line.segments] == [("memory", "95"), ("erred", "5")]
     assert [words for _state, words in line.parts] == ["3\N{NO-BREAK SPACE}failed"]

@@ -95,7 +95,7 @@ def rows(answer: HttpResponse | str) -> list[str]:
     return re.findall(r'<tr id="pg-\d+"><th scope="row"><a [^>]*><bdi>([^<]*)</bdi></a>', text)
 
 
-def test_a_run_shows_all_its_prefixes_with_what_each_is_doing(client: Client, scope: int) -> None:
+def test_a_run_shows_all_its_prefixes_with_their_states(client: Client, scope: int) -> None:
     tell(scope, train={S.QUEUED: -1, S.ERRED: 1}, test={S.WAITING: -5, S.NO_WORKER: 5})
     text = page(client)
     assert rows(text) == ["train", "test"]
@@ -104,7 +104,7 @@ def test_a_run_shows_all_its_prefixes_with_what_each_is_doing(client: Client, sc
     assert "5\N{NO-BREAK SPACE}no worker" in text
 
 
-def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
+def test_failed_counts_link_to_the_error_messages(client: Client, scope: int) -> None:
     tell(scope, train={S.QUEUED: -1, S.ERRED: 1})
     why = f'href="/p/main/{PAGE}prefix/?prefix=train&amp;show=failures"'
     assert why in page(client)
@@ -114,7 +114,7 @@ def test_what_failed_leads_to_what_it_said(client: Client, scope: int) -> None:
     assert f'href="/p/main/{PAGE}?order=failed"' in page(client)
 
 
-def test_what_had_failed_before_it_was_forgotten_still_leads_to_what_it_said(client: Client, run: Run) -> None:
+def test_failures_of_forgotten_tasks_still_link_to_the_error_messages(client: Client, run: Run) -> None:
     scope = counters.ensure_scope(run.project_id, run.pk, 1)
     ingest.ingest_batch(
         scope, Batch("dask", failures=(Failure("train-7", "train", "train-1", 1, "out of memory"),)), NOW_MS
@@ -138,14 +138,14 @@ def test_a_dask_run_that_is_over_still_shows_how_its_tasks_ended(client: Client,
     assert 'class="pg-erred"' in page(client, f"{PAGE}group/?prefix=score&group=score-1")
 
 
-def test_what_is_forgotten_is_not_said_to_be_done(client: Client, scope: int) -> None:
+def test_forgotten_tasks_are_not_shown_as_done(client: Client, scope: int) -> None:
     tell(scope, gone={S.FORGOTTEN: 5})
     text = page(client)
     assert "5 forgotten" in text
     assert " done<" not in text
 
 
-def test_a_poll_of_what_did_not_change_gets_nothing(client: Client, scope: int) -> None:
+def test_a_poll_of_an_unchanged_page_gets_204(client: Client, scope: int) -> None:
     first = client.get(f"/p/main/{PAGE}")
     with CaptureQueriesContext(
         connection,
@@ -168,7 +168,7 @@ def test_a_poll_gets_the_rows_that_changed_and_no_others(client: Client, scope: 
     assert poll(client, answer).status_code == 204
 
 
-def test_what_was_missed_comes_with_the_next_poll(client: Client, scope: int) -> None:
+def test_missed_changes_come_with_the_next_poll(client: Client, scope: int) -> None:
     """A hidden tab, or an answer that was lost."""
     first = client.get(f"/p/main/{PAGE}")
     tell(scope, test={S.WAITING: -1, S.PROCESSING: 1})
@@ -184,7 +184,7 @@ def test_other_rows_come_as_a_whole_list(client: Client, scope: int) -> None:
     assert "HX-Reswap" not in answer
 
 
-def test_what_is_finished_moves_behind_what_is_active(client: Client, scope: int) -> None:
+def test_finished_prefixes_are_listed_after_active_ones(client: Client, scope: int) -> None:
     first = client.get(f"/p/main/{PAGE}")
     tell(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.MEMORY: 10})
     assert rows(poll(client, first)) == ["test", "train"]
@@ -220,14 +220,14 @@ def test_a_new_attempt_is_shown_as_a_whole(client: Client, scope: int, run: Run)
     assert "prefix=train&amp;attempt=1" in old
 
 
-def test_a_run_that_reported_of_nothing_says_how_to_and_shows_the_first_task(client: Client, run: Run) -> None:
+def test_a_run_without_reports_shows_how_to_report_and_then_its_first_task(client: Client, run: Run) -> None:
     assert "::task key=" in page(client)
     assert poll(client).status_code == 204
     tell(counters.ensure_scope(run.project_id, run.pk, 1), train={S.QUEUED: 1})
     assert rows(poll(client)) == ["train"]
 
 
-def test_a_run_that_ended_without_tasks_is_not_asked_about_again(client: Client, run: Run) -> None:
+def test_the_page_of_a_run_that_ended_without_tasks_stops_polling(client: Client, run: Run) -> None:
     assert "data-poll-over" not in page(client)
     Run.objects.filter(pk=run.pk).update(status="done")
     text = page(client)
@@ -235,7 +235,7 @@ def test_a_run_that_ended_without_tasks_is_not_asked_about_again(client: Client,
     assert "data-poll-over" in text
 
 
-def test_beside_an_attempt_that_reported_of_nothing_are_the_others(client: Client, scope: int, run: Run) -> None:
+def test_an_attempt_without_reports_links_to_the_others(client: Client, scope: int, run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(attempt=2)
     text = page(client, f"{PAGE}?attempt=2")
     assert "::task key=" in text
@@ -328,7 +328,7 @@ def test_a_page_with_an_unknown_version_gets_everything(client: Client, scope: i
     assert rows(answer) == ["train", "test"]
 
 
-def test_a_reporter_that_was_killed_is_said_to_be_silent_and_no_time_left_is_given(
+def test_a_killed_reporter_is_shown_as_silent_without_a_time_left(
     client: Client, scope: int, run: Run, clock: Callable[[int], None]
 ) -> None:
     batch = Batch("r", (Event("load-1", S.PROCESSING, 1, "load", "load", message="file 3"),), heartbeat_s=15)
@@ -350,7 +350,7 @@ def test_a_reporter_that_was_killed_is_said_to_be_silent_and_no_time_left_is_giv
     assert "no report since" not in page(client, f"{PAGE}card/")
 
 
-def test_a_project_shows_its_runs_and_what_is_inside_those_that_go_on(client: Client, scope: int) -> None:
+def test_a_project_shows_its_runs_and_the_prefixes_of_running_ones(client: Client, scope: int) -> None:
     text = page(client, "progress/")
     assert "Tasks of running runs" in text
     assert rows(text) == ["sweep"]
@@ -359,7 +359,7 @@ def test_a_project_shows_its_runs_and_what_is_inside_those_that_go_on(client: Cl
     assert "Tasks of running runs" not in page(client, "progress/")
 
 
-def test_what_is_inside_the_runs_is_reported_again_only_when_it_changed(client: Client, scope: int) -> None:
+def test_prefixes_inside_runs_are_sent_again_only_after_a_change(client: Client, scope: int) -> None:
     path = "progress/inside/"
     first = poll(client, path=path)
     assert first.status_code == 200
@@ -393,7 +393,7 @@ def test_groups_of_a_project_lead_to_its_runs(client: Client, run: Run) -> None:
     assert "/p/main/runs/?q=sweep" in page(client, "progress/prefix/?prefix=sweep")
 
 
-def test_what_failed_is_shown_with_what_it_said(client: Client, scope: int) -> None:
+def test_failed_tasks_are_shown_with_their_messages(client: Client, scope: int) -> None:
     prefix = TaskPrefix.objects.get(name="train")
     for n, message in enumerate(("out of <memory>", "")):
         TaskFailure.objects.create(
@@ -411,20 +411,18 @@ def test_what_failed_is_shown_with_what_it_said(client: Client, scope: int) -> N
     assert b"later" in poll(client, first, path).content
 
 
-def test_a_group_that_was_reported_of_as_counts_says_so(client: Client, scope: int) -> None:
+def test_a_group_reported_as_counts_only_says_so(client: Client, scope: int) -> None:
     text = page(client, f"{PAGE}group/?prefix=train&group=train-1")
     assert "These tasks were reported as counts" in text
 
 
 @pytest.mark.parametrize("what", ["prefix/?prefix=nope", "group/?prefix=train&group=nope", "prefix/"])
-def test_what_is_not_there_is_not_found_and_a_page_that_shows_it_is_opened_anew(
-    client: Client, scope: int, what: str
-) -> None:
+def test_a_missing_prefix_or_group_is_404_and_its_open_page_reloads(client: Client, scope: int, what: str) -> None:
     assert client.get(f"/p/main/{PAGE}{what}").status_code == 404
     assert poll(client, path=f"{PAGE}{what}")["HX-Refresh"] == "true"
 
 
-def test_a_screen_for_the_wall_is_dark_unless_asked_otherwise(client: Client, scope: int) -> None:
+def test_a_wall_screen_is_dark_unless_requested_otherwise(client: Client, scope: int) -> None:
     text = page(client, f"{PAGE}wall/")
     assert 'data-bs-theme="dark"' in text
     assert "dw-side" not in text

@@ -118,7 +118,7 @@ def test_a_members_moves_leave_everybody_elses_position_alone(
     assert toast_of(refused)["text"] == "It is already first."
 
 
-def test_a_preview_says_what_the_move_then_does(five: dict[str, Run], mia: User, as_user: SignIn) -> None:
+def test_a_preview_matches_the_outcome_of_the_move(five: dict[str, Run], mia: User, as_user: SignIn) -> None:
     client = as_user(mia)
     make_run(five["a"].project, mia, "urgent", role="manager", priority=70)
     query = {"run": token(five["e"]), "do": "top"}
@@ -131,7 +131,7 @@ def test_a_preview_says_what_the_move_then_does(five: dict[str, Run], mia: User,
     assert moved["text"] == "e moved from position 6 to 1, priority 50 → 70"
 
 
-def test_a_preview_says_what_forbids_the_move(five: dict[str, Run], ann: User, as_user: SignIn) -> None:
+def test_a_preview_shows_why_the_move_is_forbidden(five: dict[str, Run], ann: User, as_user: SignIn) -> None:
     query = {"run": token(five["b"]), "do": "top"}
     told = as_user(ann).get("/p/main/queues/default/preview/", query).json()
     assert told["refused"]
@@ -146,9 +146,7 @@ def test_several_runs_move_together_in_their_order(
     assert toast_of(answer)["text"] == "2 runs moved to positions 1–2"
 
 
-def test_runs_that_dont_stand_together_afterwards_are_only_counted(
-    five: dict[str, Run], ann: User, as_user: SignIn
-) -> None:
+def test_moved_runs_that_end_up_apart_are_only_counted(five: dict[str, Run], ann: User, as_user: SignIn) -> None:
     assert toast_of(act(as_user(ann), five["c"], five["e"], do="top"))["text"] == "2 runs moved"
 
 
@@ -186,7 +184,9 @@ def test_a_move_and_a_priority_can_be_taken_back(
         assert names(project) == list("abcde")
 
 
-def test_what_was_changed_since_is_not_taken_back(five: dict[str, Run], ann: User, mia: User, as_user: SignIn) -> None:
+def test_runs_changed_since_the_action_are_not_undone(
+    five: dict[str, Run], ann: User, mia: User, as_user: SignIn
+) -> None:
     client = as_user(ann)
     undo = toast_of(act(client, five["a"], do="priority", priority="60"))["undo"]
     services.set_priority(Run.objects.get(name="a"), mia, "manager", 10)
@@ -215,7 +215,7 @@ def test_runs_of_another_project_are_out_of_reach(five: dict[str, Run], mia: Use
 
 
 @pytest.mark.parametrize("values", [{}, {"do": "sideways"}, {"do": "before", "name": "nobody"}, {"do": "before"}])
-def test_what_asks_for_nothing_that_can_be_is_refused_in_words(
+def test_an_invalid_action_is_refused_with_a_message(
     five: dict[str, Run], mia: User, as_user: SignIn, values: dict[str, str]
 ) -> None:
     answer = act(as_user(mia), five["a"], **values)
@@ -238,7 +238,7 @@ def test_without_scripts_the_rows_own_buttons_work(
     assert names(project) == ["e", "b", "d", "a"]
 
 
-def test_a_poll_tells_of_the_readers_own_runs_what_they_have_not_heard(
+def test_a_poll_announces_new_events_of_the_readers_own_runs(
     five: dict[str, Run], ann: User, mia: User, as_user: SignIn
 ) -> None:
     client = as_user(ann)

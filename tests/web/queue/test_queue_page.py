@@ -50,7 +50,7 @@ def test_a_waiting_run_has_a_reason_with_numbers(project: Project, ann: User, as
     assert "no host has enough: 9 GPUs required, at most 1 on one host" in page
 
 
-def test_what_starts_next_is_the_first_run_that_ever_could(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_next_run_is_the_first_one_that_can_ever_start(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", cpus=2, gpus=1)
     make_run(project, ann, "holder", resources={"gpu": 1})
     make_run(project, ann, "too-big", resources={"gpu": 9}, priority=70)
@@ -65,7 +65,9 @@ def test_what_starts_next_is_the_first_run_that_ever_could(project: Project, ann
 
 
 @pytest.mark.parametrize("typed", ["", "high", "101", "-1", "50.5"])
-def test_what_is_no_priority_is_refused_in_words(project: Project, ann: User, as_user: SignIn, typed: str) -> None:
+def test_an_invalid_priority_is_refused_with_a_message(
+    project: Project, ann: User, as_user: SignIn, typed: str
+) -> None:
     """R22: an integer from 0 to 100."""
     run = make_run(project, ann)
     answer = as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": typed}, headers=HTMX)
@@ -137,7 +139,7 @@ def test_an_empty_queue_offers_to_submit(project: Project, ann: User, as_user: S
     assert "/p/main/submit/" in page
 
 
-def test_viewers_look_and_change_nothing(project: Project, ann: User, as_user: SignIn) -> None:
+def test_viewers_see_the_queue_and_cannot_change_it(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
     client = as_user(join(project, make_user("vic"), "viewer"))
     page = client.get("/p/main/queue/").content.decode()
@@ -158,7 +160,7 @@ def test_long_queues_come_in_pages(project: Project, ann: User, as_user: SignIn)
     assert "41–42 of 42" in client.get("/p/main/queue/?page=99").content.decode()
 
 
-def test_a_strangers_page_doesnt_exist_and_nobodys_page_asks_to_sign_in(project: Project, as_user: SignIn) -> None:
+def test_strangers_get_404_and_signed_out_users_are_asked_to_sign_in(project: Project, as_user: SignIn) -> None:
     stranger = as_user(make_user("stranger"))
     assert stranger.get("/p/main/queue/").status_code == 404
     assert stranger.get("/p/no-such-project/queue/").status_code == 404
@@ -169,7 +171,7 @@ def test_a_strangers_page_doesnt_exist_and_nobodys_page_asks_to_sign_in(project:
     assert (poll.status_code, poll["HX-Refresh"]) == (401, "true")
 
 
-def test_a_reason_that_is_the_one_above_is_not_said_again(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_reason_equal_to_the_one_above_is_not_repeated(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", cpus=2, gpus=1)
     for name, gpus in (("one", 9), ("two", 9), ("three", 8), ("four", 9)):
         make_run(project, ann, name, resources={"gpu": gpus})

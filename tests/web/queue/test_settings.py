@@ -27,7 +27,7 @@ FILLED = {
 }
 
 
-def test_a_manager_saves_settings_and_the_page_tells_who_did(
+def test_a_manager_saves_settings_and_the_page_shows_who_did(
     project: Project, mia: User, ann: User, as_user: SignIn
 ) -> None:
     client = as_user(mia)
@@ -78,7 +78,7 @@ def test_members_read_the_settings_and_cannot_save_them(project: Project, ann: U
 @pytest.mark.parametrize(
     ("name", "value"), [("ageing_minutes", "0"), ("max_running", "-1"), ("max_gpus", "many"), ("max_gpus", "9999999")]
 )
-def test_what_cannot_be_is_said_beside_its_field(
+def test_invalid_values_are_reported_at_their_fields(
     project: Project, mia: User, as_user: SignIn, name: str, value: str
 ) -> None:
     answer = as_user(mia).post(URL, FILLED | {name: value})
@@ -99,7 +99,7 @@ def test_minutes_that_are_being_typed_are_explained(project: Project, mia: User,
 
 
 @pytest.mark.parametrize(("minutes", "words"), [(40, "1 h, a run ranks like a new run with +1.5"), (720, "1 d,")])
-def test_ageing_is_told_with_a_wait_that_people_know(minutes: int, words: str) -> None:
+def test_ageing_is_explained_with_a_readable_wait(minutes: int, words: str) -> None:
     assert words in queue_words.ageing(minutes)
 
 
@@ -127,7 +127,7 @@ def test_a_refused_name_of_a_new_queue_leaves_the_settings_beside_it_as_they_are
     assert as_user(ann).post("/p/main/queues/", {"name": "two words"}).status_code == 403
 
 
-def test_the_queue_shows_everybody_what_holds_it_up(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+def test_all_members_see_why_the_queue_is_held_up(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
     make_host("box", gpus=4)
     make_run(project, ann, "runs", resources={"gpu": 2})
     place_all()

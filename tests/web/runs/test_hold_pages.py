@@ -36,7 +36,9 @@ def page(client: Client, path: str) -> str:
     return answer.content.decode()
 
 
-def test_the_form_says_what_there_is_and_puts_a_hold_in_its_queue(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_form_shows_free_resources_and_puts_a_hold_in_its_queue(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
     make_host(gpus=2)
     make_run(project, ann, resources={"gpu": 1})
     place_all()
@@ -48,7 +50,7 @@ def test_the_form_says_what_there_is_and_puts_a_hold_in_its_queue(project: Proje
     assert (run.is_hold, run.priority, run.spec["max_duration_s"]) == (True, 60, 10800)
 
 
-def test_what_no_host_could_ever_give_is_held_only_by_who_says_so(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_hold_that_no_host_can_ever_satisfy_needs_confirmation(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=2)
     client = as_user(ann)
     answer = client.post("/p/main/hold/", {**FORM, "gpu": "99"})
@@ -63,7 +65,7 @@ def test_what_no_host_could_ever_give_is_held_only_by_who_says_so(project: Proje
     ("wrong", "field"),
     [({"gpu": "A100:2:2:2:2"}, "id_gpu"), ({"cpu": "many"}, "id_cpu"), ({"name": "Not A Name"}, "id_name")],
 )
-def test_what_is_wrong_stands_beside_its_field(
+def test_errors_are_shown_at_their_fields(
     project: Project, ann: User, as_user: SignIn, wrong: dict[str, str], field: str
 ) -> None:
     answer = as_user(ann).post("/p/main/hold/", {**FORM, **wrong})
@@ -72,7 +74,7 @@ def test_what_is_wrong_stands_beside_its_field(
     assert not Run.objects.exists()
 
 
-def test_a_name_that_is_taken_is_told_in_the_form(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_taken_name_is_an_error_in_the_form(project: Project, ann: User, as_user: SignIn) -> None:
     make_run(project, ann, "mine")
     answer = as_user(ann).post("/p/main/hold/", FORM)
     assert answer.status_code == 422
@@ -113,7 +115,7 @@ def test_another_member_sees_the_way_in_and_can_not_lengthen_it(project: Project
     assert client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}, headers=HTMX).status_code == 403
 
 
-def test_lists_say_who_holds_what_until_when(project: Project, ann: User, as_user: SignIn) -> None:
+def test_lists_show_the_owner_and_the_end_of_holds(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=1)
     run = begun(project, ann)
     Gpu.objects.update(stranger={"user": "ann", "pid": 4711})
@@ -128,7 +130,7 @@ def test_lists_say_who_holds_what_until_when(project: Project, ann: User, as_use
     assert "held by" not in elsewhere.get("/p/other/hosts/").content.decode()
 
 
-def test_the_hosts_page_hears_of_more_time(project: Project, ann: User, as_user: SignIn) -> None:
+def test_extending_a_hold_changes_the_version_of_the_hosts_page(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=1)
     run = begun(project, ann)
     client = as_user(ann)
@@ -137,7 +139,9 @@ def test_the_hosts_page_hears_of_more_time(project: Project, ann: User, as_user:
     assert client.get("/p/main/hosts/")["HX-PTag"] != version
 
 
-def test_a_hold_that_ended_says_how_and_can_be_asked_for_again(project: Project, ann: User, as_user: SignIn) -> None:
+def test_an_ended_hold_shows_its_reason_and_can_be_requested_again(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
     make_host(gpus=1)
     run = begun(project, ann, gpu="A100:1", memory="8GB")
     attempts.end_job(placed_job(run).pk, "max_duration_exceeded", exit_code=0)

@@ -44,9 +44,7 @@ def test_settings_say_where_each_came_from(project: Project, ann: User, as_user:
     assert "24h" in page
 
 
-def test_a_changed_priority_is_told_as_changed_and_in_the_timeline(
-    project: Project, ann: User, as_user: SignIn
-) -> None:
+def test_a_changed_priority_is_marked_and_in_the_timeline(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
     as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": "55"}, headers=HTMX)
     page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
@@ -69,7 +67,7 @@ def test_an_unchanged_run_answers_a_poll_with_nothing_and_an_event_changes_it(
     assert "data-poll-over" not in answer.content.decode()
 
 
-def test_a_run_that_has_ended_tells_its_page_to_stop_polling(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_page_of_an_ended_run_stops_polling(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     run = ended(make_run(project, ann), "done_by_runner", exit_code=0)
     assert "data-poll-over" in as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
@@ -123,7 +121,7 @@ def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_u
     assert "noisy-1-0.log" in answer["Content-Disposition"]
 
 
-def test_a_lost_log_is_said_where_the_log_would_be(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_lost_log_is_reported_in_place_of_the_log(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     run = make_run(project, ann, "noisy")
     place_all()
@@ -135,7 +133,7 @@ def test_a_lost_log_is_said_where_the_log_would_be(project: Project, ann: User, 
     assert as_user(ann).get(url + "&download=1").status_code == 410
 
 
-def test_a_log_of_no_job_of_the_run_is_not_found(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_log_of_a_missing_job_is_not_found(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
     assert as_user(ann).get(f"/p/main/runs/{run.uid}/log/?attempt=7&node=3").status_code == 404
 
@@ -149,7 +147,7 @@ def test_another_projects_run_and_its_log_dont_exist(project: Project, ann: User
         assert client.get(f"/p/elsewhere/{path}").status_code == 404
 
 
-def test_stopping_a_running_run_asks_it_to_and_twice_is_harmless(project: Project, ann: User, as_user: SignIn) -> None:
+def test_stopping_a_running_run_requests_a_stop_and_is_idempotent(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     run = make_run(project, ann)
     place_all()
@@ -175,7 +173,7 @@ def test_an_ended_run_can_be_deleted_from_its_page_and_an_active_one_not(
     assert not Run.objects.exists()
 
 
-def test_a_removed_log_is_said(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_removed_log_is_reported(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     run = ended(make_run(project, ann), "done_by_runner", exit_code=0)
     run.jobs.update(log_removed_at=timezone.now())
@@ -184,7 +182,7 @@ def test_a_removed_log_is_said(project: Project, ann: User, as_user: SignIn) -> 
     assert client.get(f"{page}log/").status_code == 410
 
 
-def test_stopping_what_has_ended_is_a_conflict_told_in_words(project: Project, ann: User, as_user: SignIn) -> None:
+def test_stopping_an_ended_run_is_a_conflict_with_a_message(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
     client = as_user(ann)
     client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)

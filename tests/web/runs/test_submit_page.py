@@ -64,7 +64,7 @@ def test_an_error_names_its_line_and_key(project: Project, ann: User, as_user: S
 @pytest.mark.parametrize(
     ("config", "line"), [("type: task\ncommands: [a\n", 2), ("type: service\ncommands: [a]\n", 1), ("- a\n", None)]
 )
-def test_what_is_no_run_file_is_refused_with_its_line(
+def test_an_invalid_run_file_is_refused_with_its_line(
     project: Project, ann: User, as_user: SignIn, config: str, line: int | None
 ) -> None:
     answer = as_user(ann).post("/p/main/submit/", {"config": config}, headers=HTMX)
@@ -78,7 +78,7 @@ def test_browsers_line_ends_dont_shift_the_lines(project: Project, ann: User, as
     assert 'data-error-line="5"' in answer.content.decode()
 
 
-def test_a_submit_lands_on_the_runs_page(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_submit_redirects_to_the_runs_page(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
     assert answer["HX-Redirect"] == "/p/main/runs/hello/"
@@ -86,14 +86,14 @@ def test_a_submit_lands_on_the_runs_page(project: Project, ann: User, as_user: S
     assert without_scripts.redirect_chain == [("/p/main/runs/plain/", 302)]
 
 
-def test_without_scripts_an_error_comes_with_what_was_typed(project: Project, ann: User, as_user: SignIn) -> None:
+def test_without_scripts_an_error_page_keeps_the_typed_text(project: Project, ann: User, as_user: SignIn) -> None:
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "priority: 101\n"})
     assert answer.status_code == 422
     assert "priority: 101" in answer.content.decode()
     assert 'data-error-line="5"' in answer.content.decode()
 
 
-def test_what_no_host_could_ever_give_needs_a_second_yes(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_run_that_no_host_can_ever_satisfy_needs_confirmation(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", gpus=1)
     config = HELLO + "resources: {gpu: 8}\n"
     client = as_user(ann)
@@ -106,13 +106,13 @@ def test_what_no_host_could_ever_give_needs_a_second_yes(project: Project, ann: 
     assert "impossible" in client.get("/p/main/queue/").content.decode()
 
 
-def test_what_is_quoted_in_an_error_is_shown_as_text(project: Project, ann: User, as_user: SignIn) -> None:
+def test_quoted_input_in_an_error_is_escaped(project: Project, ann: User, as_user: SignIn) -> None:
     answer = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO + "'<b>x</b>': 1\n"}, headers=HTMX)
     assert "<b>x" not in answer.content.decode()
     assert "<code>&lt;b&gt;x&lt;/b&gt;</code>" in answer.content.decode()
 
 
-def test_a_name_that_is_taken_is_told(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_taken_name_is_an_error(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     make_run(project, ann, "hello")
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
@@ -130,7 +130,7 @@ def test_an_attached_archive_goes_with_the_run(project: Project, ann: User, as_u
     assert "echo hello" in again
 
 
-def test_without_scripts_an_archive_is_kept_while_errors_are_mended(
+def test_without_scripts_an_archive_is_kept_while_errors_are_fixed(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "priority: 101\n", "archive": packed()})
@@ -138,7 +138,7 @@ def test_without_scripts_an_archive_is_kept_while_errors_are_mended(
     assert Archive.objects.get().sha256 in answer.content.decode()
 
 
-def test_what_is_no_archive_is_refused_in_words(project: Project, ann: User, as_user: SignIn) -> None:
+def test_an_invalid_archive_is_refused_with_a_message(project: Project, ann: User, as_user: SignIn) -> None:
     wrong = SimpleUploadedFile("code.zip", b"PK\x03\x04", "application/zip")
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": wrong}, headers=HTMX)
     assert answer.status_code == 422

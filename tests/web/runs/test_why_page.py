@@ -51,7 +51,7 @@ def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia
     assert "moved by mia" in text_of(why(as_user(ann), run))
 
 
-def test_every_place_is_told_with_what_it_lacks(project: Project, ann: User, as_user: SignIn) -> None:
+def test_every_place_is_listed_with_its_missing_resources(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("busy-box", cpus=4, gpus=2)
     make_host("small-box", cpus=2, gpus=1)
     make_host("away-box", cpus=8, gpus=4, draining=True)
