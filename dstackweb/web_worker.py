@@ -1,7 +1,8 @@
 """A gunicorn worker in which waitress serves: a request gets a thread once it has arrived as a whole.
 
 So clients that are slow, or that withhold the rest of a request, hold a connection and no thread. gunicorn keeps the
-processes; waitress reads and writes the connections of each in one loop, and drops those that stand still.
+processes; waitress reads and writes the connections of each in one loop, and drops those that stand still. A body is
+stored only as far as its address allows (`web_limits`), and a client that sends more can still read why not.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import socket
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from copy import copy
+from functools import lru_cache
 from typing import Any
 
 from gunicorn.workers.base import Worker
 from waitress import wasyncore
 from waitress.channel import HTTPChannel
-from waitress.parser import HTTPRequestParser
+from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import TcpWSGIServer, create_server
-from waitress.task import WSGITask
+from waitress.task import ErrorTask, WSGITask
+from waitress.utilities import RequestEntityTooLarge
 
-from dstackweb import settings
+from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
 
 REQUEST_S = 30.0
 """A request that is smaller than `RATE` times this must be there by then."""
@@ -29,16 +36,52 @@ STILL_S = 30.0
 """A connection that waits for its client for longer is closed: for the next request, or to take the answer."""
 CONNECTIONS = 1000
 STEP_S = 0.25
+LINGER_S = 5.0
+"""How long what a client sends after its request was refused is thrown away, so that it reads the answer."""
 LATE_S = 0.5
 """A connection this young may have a request on its way, also while the process stops."""
 
 
-class Parser(HTTPRequestParser):
-    """Knows since when its request arrives."""
+@lru_cache(maxsize=16)
+def _with_limit(adj: Any, limit: int) -> Any:
+    """waitress's settings for bodies of `limit` bytes; waitress refuses those that reach its number."""
+    own = copy(adj)
+    own.max_request_body_size = limit + 1
+    return own
 
-    def __init__(self, adj: Any) -> None:
+
+class Parser(HTTPRequestParser):
+    """A request that arrives. It knows since when, and the limit of its address.
+
+    `held` is how many bytes of all requests the process holds.
+    """
+
+    adj: Any
+    error: Any
+
+    def __init__(self, adj: Any, held: Callable[[], int] = int) -> None:
         super().__init__(adj)
         self.began = time.time()
+        self._held = held
+
+    def parse_header(self, header_plus: bytes) -> None:
+        try:
+            super().parse_header(header_plus)
+        except ValueError:  # a number with thousands of digits
+            raise ParsingError("Content-Length is invalid") from None
+        self.adj = _with_limit(self.adj, limit_of(self.path))
+
+    def received(self, data: bytes) -> int:
+        """How many bytes it took. What comes after a request that is refused belongs to it."""
+        taken = super().received(data)
+        if isinstance(self.error, RequestEntityTooLarge):
+            self.error = BodyTooLarge(self.path)
+        elif self.body_bytes_received > SMALL and not self.error and self._held() > AT_ONCE:
+            self.error = TooMuchAtOnce(self.path)
+        if self.error is None:
+            return int(taken)
+        self.completed, self.expect_continue = True, False
+        return len(data)
 
     def is_late(self, now: float) -> bool:
         """Whether the rest of it is not waited for any longer."""
@@ -70,12 +113,54 @@ class Task(WSGITask):
             super().set_close_on_finish()
 
 
+class RefusingTask(ErrorTask):
+    """The answer to a request that was not taken, or not in full."""
+
+    def execute(self) -> None:
+        self.channel.has_refused = True
+        super().execute()
+
+
 class Channel(HTTPChannel):
-    parser_class = Parser
     task_class = Task
+    error_task_class = RefusingTask
+    close_when_flushed: bool
+    has_refused = False
+    lingers_since: float | None = None
+
+    def parser_class(self, adj: Any) -> Parser:
+        return Parser(adj, self._held)
+
+    def _held(self) -> int:
+        """Bytes of bodies in this process."""
+        return sum(channel.holds() for channel in list(self.server.active_channels.values()))
+
+    def holds(self) -> int:
+        """Bytes of bodies that arrive here or are being answered."""
+        return sum(one.body_bytes_received for one in (self.request, *self.requests) if one is not None)
+
+    def received(self, data: bytes) -> bool:
+        return True if self.lingers_since is not None else bool(super().received(data))
+
+    def handle_write(self) -> None:
+        """Send what there is. After a refusal only this side is closed at first.
+
+        If both were, the system would throw the answer away with what the client still sends.
+        """
+        if self.has_refused and self.close_when_flushed and not self.will_close:
+            self._flush_exception(self._flush_some)
+            if not self.total_outbufs_len and not self.will_close:
+                self.close_when_flushed, self.lingers_since = False, time.time()
+                with suppress(OSError):
+                    self.socket.shutdown(socket.SHUT_WR)
+            if not self.will_close:
+                return
+        super().handle_write()
 
     def must_end(self, now: float) -> bool:
-        """Whether the client has stood still for too long."""
+        """Whether the client has stood still, or has sent what nobody reads, for too long."""
+        if self.lingers_since is not None:
+            return now - self.lingers_since > LINGER_S
         if self.request is not None and self.request.is_late(now):
             return True
         waits = not self.requests or self.total_outbufs_len
@@ -124,7 +209,6 @@ class WaitressWorker(Worker):
             connection_limit=min(CONNECTIONS, most // 2),
             cleanup_interval=5,
             max_request_header_size=64 * 1024,
-            max_request_body_size=(settings.DSTACKWEB_ARCHIVE_LIMIT_MB + 1) << 20,
             clear_untrusted_proxy_headers=False,  # Django's settings say which are believed
         )
         server.channel_class = Channel

@@ -75,7 +75,9 @@ def test_an_answer_without_a_body_leaves_the_connection_open(server: Server) -> 
 
 def channel(**values: Any) -> SimpleNamespace:
     """What `Channel.must_end` looks at: nothing is received, running or to be sent."""
-    found = SimpleNamespace(request=None, requests=[], total_outbufs_len=0, last_activity=1000.0, will_close=False)
+    found = SimpleNamespace(
+        request=None, requests=[], total_outbufs_len=0, last_activity=1000.0, will_close=False, lingers_since=None
+    )
     found.__dict__.update(values)
     found.must_end = lambda now: Channel.must_end(found, now)
     return found

@@ -19,12 +19,19 @@ FAILED = "Internal server error; details are in the server's log."
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     """400; 413 for a body that is too large."""
-    is_too_large = isinstance(exception, RequestDataTooBig)
-    status = 413 if is_too_large else 400
-    if request.path.startswith(API):
+    if isinstance(exception, RequestDataTooBig):
         limit = f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB"
-        return _json(status, limit if is_too_large else "the request can't be read")
-    return render(request, "413.html" if is_too_large else "400.html", status=status)
+        return refusal(request.path, 413, limit)
+    if request.path.startswith(API):
+        return _json(400, "the request can't be read")
+    return render(request, "400.html", status=400)
+
+
+def refusal(path: str, status: int, detail: str) -> HttpResponse:
+    """The answer to a request that was not taken in: 413, or 503."""
+    if path.startswith(API):
+        return _json(status, detail)
+    return HttpResponse(render_to_string("413.html", {"later": status == 503}), status=status)
 
 
 def denied(request: HttpRequest, exception: Exception) -> HttpResponse:

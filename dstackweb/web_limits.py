@@ -1,0 +1,66 @@
+"""How large the body of a request may be, by its address: decided before any of it is stored or understood."""
+
+from __future__ import annotations
+
+import re
+
+from waitress.utilities import Error
+
+from dstackweb import settings
+
+USUAL = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+SMALL = 64 * 1024
+"""Of forms that anybody may send. Requests up to it are taken however much else arrives."""
+ARCHIVE = (settings.DSTACKWEB_ARCHIVE_LIMIT_MB + 1) << 20
+"""Of uploads of code, with the form around it."""
+AT_ONCE = max(8 * ARCHIVE, 256 << 20)
+"""Bytes of requests that a process holds until they are answered; then it takes small ones only."""
+
+LIMITS = (
+    (re.compile(r"/api/v1/projects/[^/]+/archives/[^/]+"), ARCHIVE),
+    (re.compile(r"/p/[^/]+/submit/(plan/)?"), ARCHIVE),
+    (re.compile(r"/(login|logout|invite|admin/login)(/.*)?"), SMALL),
+)
+"""The limits of addresses in bytes; others have `USUAL`."""
+
+
+def limit_of(path: str) -> int:
+    return next((limit for pattern, limit in LIMITS if pattern.fullmatch(path)), USUAL)
+
+
+class BodyTooLarge(Error):
+    """An answer that the application is not asked for: its body is larger than its address allows."""
+
+    code = 413
+    reason = "Content Too Large"
+    retry_after = 0
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"a request to this address can have at most {_size(limit_of(path))}")
+        self.path = path
+
+    def to_response(self, ident: str | None = None) -> tuple[str, list[tuple[str, str]], bytes]:
+        """Status, headers and body: JSON below /api/, else a page."""
+        from dstackweb.web.common.errors import refusal  # Django is loaded by now
+
+        answer = refusal(self.path, self.code, self.body)
+        headers = [("Content-Type", answer["Content-Type"])]
+        if self.retry_after:
+            headers.append(("Retry-After", str(self.retry_after)))
+        return f"{self.code} {self.reason}", headers, answer.content
+
+
+class TooMuchAtOnce(BodyTooLarge):
+    """The process has too much to hold already."""
+
+    code = 503
+    reason = "Service Unavailable"
+    retry_after = 5
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.body = "too many uploads at once; try again in a few seconds"
+
+
+def _size(limit: int) -> str:
+    return f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
