@@ -128,6 +128,14 @@ class InterruptionIn(Schema):
     at: AwareDatetime
 
 
+class CodeRefusedIn(Schema):
+    """As `runner.archive.BadArchive`."""
+
+    fault: str = Field(max_length=40, pattern="^[a-z_]+$")
+    name: Annotated[str, Field(max_length=400), BeforeValidator(storable)] = ""
+    limit: int | None = Field(None, ge=0, lt=2**62)
+
+
 class ExitIn(Schema):
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
     reason: str = Field(max_length=60, pattern="^[a-z_]+$")
@@ -135,6 +143,7 @@ class ExitIn(Schema):
     log_size: int | None = Field(None, ge=0, lt=2**62)
     log_missing: int = Field(0, ge=0, lt=2**62)
     memory_mib: int | None = Field(None, ge=0, lt=2**40)
+    code_refused: CodeRefusedIn | None = None
     signalled: bool = False
     interruption: InterruptionIn | None = None
 
@@ -275,6 +284,8 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     detail = None
     if body.reason == Reason.OUT_OF_MEMORY:
         detail = {"code": MessageCode.OUT_OF_MEMORY, "memory_mib": body.memory_mib}
+    elif body.reason == Reason.CODE_REFUSED and body.code_refused is not None:
+        detail = {"code": MessageCode.CODE_REFUSED, **body.code_refused.dict()}
     if body.interruption is not None and instance_id is not None:
         agents.record_interruption(instance_id, body.interruption.at)
     attempts.report_end(

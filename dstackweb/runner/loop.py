@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -12,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dstackweb.runner import cgroups, output, relay, samples, spool, tree
-from dstackweb.runner.child import BadArchive, CannotStart, Job, acting_as, spawn, unpack
+from dstackweb.runner.archive import BadArchive, unpack
+from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.state import StateDir, say
@@ -121,7 +123,10 @@ class Runner:
                 return
             self.has_child = True
             pid = self._start(job)
-        except (BadArchive, CannotStart, OSError) as error:
+        except BadArchive as bad:
+            refused = {"fault": bad.fault.value, "name": bad.name, "limit": bad.limit}
+            self._finish(None, "code_refused", str(bad), code_refused=refused)
+        except (CannotStart, OSError) as error:
             tree.end(self.job_id, self.group)
             self._finish(None, "executor_error", str(error))
         else:
@@ -165,13 +170,18 @@ class Runner:
         os.makedirs(job.run_dir, exist_ok=True)
         if job.switches_user:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
-        archive = self.spec["archive"]
-        if archive:
-            path = self.state.path("archive.tar.gz")
+        if self.spec["archive"]:
+            self._unpack(job, self.spec["archive"]["sha256"])
+
+    def _unpack(self, job: Job, sha256: str) -> None:
+        path = self.state.path("archive.tar.gz")
+        try:
             self._retry(lambda: self.client.download("archive", path))
             with open(path, "rb") as file, acting_as(job.account):
-                unpack(file, archive["sha256"], job.run_dir)
-            os.unlink(path)
+                unpack(file, sha256, job.run_dir)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     def _barrier(self) -> bool:
         """Wait until every node of the attempt has a runner; False if the job is to stop instead."""

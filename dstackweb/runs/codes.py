@@ -179,6 +179,8 @@ class MessageCode(StrEnum):
     """`exit_code`."""
     OUT_OF_MEMORY = "out_of_memory"
     """`memory_mib`: the job's limit, null where its machine had no more."""
+    CODE_REFUSED = "code_refused"
+    """`fault`, `name` of the member at fault, `limit` that was exceeded or null."""
     OUT_OF_CAPACITY = "out_of_capacity"
     LOW_UTILIZATION = "low_utilization"
     """What was low, as the event has it."""

@@ -77,6 +77,7 @@ class Reason(StrEnum):
     MAX_DURATION_EXCEEDED = "max_duration_exceeded"
     OUT_OF_MEMORY = "out_of_memory"
     EXECUTOR_ERROR = "executor_error"
+    CODE_REFUSED = "code_refused"
     INSTANCE_UNREACHABLE = "instance_unreachable"
     NO_CAPACITY = "failed_to_start_due_to_no_capacity"
     OUT_OF_CAPACITY = "out_of_capacity"

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
 from dstackweb.backends.models import CgroupCode, Isolation
+from dstackweb.runner.archive import Fault
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run
 from dstackweb.runs.rows import RunRow
@@ -49,6 +50,7 @@ termination = words(
         Reason.MAX_DURATION_EXCEEDED: _("It reached its max_duration."),
         Reason.OUT_OF_MEMORY: _("It ran out of memory."),
         Reason.EXECUTOR_ERROR: _("Its runner failed."),
+        Reason.CODE_REFUSED: _("Its code could not be unpacked. Nothing was executed."),
         Reason.INSTANCE_UNREACHABLE: _("Interrupted: its host or its runner was lost."),
         Reason.NO_CAPACITY: _("Its host did not start it in time."),
         Reason.NOT_CLAIMED: _("Its host did not start it. Nothing was executed."),
@@ -192,12 +194,42 @@ def out_of_memory(limit_mib: int | None) -> str:
     return text % mebibytes(limit_mib)
 
 
+def code_refused(data: Mapping[str, Any]) -> str:
+    """What is wrong with a run's code, and what to do."""
+    match known(Fault, str(data.get("fault", ""))):
+        case Fault.BROKEN:
+            text = _("Its code is not a complete .tar.gz file.")
+        case Fault.OUTSIDE:
+            text = _("%(name)s in its code is outside the code's folder.")
+        case Fault.LINK_OUTSIDE:
+            text = _("The link %(name)s in its code leads outside the code's folder.")
+        case Fault.KIND:
+            text = _("%(name)s in its code is neither a plain file nor a folder nor a link to one.")
+        case Fault.CLASH:
+            text = _("%(name)s is in its code twice, as different things.")
+        case Fault.TOO_LARGE:
+            text = _("Its code takes more than %(size)s when unpacked.")
+        case Fault.TOO_MANY:
+            text = _("Its code has more than %(limit)s files and folders.")
+        case Fault.TOO_LONG:
+            text = _("The path %(name)s in its code is too long or has too many folders.")
+        case None:
+            text = _("Its host refused its code.")
+        case never:
+            assert_never(never)
+    limit = int(data.get("limit") or 0)
+    values = {"name": data.get("name") or "?", "limit": f"{limit:,}", "size": mebibytes(limit >> 20)}
+    return text % values + " " + str(_("Change it and submit the run again."))
+
+
 def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
     match code:
         case MessageCode.EXITED:
             return exited(int(data["exit_code"]))
         case MessageCode.OUT_OF_MEMORY:
             return out_of_memory(data.get("memory_mib"))
+        case MessageCode.CODE_REFUSED:
+            return code_refused(data)
         case MessageCode.OUT_OF_CAPACITY:
             return f"{termination(Reason.OUT_OF_CAPACITY)} {text}".strip()
         case MessageCode.LOW_UTILIZATION:

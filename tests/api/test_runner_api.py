@@ -99,6 +99,26 @@ def test_a_job_that_ran_out_of_memory_ends_with_that_reason(
     assert words in run_message(fresh(run))
 
 
+def test_refused_code_fails_the_run_once_and_is_not_held_against_its_host(project: Project, member: User) -> None:
+    host = make_host()
+    run = make_run(project, member, retry=True)
+    place_all()
+    runner = Runner(placed_job(run))
+    runner.claim()
+    refused = {"fault": "too_large", "name": "", "limit": 4 << 30}
+    assert runner.post("exit", {"reason": "code_refused", "code_refused": refused}).status_code == 200
+    host.refresh_from_db()
+    assert (fresh(run).status, placed_job(run).termination_reason) == ("failed", "code_refused")
+    assert host.start_failures == 0
+    assert "Its code takes more than 4 GB when unpacked. Change it" in run_message(fresh(run))
+
+
+def test_a_fault_of_a_newer_runner_is_worded_too(run: Run, runner: Runner) -> None:
+    runner.claim()
+    runner.post("exit", {"reason": "code_refused", "code_refused": {"fault": "too_odd", "name": "a\0b"}})
+    assert "Its host refused its code." in run_message(fresh(run))
+
+
 def test_a_token_opens_its_own_job_only(run: Run, project: Project, member: User) -> None:
     other = make_run(project, member)
     place_all()

@@ -14,6 +14,7 @@ from dstackweb.backends.contract import Availability, InstanceEnd, LaunchFailure
 from dstackweb.backends.models import CgroupCode, HostEvent, HostEventKind, Isolation
 from dstackweb.gpus.samples.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
+from dstackweb.runner.archive import Fault
 from dstackweb.runs.codes import (
     Impossible,
     LimitCode,
@@ -74,6 +75,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     PlanNote: waiting.plan_note,
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
     MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),
+    Fault: lambda code: statuses.code_refused({**DATA, "fault": code.value}),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
     HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),
     Isolation: statuses.isolation,

@@ -163,7 +163,7 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(source, "r:") as tar:
             yield tar
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, tarfile.TarError, RecursionError) as error:
         raise BackupFailed(f"{source} can't be read: {error}") from error
 
 
@@ -201,11 +201,15 @@ def _refuse_others() -> None:
 
 
 def _unpack(tar: tarfile.TarFile, staged: Path) -> None:
-    """The files of the backup, and nothing else that a tar may have."""
+    """The files of the backup, and nothing else that a tar may have.
+
+    Each byte is one of the backup's own: a sparse file is left out, which may claim any size.
+    """
     for member in tar:
         parts = Path(member.name).parts
-        wanted = member.name in (DATABASE, KEY) or parts[0] in FOLDERS
-        file = tar.extractfile(member) if wanted and member.isfile() and ".." not in parts else None
+        wanted = member.name in (DATABASE, KEY) or parts[:1] in [(folder,) for folder in FOLDERS]
+        is_plain = member.isreg() and not member.issparse() and ".." not in parts
+        file = tar.extractfile(member) if wanted and is_plain else None
         if file is None:
             continue
         place = staged.joinpath(*parts)

@@ -79,6 +79,31 @@ def test_a_path_out_of_the_home_is_not_unpacked(tmp_path: Path) -> None:
     assert [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()] == [Path("joblogs/ok")]
 
 
+def test_what_claims_more_bytes_than_the_backup_has_is_not_unpacked(tmp_path: Path) -> None:
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    with tarfile.open(tmp_path / "tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        backup._add_text(tar, "joblogs/ok", "text")
+        twin = tarfile.TarInfo("joblogs/twin")
+        twin.type, twin.linkname = tarfile.LNKTYPE, "joblogs/ok"
+        holes = tarfile.TarInfo("joblogs/holes")
+        holes.pax_headers = {"GNU.sparse.map": "1000000,0", "GNU.sparse.size": str(1 << 40)}
+        for member in (twin, holes, tarfile.TarInfo(".")):
+            tar.addfile(member)
+    with tarfile.open(tmp_path / "tar") as tar:
+        backup._unpack(tar, staged)
+    assert [path.name for path in staged.rglob("*")] == ["joblogs", "ok"]
+
+
+def test_a_backup_of_nested_headers_is_refused(tmp_path: Path) -> None:
+    """Python's tarfile takes a call for each."""
+    extends = tarfile.TarInfo("x")
+    extends.type = tarfile.XHDTYPE
+    (tmp_path / "tar").write_bytes(extends.tobuf(tarfile.USTAR_FORMAT) * 3000 + bytes(1024))
+    with pytest.raises(backup.BackupFailed, match="can't be read"):
+        backup.restore(tmp_path / "tar")
+
+
 def test_a_log_that_is_longer_here_stays(tmp_path: Path) -> None:
     home, staged = tmp_path / "home", tmp_path / "staged"
     for folder, name, text in (
