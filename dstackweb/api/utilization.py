@@ -17,11 +17,11 @@ from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
 from dstackweb.gpus.policy.policy_status import PolicyStatus
 from dstackweb.gpus.policy.simulation import WhatIf, parse_policy
 from dstackweb.gpus.policy.simulation import what_if as apply_policy
+from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 
 router = Router(tags=["utilization"])
 of_runs = Router(tags=["utilization"])
 REFUSALS = refusals(403, 404, 422)
-Scope = Literal["any", "all"]
 
 
 class TermsOut(Schema):
@@ -29,7 +29,7 @@ class TermsOut(Schema):
 
     min_gpu_utilization: int = Field(description="Percent; equal to it counts as used")
     time_window_s: int
-    scope: Scope
+    scope: UtilizationScope
     warmup_s: int
 
 
@@ -41,7 +41,7 @@ class PolicyOut(TermsOut):
     all are low. `kept_until` is set while a user keeps it from being stopped.
     """
 
-    action: Literal["terminate", "notify"]
+    action: UtilizationAction
     source: dict[str, Any] = Field(description="Its source, as in `provenance`")
     verdict: Literal["keep", "unknown", "stop"]
     low_since: dt.datetime | None
@@ -96,7 +96,7 @@ class WhatIfIn(Schema):
 
     min_gpu_utilization: int = Field(strict=True, ge=0, le=100, examples=[10])
     time_window: str | int = Field(description="At least 1m", examples=["30m"])
-    scope: Scope = "any"
+    scope: UtilizationScope = UtilizationScope.ANY
     warmup: str | int = Field("0s", examples=["10m"])
 
 
@@ -159,7 +159,7 @@ class StopOut(Schema):
     gpus: Annotated[int, BeforeValidator(len)] = Field(validation_alias="stop.gpus")
     min_gpu_utilization: int = Field(validation_alias="stop.min_gpu_utilization")
     time_window_s: int = Field(validation_alias="stop.time_window_s")
-    scope: Scope = Field(validation_alias="stop.scope")
+    scope: UtilizationScope = Field(validation_alias="stop.scope")
     gpu_hours: float | None
     usd: float | None
     next_run: str | None = Field(description="The run of this project that got the first of its GPUs, at `next_at`")

@@ -28,6 +28,7 @@ from dstackweb.cli.output import (
     watch,
 )  # fmt: skip
 from dstackweb.cli.runs import ENDED
+from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.units import duration_text, format_duration, price_text
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 FETCH_S = 5
 """Hosts take a sample about every ten seconds."""
+THEN = {UtilizationAction.TERMINATE.value: "stops", UtilizationAction.NOTIFY.value: "warns"}
+"""What happens at the end of the window, by the policy's action."""
 BAR = 10
 SPARKS = "▁▂▃▄▅▆▇█"
 POINTS = 30
@@ -125,7 +128,7 @@ def policy_text(policy: dict[str, Any], now: float, nodes: int = 1) -> str:
         text = f"{gpus} below {minimum} % for {duration_text(_seconds(policy['low_since'], now))}"
         if policy["stops_at"] is not None:
             left_s = -_seconds(policy["stops_at"], now)
-            then = "warns" if policy["action"] == "notify" else "stops"
+            then = THEN.get(policy["action"], policy["action"])
             then = "would stop (observe only)" if policy["observe_only"] else then
             text += f", {then} {'in ' + duration_text(left_s) if left_s > 0 else 'now'}"
     if policy["kept_until"]:

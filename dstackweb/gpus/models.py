@@ -15,6 +15,8 @@ from django.db.models import F, Q
 from django.db.models.deletion import Collector
 from django.utils import timezone
 
+from dstackweb.spec.codes import UtilizationAction, UtilizationScope
+
 
 def interval_ms() -> int:
     """Between two samples."""
@@ -139,8 +141,8 @@ class JobPolicy(models.Model):
     job = models.OneToOneField("runs.Job", on_delete=models.CASCADE, primary_key=True, related_name="policy")
     min_gpu_utilization = models.PositiveSmallIntegerField(null=True, help_text="Percent")
     time_window_s = models.PositiveIntegerField(default=0)
-    scope = models.CharField(max_length=3, default="any")
-    action = models.CharField(max_length=9, default="terminate")
+    scope = models.CharField(max_length=3, default=UtilizationScope.ANY.value)
+    action = models.CharField(max_length=9, default=UtilizationAction.TERMINATE.value)
     from_ms = models.BigIntegerField(default=0, help_text="Samples before this, its start plus warm-up, don't count")
     bound_at = models.DateTimeField(default=timezone.now)
     noticed_ms = models.BigIntegerField(null=True, help_text="Start of the low stretch that a notice was sent for")

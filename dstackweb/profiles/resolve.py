@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.effective import EffectiveSpec, Requirements, Retry, Schedule, UtilizationPolicy
 from dstackweb.spec.run_fields import ProfileFields, ResourcesFields, RetryFields, ScheduleFields, UtilizationFields
 from dstackweb.spec.run_file import RunFile
@@ -63,7 +64,7 @@ def as_hold(effective: Effective) -> Effective:
     provenance |= {key: own for key in ("retry", "schedule") if getattr(spec, key) is not None}
     if policy is not None:
         provenance["utilization_policy"] = {**provenance["utilization_policy"], "notifies": True}
-        policy = policy.model_copy(update={"action": "notify"})
+        policy = policy.model_copy(update={"action": UtilizationAction.NOTIFY})
     changed = {"hold": True, "retry": None, "schedule": None, "utilization_policy": policy}
     return Effective(spec.model_copy(update=changed), provenance)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.run_fields import ResourcesFields, RetryEvent, UtilizationFields
 from dstackweb.spec.units import Range, format_duration, format_gpu, format_memory, format_range
 
@@ -92,9 +93,9 @@ class UtilizationPolicy(_StoredModel):
 
     min_gpu_utilization: int
     time_window_s: int
-    scope: Literal["any", "all"] = "any"
+    scope: UtilizationScope = UtilizationScope.ANY
     warmup_s: int = 0
-    action: Literal["terminate", "notify"] = "terminate"
+    action: UtilizationAction = UtilizationAction.TERMINATE
 
     @classmethod
     def of(cls, fields: UtilizationFields) -> UtilizationPolicy:
@@ -111,9 +112,9 @@ class UtilizationPolicy(_StoredModel):
         return {
             "min_gpu_utilization": self.min_gpu_utilization,
             "time_window": format_duration(self.time_window_s),
-            "scope": self.scope,
+            "scope": self.scope.value,
             "warmup": format_duration(self.warmup_s),
-            "action": self.action,
+            "action": self.action.value,
         }
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
+from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.env import read_env
 from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
 from dstackweb.spec.labels import MOST, check_name, check_value
@@ -71,14 +72,18 @@ class UtilizationFields(Keys):
     time_window: Annotated[Seconds, Field(ge=MIN_TIME_WINDOW_S)] = key(
         "a duration of at least 1m, such as 30m", "How long a GPU must stay below the minimum."
     )
-    scope: Literal["any", "all"] = key(
-        "`any` or `all`", "Whether one idle GPU is enough, or all GPUs of a job must be idle.", default="any"
+    scope: UtilizationScope = key(
+        "`any` or `all`",
+        "Whether one idle GPU is enough, or all GPUs of a job must be idle.",
+        default=UtilizationScope.ANY,
     )
     warmup: Annotated[Seconds, Field(ge=0)] = key(
         "a duration such as 10m", "Time after the start of a job that is ignored.", default=0
     )
-    action: Literal["terminate", "notify"] = key(
-        "`terminate` or `notify`", "Stop the run, or only send a warning.", default="terminate"
+    action: UtilizationAction = key(
+        "`terminate` or `notify`",
+        "Stop the run, or only send a warning.",
+        default=UtilizationAction.TERMINATE,
     )
 
 

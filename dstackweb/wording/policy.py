@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.gpus.samples.selectors import ThrottleReason
+from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.wording.sentence import Sentence, fill, words
 from dstackweb.wording.units import exact_duration
@@ -23,14 +24,24 @@ def subject(gpu: int | None, node: int, nodes: int) -> str:
     return _("GPU %(gpu)d of node %(node)d") % {"gpu": gpu, "node": node} if nodes > 1 else _("GPU %d") % gpu
 
 
+_rule = words(
+    {
+        UtilizationAction.TERMINATE: gettext_lazy("Stop the run when %(what)s below %(min)s %% for %(window)s"),
+        UtilizationAction.NOTIFY: gettext_lazy("Notify when %(what)s below %(min)s %% for %(window)s"),
+    }
+)
+_stays = words(
+    {
+        UtilizationScope.ANY: gettext_lazy("a GPU stays"),
+        UtilizationScope.ALL: gettext_lazy("all GPUs of a node stay"),
+    }
+)
+
+
 def rule(policy: UtilizationPolicy) -> str:
     """What a policy requires and does, as a sentence."""
-    if policy.action == "notify":
-        text = _("Notify when %(what)s below %(min)s %% for %(window)s")
-    else:
-        text = _("Stop the run when %(what)s below %(min)s %% for %(window)s")
-    what = _("all GPUs of a node stay") if policy.scope == "all" else _("a GPU stays")
-    text %= {"what": what, "min": policy.min_gpu_utilization, "window": exact_duration(policy.time_window_s)}
+    window = exact_duration(policy.time_window_s)
+    text = _rule(policy.action) % {"what": _stays(policy.scope), "min": policy.min_gpu_utilization, "window": window}
     if policy.warmup_s:
         text += _(", not counting the first %s") % exact_duration(policy.warmup_s)
     return text + "."

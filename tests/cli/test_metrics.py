@@ -16,7 +16,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
 from dstackweb.cli.output import draw_table
-from dstackweb.cli.utilization import fetch, policy_text, show_live, spark, table
+from dstackweb.cli.utilization import THEN, fetch, policy_text, show_live, spark, table
+from dstackweb.spec.codes import UtilizationAction
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all
 from tests.gpus.past import past_run
@@ -122,6 +123,10 @@ LOW = {"low_since": at(minutes=-41), "stops_at": at(minutes=19), "gpu_index": 1}
 )
 def test_the_policy_state_is_shown_with_its_countdown(changes: dict[str, Any], nodes: int, said: str) -> None:
     assert policy_text(policy(**changes), NOW.timestamp(), nodes) == said
+
+
+def test_every_policy_action_has_words() -> None:
+    assert set(THEN) == set(UtilizationAction)
 
 
 def test_a_keep_shows_its_reason_without_control_characters() -> None:

@@ -29,6 +29,8 @@ from dstackweb.runs.codes import (
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
+from dstackweb.spec.codes import UtilizationAction, UtilizationScope
+from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.wording import events, offers, policy, progress, queue, statuses, waiting
 from dstackweb.wording.sentence import words
 
@@ -59,6 +61,10 @@ def _wait(reason: WaitReason) -> str:
     return waiting.reason(reason, {**DATA, "code": "max_running"}).text
 
 
+def _policy(**terms: Any) -> UtilizationPolicy:
+    return UtilizationPolicy(min_gpu_utilization=10, time_window_s=1800, **terms)
+
+
 CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     RunStatus: statuses.status,
     JobStatus: statuses.status,
@@ -81,6 +87,8 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Isolation: statuses.isolation,
     CgroupCode: statuses.no_cgroups,
     ThrottleReason: policy.throttled,
+    UtilizationAction: lambda code: policy.rule(_policy(action=code)),
+    UtilizationScope: lambda code: policy.rule(_policy(scope=code)),
     TaskState: progress.state,
 }
 CODES = [(words, code) for catalogue, words in CATALOGUES.items() for code in catalogue]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, interval_ms
 from dstackweb.gpus.policy.window import MAX_GAP, NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
 from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job, Run
+from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
 
 
@@ -26,8 +27,8 @@ def terms(job: Job, policy: UtilizationPolicy | None) -> dict[str, Any]:
     return {
         "min_gpu_utilization": policy.min_gpu_utilization if policy else None,
         "time_window_s": policy.time_window_s if policy else 0,
-        "scope": policy.scope if policy else "any",
-        "action": policy.action if policy else "terminate",
+        "scope": (policy.scope if policy else UtilizationScope.ANY).value,
+        "action": (policy.action if policy else UtilizationAction.TERMINATE).value,
         "from_ms": to_ms(job.started_at) + warmup_s * 1000,
     }
 
@@ -141,4 +142,4 @@ def verdict_if_bound(job: Job, policy: UtilizationPolicy, now_ms: int) -> Policy
 
 def window_of(bound: JobPolicy) -> Window:
     """The window that a job is judged by. Its policy must have a minimum."""
-    return Window(bound.time_window_s * 1000, cast(Literal["any", "all"], bound.scope), bound.from_ms)
+    return Window(bound.time_window_s * 1000, UtilizationScope(bound.scope), bound.from_ms)

@@ -18,6 +18,7 @@ from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.source import unusable
 
 REASON_MAX = 200
@@ -89,7 +90,7 @@ def _check_stoppable(run: Run, policies: ProjectPolicies) -> None:
     policy = policy_of(run)
     if policy is None:
         raise Conflict(f"run {run.name} has no utilization policy: no policy would stop it")
-    if policy.action == "notify":
+    if policy.action == UtilizationAction.NOTIFY:
         raise Conflict(f"the utilization policy of run {run.name} only notifies: it would not be stopped")
     if policies.observe_only:
         raise Conflict(f"{run.project} only observes its utilization policies: the run would not be stopped")

@@ -26,6 +26,7 @@ from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
 from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.spec.run_file import parse_profile_settings
 
@@ -112,7 +113,7 @@ def _read(stored: Any) -> UtilizationPolicy | None:
 
 def _for(policy: UtilizationPolicy | None, is_hold: bool) -> UtilizationPolicy | None:
     """The policy as a run gets it: for a hold it only notifies."""
-    return policy.model_copy(update={"action": "notify"}) if policy is not None and is_hold else policy
+    return policy.model_copy(update={"action": UtilizationAction.NOTIFY}) if policy is not None and is_hold else policy
 
 
 def _with_stop_times(rows: list[PolicyChange], now: dt.datetime) -> list[PolicyChange]:
@@ -124,7 +125,7 @@ def _with_stop_times(rows: list[PolicyChange], now: dt.datetime) -> list[PolicyC
 
 def _stops_at(run: Run, policy: UtilizationPolicy | None, now: dt.datetime) -> dt.datetime | None:
     """When a policy would stop the first of a run's jobs; `now` where that is overdue."""
-    if policy is None or policy.action == "notify":
+    if policy is None or policy.action == UtilizationAction.NOTIFY:
         return None
     found = []
     for job in Job.objects.filter(run=run, attempt=run.attempt, status=JobStatus.RUNNING):

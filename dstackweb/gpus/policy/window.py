@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+
+from dstackweb.spec.codes import UtilizationScope
 
 MAX_GAP = 3
 """Intervals between two samples, or since the newest, beyond which the time between is unknown."""
@@ -58,7 +59,7 @@ class Window:
     """For how long which GPUs must be low, and from when the job is judged."""
 
     window_ms: int
-    scope: Literal["any", "all"]
+    scope: UtilizationScope
     from_ms: int
 
 
@@ -86,7 +87,7 @@ def judge(window: Window, gpus: Sequence[Stretch], now_ms: int, interval_ms: int
     """The verdict on a job with these GPUs at a moment; unknown without any."""
     known = [stretch for stretch in gpus if stretch.last_ms is not None and _is_fresh(stretch, now_ms, interval_ms)]
     low = [stretch.since_ms for stretch in known if stretch.since_ms is not None]
-    if window.scope == "all":
+    if window.scope == UtilizationScope.ALL:
         if len(low) < len(known):
             return USED
         if len(known) < len(gpus) or not low:

@@ -37,6 +37,7 @@ from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.selectors import TEXTS, in_order
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, record, touch
+from dstackweb.spec.codes import UtilizationAction
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,11 @@ class _BoundJob:
         """Whether the job is bound to a policy other than its run's."""
         return not binding.is_bound_to(self.bound, self.job, binding.policy_of(self.run))
 
+    @property
+    def notifies(self) -> bool:
+        """Whether its policy only notifies."""
+        return self.bound.action == UtilizationAction.NOTIFY
+
     @cached_property
     def exempt_until_ms(self) -> int | None:
         until = exemptions.exempt_until(self.run.pk)
@@ -88,7 +94,7 @@ class _BoundJob:
         """What its policy asks for now."""
         enforcement = Enforcement(
             window_ms=self.bound.time_window_s * 1000,
-            reports_only=self.bound.action == "notify" or exemptions.policies_of(self.run.project).observe_only,
+            reports_only=self.notifies or exemptions.policies_of(self.run.project).observe_only,
             noticed_ms=self.bound.noticed_ms,
             acted_ms=self.bound.acted_ms,
             paused_until_ms=self.exempt_until_ms,
@@ -194,7 +200,7 @@ def _report_would_stop(
     node: _BoundJob, verdict: PolicyVerdict, nodes: Sequence[_BoundJob], jobs: Sequence[Job]
 ) -> PolicyAction:
     """Record that the run would have been stopped, once per low stretch. With action `notify` this is the notice."""
-    low_ms, notifies = node.verdict.low_since_ms, node.bound.action == "notify"
+    low_ms, notifies = node.verdict.low_since_ms, node.notifies
     stamps = {"acted_ms": low_ms} | ({"noticed_ms": low_ms} if notifies else {})
     JobPolicy.objects.filter(pk=node.job.pk).update(**stamps)
     if any(other.bound.acted_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):

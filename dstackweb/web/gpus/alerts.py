@@ -19,6 +19,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import PLACED, JobStatus, RunStatus
+from dstackweb.spec.codes import UtilizationAction
 from dstackweb.wording import policy as policy_words
 
 STAMP_S = 3
@@ -41,7 +42,7 @@ class Alert:
     @property
     def stops(self) -> bool:
         """Whether the run is stopped at the end of the window; otherwise it is only reported."""
-        return self.status.policy.action == "terminate" and not self.status.observe_only
+        return self.status.policy.action == UtilizationAction.TERMINATE and not self.status.observe_only
 
     @property
     def ahead(self) -> bool:

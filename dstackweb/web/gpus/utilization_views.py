@@ -20,13 +20,14 @@ from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
 from dstackweb.gpus.policy.simulation import LOOKS_BACK, parse_policy, what_if
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles import services as profiles
+from dstackweb.spec.codes import UtilizationScope
 from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.spec.units import format_duration
 from dstackweb.web.accounts.forms import Styled, attempt
 from dstackweb.web.common.pages import PageRequest, done, project_page, yes_or_no
 from dstackweb.wording import policy as policy_words
 
-FALLBACK = {"min_gpu_utilization": 10, "time_window": "30m", "scope": "any", "warmup": "0s"}
+FALLBACK = {"min_gpu_utilization": 10, "time_window": "30m", "scope": UtilizationScope.ANY.value, "warmup": "0s"}
 """The form's initial values where the default profile has no policy."""
 
 
@@ -47,7 +48,10 @@ class WhatIfForm(Styled):
     )
     scope = forms.ChoiceField(
         label=gettext_lazy("Scope"),
-        choices=[("any", gettext_lazy("any: one idle GPU")), ("all", gettext_lazy("all: every GPU of a node"))],
+        choices=[
+            (UtilizationScope.ANY.value, gettext_lazy("any: one idle GPU")),
+            (UtilizationScope.ALL.value, gettext_lazy("all: every GPU of a node")),
+        ],
     )
     warmup = forms.CharField(
         label=gettext_lazy("Warm-up"),

@@ -1,0 +1,19 @@
+"""The codes of a run file's settings. They are stored and served; `dstackweb.wording` turns them into sentences."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class UtilizationAction(StrEnum):
+    """What a utilization policy does about a run that stays below its minimum."""
+
+    TERMINATE = "terminate"
+    NOTIFY = "notify"
+
+
+class UtilizationScope(StrEnum):
+    """Which of a job's GPUs must stay below the minimum."""
+
+    ANY = "any"
+    ALL = "all"
