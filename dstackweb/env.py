@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -143,6 +144,15 @@ def url(name: str, *schemes: str, example: str) -> str:
         return raw.rstrip("/")
 
     return _read(name, "", parse, f"a URL such as {example}")
+
+
+def networks(name: str) -> list[IPv4Network | IPv6Network]:
+    """Addresses and networks, separated by commas; empty when not set."""
+
+    def parse(raw: str) -> list[IPv4Network | IPv6Network]:
+        return [ip_network(word.strip()) for word in raw.split(",") if word.strip()]
+
+    return _read(name, [], parse, "addresses or networks such as 127.0.0.1,10.0.0.0/8")
 
 
 def words(name: str) -> list[str]:

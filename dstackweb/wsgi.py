@@ -10,6 +10,7 @@ from typing import Any
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
 
 import django
+from django.conf import settings
 from django.core.handlers.exception import convert_exception_to_response
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpRequest
@@ -17,13 +18,14 @@ from django.http.response import HttpResponseBase
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
-from dstackweb.lib import latency, logs
+from dstackweb.lib import latency, logs, proxies
 
 FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
 MIDDLEWARE = (
     "django.middleware.security.SecurityMiddleware",
     "django.middleware.locale.LocaleMiddleware",  # a thread otherwise keeps the language of the page it served before
     "django.middleware.common.CommonMiddleware",
+    "dstackweb.audit.recorder.middleware",
 )
 
 
@@ -62,5 +64,6 @@ _ = get_resolver().url_patterns
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer a request: a program's or a browser's, by its path."""
+    proxies.see_through(environ, settings.DSTACKWEB_TRUSTED_PROXIES)
     handler = for_programs if environ["PATH_INFO"].startswith(FOR_PROGRAMS) else for_pages
     return handler(environ, start_response)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
-from django.conf import settings
+from django.conf import settings as django_settings
 from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from django.test import RequestFactory
 
-from tests.factories import make_user
+from dstackweb.accounts.models import Project
+from dstackweb.accounts.services import create_token
+from dstackweb.audit.models import AuditEntry
+from tests.factories import join, make_user
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +75,7 @@ def test_each_answer_names_its_request(path: str) -> None:
 
 def counts() -> dict[str, float]:
     """Requests so far, by their labels."""
-    lines = get("/metrics", Authorization=f"Bearer {settings.DSTACKWEB_METRICS_TOKEN}")[2].decode().splitlines()
+    lines = get("/metrics", Authorization=f"Bearer {django_settings.DSTACKWEB_METRICS_TOKEN}")[2].decode().splitlines()
     found = [line.rsplit(" ", 1) for line in lines if line.startswith("dstackweb_http_request_seconds_count")]
     return {labels.partition("{")[2].rstrip("}"): float(value) for labels, value in found}
 
@@ -88,3 +92,23 @@ def test_requests_are_timed_by_route_method_and_class_of_status() -> None:
         'method="GET",route="api/v1/projects/<project>/runs",status="4xx"': 2,
         'method="GET",route="none",status="4xx"': 2,
     }
+
+
+@pytest.mark.django_db
+def test_a_change_over_the_api_is_recorded_with_its_user_and_address_behind_a_proxy(
+    project: Project, settings: Any
+) -> None:
+    from dstackweb.wsgi import application
+
+    settings.DSTACKWEB_TRUSTED_PROXIES = [ip_network("127.0.0.1")]
+    boss = join(project, make_user("boss"), "manager")
+    _row, token = create_token(boss, "ci")
+    headers = {"Host": "localhost", "Authorization": f"Bearer {token}", "X-Forwarded-For": "192.0.2.1, 198.51.100.7"}
+    request = RequestFactory(headers=headers).patch(
+        "/api/v1/projects/main/queues/default", {"paused": True}, "application/json"
+    )
+    answer: list[str] = []
+    list(application(request.environ, lambda status, _sent: answer.append(status)))
+    assert answer == ["200 OK"]
+    entry = AuditEntry.objects.get(kind="queue", action="changed")
+    assert (entry.actor_name, entry.via, entry.address) == ("boss", "ci", "198.51.100.7")

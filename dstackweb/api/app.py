@@ -14,6 +14,7 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
+from dstackweb.accounts import attempts
 from dstackweb.accounts.access import need_role, project_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import authenticate_token
@@ -37,6 +38,10 @@ def sign_in(request: HttpRequest, token: str) -> User | None:
     Here, before anything else of the request is looked at: strangers get a 404, whatever they send.
     """
     user = authenticate_token(token)
+    if user is None:
+        address = request.META.get("REMOTE_ADDR", "")
+        attempts.check(address)
+        attempts.count_failure(address)
     match = request.resolver_match
     if user is not None and match is not None and "project" in match.kwargs:
         vars(request)["entered"] = project_for(user, match.kwargs["project"])

@@ -5,6 +5,7 @@ A value that can be shown once is in the answer to the form that made it, and no
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 from django.conf import settings
@@ -21,9 +22,9 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dstackweb.accounts import services
+from dstackweb.accounts import attempts, services
 from dstackweb.accounts.models import Role, User
-from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound, TooMany
 from dstackweb.web.accounts.forms import (
     AccountForm,
     ChangePasswordForm,
@@ -45,6 +46,18 @@ class SignIn(LoginView):
     template_name = "accounts/login.html"
     authentication_form = SignInForm
     redirect_authenticated_user = True
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            attempts.check(request.META.get("REMOTE_ADDR", ""))
+        except TooMany as error:
+            wait = dt.timedelta(seconds=error.retry_after)
+            return render(request, "accounts/locked_out.html", {"cooloff_timedelta": wait}, status=429)
+        return super().post(request, *args, **kwargs)
+
+    def form_invalid(self, form: Any) -> HttpResponse:
+        attempts.count_failure(self.request.META.get("REMOTE_ADDR", ""))
+        return super().form_invalid(form)
 
 
 class ChangePassword(SuccessMessageMixin[Any], PasswordChangeView):

@@ -1,0 +1,70 @@
+"""Nobody can try many passwords or tokens from one address."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.cache import caches
+from django.test import Client
+
+from dstackweb.accounts import attempts, services
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import TooMany
+from tests.factories import join, make_user
+
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
+PASSWORD = "correct horse battery"
+HERE, ELSEWHERE = "198.51.100.7", "198.51.100.8"
+
+
+@pytest.fixture
+def ada(project: Project, monkeypatch: pytest.MonkeyPatch) -> User:
+    monkeypatch.setattr(attempts, "MOST", 3)
+    monkeypatch.setattr(attempts.time, "time", lambda: 6_000_000_100.0)
+    return join(project, make_user("ada", password=PASSWORD))
+
+
+def sign_in(client: Client, address: str, name: str, password: str = PASSWORD) -> int:
+    return client.post("/login/", {"username": name, "password": password}, REMOTE_ADDR=address).status_code
+
+
+def test_an_address_that_tried_many_names_is_locked_and_others_are_not(client: Client, ada: User) -> None:
+    assert [sign_in(client, HERE, f"guess-{number}") for number in range(4)] == [200, 200, 200, 429]
+    answer = client.post("/login/", {"username": "ada", "password": PASSWORD}, REMOTE_ADDR=HERE)
+    assert answer.status_code == 429
+    assert "from your address" in answer.content.decode()
+    assert "8 min" in answer.content.decode()
+    assert sign_in(client, ELSEWHERE, "ada") == 302
+
+
+def test_after_the_window_it_may_try_again(client: Client, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(4):
+        sign_in(client, HERE, f"guess-{number}")
+    monkeypatch.setattr(attempts.time, "time", lambda: 6_000_000_100.0 + attempts.WINDOW_S)
+    assert sign_in(client, HERE, "ada") == 302
+
+
+def test_wrong_tokens_count_and_a_valid_one_always_works(client: Client, ada: User) -> None:
+    _row, token = services.create_token(ada, "ci")
+
+    def ask(given: str) -> int:
+        headers = {"Authorization": f"Bearer {given}"}
+        return client.get("/api/v1/projects", headers=headers, REMOTE_ADDR=HERE).status_code
+
+    assert [ask("dw_wrong") for _ in range(4)] == [401, 401, 401, 429]
+    assert ask(token) == 200
+
+
+def test_addresses_of_one_ipv6_network_count_together(ada: User) -> None:
+    for number in range(3):
+        attempts.count_failure(f"2001:db8::{number}")
+    with pytest.raises(TooMany):
+        attempts.check("2001:db8::ffff")
+    attempts.check("2001:db8:0:1::1")
+
+
+def test_a_cache_that_forgets_locks_nobody(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(caches["default"]), "get", lambda _self, _key, default=None, **_more: default)
+    monkeypatch.setattr(type(caches["default"]), "add", lambda *given, **more: False)
+    for _ in range(9):
+        attempts.count_failure(HERE)
+        attempts.check(HERE)
