@@ -152,10 +152,13 @@ def _record_row(row: Model, action: AuditAction, changes: Mapping[str, Any]) -> 
 
 
 def _changes(watched: Watched, before: Model | None, after: Model) -> dict[str, Any]:
+    """Of a new row, what is set, and not its name once more."""
     found: dict[str, Any] = {}
     for name in watched.fields:
-        old, new = (_plain(getattr(row, name)) if row is not None else None for row in (before, after))
-        if old != new:
+        new = _plain(getattr(after, name))
+        old = _plain(getattr(before, name)) if before is not None else None
+        usual = (old,) if before is not None else (None, "", False, {}, [], _name_of(after))
+        if new not in usual:
             found[name] = [old, new]
     for name in watched.secret:
         if getattr(before, name, "") != getattr(after, name):

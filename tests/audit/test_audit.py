@@ -69,7 +69,7 @@ def test_a_member_is_added_promoted_and_removed(project: Project, root: User) ->
     services.set_role(project, eve, "manager")
     services.remove_member(project, eve)
     assert written() == [
-        ("member", "eve", "created", {"user": [None, "eve"], "role": [None, "member"]}),
+        ("member", "eve", "created", {"role": [None, "member"]}),
         ("member", "eve", "changed", {"role": ["member", "manager"]}),
         ("member", "eve", "deleted", {}),
     ]
