@@ -137,7 +137,7 @@ def test_an_invite_link_is_shown_once_and_adds_a_member(page: Client, project: P
     assert role_in(project, User.objects.get(username="grace")) == "manager"
 
 
-def test_an_invite_with_an_unknown_role_or_time_is_refused_beside_its_field(page: Client) -> None:
+def test_an_invite_with_an_unknown_role_or_time_is_an_error_at_its_field(page: Client) -> None:
     answer = page.post("/p/vision/members/invite/", {"role": "owner", "days": "9999"})
     assert answer.status_code == 422
     assert answer.context["form"].errors.keys() == {"role", "days"}
@@ -161,7 +161,7 @@ def test_a_withdrawn_invite_leaves_the_page(page: Client, project: Project, ada:
     assert f'id="invite-{invite.pk}"' not in answer.content.decode()
 
 
-def test_an_admin_changes_roles_and_takes_people_out(page: Client, project: Project, bob: User) -> None:
+def test_an_admin_changes_roles_and_removes_members(page: Client, project: Project, bob: User) -> None:
     page.post(f"/p/vision/members/{bob.pk}/role/", {"role": "manager"})
     assert role_in(project, bob) == "manager"
     page.post(f"/p/vision/members/{bob.pk}/remove/")
@@ -231,7 +231,7 @@ def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> 
     assert page.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke/").status_code == 404
 
 
-def test_a_token_without_a_good_name_is_refused_beside_the_field(page: Client) -> None:
+def test_an_invalid_token_name_is_an_error_at_its_field(page: Client) -> None:
     answer = page.post("/account/tokens/create/", {"name": "environment"})
     assert answer.status_code == 422
     assert 'value="environment"' in answer.content.decode()

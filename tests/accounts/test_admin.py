@@ -59,7 +59,7 @@ def test_a_token_made_in_the_admin_is_shown_once_and_works(client: Client, root:
     assert token not in again.content.decode()
 
 
-def test_the_environments_name_is_refused_beside_its_field(client: Client, root: User) -> None:
+def test_the_reserved_token_name_is_an_error_at_its_field(client: Client, root: User) -> None:
     response = client.post("/admin/accounts/apitoken/add/", {"user": root.pk, "name": "environment"})
     assert "DSTACKWEB_ADMIN_TOKEN" in response.content.decode()
     assert not ApiToken.objects.exists()
@@ -94,7 +94,7 @@ def _project_form(*members: tuple[Membership | User, str], **values: str) -> dic
     return form | values
 
 
-def test_a_project_is_made_with_its_admin_and_keeps_one(client: Client, root: User) -> None:
+def test_a_project_is_created_with_an_admin_and_always_keeps_one(client: Client, root: User) -> None:
     refused = client.post("/admin/accounts/project/add/", _project_form((root, "member")))
     assert "at least one member with the role admin" in refused.content.decode()
     client.post("/admin/accounts/project/add/", _project_form((root, "admin")))
@@ -109,7 +109,7 @@ def test_a_project_is_made_with_its_admin_and_keeps_one(client: Client, root: Us
     ("field", "value"),
     [("weight", "0"), ("monthly_budget", "-1"), ("member_max_priority", "101"), ("name", "two words")],
 )
-def test_a_value_out_of_range_is_refused_beside_its_field(client: Client, root: User, field: str, value: str) -> None:
+def test_a_value_out_of_range_is_an_error_at_its_field(client: Client, root: User, field: str, value: str) -> None:
     response = client.post("/admin/accounts/project/add/", _project_form((root, "admin"), **{field: value}))
     assert field in response.context["adminform"].form.errors
     assert not Project.objects.exists()

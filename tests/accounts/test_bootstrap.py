@@ -79,7 +79,7 @@ def test_the_environments_token_is_the_first_admins(settings: Settings) -> None:
     assert ApiToken.objects.get().name == "environment"
 
 
-def test_a_changed_token_replaces_the_old_one_and_may_come_back(settings: Settings) -> None:
+def test_a_changed_token_replaces_the_old_one_and_may_be_set_again(settings: Settings) -> None:
     tokens = ["first-token-0123456789", "second-token-0123456789", "first-token-0123456789"]
     for current in tokens:
         settings.DSTACKWEB_ADMIN_TOKEN = current
@@ -114,7 +114,7 @@ def test_login_link_prints_an_address_that_signs_the_admin_in_once(settings: Set
     assert services.use_login_link(url.path.split("/")[2]).username == "admin"
 
 
-def test_login_link_is_for_any_user_and_says_when_there_is_none() -> None:
+def test_login_link_works_for_any_user_and_fails_for_a_missing_one() -> None:
     with pytest.raises(SystemExit, match="no admin yet"):
         call_command("login_link")
     with pytest.raises(SystemExit, match="no user bob"):

@@ -40,7 +40,7 @@ def test_a_taken_project_name_is_a_conflict_and_an_invalid_one_a_field_error(pro
     assert Project.objects.count() == 1
 
 
-def test_a_role_is_changed_and_a_member_taken_out(project: Project) -> None:
+def test_a_role_is_changed_and_a_member_removed(project: Project) -> None:
     bob = join(project, make_user("bob"))
     services.set_role(project, bob, "manager")
     assert role_in(project, bob) == "manager"
@@ -59,13 +59,13 @@ def test_the_last_admin_cannot_be_demoted_or_removed(project: Project, admin: Us
     services.set_role(project, admin, "admin")
 
 
-def test_one_of_two_admins_may_go(project: Project, admin: User) -> None:
+def test_one_of_two_admins_may_be_removed(project: Project, admin: User) -> None:
     join(project, make_user("bob"), "admin")
     services.remove_member(project, admin)
     assert role_in(project, admin) is None
 
 
-def test_an_unknown_role_and_a_person_who_is_no_member_are_refused(project: Project, admin: User) -> None:
+def test_unknown_roles_and_nonmembers_are_refused(project: Project, admin: User) -> None:
     with pytest.raises(Invalid, match="Unknown role owner"):
         services.set_role(project, admin, "owner")
     with pytest.raises(Invalid):
@@ -78,7 +78,7 @@ def test_an_unknown_role_and_a_person_who_is_no_member_are_refused(project: Proj
             change()
 
 
-def test_an_invite_makes_an_account_with_the_role_it_says(project: Project, admin: User) -> None:
+def test_an_invite_creates_an_account_with_its_role(project: Project, admin: User) -> None:
     row, token = services.invite(project, admin, "viewer")
     membership = services.accept_invite(token, "grace", PASSWORD)
     assert (membership.user.username, membership.project, membership.role) == ("grace", project, "viewer")
@@ -88,14 +88,14 @@ def test_an_invite_makes_an_account_with_the_role_it_says(project: Project, admi
     assert row.used_by == membership.user
 
 
-def test_an_invite_lets_an_existing_account_in(project: Project, admin: User) -> None:
+def test_an_invite_adds_an_existing_account(project: Project, admin: User) -> None:
     _row, token = services.invite(project, admin, "manager")
     bob = make_user("bob")
     services.join_by_invite(token, bob)
     assert role_in(project, bob) == "manager"
 
 
-def test_an_invite_is_kept_as_a_digest_only(project: Project, admin: User) -> None:
+def test_an_invite_is_stored_only_as_a_digest(project: Project, admin: User) -> None:
     row, token = services.invite(project, admin, "member")
     stored = Invite.objects.filter(pk=row.pk).values().get()
     assert token.startswith("inv_")
@@ -116,7 +116,7 @@ def test_a_used_expired_withdrawn_or_unknown_invite_is_refused_with_its_reason(p
     assert not User.objects.filter(username="henry").exists()
 
 
-def test_an_invite_ends_with_its_makers_right_to_invite(project: Project, admin: User) -> None:
+def test_an_invite_is_void_once_its_creator_may_no_longer_invite(project: Project, admin: User) -> None:
     bob = join(project, make_user("bob"), "admin")
     _row, token = services.invite(project, bob, "admin")
     services.set_role(project, bob, "member")

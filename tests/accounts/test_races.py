@@ -20,7 +20,7 @@ def project() -> Project:
     return services.create_project(make_user("ada"), "vision")
 
 
-def test_one_invite_lets_one_of_two_in(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_concurrent_users_of_one_invite_one_joins(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _row, token = services.invite(project, User.objects.get(username="ada"), "member")
     all_read_before_any_writes(monkeypatch, "dstackweb.accounts.services.open_invite", 2)
     outcomes = at_once(
@@ -40,7 +40,7 @@ def test_two_invites_cannot_make_one_name_twice(project: Project) -> None:
     assert User.objects.filter(username="grace").count() == 1
 
 
-def test_one_login_link_signs_one_of_two_browsers_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_concurrent_uses_of_one_login_link_one_signs_in(monkeypatch: pytest.MonkeyPatch) -> None:
     token = services.make_login_link(make_user("ada"))
     all_read_before_any_writes(monkeypatch, "dstackweb.accounts.services.open_login_link", 2)
     outcomes = at_once(*[lambda: services.use_login_link(token)] * 2)
@@ -73,7 +73,7 @@ def test_two_concurrent_first_starts_create_one_admin_and_one_gets_the_password(
     assert ApiToken.objects.filter(revoked_at=None).count() == bool(given)
 
 
-def test_one_secret_set_twice_at_once_is_one_row(project: Project) -> None:
+def test_a_secret_set_twice_concurrently_is_one_row(project: Project) -> None:
     ada = User.objects.get(username="ada")
     outcomes = at_once(*[lambda value=value: services.set_secret(project, "KEY", value, by=ada) for value in "ab"])
     assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]

@@ -42,7 +42,7 @@ def test_a_correct_password_signs_in_and_redirects_to_the_requested_page(client:
     assert signed_in(client) == "ada"
 
 
-def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, ada: User) -> None:
+def test_a_wrong_password_shows_an_error_and_keeps_the_name(client: Client, ada: User) -> None:
     page = client.post("/login/", {"username": "ada", "password": "sesame"}).content.decode()
     assert 'value="ada"' in page
     assert 'role="alert"' in page
@@ -59,7 +59,7 @@ def test_an_open_redirect_is_refused(client: Client, ada: User, next_url: str) -
     assert client.post("/logout/", {"next": next_url})["Location"] == "/login/"
 
 
-def test_too_many_wrong_passwords_lock_the_name_with_a_page_that_says_for_how_long(client: Client, ada: User) -> None:
+def test_too_many_wrong_passwords_lock_the_name_for_a_time_shown_on_the_page(client: Client, ada: User) -> None:
     for _attempt in range(10):
         answer = client.post("/login/", {"username": "ada", "password": "wrong"})
     assert answer.status_code == 429
@@ -69,7 +69,7 @@ def test_too_many_wrong_passwords_lock_the_name_with_a_page_that_says_for_how_lo
     assert signed_in(client) is None
 
 
-def test_signing_out_takes_a_post(client: Client, ada: User) -> None:
+def test_signing_out_requires_a_post(client: Client, ada: User) -> None:
     client.force_login(ada)
     assert client.get("/logout/").status_code == 405
     client.post("/logout/")
@@ -85,7 +85,7 @@ def test_previewing_a_login_link_does_not_use_it_up(client: Client, ada: User) -
     assert signed_in(client) == "ada"
 
 
-def test_a_login_link_that_is_used_expired_or_unknown_says_so(client: Client, ada: User) -> None:
+def test_a_used_expired_or_unknown_login_link_shows_its_reason(client: Client, ada: User) -> None:
     used = services.make_login_link(ada)
     services.use_login_link(used)
     expired = services.make_login_link(ada, ttl=timedelta(0))
@@ -138,7 +138,7 @@ def test_a_join_form_opened_by_another_user_adds_no_member(client: Client, proje
     assert role_in(project, bob) is None
 
 
-def test_a_dead_invite_says_so(client: Client, project: Project, ada: User) -> None:
+def test_an_unusable_invite_shows_its_reason(client: Client, project: Project, ada: User) -> None:
     _row, token = services.invite(project, ada, "member")
     services.accept_invite(token, "grace", PASSWORD)
     for answer in (client.get(f"/invite/{token}/"), client.post(f"/invite/{token}/", {"username": "x"})):

@@ -27,7 +27,7 @@ def test_a_token_authenticates_its_user(ada: User) -> None:
     assert services.authenticate_token(token) == ada
 
 
-def test_a_token_is_kept_as_a_digest_and_a_hint_only(ada: User) -> None:
+def test_a_token_is_stored_only_as_a_digest_and_a_hint(ada: User) -> None:
     row, token = services.create_token(ada, "laptop")
     stored = ApiToken.objects.filter(pk=row.pk).values().get()
     assert not any(token in str(value) for value in stored.values())
@@ -88,12 +88,12 @@ def test_a_login_link_signs_its_user_in_once(ada: User) -> None:
         services.use_login_link(token)
 
 
-def test_a_login_link_is_kept_as_a_digest_only(ada: User) -> None:
+def test_a_login_link_is_stored_only_as_a_digest(ada: User) -> None:
     token = services.make_login_link(ada)
     assert not any(token in str(value) for value in LoginLink.objects.values().get().values())
 
 
-def test_an_expired_or_unknown_login_link_says_so(ada: User) -> None:
+def test_an_expired_or_unknown_login_link_is_refused_with_its_reason(ada: User) -> None:
     expired = services.make_login_link(ada, ttl=timedelta(0))
     for token, words in {expired: "expired", "in_unknown": "exist"}.items():
         with pytest.raises(DomainError, match=words):

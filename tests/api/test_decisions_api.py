@@ -23,7 +23,7 @@ def test_a_decision_names_each_place_with_its_code_and_words(api: Api, project: 
     assert (told["limits"], told["budget"], told["reservation"]) == ([], None, None)
 
 
-def test_limits_that_hold_a_run_up_come_with_their_numbers(api: Api, project: Project, member: User) -> None:
+def test_limits_that_block_a_run_have_their_numbers(api: Api, project: Project, member: User) -> None:
     make_host()
     project.queues.update(max_running=0)
     make_run(project, member, "mine")

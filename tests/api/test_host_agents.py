@@ -108,7 +108,7 @@ def test_only_the_machine_that_used_an_invite_may_repeat_the_join(project: Proje
         joining.join(row, joining.JoinRequest("far", "https://gpus.example.org", nonce="other"))
 
 
-def test_a_token_opens_its_own_host_alone(project: Project, member: User) -> None:
+def test_a_token_authenticates_only_its_own_host(project: Project, member: User) -> None:
     far, other = agent("far", gpus=1), agent("other")
     for what, body in (("poll", {"jobs": {}}), ("facts", FACTS), ("files", {})):
         assert far.post(what, body, name="other").status_code in (403, 422)

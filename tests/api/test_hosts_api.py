@@ -69,7 +69,7 @@ def test_a_host_shows_its_capacity_and_how_much_is_used(project: Project, member
     assert (found["labels"], found["jobs"], found["leaving"], found["reserved"]) == ({"disk": "nvme"}, 1, False, None)
 
 
-def test_labels_are_merged_and_null_takes_one_away(root: Call) -> None:
+def test_labels_are_merged_and_null_removes_one(root: Call) -> None:
     make_host("box-1", labels={"a": "1", "b": "2"})
     answer = root("PATCH", "/box-1", {"labels": {"b": None, "c": "3"}})
     assert answer.json()["labels"] == {"a": "1", "c": "3"}
@@ -172,7 +172,7 @@ def test_plain_http_is_refused_unless_it_is_allowed(invite: tuple[HostInvite, st
     assert not any("not encrypted" in text for text in wanted)
 
 
-def test_a_token_works_once_and_brings_one_for_this_host_and_no_secret(
+def test_a_join_token_works_once_and_returns_a_token_for_this_host(
     invite: tuple[HostInvite, str], settings: Any
 ) -> None:
     answer = caller(invite[1])("POST", "/join", machine(labels={"disk": "nvme"}, nonce="n1"))
@@ -280,7 +280,7 @@ def test_a_machine_is_declared_gone_only_while_it_is_silent_and_with_a_reason(
     assert root("POST", "/box-1/gone", {"reason": "sold"}).json() == {"ended": 0}
 
 
-def test_a_host_that_is_held_back_says_since_when_and_why_until_it_is_cleared(root: Call, member: User) -> None:
+def test_a_held_back_host_shows_since_when_and_why_until_it_is_cleared(root: Call, member: User) -> None:
     host = make_host("box-1")
     for _ in range(starts.HOLD_BACK_AFTER):
         starts.count_failure(host.pk, "No space left on device", timezone.now())

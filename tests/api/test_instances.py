@@ -115,7 +115,7 @@ def test_a_stopping_instance_cannot_join_and_is_shut_down(
     assert agent.next().json() == {"do": "off"}
 
 
-def test_orders_are_given_until_the_runner_lives_and_again_when_it_does_not(instance: Instance, agent: Agent) -> None:
+def test_start_orders_are_repeated_while_the_runner_does_not_live(instance: Instance, agent: Agent) -> None:
     agent.join(gpus=["GPU-1", "GPU-2"])
     job = job_of(instance)
     first = agent.next().json()
@@ -187,7 +187,7 @@ def test_the_error_of_a_runner_that_does_not_start_is_stored_on_the_job(instance
     assert job_of(instance).message == "no space left on device?"
 
 
-def test_a_claimed_job_whose_runner_and_files_are_gone_ends_after_a_while(instance: Instance, agent: Agent) -> None:
+def test_a_claimed_job_without_runner_and_files_ends_after_a_grace(instance: Instance, agent: Agent) -> None:
     agent.join()
     job = job_of(instance)
     attempts.claim_job(job.pk, "runner", "there")

@@ -86,7 +86,7 @@ def test_calls_left_of_each_api_are_exported_for_the_account_nearest_its_limit(c
     assert told[f"dstackweb_api_left_alone_seconds{names}"] == 0
 
 
-def test_machines_are_counted_by_status_and_money_by_project(project: Project, clock: Clock) -> None:
+def test_instances_are_counted_by_status_and_spending_by_project(project: Project, clock: Clock) -> None:
     clock.now = dt.datetime(2026, 5, 4, 13, 30, tzinfo=dt.UTC)
     backend = Backend.objects.create(name="aws", kind="aws")
     for status, hours, holder in (("running", 2, uuid4()), ("running", 1, None), ("gone", 3, None)):

@@ -63,7 +63,7 @@ def named(answer: Any) -> list[tuple[str, float]]:
     return [(item["instance_type"], item["price"]) for item in answer.json()["items"]]
 
 
-def test_offers_have_the_promised_fields_and_say_why(api: Api, cluster: Backend) -> None:
+def test_offers_have_the_documented_fields_and_reasons(api: Api, cluster: Backend) -> None:
     make_host("box-1", cpus=8, gpus=2, labels={"region": "cellar"})
     answer = api("GET", OFFERS).json()
     first, *others = answer["items"]
@@ -75,7 +75,7 @@ def test_offers_have_the_promised_fields_and_say_why(api: Api, cluster: Backend)
     assert (answer["total"], answer["next"]) == (4, None)
 
 
-def test_it_is_filtered_and_the_cheapest_comes_first(api: Api, cluster: Backend) -> None:
+def test_offers_are_filtered_and_sorted_by_price(api: Api, cluster: Backend) -> None:
     assert named(api("GET", OFFERS)) == [("g5", 0.4), ("g5", 1.006), ("p4d", 32.77)]
     assert named(api("GET", f"{OFFERS}?spot=true")) == [("g5", 0.4)]
     assert named(api("GET", f"{OFFERS}?spot=false&max_price=1.5")) == [("g5", 1.006)]
@@ -98,7 +98,7 @@ def test_hosts_that_can_never_fit_are_not_offered(api: Api, project: Project) ->
     assert named(api("GET", OFFERS)) == []
 
 
-def test_machines_that_a_project_keeps_are_among_its_offers(api: Api, project: Project, cluster: Backend) -> None:
+def test_idle_instances_of_a_project_are_among_its_offers(api: Api, project: Project, cluster: Backend) -> None:
     now = timezone.now()
     for owner in (project, make_project("other")):
         Instance.objects.create(

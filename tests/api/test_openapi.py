@@ -30,7 +30,7 @@ def test_headers_are_described_by_the_names_they_are_sent_with(paths: dict[str, 
     assert headers(paths["/api/v1/projects/{project}/holds"]["post"]) == {"Idempotency-Key"}
 
 
-def test_bytes_are_described_as_such(paths: dict[str, Any]) -> None:
+def test_binary_bodies_are_described_as_binary(paths: dict[str, Any]) -> None:
     told = paths[f"{ANY_RUN}/{{name}}/logs"]["get"]["responses"]["200"]
     assert list(told["content"]) == ["application/octet-stream"]
     assert {"X-Next-Offset", "X-Attempt", "X-Log-Complete"} <= set(told["headers"])

@@ -76,7 +76,7 @@ def test_a_runs_tasks_by_prefix_active_ones_first(scope: Scope, api: Api) -> Non
     assert found["total"]["name"] == ""
 
 
-def test_how_tasks_ended_stays_known(project: Project, run: Run, api: Api) -> None:
+def test_the_outcome_of_forgotten_tasks_is_kept(project: Project, run: Run, api: Api) -> None:
     counts = {"memory": 1, "released_done": 2, "forgotten_done": 3, "erred": 4, "forgotten_failed": 5, "released": 6}
     add_group(make_scope(project, run.pk, 1), "score", "score", **counts)
     [score] = told(api, "runs/sweep/progress")["prefixes"]
@@ -211,7 +211,7 @@ def scrape() -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_prometheus_gets_runs_whose_attempt_goes_on(scope: Scope, project: Project, member: User) -> None:
+def test_metrics_count_tasks_of_running_attempts(scope: Scope, project: Project, member: User) -> None:
     other = make_run(project, member, "over")
     add_group(make_scope(project, other.pk, 1, ended_ms=5), "x", "x", processing=2)
     found = scrape()

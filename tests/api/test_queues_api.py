@@ -87,7 +87,7 @@ def test_a_draining_queue_refuses_new_runs_and_starts_waiting_ones(
 
 
 @pytest.mark.parametrize("body", [{"runs": [], "top": True}, {"runs": [], "bottom": True, "dry_run": True}])
-def test_a_move_of_no_run_is_refused_with_an_if_match_as_well(
+def test_a_move_without_runs_is_refused_also_with_if_match(
     manager: Api, line: dict[str, Run], body: dict[str, Any]
 ) -> None:
     for headers in ({}, {"If_Match": '"any"'}):
@@ -104,7 +104,7 @@ def test_a_move_of_no_run_is_refused_with_an_if_match_as_well(
         ({"runs": ["d", "b"], "after": "e"}, "acebd"),
     ],
 )
-def test_runs_are_moved_and_the_move_is_taken_back(
+def test_runs_are_moved_and_the_move_is_undone(
     manager: Api, line: dict[str, Run], body: dict[str, Any], after: str
 ) -> None:
     told = manager("POST", f"{QUEUES}/default/move", body | {"dry_run": True})
@@ -125,7 +125,7 @@ def test_runs_are_moved_and_the_move_is_taken_back(
     assert manager("POST", f"{QUEUES}/default/undo").status_code == 409
 
 
-def test_the_latest_move_is_taken_back_without_its_number(api: Api, line: dict[str, Run]) -> None:
+def test_the_latest_move_is_undone_without_its_number(api: Api, line: dict[str, Run]) -> None:
     assert api("POST", f"{QUEUES}/default/move", {"run": "c", "top": True}).status_code == 200
     assert order(api) == "cbade"
     assert api("POST", f"{QUEUES}/default/undo").status_code == 200
@@ -178,7 +178,7 @@ def test_a_run_that_has_left_the_queue_is_a_conflict(api: Api, line: dict[str, R
     assert api("POST", f"{QUEUES}/default/move", {"run": "c", "before": "a"}).status_code == 409
 
 
-def test_the_factors_of_a_runs_place_come_with_it(api: Api, manager: Api, line: dict[str, Run]) -> None:
+def test_the_factors_of_a_runs_position_are_returned(api: Api, manager: Api, line: dict[str, Run]) -> None:
     factors = manager("GET", "projects/main/runs/e").json()["factors"]
     assert (factors["priority"], factors["position"], factors["moved_by"]) == (50, 5, None)
     assert 0 <= factors["aged_points"] < 0.1

@@ -48,7 +48,7 @@ def test_a_run_of_ordinary_length_comes_with_all_its_jobs_and_events(api: Api, r
     assert (told["jobs_next"], told["events_next"]) == (None, None)
 
 
-def test_a_long_one_says_where_the_lists_of_the_rest_go_on(api: Api, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_links_to_the_rest_of_its_lists(api: Api, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selectors.jobs_of, "__defaults__", (4, None))
     monkeypatch.setattr(selectors.events_of, "__defaults__", (3, None))
     for page, limit in (("jobs_page", 4), ("events_page", 3)):
@@ -72,11 +72,11 @@ def test_pages_of_jobs_and_events_join_to_all_of_them(api: Api, run: Run, limit:
 
 
 @pytest.mark.parametrize("path", ["jobs?cursor=x", "jobs?cursor=1", "events?cursor=x", "events?limit=0"])
-def test_a_cursor_that_no_list_gave_is_refused(api: Api, run: Run, path: str) -> None:
+def test_a_forged_cursor_is_refused(api: Api, run: Run, path: str) -> None:
     assert api("GET", f"projects/main/runs/long/{path}").status_code == 422
 
 
-def test_the_page_of_a_run_says_that_it_shows_the_newest(
+def test_the_page_of_a_long_run_states_that_it_shows_the_newest(
     run: Run, api: Api, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dstackweb.web.runs.views.SHOWN_AT_ONCE", 4)

@@ -73,7 +73,7 @@ def test_a_job_is_claimed_once_described_started_and_ended(run: Run, runner: Run
     assert fresh(run).status == "done"
 
 
-def test_a_job_keeps_within_the_upper_ends_of_its_ranges(project: Project, member: User) -> None:
+def test_a_job_is_limited_to_the_upper_ends_of_its_ranges(project: Project, member: User) -> None:
     make_host(memory_gib=32)
     run = make_run(project, member, resources={"cpu": "2..4", "memory": "1GB..3GB"})
     place_all()
@@ -119,7 +119,7 @@ def test_a_fault_of_a_newer_runner_is_worded_too(run: Run, runner: Runner) -> No
     assert "Its host refused its code." in run_message(fresh(run))
 
 
-def test_a_token_opens_its_own_job_only(run: Run, project: Project, member: User) -> None:
+def test_a_token_authenticates_only_its_own_job(run: Run, project: Project, member: User) -> None:
     other = make_run(project, member)
     place_all()
     job, foreign = placed_job(run), placed_job(other)

@@ -83,7 +83,7 @@ def test_another_jobs_gpu_is_refused(job: Job) -> None:
         {"processes": [{"pid": 1}] * 65}, {"processes": [{"pid": 1, "user": "x" * 121}]},
     ],
 )  # fmt: skip
-def test_numbers_that_no_machine_has_are_refused(job: Job, odd: dict[str, Any]) -> None:
+def test_impossible_values_are_refused(job: Job, odd: dict[str, Any]) -> None:
     assert Runner(job).post("samples", {"samples": [sample(0, **odd)]}).status_code == 422
     assert not GpuSample.objects.exists()
 

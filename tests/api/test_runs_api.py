@@ -31,7 +31,7 @@ def test_a_run_is_submitted_read_changed_listed_and_stopped(api: Api) -> None:
     assert api("POST", f"{RUNS}/hello/stop").status_code == 409
 
 
-def test_an_ended_run_is_deleted_for_good(api: Api) -> None:
+def test_an_ended_run_is_deleted_permanently(api: Api) -> None:
     run = api("POST", RUNS, {"config": HELLO}).json()
     refused = api("DELETE", f"{RUNS}/hello")
     assert (refused.status_code, "Stop it first" in refused.json()["detail"]) == (409, True)
@@ -171,7 +171,7 @@ def test_no_token_is_401_and_a_stranger_sees_404_everywhere(api: Api, stranger: 
     assert Api(None)("GET", "projects", None).json()["detail"]
 
 
-def test_the_queue_comes_in_true_order_page_by_page(api: Api, manager: Api) -> None:
+def test_the_queue_is_listed_in_its_order_page_by_page(api: Api, manager: Api) -> None:
     for index in range(5):
         api("POST", RUNS, {"config": {"type": "task", "name": f"run-{index}", "commands": ["a"]}})
     manager("PATCH", f"{RUNS}/run-3", {"priority": 90})
@@ -187,7 +187,7 @@ def test_only_managers_pause_a_queue(api: Api, manager: Api) -> None:
     assert manager("PATCH", "projects/main/queues/default", {"paused": True}).json()["paused"] is True
 
 
-def test_the_list_goes_on_where_its_cursor_says(api: Api) -> None:
+def test_the_list_continues_at_its_cursor(api: Api) -> None:
     for index in range(5):
         api("POST", RUNS, {"config": {"type": "task", "name": f"run-{index}", "commands": ["a"]}})
     seen, cursor = [], ""

@@ -86,7 +86,7 @@ def test_a_member_reports_tasks_of_a_run_by_name_or_id(api: Api, run: Run) -> No
     assert Reporter.objects.get().name == "user-ada"
 
 
-def test_an_empty_request_says_that_its_reporter_goes_on(run: Run, commands: Commands) -> None:
+def test_an_empty_request_is_a_heartbeat_of_its_reporter(run: Run, commands: Commands) -> None:
     promise = {"reporter": "r", "heartbeat_s": 15}
     assert commands.tell(promise | DONE).status_code == 200
     before = Scope.objects.values().get(run_id=run.pk)
@@ -110,7 +110,7 @@ def test_counts_failures_and_the_end_of_a_reporter_are_stored(run: Run, commands
     assert states(run) == {"memory": 3, "erred": 1, "released": 6}
 
 
-def test_one_bad_entry_costs_itself_alone(run: Run, commands: Commands) -> None:
+def test_an_invalid_entry_does_not_affect_the_others(run: Run, commands: Commands) -> None:
     events = [{"key": "a", "state": "exploded"}, {"key": "b", "state": "done"}, {"key": "", "state": "done"}, 7]
     body = commands.tell({"events": events, "counts": [{"prefix": "p", "states": {"done": -1}}]}).json()
     assert body["applied"] == 1
@@ -130,7 +130,7 @@ def test_invalid_entries_are_refused_by_their_position_in_the_request(run: Run, 
     ]  # fmt: skip
 
 
-def test_a_token_of_one_runs_commands_opens_nothing_else(project: Project, member: User, commands: Commands) -> None:
+def test_the_token_of_a_runs_commands_gives_no_other_access(project: Project, member: User, commands: Commands) -> None:
     other = make_run(project, member, "other")
     place_all()
     assert commands.tell(DONE, f"/api/v1/projects/main/runs/{other.uid}/tasks").status_code == 403

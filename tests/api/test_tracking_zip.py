@@ -32,7 +32,7 @@ def test_the_file_alone_is_enough_to_report(db: None, tmp_path: Path) -> None:
     assert ear.counts("items") == {"memory": 3}
 
 
-def test_who_has_the_file_gets_it_no_second_time(db: None) -> None:
+def test_a_cached_copy_is_answered_with_304(db: None) -> None:
     etag = Client().get("/api/v1/tracking.zip")["ETag"]
     again = Client().get("/api/v1/tracking.zip", headers={"If-None-Match": etag})
     assert (again.status_code, again.content) == (304, b"")

@@ -79,7 +79,7 @@ def test_hosts_are_drained_and_opened_again_from_the_list(admin: Client) -> None
     assert not Host.objects.filter(draining=True).exists()
 
 
-def test_a_host_goes_with_its_gpus_but_not_while_it_has_jobs(admin: Client) -> None:
+def test_a_host_is_deleted_with_its_gpus_unless_it_has_jobs(admin: Client) -> None:
     gone, busy = factories.make_host("gone", gpus=1, draining=True), factories.make_host("busy", gpus=1)
     factories.make_run(factories.make_project(), factories.make_user())
     factories.place_all()

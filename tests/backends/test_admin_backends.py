@@ -132,7 +132,7 @@ def test_each_error_is_shown_at_its_field(admin: Client, wrong: dict[str, Any], 
     assert not Backend.objects.exists()
 
 
-def test_a_secret_is_kept_and_on_no_page_and_in_no_log(
+def test_a_secret_is_stored_and_in_no_page_or_log(
     admin: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -164,7 +164,7 @@ def test_an_empty_secret_keeps_the_stored_one(admin: Client, aws: Backend) -> No
     assert (aws.secret, aws.version) == ("", 3)
 
 
-def test_a_name_is_taken_once_and_for_ever(admin: Client, aws: Backend) -> None:
+def test_the_name_of_a_backend_is_unique_and_cannot_be_changed(admin: Client, aws: Backend) -> None:
     assert "exists already" in errors(admin.post(reverse(ADD), FORM))["name"]
     admin.post(change(aws), {**WITH_KEY, "name": "other"})
     aws.refresh_from_db()
@@ -188,7 +188,7 @@ def test_own_hosts_can_be_disabled_and_cannot_be_tested_or_deleted(admin: Client
     assert Backend.objects.filter(pk=hosts.pk).exists()
 
 
-def test_a_deleted_backend_is_gone_from_the_list_and_its_machines_keep_their_rows(admin: Client, aws: Backend) -> None:
+def test_a_deleted_backend_is_not_listed_and_its_instances_keep_their_rows(admin: Client, aws: Backend) -> None:
     project = factories.make_project()
     machine = Instance.objects.create(backend=aws, project=project, region="eu-west-1", instance_type="g5.xlarge")
     assert "aws, with 1 instance" in admin.get(reverse("admin:backends_backend_delete", args=[aws.pk])).content.decode()

@@ -91,7 +91,7 @@ def test_its_admin_form_comes_from_its_settings(rental: None, admin_client: Clie
 
 
 @pytest.mark.django_db
-def test_it_costs_money_as_long_as_it_does_not_say_otherwise(rental: None) -> None:
+def test_a_kind_costs_money_unless_it_declares_otherwise(rental: None) -> None:
     backend, _is_new = services.put("rented", "rental", CONFIG)
     assert registry.costs_money(backend)
     assert registry.costs_money(Backend(name="gone", kind="uninstalled"))

@@ -82,7 +82,7 @@ def test_the_agent_is_fetched_checked_and_started(tmp_path: Path, site: Site) ->
     assert (tmp_path / ".dstackweb/i-1/runner.pyz").stat().st_mode & 0o777 == 0o600
 
 
-def test_plain_http_to_another_machine_is_allowed_by_decision_only(tmp_path: Path, site: Site) -> None:
+def test_plain_http_to_another_machine_needs_an_explicit_setting(tmp_path: Path, site: Site) -> None:
     assert "--insecure" in boot(tmp_path, script(site.url, insecure=True))
 
 
@@ -110,14 +110,14 @@ def test_a_file_with_another_digest_is_never_started(tmp_path: Path, site: Site)
 
 
 @pytest.mark.parametrize("python", ["", "/bin/false"])
-def test_a_machine_without_a_recent_python_says_so_and_switches_off(tmp_path: Path, python: str) -> None:
+def test_an_instance_without_a_recent_python_logs_that_and_shuts_down(tmp_path: Path, python: str) -> None:
     said = boot(tmp_path, script("http://127.0.0.1:9"), python=python)
     assert "the agent needs Python 3.9 or newer" in said
     assert "shutdown -h now" in said
 
 
 @pytest.mark.parametrize(("status", "tries"), [(1, 20), (2, 1)])
-def test_an_agent_that_never_starts_switches_the_machine_off(
+def test_an_agent_that_never_starts_shuts_the_instance_down(
     tmp_path: Path, site: Site, status: int, tries: int
 ) -> None:
     site.agent = f'print("tried", flush=True); raise SystemExit({status})'.encode()
@@ -127,7 +127,7 @@ def test_an_agent_that_never_starts_switches_the_machine_off(
 
 
 @given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=60))
-def test_no_value_is_taken_for_shell(value: str) -> None:
+def test_values_are_quoted_for_the_shell(value: str) -> None:
     text = user_data(api_url="https://x", instance=value, join_token=value, pyz_sha256="0", insecure=False)
     begin = text.partition("umask")[0]
     told = subprocess.run(

@@ -176,7 +176,7 @@ def test_the_chosen_theme_is_there_before_the_page_is_drawn_and_stays(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_on_a_phone_the_menu_opens_and_leads_on(live_server, new_page: Callable[..., Page]) -> None:
+def test_on_a_phone_the_menu_opens_and_its_links_work(live_server, new_page: Callable[..., Page]) -> None:
     demo.build()
     page = new_page(viewport={"width": 390, "height": 844})
     sign_in(page, live_server.url, "mia")

@@ -125,9 +125,7 @@ def test_on_a_phone_more_filters_open_and_stay_open_while_they_filter(
     assert accessibility_faults(page) == []
 
 
-def test_a_refresh_by_hand_shows_that_it_is_under_way_and_when_it_is_done(
-    live_server, page: Page, cloud: Callable[[], Backend]
-) -> None:
+def test_a_manual_refresh_shows_its_progress_and_its_end(live_server, page: Page, cloud: Callable[[], Backend]) -> None:
     backend = cloud()
     SourceRow.objects.exclude(stamp="").update(generation=0)
     page.goto(f"{live_server.url}/p/main/offers/")
@@ -145,7 +143,9 @@ def test_a_refresh_by_hand_shows_that_it_is_under_way_and_when_it_is_done(
     expect(page.get_by_role("button", name="Refresh now")).to_be_enabled()
 
 
-def test_an_idle_machine_is_ended_after_a_question(live_server, page: Page, cloud: Callable[[], Backend]) -> None:
+def test_an_idle_instance_is_terminated_after_confirmation(
+    live_server, page: Page, cloud: Callable[[], Backend]
+) -> None:
     cloud()
     page.goto(f"{live_server.url}/p/main/machines/")
     page.get_by_role("button", name=re.compile("Terminate g6.xlarge")).click()

@@ -21,7 +21,7 @@ SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
-def test_a_changed_policy_is_given_to_the_runs_that_are_chosen(
+def test_a_changed_policy_is_applied_to_the_chosen_runs(
     live_server, new_page: Callable[..., Page], complaints: Complaints, tmp_path: Path
 ) -> None:
     policy = {"min_gpu_utilization": 20, "time_window": "1h"}

@@ -64,7 +64,7 @@ def test_bars_move_without_a_reload(live_server, new_page: Callable[..., Page]) 
     assert page.evaluate("window.same")
 
 
-def test_all_states_are_shown_over_a_bar_and_go_on_counting_there(live_server, new_page: Callable[..., Page]) -> None:
+def test_the_tooltip_of_a_bar_shows_all_states_and_keeps_counting(live_server, new_page: Callable[..., Page]) -> None:
     scope = task_demo.ensure_scope(progress_demo.build()[1])
     page = new_page()
     opened(page, live_server.url, RUN)

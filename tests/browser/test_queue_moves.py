@@ -236,7 +236,7 @@ def test_enter_in_the_dialog_for_a_place_moves_there(page: Page, project: Projec
     assert order(project) == "aebcd"
 
 
-def test_a_choice_is_moved_together_and_says_where_it_is(page: Page, project: Project) -> None:
+def test_selected_runs_move_together_and_show_their_position(page: Page, project: Project) -> None:
     page.get_by_role("checkbox", name="Select e", exact=True).check()
     page.get_by_role("checkbox", name="Select c", exact=True).check()
     bar = page.get_by_role("group", name="Actions for selected runs")
@@ -271,7 +271,7 @@ def test_after_a_run_moves_off_the_page_the_focus_is_on_the_row_in_its_place(
     assert page.evaluate(FOCUSED) == f"Move {shown(page).all_text_contents()[1]}"
 
 
-def test_refreshes_keep_the_focus_and_say_nothing_of_others_runs(page: Page, project: Project, mia: User) -> None:
+def test_refreshes_keep_the_focus_and_announce_no_runs_of_others(page: Page, project: Project, mia: User) -> None:
     grip(page, "d").focus()
     page.evaluate(
         "window.said = []; for (const place of document.querySelectorAll('[role=status], [aria-live]'))"
@@ -325,7 +325,7 @@ def test_the_current_rows_are_shown_after_a_refused_move(
 
 
 @pytest.mark.parametrize("status", [403, 503])
-def test_an_answer_that_is_no_list_never_takes_the_lists_place(
+def test_an_answer_without_the_list_does_not_replace_it(
     page: Page, project: Project, complaints: Complaints, status: int
 ) -> None:
     """A proxy that is in the way, a sign-in in another window that made this page's token worthless."""

@@ -24,7 +24,7 @@ def host(db: None) -> None:
     make_host()
 
 
-def test_the_plan_shows_each_setting_with_where_it_came_from_the_offers_and_the_position(cli: Cli) -> None:
+def test_the_plan_shows_each_setting_with_its_source_the_offers_and_the_position(cli: Cli) -> None:
     """R26: the same plan as the page's."""
     cli.file(HELLO + "priority: 60\nmax_duration: 90m\nresources: {memory: 2GB..}\nenv: {LR: '1e-4'}\n")
     told = cli.ok("apply", "-f", "run.yaml", "--dry-run", "-e", "SEED=1")
@@ -61,7 +61,7 @@ def test_apply_with_yes_and_detach_prints_no_plan(cli: Cli) -> None:
     )
 
 
-def test_the_command_line_wins_over_the_file(cli: Cli) -> None:
+def test_the_command_line_overrides_the_file(cli: Cli) -> None:
     cli.file(HELLO + "env: {LR: '1', SEED: '1'}\n")
     name = cli.ok(
         "apply", "-f", "run.yaml", "-d", "--name", "other", "--priority", "70", "-e", "LR=2", "-e", "HERE", HERE="yes"
@@ -71,7 +71,7 @@ def test_the_command_line_wins_over_the_file(cli: Cli) -> None:
     assert run.spec["env"] == {"LR": "2", "SEED": "1", "HERE": "yes"}
 
 
-def test_bare_names_of_the_file_are_taken_from_here_and_their_values_stored_nowhere_in_plain(cli: Cli) -> None:
+def test_bare_env_names_get_local_values_that_are_never_stored_in_plain_text(cli: Cli) -> None:
     cli.file(HELLO + "env: [HF_TOKEN, LR=1]\n")
     shown = cli.ok("apply", "-f", "run.yaml", "--dry-run", HF_TOKEN="hf_secret")
     assert "HF_TOKEN: ********" in shown
@@ -219,7 +219,7 @@ def test_the_caret_is_under_the_key_also_after_wide_characters_and_tabs() -> Non
     assert pointed("", loc=[])[-1] == "wrong"
 
 
-def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(cli: Cli) -> None:
+def test_the_plan_of_a_run_with_a_schedule_shows_when_it_enters_its_queue(cli: Cli) -> None:
     cli.file("type: task\nname: nightly\ncommands: [a]\nschedule: {cron: '0 2 * * *'}\n")
     shown = cli.ok("apply", "-f", "run.yaml", "--dry-run")
     at = next_time(["0 2 * * *"], datetime.now(UTC))

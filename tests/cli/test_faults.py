@@ -68,7 +68,7 @@ def test_waiting_after_429_ends_with_the_time_to_try_again() -> None:
     assert "Try again in 40 s" in told
 
 
-def test_a_retry_after_that_is_no_number_counts_as_a_second() -> None:
+def test_an_invalid_retry_after_counts_as_one_second() -> None:
     wire = Wire(busy("soon"), OK)
     wire.api().send("GET", "/api/v1/x")
     assert wire.pauses == [1]
@@ -100,7 +100,7 @@ def test_a_submission_is_repeated_under_the_same_key() -> None:
     assert [request.headers["Idempotency-Key"] for request in wire.requests] == ["k", "k"]
 
 
-def test_a_lost_answer_to_a_change_says_that_it_may_have_been_made() -> None:
+def test_a_lost_answer_warns_that_the_change_may_have_been_made() -> None:
     assert "may have been made" in refused(Wire(httpx.ReadError("")), "PATCH")
     assert "may have been made" in refused(Wire(httpx.ReadTimeout("")), "POST", repeatable=True)
     assert "Nothing was changed" in refused(Wire(httpx.ReadTimeout("")))
@@ -124,7 +124,7 @@ def test_every_fault_has_its_own_message(answer: Answer, words: str) -> None:
     assert words in refused(Wire(answer))
 
 
-def test_an_answer_that_is_no_json_is_no_answer_of_dstackweb() -> None:
+def test_an_answer_that_is_not_json_is_reported_as_another_server() -> None:
     with pytest.raises(CliError, match="is not a dstackweb server"):
         Wire(httpx.Response(200, text="<html>")).api().get("/api/v1/x")
 
@@ -159,7 +159,7 @@ def test_following_outlasts_any_number_of_faults() -> None:
 @pytest.mark.parametrize(
     ("args", "unknown"), [(["queue", "--pause"], True), (["move", "--undo"], True), (["queue"], False)]
 )
-def test_ctrl_c_during_a_change_says_that_it_may_have_been_made(args: list[str], unknown: bool) -> None:
+def test_ctrl_c_during_a_change_warns_that_it_may_have_been_made(args: list[str], unknown: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         env = {"DSTACKWEB_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "DSTACKWEB_TOKEN": "dw_x"}
         command = [sys.executable, "-c", "from dstackweb.cli.main import app; app()", *args]

@@ -52,7 +52,7 @@ def test_an_empty_history_has_a_message_and_json_has_everything(cli: Cli) -> Non
     assert (refused.exit_code, "no queue is called 'none'" in refused.stderr) == (1, True)
 
 
-def test_a_bar_is_as_long_as_its_share_and_never_quite_gone() -> None:
+def test_a_bar_is_as_long_as_its_share_and_at_least_one_character() -> None:
     assert bar(10, 10) == "█" * BAR
     assert bar(5, 10) == "█" * (BAR // 2)
     assert bar(0.001, 10) == "▏"
@@ -63,7 +63,7 @@ def test_a_bar_is_as_long_as_its_share_and_never_quite_gone() -> None:
     ("tz", "zone"),
     [("Asia/Tokyo", "Asia/Tokyo"), (":Asia/Tokyo", "Asia/Tokyo"), ("CET-1CEST", "UTC"), ("../etc/passwd", "UTC")],
 )
-def test_the_machines_zone_is_that_of_tz_where_it_has_a_name(
+def test_the_local_time_zone_is_that_of_tz_if_it_has_a_name(
     tz: str, zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", tz)

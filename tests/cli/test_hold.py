@@ -66,7 +66,7 @@ def test_a_hold_waits_for_its_start_and_prints_how_to_connect(
     assert "held until" in cli.ok("ps")
 
 
-def test_cpus_can_be_held_on_the_server_s_own_machine(cli: Cli, project: Project, ada: User, scheduler: Any) -> None:
+def test_cpus_can_be_held_on_the_servers_machine(cli: Cli, project: Project, ada: User, scheduler: Any) -> None:
     make_host()
     scheduler(begin)
     result = cli("hold", "--cpu", "2", "--for", "1h")
@@ -75,7 +75,7 @@ def test_cpus_can_be_held_on_the_server_s_own_machine(cli: Cli, project: Project
     assert "shell on the dstackweb server" in result.stderr
 
 
-def test_detached_it_prints_the_name_alone(cli: Cli, project: Project, ada: User) -> None:
+def test_a_detached_hold_prints_only_its_name(cli: Cli, project: Project, ada: User) -> None:
     name = cli.ok("hold", "--gpu", "1", "--for", "1h", "-d").strip()
     assert Run.objects.get(name=name).status == "submitted"
 
@@ -89,7 +89,7 @@ def test_a_hold_that_is_stopped_while_it_waits_holds_nothing(
     assert "the hold did not start" in result.stderr
 
 
-def test_followed_it_stays_until_the_end(cli: Cli, project: Project, ada: User, scheduler: Any) -> None:
+def test_a_followed_hold_blocks_until_its_end(cli: Cli, project: Project, ada: User, scheduler: Any) -> None:
     make_host(gpus=1)
 
     def whole(run: Run) -> None:
@@ -101,7 +101,7 @@ def test_followed_it_stays_until_the_end(cli: Cli, project: Project, ada: User, 
     assert (result.exit_code, "hold ended" in result.stderr) == (0, True)
 
 
-def test_more_time_by_either_command(cli: Cli, project: Project, ada: User) -> None:
+def test_both_commands_extend_a_hold(cli: Cli, project: Project, ada: User) -> None:
     make_host(gpus=1)
     run = holds.submit_hold(project, ada, "member", holds.HoldRequest("1h", gpu="1", name="mine"))
     begin(run)
@@ -141,7 +141,7 @@ def test_a_hold_is_waited_for_through_an_outage_of_the_server() -> None:
     assert (run["status"], shown) == ("running", ["submitted"])
 
 
-def test_stopping_a_scheduled_run_says_that_its_schedule_ends(cli: Cli, project: Project, ada: User) -> None:
+def test_stopping_a_scheduled_run_warns_that_its_schedule_ends(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "nightly", schedule={"cron": "0 2 * * *"})
     assert "starts at" in cli.ok("ps")
     assert "schedule has ended" in cli("stop", "nightly").stderr

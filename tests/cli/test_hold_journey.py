@@ -15,7 +15,7 @@ from tests.support import eventually
 pytestmark = pytest.mark.slow
 
 
-def test_gpus_are_held_lengthened_and_given_back_and_the_next_one_gets_them(
+def test_a_hold_is_extended_and_released_and_the_next_run_gets_its_gpus(
     open_home: Path, tmp_path: Path, work: Path
 ) -> None:
     nvml = Nvml(tmp_path)
@@ -49,7 +49,7 @@ def test_gpus_are_held_lengthened_and_given_back_and_the_next_one_gets_them(
             cli.close()
 
 
-def test_a_hold_ends_by_itself_as_done_after_the_time_that_it_was_given(open_home: Path) -> None:
+def test_a_hold_ends_as_done_after_its_time(open_home: Path) -> None:
     with Server(open_home) as server:
         name = server.api("POST", "holds", json={"cpu": "1", "for": "6s"}).json()["name"]
         began = time.monotonic()

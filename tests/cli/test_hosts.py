@@ -51,7 +51,7 @@ def test_a_host_is_drained_labelled_and_removed(admin: Cli, project: Project) ->
     assert admin("host", "label", "box", "disk").exit_code == 2
 
 
-def test_a_host_that_is_held_back_says_so_and_is_cleared(admin: Cli, project: Project) -> None:
+def test_a_held_back_host_is_shown_as_such_and_cleared(admin: Cli, project: Project) -> None:
     host = make_host("box")
     for _ in range(starts.HOLD_BACK_AFTER):
         starts.count_failure(host.pk, "No space left on device", timezone.now())
@@ -146,9 +146,7 @@ def test_all_obstacles_are_listed_before_the_token_is_used(monkeypatch: pytest.M
     assert not (tmp_path / "host.json").exists()
 
 
-def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_plain_http_to_another_machine_needs_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     with pytest.raises(UsageError, match=r"is not encrypted\. Nothing was sent"):
         joining.use_token(wants(tmp_path, "http://10.0.0.1:8000"))
@@ -157,7 +155,7 @@ def test_no_token_crosses_a_network_in_the_open_unless_that_is_wanted(
     assert [call["insecure"] for call in server.calls] == [True, True]
 
 
-def test_a_machine_that_has_not_joined_says_so(tmp_path: Path) -> None:
+def test_a_machine_that_has_not_joined_gets_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this machine has not joined"):
         joining.start_host(tmp_path, labels={}, address="")
 

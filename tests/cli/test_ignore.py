@@ -108,7 +108,7 @@ def test_the_ignore_files_above_the_directory_count_up_to_the_top_of_the_work_tr
     assert shipped(repository / "src" / "b") == ["main.py"]
 
 
-def test_git_s_own_folder_stays_here_also_that_of_a_clone_further_down(repository: Path) -> None:
+def test_git_directories_are_never_uploaded_nested_clones_included(repository: Path) -> None:
     lay_out(repository, ["vendor/lib/code.py"], {})
     git(repository / "vendor" / "lib", "init", "-q")
     assert shipped(repository) == ["vendor/lib/code.py"]
@@ -131,7 +131,7 @@ def test_tracked_files_are_uploaded_even_if_ignored_and_deleted_ones_are_not(rep
         git(repository, "rm", "-r", "-q", "--cached", ".")
 
 
-def test_a_git_hook_s_environment_does_not_lead_to_another_repository(
+def test_the_environment_of_a_git_hook_selects_no_other_repository(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_out(repository, ["main.py"], {})

@@ -22,7 +22,7 @@ def config(cli: Cli) -> Path:
     return cli.home / "dstackweb" / "config.toml"
 
 
-def test_login_checks_the_token_and_keeps_it_for_this_user_alone(cli: Cli) -> None:
+def test_login_checks_the_token_and_stores_it_readable_only_by_its_user(cli: Cli) -> None:
     told = cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
     assert told == f"Logged in to {cli.url} as ada, project main.\n"
     assert tomllib.loads(config(cli).read_text()) == {"url": cli.url, "token": cli.token, "project": "main"}
@@ -31,7 +31,7 @@ def test_login_checks_the_token_and_keeps_it_for_this_user_alone(cli: Cli) -> No
     assert "main" in cli.ok("projects", **NOTHING_SET)
 
 
-def test_the_token_may_come_through_a_pipe_and_is_never_written_out(cli: Cli) -> None:
+def test_the_token_may_be_piped_and_is_never_printed(cli: Cli) -> None:
     result = cli("login", cli.url, input=f"{cli.token}\n", **NOTHING_SET)
     assert result.exit_code == 0, result.output
     assert cli.token not in result.output
@@ -91,7 +91,7 @@ def test_a_stored_token_is_never_sent_to_another_server(cli: Cli) -> None:
     assert "was not sent" in refused.stderr
 
 
-def test_logout_deletes_the_token_and_says_that_it_stays_valid(cli: Cli) -> None:
+def test_logout_deletes_the_token_and_warns_that_it_stays_valid(cli: Cli) -> None:
     cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
     result = cli("logout")
     assert not config(cli).exists()
@@ -119,7 +119,7 @@ def test_a_damaged_configuration_is_named_and_replaced_by_login(cli: Cli) -> Non
         ("https://example.org/dstackweb/", "https://example.org/dstackweb"),
     ],
 )
-def test_an_address_without_a_scheme_is_https_but_on_this_machine(given: str, meant: str) -> None:
+def test_an_address_without_a_scheme_is_https_except_on_this_machine(given: str, meant: str) -> None:
     assert normal_url(given) == meant
 
 

@@ -59,7 +59,7 @@ def test_tail_node_and_attempt_select_a_part_of_the_log(cli: Cli, job: Job) -> N
 
 
 @pytest.mark.parametrize("options", [[], ["-f"], ["--tail", "1"]])
-def test_a_log_that_lacks_its_middle_says_how_much(cli: Cli, job: Job, options: list[str]) -> None:
+def test_a_log_without_its_middle_shows_how_much_is_missing(cli: Cli, job: Job, options: list[str]) -> None:
     files.append_log(job.pk, 0, b"first\nlast\n")
     attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0, log_missing=3 << 20)
     result = cli("logs", "train", *options)
@@ -84,7 +84,7 @@ def test_without_output_the_status_is_shown(cli: Cli, project: Project, ada: Use
 
 
 @pytest.mark.usefixtures("live_server")
-def test_a_followed_log_comes_as_it_is_written_and_ends_with_the_run(cli: Cli, job: Job) -> None:
+def test_a_followed_log_is_streamed_and_ends_with_the_run(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, b"first\n")
     following = cli.spawn("logs", "-f", "train")
     assert read(following, 6) == b"first\n"
@@ -146,7 +146,7 @@ def test_following_survives_a_restart_of_the_server_without_a_byte_lost_or_doubl
     assert finish(following)[:2] == (0, b"after\n")
 
 
-def test_an_answer_that_breaks_off_is_taken_up_where_it_broke(
+def test_an_interrupted_answer_is_resumed_where_it_broke_off(
     connect: Callable[..., Cli], proxy: Proxy, ada: User, job: Job
 ) -> None:
     cli = connect(ada, proxy.url)
@@ -201,7 +201,7 @@ def test_a_run_that_is_stopped_makes_apply_fail(cli: Cli, project: Project) -> N
 
 
 @pytest.mark.usefixtures("live_server")
-def test_ctrl_c_leaves_the_run_running_and_says_how_to_follow_it_again(cli: Cli, project: Project) -> None:
+def test_ctrl_c_leaves_the_run_running_and_shows_how_to_follow_it_again(cli: Cli, project: Project) -> None:
     applying = submitted(cli, "--force")
     job = placed()
     files.append_log(job.pk, 0, b"hello\n")
@@ -217,7 +217,7 @@ def test_ctrl_c_leaves_the_run_running_and_says_how_to_follow_it_again(cli: Cli,
 
 
 @pytest.mark.usefixtures("live_server")
-def test_a_reader_that_goes_away_ends_the_command_quietly(cli: Cli, job: Job) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(cli: Cli, job: Job) -> None:
     files.append_log(job.pk, 0, b"x\n" * 1_000_000)
     following = cli.spawn("logs", "train")
     assert following.stdout is not None

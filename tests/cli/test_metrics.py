@@ -51,12 +51,12 @@ def test_a_run_that_waits_holds_nothing(cli: Cli, project: Project, ada: User) -
     assert cli.ok("metrics", "train", "--once") == "train: submitted, not started\n"
 
 
-def test_a_run_without_a_policy_says_so(cli: Cli, project: Project, ada: User) -> None:
+def test_a_run_without_a_policy_is_reported_as_such(cli: Cli, project: Project, ada: User) -> None:
     past_run(project, ada, "train", [[90] * 3])
     assert "No utilization policy" in cli.ok("metrics", "train")
 
 
-def test_a_run_without_gpus_says_so(cli: Cli, project: Project, ada: User) -> None:
+def test_a_run_without_gpus_is_reported_as_such(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "plain", resources={"cpu": 1})
     make_host()
     place_all()

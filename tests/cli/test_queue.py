@@ -112,7 +112,7 @@ def test_a_move_needs_runs_and_exactly_one_target(cli: Cli, args: tuple[str, ...
     assert cli("move", *args).exit_code == 2
 
 
-def test_managers_change_a_queues_settings_and_everybody_sees_them(
+def test_managers_change_a_queues_settings_and_all_members_see_them(
     manager: Cli, cli: Cli, runs: dict[str, Run]
 ) -> None:
     manager.ok("queue", "--pause", "--drain", "--ageing", "strict", "--max-running", "4", "--max-gpus-per-user", "2")
@@ -149,7 +149,7 @@ def test_queues_are_made_and_listed(manager: Cli, cli: Cli, runs: dict[str, Run]
 
 
 @pytest.mark.parametrize("setting", [("--pause",), ("--create",), ("--max-gpus", "1")])
-def test_a_list_of_queues_changes_nothing_and_says_so(manager: Cli, setting: tuple[str, ...]) -> None:
+def test_settings_given_with_list_are_refused(manager: Cli, setting: tuple[str, ...]) -> None:
     refused = manager("queue", "default", "--list", *setting)
     assert (refused.exit_code, "--list" in refused.stderr) == (2, True)
     assert not Queue.objects.filter(paused=True).exists()

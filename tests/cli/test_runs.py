@@ -55,7 +55,7 @@ def test_ps_shows_places_and_why_no_instance_is_requested(cli: Cli, project: Pro
     assert "aws us-east-1 m5.large (spot)  AWS is asked too often." in cli.ok("ps")
 
 
-def test_ps_says_when_there_is_nothing_and_when_there_is_more(cli: Cli, project: Project, ada: User) -> None:
+def test_ps_reports_an_empty_list_and_further_pages(cli: Cli, project: Project, ada: User) -> None:
     empty = cli("ps")
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert "No active runs" in empty.stderr
@@ -84,7 +84,7 @@ def test_the_queue_shows_the_true_order_and_why_each_run_waits(cli: Cli, project
     assert all(len(row) > 6 for row in lines(told)[1:])
 
 
-def test_paused_and_empty_queues_say_so(cli: Cli, project: Project) -> None:
+def test_paused_and_empty_queues_are_shown_as_such(cli: Cli, project: Project) -> None:
     Queue.objects.update(paused=True)
     told = cli("queue").stderr
     assert "default: paused" in told

@@ -22,7 +22,7 @@ def test_a_run_is_kept_with_a_reason(cli: Cli, project: Project, ada: User) -> N
     assert (made.until - made.at).total_seconds() == 1800
 
 
-def test_a_keep_that_is_refused_says_why(cli: Cli, project: Project, ada: User) -> None:
+def test_a_refused_keep_shows_the_reason(cli: Cli, project: Project, ada: User) -> None:
     past_run(project, ada, "free", [[0] * 10])
     refused = cli("keep", "free", "-r", "why not")
     assert (refused.exit_code, "has no utilization policy" in refused.stderr) == (1, True)
@@ -42,7 +42,7 @@ def test_a_policy_is_tried_on_the_last_day(cli: Cli, project: Project, ada: User
     assert [stop["run"] for stop in told["stops"]] == ["idle"]
 
 
-def test_without_runs_or_without_a_policy_it_says_so(cli: Cli) -> None:
+def test_without_runs_or_a_policy_a_message_is_shown(cli: Cli) -> None:
     assert "No GPU samples in the last 24 hours" in cli("what-if", "--min", "10", "--window", "10m").stderr
     refused = cli("what-if", "--min", "10", "--window", "soon")
     assert (refused.exit_code, "not a duration such as 30m" in refused.stderr) == (1, True)

@@ -148,7 +148,7 @@ def test_a_slow_cloud_does_not_delay_runs_on_own_hosts(site: Site) -> None:
     assert {site.server.wait(name, deadline=2 * BOOTED_S)["status"] for name in names} == {"done"}
 
 
-def test_an_interrupted_spot_machine_lets_its_job_finish_its_checkpoint_and_the_next_attempt_goes_on(
+def test_an_interrupted_spot_job_saves_its_checkpoint_and_the_next_attempt_resumes(
     site: Site,
 ) -> None:
     storage = site.server.home / "storage"  # what both machines reach
@@ -197,7 +197,7 @@ def test_an_instance_without_heartbeats_is_terminated_and_its_run_fails(site: Si
     eventually(site.all_gone)
 
 
-def test_workers_killed_while_machines_start_leave_one_machine_for_each_run(site: Site) -> None:
+def test_workers_killed_during_launches_leave_one_instance_per_run(site: Site) -> None:
     before = site.known()
     site.cloud.forget_calls()
     site.cloud.latency(1, "ec2", "RunInstances")

@@ -73,7 +73,7 @@ def test_the_histogram_of_requests_is_exported_as_the_files_name_it() -> None:
 
 
 @pytest.mark.slow
-def test_prometheus_takes_the_rules_and_they_fire_when_they_should(tmp_path: Path) -> None:
+def test_prometheus_loads_the_rules_and_they_fire_as_expected(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")

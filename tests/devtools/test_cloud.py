@@ -468,7 +468,7 @@ class TestMachines:
         assert ec2.terminate_instances(InstanceIds=[one])["TerminatingInstances"]
         assert error_of(ec2.terminate_instances, InstanceIds=["i-00000000000000000"])[1] == "InvalidInstanceID.NotFound"
 
-    def test_sigterm_gives_processes_time_to_end_well(self, cloud: Cloud) -> None:
+    def test_sigterm_gives_processes_time_to_exit_cleanly(self, cloud: Cloud) -> None:
         cloud.times(grace_s=10)  # as long as a busy machine may need; it is over as soon as they are gone
         script = "trap 'echo well ended; exit' TERM\necho up\nwhile :; do sleep 0.05; done\n"
         (one,) = launch(cloud, f"#!/bin/bash\n{script}")  # its sleep may get the signal before it does
@@ -544,7 +544,9 @@ class TestProcess:
         process.kill()
         process.wait()
 
-    def test_the_command_prints_the_environment_and_machines_die_with_it(self, command: subprocess.Popen[str]) -> None:
+    def test_the_command_prints_the_environment_and_its_instances_end_with_it(
+        self, command: subprocess.Popen[str]
+    ) -> None:
         assert command.stdout
         told = dict(command.stdout.readline().removeprefix("export ").rstrip().split("=", 1) for _ in range(5))
         assert told["AWS_ACCESS_KEY_ID"] == ACCESS_KEY

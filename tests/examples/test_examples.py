@@ -97,7 +97,7 @@ def test_fail_fails_with_3_and_stops_there(tmp_path: Path) -> None:
     assert "never see" not in output
 
 
-def test_training_goes_on_from_its_checkpoint_after_a_failure(tmp_path: Path) -> None:
+def test_training_resumes_from_its_checkpoint_after_a_failure(tmp_path: Path) -> None:
     assert spec_of("train-cpu.yaml").retry is not None
     code, output = run("train-cpu.yaml", tmp_path, EPOCHS="4", FAIL_ONCE_AT="2")
     assert code == 1

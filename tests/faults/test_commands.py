@@ -33,7 +33,7 @@ def test_output_may_be_any_bytes(server: Server) -> None:
     assert server.log(run["name"]) == b"\xff\xfe\x00\x1b[31mred\r\n"
 
 
-def test_a_flood_of_output_loses_its_middle_and_says_how_much(server: Server) -> None:
+def test_a_flood_of_output_loses_its_middle_and_the_log_shows_how_much(server: Server) -> None:
     run = server.wait(server.submit("head -c 200000000 /dev/zero | tr '\\0' 'x'", "echo done"), deadline=60)
     assert run["status"] == "done"
     log = server.log(run["name"])
@@ -44,7 +44,7 @@ def test_a_flood_of_output_loses_its_middle_and_says_how_much(server: Server) ->
     assert log.count(b"x") + missing == 200_000_000
 
 
-def test_a_job_over_its_memory_says_so_and_its_neighbour_lives(server: Server) -> None:
+def test_a_job_over_its_memory_is_killed_with_that_reason_and_its_neighbour_survives(server: Server) -> None:
     """Where the host can make no cgroups, it says why, and the job ends as any other."""
     (host,) = server.http.get("/hosts").json()["items"]
     neighbour = server.submit("while [ ! -e enough ]; do sleep 0.1; done", resources={"memory": "64MB"})

@@ -107,7 +107,7 @@ def test_a_postgresql_that_dies_during_a_move_is_an_error_and_the_move_is_atomic
     assert team.order() == before
 
 
-def test_a_run_moves_and_is_put_back_while_redis_is_away_and_work_goes_on_when_it_is_back(team: Team) -> None:
+def test_a_run_is_moved_and_undone_without_redis_and_work_resumes_once_it_is_back(team: Team) -> None:
     before = team.order()
     team.redis.kill()
     made = team.move_to_top("three")

@@ -63,7 +63,7 @@ def take_back() -> None:
     count_runs_anew()
 
 
-def test_a_pass_killed_in_the_middle_of_a_batch_has_placed_runs_whole_and_the_next_goes_on(
+def test_a_pass_killed_within_a_batch_placed_whole_runs_and_the_next_continues(
     main: Project, boss: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PassState, "EXPIRES_S", 0.0)  # what a killed pass leaves is taken over at once
@@ -121,7 +121,7 @@ def assert_ranked_whole(queue: Queue) -> int | None:
     return queue.ageing_minutes
 
 
-def test_a_worker_killed_while_it_ranks_a_queue_anew_has_ranked_all_of_it_or_none(main: Project, boss: User) -> None:
+def test_a_worker_killed_during_reranking_of_a_queue_ranked_all_of_it_or_none(main: Project, boss: User) -> None:
     queue = waiting(main, boss, 10_000)
 
     def rank_anew() -> None:

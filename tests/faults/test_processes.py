@@ -61,7 +61,7 @@ def test_a_killed_ticker_and_host_are_back_before_anything_is_lost(server: Serve
     eventually(lambda: server.http.get("/hosts").json()["items"][0]["online"], deadline=60)
 
 
-def test_a_killed_supervisor_takes_everything_along_but_the_runs_which_the_next_one_finds(server: Server) -> None:
+def test_a_killed_supervisor_ends_all_but_the_runs_and_the_next_one_finds_them(server: Server) -> None:
     name = begun(server)
     server.stop(signal.SIGKILL)
     eventually(lambda: not server.role_pids("manage.py") and not server.role_pids("gunicorn"), deadline=60)

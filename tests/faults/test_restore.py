@@ -39,7 +39,7 @@ def connections(url: str) -> int:
 
 
 @pytest.mark.both_sides
-def test_a_destroyed_deployment_goes_on_from_its_backup(open_home: Path, tmp_path: Path) -> None:
+def test_a_destroyed_deployment_continues_from_its_backup(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
     path = f"{databases.programs()}:{os.environ['PATH']}"
     with Server(open_home, PATH=path) as server:

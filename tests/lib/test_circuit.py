@@ -47,7 +47,7 @@ def test_each_further_throttle_opens_it_for_twice_as_long_up_to_five_minutes() -
     assert (throttle(now, 0.999999) - now).total_seconds() == pytest.approx(2, abs=0.01)
 
 
-def test_of_many_that_are_throttled_at_once_one_counts() -> None:
+def test_concurrent_throttles_count_as_one() -> None:
     until = throttle(NOW)
     assert [throttle(NOW + n * S / 10) for n in range(1, 5)] == [until] * 4
     assert Circuit.objects.get().failures == 1

@@ -15,7 +15,7 @@ S = dt.timedelta(seconds=1)
 pytestmark = pytest.mark.django_db
 
 
-def test_one_holds_it_and_the_others_do_not_until_it_is_given_back() -> None:
+def test_only_one_process_holds_a_lease_until_it_is_released() -> None:
     assert Lease.take("offers", "a", 5, NOW)
     assert Lease.take("offers", "a", 5, NOW)
     assert not Lease.take("offers", "b", 5, NOW)
@@ -45,7 +45,7 @@ def test_a_lease_from_before_a_clock_was_put_back_is_void() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_twenty_at_once_one_gets_it() -> None:
+def test_of_twenty_concurrent_processes_one_gets_the_lease() -> None:
     won: list[str] = []
     barrier = threading.Barrier(20)
 
@@ -64,7 +64,7 @@ def test_of_twenty_at_once_one_gets_it() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_it_is_taken_and_given_back_by_many_all_the_time_and_never_by_two() -> None:
+def test_under_contention_a_lease_is_never_held_by_two() -> None:
     failed: list[BaseException] = []
     inside: list[str] = []
 

@@ -44,7 +44,7 @@ def test_a_clock_that_is_a_little_slow_adds_nothing() -> None:
 
 
 @pytest.mark.django_db
-def test_callers_wait_one_after_the_other_and_who_would_wait_too_long_takes_nothing() -> None:
+def test_callers_queue_up_and_one_that_would_wait_too_long_takes_no_token() -> None:
     waits = [Bucket.reserve("api", 2, 3, 1.0, NOW_US) for _ in range(5)]
     assert waits == [0, 0, 0, 0.5, 1.0]
     with pytest.raises(Busy) as busy:

@@ -32,7 +32,7 @@ def within(request_id: str, formatter: logging.Formatter, line: logging.LogRecor
 
 
 @pytest.mark.parametrize("sent", ["a1b2", "Root=1-67891233-abcdef", "0f8fad5b-d9cb-469f-a165-70867728950e"])
-def test_an_id_that_was_sent_is_kept(sent: str) -> None:
+def test_a_request_id_sent_by_the_client_is_kept(sent: str) -> None:
     assert contextvars.Context().run(logs.take, sent) == sent
 
 

@@ -24,12 +24,12 @@ def test_a_digest_is_stable_and_shows_nothing_of_its_token() -> None:
     assert token not in digest(token)
 
 
-def test_a_secret_comes_back_as_it_was_stored() -> None:
+def test_a_secret_is_decrypted_unchanged() -> None:
     assert decrypt(encrypt("hünter2\n密")) == "hünter2\n密"
     assert encrypt("same") != encrypt("same")
 
 
-def test_a_secret_stored_under_another_key_says_so() -> None:
+def test_a_secret_stored_under_another_key_is_an_error_of_its_own() -> None:
     stored = encrypt("hunter2")
 
     with override_settings(SECRET_KEY="another"), pytest.raises(DomainError, match="another secret key"):

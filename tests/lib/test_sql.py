@@ -13,7 +13,7 @@ from tests.factories import make_project
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_snapshot_on_a_fresh_connection_sees_one_moment_while_others_write() -> None:
+def test_a_snapshot_on_a_new_connection_is_consistent_during_writes() -> None:
     make_project("before")
 
     def looked() -> list[int]:

@@ -105,7 +105,7 @@ def test_small_parts_are_put_together_and_new_ones_stay(place: Storage, monkeypa
     assert place.read(KEY, 0, 100).endswith(b"11new")
 
 
-def test_settled_logs_of_object_storage_are_objects_alone(bucket: str, tmp_path: Path) -> None:
+def test_settled_logs_of_object_storage_are_stored_only_as_objects(bucket: str, tmp_path: Path) -> None:
     place = storage_at(bucket, tmp_path)
     assert isinstance(place, ObjectStorage)
     place.append(KEY, 0, b"hello")
@@ -153,7 +153,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("place", ["disk", pytest.param("database", marks=pytest.mark.both_sides)], indirect=True)
-def test_of_two_senders_at_once_no_byte_is_lost_or_doubled(place: Storage) -> None:
+def test_of_two_concurrent_senders_no_byte_is_lost_or_duplicated(place: Storage) -> None:
     if connection.vendor == "sqlite":
         place.append(KEY, 0, b"")
     data = bytes(range(200))

@@ -257,7 +257,7 @@ def test_the_bound_holds_under_concurrent_requests(plain: Backend, cloud: Cloud)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_twenty_at_once_make_one_call(plain: Backend, cloud: Cloud) -> None:
+def test_twenty_concurrent_requests_make_one_call(plain: Backend, cloud: Cloud) -> None:
     cloud.takes_s = 0.3
     found = at_once(20, lambda: [offer.instance_type for offer in catalog.CachedDriver(plain).offers(ANY)])
     assert found == [["worker"]] * 20

@@ -70,7 +70,7 @@ def test_pages_make_the_whole_list(offers: list[Offer], order: Order, limit: int
 
 
 @given(ALL, ORDERS, st.integers(1, 5), st.data())
-def test_a_cursor_holds_while_offers_come_and_go(
+def test_a_cursor_stays_valid_while_offers_change(
     offers: list[Offer], order: Order, limit: int, data: st.DataObject
 ) -> None:
     items, cursor = filters.page(offers, order, limit)
@@ -116,7 +116,7 @@ def test_requirements_are_parsed_as_in_a_run_file() -> None:
     assert filters.read() == Filter()
 
 
-def test_names_come_one_by_one_or_with_commas() -> None:
+def test_names_may_be_repeated_or_separated_by_commas() -> None:
     read = filters.read(regions=["eu-west-1,us-east-1", "eu-west-1", ""], backends=["aws , hosts"])
     assert (read.regions, read.backends) == (("eu-west-1", "us-east-1"), ("aws", "hosts"))
 

@@ -145,7 +145,7 @@ def test_sources_no_longer_configured_are_deleted(backend: Backend, cloud: Cloud
     assert set(SourceRow.objects.values_list("source", "region")) == {TYPES, SPOT}
 
 
-def test_a_backend_that_is_off_or_set_up_wrongly_is_left_alone(
+def test_a_disabled_or_misconfigured_backend_is_not_refreshed(
     backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Backend.objects.update(enabled=False)
@@ -188,7 +188,7 @@ def test_ticks_are_enqueued_only_if_a_cloud_is_configured(
     assert PeriodicJob.objects.get().outstanding_until is not None
 
 
-def test_a_refresh_by_hand_is_a_task_at_once(backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manual_refresh_is_enqueued_at_once(backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueued: list[tuple[object, str]] = []
     monkeypatch.setattr(tasks, "enqueue", lambda task, cluster: enqueued.append((task, cluster)))
     sources.refresh_now(backend)

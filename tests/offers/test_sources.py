@@ -223,7 +223,7 @@ def test_an_unreadable_entry_counts_as_a_miss(backend: Backend, cloud: Cloud) ->
         (name,) = sources.objects_of(backend.pk)
 
 
-def test_an_answer_of_another_type_is_a_failure_beside_the_last_good_value(backend: Backend, cloud: Cloud) -> None:
+def test_an_answer_of_another_type_is_a_failure_and_the_last_good_value_stays(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
     cloud.says[TYPES] = {"not": "a list"}
     sources.refresh_now(backend)
@@ -240,7 +240,7 @@ def test_one_region_that_fails_leaves_the_others(backend: Backend, cloud: Cloud)
     assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES_US).state) == (FAILED, FRESH)
 
 
-def test_a_clock_put_back_keeps_nothing_fresh_for_ever(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_clock_set_back_keeps_no_source_fresh_forever(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     clock.pass_s(86400)
     sources.refresh(backend, TYPES)
     cloud.says[SPOT] = SourceFailed("unreachable")

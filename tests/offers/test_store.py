@@ -55,7 +55,7 @@ def test_the_offers_cache_does_not_hide_connection_errors() -> None:
     assert options.get("IGNORE_EXCEPTIONS") is (None if connection.vendor == "sqlite" else False)
 
 
-def test_a_stamp_stays_until_it_is_replaced_and_never_comes_again() -> None:
+def test_a_stamp_stays_until_it_is_replaced_and_is_never_reused() -> None:
     first = store.stamp("s")
     assert store.stamp("s") == first
     store.restamp("s")
@@ -73,7 +73,7 @@ def test_a_stamp_that_can_not_be_read_is_replaced() -> None:
     assert store.stamp("s") == store.stamp("s")
 
 
-def test_an_object_that_can_not_be_read_is_none_and_the_cache_is_not_away() -> None:
+def test_an_unreadable_object_is_a_miss_and_no_cache_outage() -> None:
     store.put("o", [1], list[int], 60)
     assert store.get("o", list[int]) == [1]
     _spoil(store._object("o"))

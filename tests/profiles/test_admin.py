@@ -73,6 +73,6 @@ def test_the_lists_action_changes_the_default(admin_client: Client) -> None:
     assert "max_duration" in page
 
 
-def test_the_form_leads_to_the_list_of_backends(admin_client: Client) -> None:
+def test_the_form_links_to_the_list_of_backends(admin_client: Client) -> None:
     page = admin_client.get(reverse(ADD)).content.decode()
     assert f'<a href="{reverse("admin:backends_backend_changelist")}">Backends</a>.' in page

@@ -21,7 +21,7 @@ def resolved(text: str, profile: dict[str, Any] | None = None) -> Effective:
     return resolve(parse_run_file(text), data)
 
 
-def test_the_file_goes_before_the_profile_and_the_profile_before_the_defaults() -> None:
+def test_the_file_overrides_the_profile_and_the_profile_the_defaults() -> None:
     found = resolved(HEAD + "max_duration: 2h\n", {"max_duration": "24h", "backends": ["hosts"]})
     assert (found.spec.max_duration_s, found.spec.backends, found.spec.stop_duration_s) == (7200, ("hosts",), 20)
     assert found.provenance["max_duration"] == {"source": "run_file", "line": 3}
@@ -73,7 +73,7 @@ def test_settings_of_an_object_have_no_lines_and_those_of_the_command_line_are_m
     assert (found.spec.priority, found.spec.env) == (90, {"A": "1"})
 
 
-def test_the_name_of_the_profile_is_kept_and_none_is_none() -> None:
+def test_the_name_of_the_profile_is_stored_and_none_without_one() -> None:
     assert resolved(HEAD, {}).spec.profile == "nightly"
     assert resolved(HEAD).spec.profile is None
 

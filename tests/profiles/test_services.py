@@ -27,7 +27,7 @@ def test_without_profiles_a_run_gets_none(project: Project) -> None:
     assert profile_for(project, None) is None
 
 
-def test_the_projects_default_comes_before_that_of_all(project: Project) -> None:
+def test_a_projects_default_overrides_the_deployments(project: Project) -> None:
     add("everyone", default=True)
     chosen = profile_for(project, None)
     assert chosen is not None
@@ -101,7 +101,7 @@ def test_the_default_changes_hands_in_its_own_project_only(project: Project) -> 
         assert profile.is_default is is_default
 
 
-def test_a_model_with_bad_settings_is_refused_beside_the_field() -> None:
+def test_invalid_settings_are_an_error_at_their_field() -> None:
     with pytest.raises(ValidationError) as caught:
         Profile(name="x", settings={"max_duration": "soon", "comands": 1}).full_clean()
     assert len(caught.value.message_dict["settings"]) == 2

@@ -13,7 +13,7 @@ from dstackweb.progress.states import TaskState
 pytestmark = pytest.mark.django_db
 
 
-def test_the_admin_shows_who_reports_of_which_run_and_whether_it_is_settled(
+def test_the_admin_shows_reporters_with_their_run_and_whether_it_is_settled(
     project: Project, admin_client: Client
 ) -> None:
     scope_id = counters.ensure_scope(project.pk, 4711, 1)

@@ -43,7 +43,7 @@ def test_a_scope_is_made_once(project: Project) -> None:
     assert ensure_scope(project.pk, 7, 2) != ensure_scope(project.pk, 7, 1) != ensure_scope(project.pk)
 
 
-def test_a_scope_that_is_gone_cannot_be_locked() -> None:
+def test_a_deleted_scope_cannot_be_locked() -> None:
     with pytest.raises(Scope.DoesNotExist), transaction.atomic():
         lock_scope(4711)
 
@@ -66,7 +66,7 @@ def test_rows_are_written_in_the_order_of_their_names(scope_id: int) -> None:
     assert list(TaskPrefix.objects.order_by("pk").values_list("name", flat=True)) == ["a", "b", "c"]
 
 
-def test_only_what_changed_gets_the_new_version(scope_id: int) -> None:
+def test_only_changed_rows_get_the_new_version(scope_id: int) -> None:
     shifted(scope_id, {("a", "a-1"): states(waiting=2), ("b", "b"): states(waiting=1)})
     scope = shifted(scope_id, {("a", "a-1"): states(waiting=-1, memory=1), ("b", "b"): states()})
     assert scope.version == 2
@@ -82,7 +82,7 @@ def test_a_group_stays_when_all_its_tasks_are_forgotten(scope_id: int) -> None:
     assert shifted(scope_id, {("a", "a-1"): states(forgotten_done=-2)}).groups == 2
 
 
-def test_of_many_groups_one_goes_with_its_last_task_and_its_prefix_remembers(
+def test_a_group_over_the_limit_is_deleted_with_its_last_task_and_its_prefix_keeps_the_counts(
     scope_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counters, "GROUPS_KEPT", 1)
@@ -97,7 +97,7 @@ def test_of_many_groups_one_goes_with_its_last_task_and_its_prefix_remembers(
     assert dict(TaskGroup.objects.values_list("name", "total")) == {"a-2": 1, "a-1": 1}
 
 
-def test_where_tasks_are_counted_is_known_afterwards(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shifting_counts_returns_the_ids_of_their_rows(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "GROUPS_KEPT", 0)
     with transaction.atomic():
         deltas = {("a", "a-1"): states(waiting=1), ("a", "a-2"): states(forgotten=1)}
@@ -150,7 +150,7 @@ def test_a_restarted_task_does_not_lower_the_finished_count(scope_id: int) -> No
     assert shifted(scope_id, {("a", "a"): states(memory=-2, waiting=2)}).finished_1m == 3
 
 
-def test_a_clock_that_goes_back_fades_nothing(scope_id: int) -> None:
+def test_a_clock_that_goes_back_does_not_lower_the_rate(scope_id: int) -> None:
     shifted(scope_id, {("a", "a"): states(waiting=1)})
     shifted(scope_id, {("a", "a"): states(memory=8)})
     assert shifted(scope_id, {("a", "a"): states(memory=1)}, NOW - 3_600_000).finished_1m == 9

@@ -114,7 +114,7 @@ def test_counters_between_the_end_and_settling_are_right_too(scope_id: int) -> N
     assert list(recount.differences()) == []
 
 
-def test_nothing_is_taken_for_an_attempt_that_is_over(scope_id: int) -> None:
+def test_reports_for_an_ended_attempt_are_refused(scope_id: int) -> None:
     finalize.end([(7, 1)], NOW)
     for _ in range(2):
         with pytest.raises(Conflict):
@@ -158,7 +158,7 @@ def test_a_polling_page_gets_the_released_tasks(scope_id: int) -> None:
     assert all(row.version > seen for row in TaskPrefix.objects.all())
 
 
-def test_tasks_of_a_settled_attempt_go_after_a_week_and_its_counters_stay(scope_id: int) -> None:
+def test_tasks_of_a_settled_attempt_are_deleted_after_a_week_and_its_counters_stay(scope_id: int) -> None:
     finalize.end([(7, 1)], NOW)
     finalize.settle(scope_id)
     before = everything()
@@ -170,7 +170,7 @@ def test_tasks_of_a_settled_attempt_go_after_a_week_and_its_counters_stay(scope_
     assert TaskFailure.objects.exists()
 
 
-def test_a_repeated_attempt_goes_after_a_week_and_the_last_one_after_three_months(
+def test_a_retried_attempt_is_deleted_after_a_week_and_the_last_one_after_three_months(
     project: Project, scope_id: int
 ) -> None:
     last = filled(counters.ensure_scope(project.pk, 7, 2))

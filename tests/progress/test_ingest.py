@@ -115,7 +115,7 @@ def test_within_a_batch_the_last_event_of_a_task_counts(scope_id: int) -> None:
     assert counted(scope_id) == {"memory": 1}
 
 
-def test_forgotten_is_for_good_whatever_came_before(scope_id: int) -> None:
+def test_a_forgotten_task_stays_forgotten(scope_id: int) -> None:
     ingest_entries(scope_id, event("a-1", S.MEMORY, 9))
     assert outcome(ingest_entries(scope_id, event("a-1", S.FORGOTTEN, 5))) == (1, 0, [])
     assert counted(scope_id) == {"forgotten_done": 1}
@@ -148,7 +148,7 @@ def test_the_difference_of_counts_is_counted(scope_id: int) -> None:
     assert (group.duration_n, group.duration_s, group.duration_ewma_s) == (60, 20.0, 0.4)
 
 
-def test_durations_that_shrink_take_nothing_away(scope_id: int) -> None:
+def test_shrinking_durations_are_ignored(scope_id: int) -> None:
     ingest_entries(scope_id, count("a", 1, 10, 5.0, memory=10))
     ingest_entries(scope_id, count("a", 2, 12, 1.0, memory=12))
     ingest_entries(scope_id, count("a", 3, 4, 9.0, memory=12))
@@ -169,7 +169,7 @@ def test_within_a_batch_the_newest_counts_of_a_group_count(scope_id: int) -> Non
     assert counted(scope_id) == {"memory": 2}
 
 
-def test_a_group_that_was_deleted_comes_back_as_a_difference(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_group_is_created_again_with_the_difference(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GROUPS_KEPT", 0)
     ingest_entries(scope_id, count("a", 1, memory=5))
     ingest_entries(scope_id, count("a", 2, forgotten=5))
@@ -221,7 +221,7 @@ def test_a_late_earlier_end_of_a_reporter_does_not_replace_the_first(scope_id: i
     assert counted(scope_id) == {"released": 1}
 
 
-def test_processing_is_timed_as_reported_or_as_it_was_seen(scope_id: int) -> None:
+def test_processing_time_is_the_reported_one_or_measured(scope_id: int) -> None:
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 1), event("a-2", S.PROCESSING, 1))
     ingest_entries(scope_id, event("a-1", S.PROCESSING, 2), now_ms=NOW + 1_000)
     ingest_entries(scope_id, event("a-1", S.MEMORY, 3), event("a-2", S.ERRED, 3, duration_s=0.5), now_ms=NOW + 2_500)
@@ -267,7 +267,7 @@ def test_only_the_newest_failures_of_a_prefix_are_kept(scope_id: int, monkeypatc
     assert list(TaskFailure.objects.order_by("pk").values_list("key", flat=True)) == ["a-2", "b-0", "a-3", "a-4"]
 
 
-def test_nothing_is_taken_once_the_attempt_is_over(scope_id: int) -> None:
+def test_reports_after_the_end_of_the_attempt_are_refused(scope_id: int) -> None:
     Scope.objects.filter(pk=scope_id).update(ended_ms=NOW)
     with pytest.raises(Conflict):
         ingest_entries(scope_id, event("a-1", S.MEMORY, 1))
@@ -314,7 +314,7 @@ def test_the_last_place_has_room_for_many_tasks(scope_id: int, monkeypatch: pyte
     ("limit", "reason"),
     [("TASKS_MAX", "too_many_groups"), ("GROUPS_MAX", "too_many_groups"), ("PREFIXES_MAX", "too_many_prefixes")],
 )
-def test_counts_of_too_many_groups_are_refused_and_the_rest_taken(
+def test_counts_of_too_many_groups_are_refused_and_the_rest_stored(
     scope_id: int, monkeypatch: pytest.MonkeyPatch, limit: str, reason: str
 ) -> None:
     monkeypatch.setattr(limits, limit, 2)
@@ -370,7 +370,7 @@ def test_a_task_live_at_its_reporters_end_is_released_and_not_done(scope_id: int
     assert counted(scope_id) == {"released": 2}
 
 
-def test_counts_say_themselves_how_tasks_ended(scope_id: int) -> None:
+def test_counts_include_how_tasks_ended(scope_id: int) -> None:
     ingest_entries(scope_id, count("a-1", 1, memory=4, erred=1))
     ingest_entries(scope_id, count("a-1", 2, forgotten_done=4, forgotten_failed=1))
     assert counted(scope_id) == states_of(TaskGroup.objects.get()) == {"forgotten_done": 4, "forgotten_failed": 1}
@@ -406,9 +406,7 @@ def test_the_latest_message_of_a_task_is_kept(scope_id: int) -> None:
     assert TaskFailure.objects.get().message == "broken"
 
 
-def test_batches_that_are_taken_together_count_as_one_after_the_other(
-    scope_id: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_stored_together_count_as_if_stored_one_by_one(scope_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "REPORTERS_MAX", 2)
     batches = [Batch(name, (event(f"a-{name}", S.WAITING, 1), event("a-1", S.WAITING, 1))) for name in "rst"]
     first, second, third = ingest.ingest_batches(scope_id, [*batches[:2], batches[2]], NOW)

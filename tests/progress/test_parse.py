@@ -69,7 +69,7 @@ def test_the_requests_seq_is_that_of_entries_without_one() -> None:
         ({"prefix": "p", "group": "g"}, ("p", "g")), ({"prefix": "", "group": None}, ("train", "train")),
     ],
 )  # fmt: skip
-def test_prefix_and_group_are_as_reported_else_by_the_key(names: dict[str, Any], place: tuple[str, str]) -> None:
+def test_prefix_and_group_default_to_parts_of_the_key(names: dict[str, Any], place: tuple[str, str]) -> None:
     assert (event(**names).prefix, event(**names).group) == place
 
 
@@ -90,7 +90,7 @@ def test_a_bad_name_is_refused_wherever_the_task_is() -> None:
 
 
 @pytest.mark.parametrize("word", list(ALIASES))
-def test_states_go_by_dasks_words_and_by_peoples(word: str) -> None:
+def test_states_may_have_dask_names_or_plain_ones(word: str) -> None:
     assert event(state=word).state in CODES
 
 

@@ -50,7 +50,7 @@ def names(scope: Scope, limit: int = 50, **asked: Any) -> list[str]:
     return [bar.name for bar in all_of(lambda **page: selectors.prefixes(scope.pk, NOW, **asked, **page)[1:], limit)]
 
 
-def test_a_bar_has_all_states_their_sums_and_how_it_goes_on(scope: Scope) -> None:
+def test_a_bar_has_all_states_sums_and_the_estimate(scope: Scope) -> None:
     add_group(scope, "train", "train-a", NOW - 60_000, memory=30, erred=2, processing=4, queued=3, no_worker=1)
     add_group(scope, "train", "train-b", NOW, waiting=5, released=1, forgotten=7)
     TaskPrefix.objects.update(duration_n=4, duration_s=10, duration_ewma_s=1.5)
@@ -124,7 +124,7 @@ def test_an_overview_is_the_scopes_own_row(project: Project, scope: Scope) -> No
     assert selectors.of_project(project.pk + 1, NOW) is None
 
 
-def test_while_a_reporter_of_unfinished_tasks_is_silent_no_time_left_is_given(project: Project) -> None:
+def test_without_heartbeats_of_a_reporter_of_unfinished_tasks_the_time_left_is_unknown(project: Project) -> None:
     scope = make_scope(project, 7, 1)
     add_group(scope, "train", "train", NOW - 1000, memory=30, processing=2)
     made = [

@@ -59,14 +59,14 @@ def ingested(monkeypatch: pytest.MonkeyPatch, database: Database, *names: str) -
     return found
 
 
-def test_those_that_wait_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_batches_are_stored_together(monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database()
     found = ingested(monkeypatch, database, "a", "bb", "ccc", "late")
     assert found == {"a": 1, "bb": 2, "ccc": 3, "late": TooLarge}
     assert database.calls == [["a"], ["bb", "ccc", "late"]]
 
 
-def test_not_too_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_joined_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "MOST", 2)
     database = Database()
     ingested(monkeypatch, database, "a", "b", "c", "d")

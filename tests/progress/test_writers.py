@@ -82,7 +82,7 @@ def test_eight_writers_of_the_same_batch_count_it_once(scope_id: int) -> None:
     assert list(differences()) == []
 
 
-def test_a_scope_that_all_want_at_once_is_made_once(transactional_db: None) -> None:
+def test_concurrent_writers_create_a_scope_once(transactional_db: None) -> None:
     project, found = make_project("main"), set[int]()
     at_once(lambda _index: found.add(ensure_scope(project.pk, 7, 1)))
     assert len(found) == Scope.objects.filter(run_id=7).count() == 1
@@ -93,7 +93,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_batch_that_is_killed_between_any_two_statements_left_nothing_and_is_taken_again(scope_id: int) -> None:
+def test_a_batch_killed_between_any_two_statements_leaves_nothing_and_can_be_resent(scope_id: int) -> None:
     first = Batch("r", (Event("a", S.PROCESSING, 1, "p", "g"), Event("b", S.FORGOTTEN, 1, "p", "g")))
     ingest.ingest_batch(scope_id, first, NOW)
     second = Batch(

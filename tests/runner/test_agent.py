@@ -95,7 +95,7 @@ def test_an_instance_joins_runs_its_job_and_shuts_down_on_order(rent: Rent) -> N
     assert machine.off == "-h now"
 
 
-def test_an_agent_that_is_killed_comes_back_to_the_job_that_went_on(rent: Rent) -> None:
+def test_a_killed_agent_resumes_the_job_that_kept_running(rent: Rent) -> None:
     machine, job = rent("echo again >> starts", "until [ -e go ]; do sleep 0.05; done")
     machine.start()
     until(job, "running")
@@ -113,7 +113,7 @@ def test_an_agent_that_is_killed_comes_back_to_the_job_that_went_on(rent: Rent) 
     assert (run_dir / "starts").read_text() == "again\n"
 
 
-def test_an_agent_that_comes_back_knows_of_a_job_whose_runner_says_nothing(rent: Rent) -> None:
+def test_a_restarted_agent_finds_a_job_whose_runner_sent_nothing(rent: Rent) -> None:
     machine, job = rent("until [ -e go ]; do sleep 0.05; done")
     machine.start()
     until(job, "running")
@@ -193,7 +193,7 @@ def test_a_runner_that_cannot_start_is_reported_and_retried(rent: Rent) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "nonsense"])
-def test_with_a_bad_token_the_machine_goes_off(rent: Rent, token: str) -> None:
+def test_an_instance_with_an_invalid_token_shuts_down(rent: Rent, token: str) -> None:
     machine, job = rent("true")
     machine.env["DSTACKWEB_JOIN_TOKEN"] = token
     assert machine.start().end() == 0
@@ -201,7 +201,7 @@ def test_with_a_bad_token_the_machine_goes_off(rent: Rent, token: str) -> None:
     assert instance_of(job).status == InstanceStatus.STARTING
 
 
-def test_with_a_token_that_another_has_used_the_machine_goes_off(rent: Rent, gate: Gate, open_home: Path) -> None:
+def test_an_instance_whose_token_was_used_by_another_shuts_down(rent: Rent, gate: Gate, open_home: Path) -> None:
     machine, job = rent("sleep 600")
     machine.start()
     until(job, "running")
@@ -243,7 +243,7 @@ def test_only_one_agent_is_at_work_in_a_folder(rent: Rent) -> None:
     assert machine.off is None
 
 
-def test_plain_http_to_another_machine_is_refused_for_good(rent: Rent) -> None:
+def test_plain_http_to_another_machine_is_refused_permanently(rent: Rent) -> None:
     machine, _job = rent("true")
     machine.arguments[1] = "http://gpus.example.org"
     assert machine.start().end() == 2

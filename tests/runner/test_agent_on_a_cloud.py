@@ -61,7 +61,7 @@ def boot(cloud: Cloud, job: Job, url: str, **more: Any) -> str:
     return str(started["Instances"][0]["InstanceId"])
 
 
-def test_a_machine_boots_runs_its_job_and_ends_when_it_is_not_needed(cloud: Cloud, server: str) -> None:
+def test_an_instance_boots_runs_its_job_and_terminates_when_unneeded(cloud: Cloud, server: str) -> None:
     job = place("echo hello > greeting")
     cloud_id = boot(cloud, job, server)
     eventually(lambda: Job.objects.get(pk=job.pk).status == "done")
@@ -85,7 +85,7 @@ def test_a_job_has_the_gpus_of_its_machine(cloud: Cloud, server: str) -> None:
     assert Job.objects.get(pk=job.pk).gpus == [f"GPU-{cloud_id}-{number}" for number in range(4)]
 
 
-def test_the_agent_is_started_again_when_it_dies(cloud: Cloud, server: str) -> None:
+def test_a_dead_agent_is_restarted(cloud: Cloud, server: str) -> None:
     job = place("until [ -e go ]; do sleep 0.05; done")
     cloud_id = boot(cloud, job, server)
     eventually(lambda: Job.objects.get(pk=job.pk).status == "running")
@@ -105,7 +105,7 @@ def test_an_interruption_is_reported_at_once(cloud: Cloud, server: str) -> None:
     assert at.timestamp() == int(cloud.machine(cloud_id)["interruption"])
 
 
-def test_nothing_of_a_machine_outlives_it(cloud: Cloud, server: str) -> None:
+def test_no_process_of_an_instance_outlives_it(cloud: Cloud, server: str) -> None:
     job = place("sleep 600")
     cloud_id = boot(cloud, job, server)
     eventually(lambda: Job.objects.get(pk=job.pk).status == "running")

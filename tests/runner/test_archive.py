@@ -139,7 +139,9 @@ REFUSED: list[tuple[bytes, Fault, str]] = [
 
 
 @pytest.mark.parametrize(("part", "fault", "name"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_not_plain_code_is_refused_as_a_whole(tmp_path: Path, part: bytes, fault: Fault, name: str) -> None:
+def test_an_archive_with_special_files_is_refused_as_a_whole(
+    tmp_path: Path, part: bytes, fault: Fault, name: str
+) -> None:
     target = tmp_path / "code"
     target.mkdir()
     (target / "kept").write_text("result")
@@ -161,7 +163,7 @@ def test_what_is_not_plain_code_is_refused_as_a_whole(tmp_path: Path, part: byte
     ],
     ids=["in its padding", "in a file", "in a header", "packed", "no tar", "no gzip"],
 )
-def test_what_ends_early_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_truncated_archive_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(BadArchive) as refused:
         unpacked(data, tmp_path)
     assert refused.value.fault == Fault.BROKEN

@@ -51,7 +51,7 @@ def test_a_daemon_that_escaped_a_killed_runner_is_ended_by_the_next(box: MakeBox
         os.kill(daemon, signal.SIGKILL)
 
 
-def test_a_jobs_group_is_gone_with_it(box: MakeBox) -> None:
+def test_a_jobs_cgroup_is_removed_with_it(box: MakeBox) -> None:
     job = box("cat /proc/self/cgroup", "echo up", WORK)
     job.launch()
     job.wait_for("up")
@@ -65,7 +65,7 @@ def test_a_jobs_group_is_gone_with_it(box: MakeBox) -> None:
 
 
 @pytest.mark.parametrize("after", ["", " || true; sleep 600"], ids=["at once", "though its command goes on"])
-def test_a_job_over_its_limit_ends_and_its_neighbour_lives(box: MakeBox, after: str) -> None:
+def test_a_job_over_its_limit_is_killed_and_its_neighbour_survives(box: MakeBox, after: str) -> None:
     neighbour = box("echo up", WORK, memory_mib=64, memory_max_mib=64)
     neighbour.launch()
     job = box(EAT + (after if support()["memory"] else ""), memory_mib=64, memory_max_mib=64, host_memory_mib=8000)
@@ -81,7 +81,7 @@ def test_a_job_over_its_limit_ends_and_its_neighbour_lives(box: MakeBox, after: 
     assert neighbour.end()["reason"] == "done_by_runner"
 
 
-def test_a_stop_that_came_first_stays_the_reason(box: MakeBox) -> None:
+def test_an_earlier_stop_stays_the_reason(box: MakeBox) -> None:
     job = box(f"trap 'eval \"$EAT\"' TERM; echo up; {WORK}", env={"EAT": EAT}, memory_max_mib=64)
     job.launch()
     job.wait_for("up")
@@ -126,7 +126,7 @@ def test_a_frozen_forking_crowd_is_killed_to_the_last(box: MakeBox) -> None:
     assert not group.processes()
 
 
-def test_the_check_of_a_machine_leaves_nothing_and_says_why() -> None:
+def test_the_cgroup_check_leaves_nothing_behind_and_reports_why() -> None:
     found = _support_of(None)
     assert found == support()
     assert (found["code"] == "") == (found["memory"] and found["cpu"])
@@ -222,7 +222,7 @@ def test_a_container_that_shows_only_its_own_groups(tmp_path: Path) -> None:
         assert [(one.version, one.own) for one in found] == [(2, str(top))]
 
 
-def test_in_version_2_jobs_go_as_low_as_controllers_reach(tmp_path: Path) -> None:
+def test_in_cgroup_v2_jobs_are_placed_as_deep_as_controllers_are_enabled(tmp_path: Path) -> None:
     """A service's own group has processes and may give no controllers; the slice above it gives them."""
     service = tmp_path / "system.slice/server.service"
     service.mkdir(parents=True)
@@ -235,7 +235,7 @@ def test_in_version_2_jobs_go_as_low_as_controllers_reach(tmp_path: Path) -> Non
     assert cgroups.Hierarchy(2, str(tmp_path), str(service), frozenset({"io"})).parent() == str(service)
 
 
-def test_a_machine_without_cgroups_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_cgroups_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cgroups.hierarchies(str(tmp_path)) == []
     monkeypatch.setattr(cgroups, "hierarchies", lambda: [])
     assert cgroups.support()["code"] == "not_mounted"

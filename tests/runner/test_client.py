@@ -23,13 +23,13 @@ def client(api: str, **options: bool) -> Client:
     return Client(api, "jobs/1", "token", "nonce", **options)
 
 
-def test_plain_http_is_for_this_machine_by_any_address_of_its_own() -> None:
+def test_plain_http_is_allowed_to_any_address_of_this_machine() -> None:
     for address in ("127.0.0.1", "localhost", "[::1]", own_address()):
         client(f"http://{address}:8000")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "8.8.8.8", "[2001:db8::1]", "gpus.example.org", "0.0.0.0", ""])
-def test_to_another_machine_the_token_goes_encrypted_or_by_decision(host: str) -> None:
+def test_plain_http_to_another_machine_needs_an_explicit_option(host: str) -> None:
     with pytest.raises(ValueError, match="plain HTTP is for this machine only"):
         client(f"http://{host}:8000")
     client(f"https://{host}:8000")

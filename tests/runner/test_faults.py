@@ -38,7 +38,7 @@ def hold(job: Box, *names: str) -> None:
     job.api.trouble = lambda what: 503 if what in names else None
 
 
-def test_while_the_server_is_down_the_job_goes_on_and_nothing_is_lost(box: MakeBox) -> None:
+def test_during_a_server_outage_the_job_continues_and_nothing_is_lost(box: MakeBox) -> None:
     job = counting(box, "echo before", WORK, "echo during")
     job.launch()
     job.wait_for("before")
@@ -146,7 +146,7 @@ def test_output_printed_after_the_runners_death_is_delivered(box: MakeBox) -> No
     assert job.lines() == ["up", "alone"]
 
 
-def test_launched_many_times_at_once_a_job_is_executed_once(box: MakeBox) -> None:
+def test_a_job_launched_many_times_concurrently_is_executed_once(box: MakeBox) -> None:
     job = counting(box, "echo up", WORK)
     answers: list[dict[str, object]] = []
     threads = [
@@ -214,7 +214,7 @@ def test_a_job_whose_output_waits_for_a_full_disk_can_be_stopped(box: MakeBox) -
     assert (job.end()["exit_code"], job.lines()) == (0, ["up"])
 
 
-def test_a_runner_that_cannot_take_its_lock_on_a_full_disk_says_so(box: MakeBox) -> None:
+def test_a_runner_that_cannot_take_its_lock_on_a_full_disk_reports_it(box: MakeBox) -> None:
     job = box("true")
     job.state.mkdir(parents=True)
     (job.state / "lock").symlink_to("/dev/full")
@@ -230,7 +230,7 @@ def test_on_a_full_disk_the_end_is_still_reported(box: MakeBox) -> None:
     assert job.end()["exit_code"] == 0
 
 
-def test_a_runner_whose_folder_and_server_are_gone_ends(box: MakeBox) -> None:
+def test_a_runner_without_its_directory_and_server_exits(box: MakeBox) -> None:
     job = box("echo up")
     hold(job, "exit")
     job.launch()

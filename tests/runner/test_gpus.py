@@ -81,7 +81,7 @@ def test_a_job_whose_host_samples_its_gpus_sends_no_samples(on_gpus: MakeBox, nv
     assert job.api.count("samples") == 0
 
 
-def test_samples_wait_while_the_api_is_away_and_keep_their_age(on_gpus: MakeBox, nvml: Nvml) -> None:
+def test_samples_are_buffered_during_an_api_outage_and_keep_their_age(on_gpus: MakeBox, nvml: Nvml) -> None:
     nvml.show(BUSY)
     job = on_gpus("echo up", WORK)
     job.launch()
@@ -96,7 +96,7 @@ def test_samples_wait_while_the_api_is_away_and_keep_their_age(on_gpus: MakeBox,
 
 
 @pytest.mark.parametrize("answer", [404, 422, 500])
-def test_an_api_that_takes_no_samples_is_no_trouble_for_the_job(on_gpus: MakeBox, nvml: Nvml, answer: int) -> None:
+def test_an_api_that_refuses_samples_does_not_affect_the_job(on_gpus: MakeBox, nvml: Nvml, answer: int) -> None:
     nvml.show(BUSY)
     job = on_gpus("echo up", WORK)
     job.api.trouble = lambda what: answer if what == "samples" else None
@@ -176,7 +176,7 @@ def test_a_broken_gpu_that_never_answers_holds_up_nothing(on_gpus: MakeBox, nvml
         os.kill(pid, signal.SIGKILL)
 
 
-def test_who_reads_the_gpus_ends_with_the_runner(on_gpus: MakeBox, nvml: Nvml) -> None:
+def test_the_gpu_reader_exits_with_the_runner(on_gpus: MakeBox, nvml: Nvml) -> None:
     nvml.show(BUSY)
     job = on_gpus("echo up", WORK)
     job.launch()
@@ -204,7 +204,7 @@ class Away:
         raise Unreachable("away")
 
 
-def test_the_newest_samples_are_kept_when_they_grow_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_buffer_is_bounded_and_keeps_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "KEPT", 3)
     source, sink = os.pipe()
     os.set_blocking(source, False)

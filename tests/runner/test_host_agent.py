@@ -100,7 +100,7 @@ def test_the_machine_is_registered_first_and_again_only_when_the_server_wants_it
     )
 
 
-def test_a_removed_host_ends_and_a_refused_one_goes_on_with_a_new_token(make: Make, tmp_path: Path) -> None:
+def test_a_removed_host_exits_and_a_refused_one_continues_with_a_new_token(make: Make, tmp_path: Path) -> None:
     agent, _api = make({"removed": True})
     assert agent._turn() is None
     agent, _api = make(Refused(401, {"detail": "no"}))
@@ -139,7 +139,7 @@ def test_samples_are_kept_while_the_server_is_away_and_sent_once(make: Make) -> 
     assert sent[1][0]["gpus"][0]["utilization"] == 50
 
 
-def test_a_machine_without_gpus_says_so_once_a_minute(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_gpus_reports_that_once_a_minute(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, api = make(IDLE)
     for _ in range(3):
         agent.snapshots.append((time.monotonic(), Snapshot(library=False)))
@@ -162,7 +162,7 @@ def test_a_job_is_started_in_one_thread_at_a_time_and_nudged_to_stop(
     assert api.polls()[1]["jobs"] == {job: "starting"}
 
 
-def test_old_files_go_only_as_the_server_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_files_are_deleted_only_on_order_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, runs = [str(uuid4()) for _ in range(3)], [str(uuid4()) for _ in range(2)]
     for name in jobs:
         (tmp_path / "jobs" / name).mkdir(parents=True)
@@ -194,7 +194,7 @@ def test_the_agent_knows_the_jobs_that_its_home_names_and_no_others(tmp_path: Pa
         jobs.probe({"job": "../x"})
 
 
-def test_without_its_file_or_beside_another_the_agent_does_not_start(
+def test_the_agent_does_not_start_without_its_file_or_next_to_another_agent(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_agent.tree, "protect_memory", lambda: None)

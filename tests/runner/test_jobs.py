@@ -142,7 +142,7 @@ def test_the_host_s_snippet_prepares_the_environment_and_stays_out_of_the_log(bo
     assert job.lines() == ["/scratch run", "a", "b"]
 
 
-def test_a_snippet_that_fails_says_so_and_nothing_runs(box: MakeBox) -> None:
+def test_a_failing_setup_snippet_fails_the_job_before_its_commands(box: MakeBox) -> None:
     job = box("echo never", setup="sleep 60 & echo 'no such module: cuda' >&2; exit 4")
     job.launch()
     end = job.end()
@@ -193,7 +193,7 @@ def test_commands_may_be_longer_than_an_argument(box: MakeBox) -> None:
 
 
 @as_root
-def test_a_job_has_the_rights_of_its_user_alone(box: MakeBox, open_home: Path) -> None:
+def test_a_job_has_only_the_rights_of_its_user(box: MakeBox, open_home: Path) -> None:
     """A directory that its user can't reach isn't entered with root's rights, not through a link either."""
     closed = open_home / "closed"
     (closed / "open").mkdir(parents=True)

@@ -22,13 +22,13 @@ def test_a_heartbeat_lengthens_a_limit(box: MakeBox) -> None:
     assert time.monotonic() - began > 2.5
 
 
-def test_a_server_that_says_nothing_of_limits_changes_none(box: MakeBox) -> None:
+def test_without_limits_from_the_server_those_of_the_spec_hold(box: MakeBox) -> None:
     job = box("echo up", WORK, max_duration_s=0.5)
     job.launch()
     assert job.end()["reason"] == "max_duration_exceeded"
 
 
-def test_a_hold_says_where_it_is_and_ends_well_at_its_time(box: MakeBox) -> None:
+def test_a_hold_prints_how_to_connect_and_ends_as_done_at_its_time(box: MakeBox) -> None:
     where = {"host": "gpu-box", "host_address": "10.0.0.5", "gpus": ["GPU-a", "GPU-b"]}
     job = box(hold_script(3600), max_duration_s=600, **where)
     job.launch()

@@ -61,7 +61,7 @@ def service() -> Iterator[Service]:
     service.server.server_close()
 
 
-def test_a_notice_is_found_once_it_is_there(service: Service) -> None:
+def test_an_interruption_notice_is_found_once_it_appears(service: Service) -> None:
     assert service.metadata.interruption() is None
     service.notice = json.dumps({"action": "terminate", "time": AT}).encode()
     assert service.metadata.interruption() == AT
@@ -134,7 +134,7 @@ def test_all_of_it_is_python_3_9() -> None:
         ast.parse(source.read_text(), feature_version=(3, 9))
 
 
-def test_a_machine_that_only_knows_halt_is_powered_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_that_only_has_halt_is_powered_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A halted instance of EC2 costs on: it stays up with its processor stopped."""
     halt = tmp_path / "halt"
     halt.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\n')

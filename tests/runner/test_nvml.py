@@ -106,7 +106,7 @@ def test_a_driver_that_is_replaced_is_an_error_until_it_is_there_again(nvml: Nvm
     assert read().samples[0].utilization == 93
 
 
-def test_after_a_new_driver_has_come_its_own_library_is_used(tmp_path: Path) -> None:
+def test_after_a_driver_update_its_new_library_is_used(tmp_path: Path) -> None:
     stub = Nvml(tmp_path, old=True)
     stub.show(BUSY, driver=18)
     twice = f"""
@@ -131,14 +131,14 @@ print(json.dumps(asdict(read())))
     assert reading["throttle"] == 4  # the older one doesn't tell
 
 
-def test_a_gpu_that_cannot_say_whether_it_is_split_is_an_error(nvml: Nvml) -> None:
+def test_a_gpu_with_unknown_mig_mode_is_an_error(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", util=1, mig="!999"), FakeGpu("GPU-b", util=2))
     seen = read()
     assert [one.uuid for one in seen.samples] == ["GPU-b"]
     assert seen.error == "GPU 0: Unknown Error"
 
 
-def test_load_goes_with_time(nvml: Nvml) -> None:
+def test_the_fake_load_follows_its_schedule(nvml: Nvml) -> None:
     gpu = FakeGpu("GPU-a", util="0:95,30:0,40:-")
     seen = []
     for now in (0, 29, 30, 45, 61):
@@ -181,7 +181,7 @@ def test_a_split_gpu_without_devices_is_none(nvml: Nvml) -> None:
     assert read().samples[0].index == 1
 
 
-def test_mig_devices_are_gpus_of_the_machine_of_their_own(nvml: Nvml) -> None:
+def test_mig_devices_are_listed_as_gpus_of_their_own(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a"), FakeGpu("MIG-1", memory_mib=10000, pids=[41]), FakeGpu("MIG-2", memory_mib=20000))
     gpus, error = probe_gpus(lambda pid: False)
     assert [(gpu.uuid, gpu.memory_mib) for gpu in gpus] == [("MIG-1", 10000), ("MIG-2", 20000)]
@@ -203,7 +203,7 @@ def test_an_old_driver_without_some_functions_is_no_error(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_a_machine_without_the_library_says_so_and_has_no_error(tmp_path: Path) -> None:
+def test_a_machine_without_the_library_is_reported_as_such_without_an_error(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     seen = snapshot({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
     assert (seen["samples"], seen["library"], seen["error"]) == ([], False, "")

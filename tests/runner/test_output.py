@@ -53,7 +53,7 @@ def test_a_log_of_just_its_limit_is_whole(box: MakeBox) -> None:
     assert job.api.log == b"12345678"
 
 
-def test_a_secret_never_leaves_the_machine_not_in_two_parts_either(box: MakeBox) -> None:
+def test_a_secret_never_leaves_the_machine_even_split_over_two_reads(box: MakeBox) -> None:
     job = box("printf 'pass=hunt'", WORK, "printf 'er2;'", "printf 'hun'", env={"PASS": "hunter2"}, redact=["hunter2"])
     job.launch()
     eventually(lambda: bytes(job.api.log) == b"pass=")
@@ -70,7 +70,7 @@ def test_a_secret_is_masked_across_the_pieces_that_are_sent(box: MakeBox) -> Non
     assert job.api.log == b"x" * before + b"*******\ndone\n"
 
 
-def test_commands_may_open_their_output_anew(box: MakeBox) -> None:
+def test_commands_may_reopen_their_output(box: MakeBox) -> None:
     """`> /dev/stderr` empties a file, and is refused to all but its owner."""
     job = box("for i in $(seq 30); do echo $i; echo $i > /dev/stderr; echo $i | tee /dev/stdout; done")
     job.launch()
@@ -78,7 +78,7 @@ def test_commands_may_open_their_output_anew(box: MakeBox) -> None:
     assert sorted(job.lines(), key=int) == [str(number) for number in range(1, 31) for _ in range(4)]
 
 
-def test_the_process_that_keeps_the_output_ends_with_the_last_writer(box: MakeBox) -> None:
+def test_the_output_process_exits_with_the_last_writer(box: MakeBox) -> None:
     """Neither the runner's end nor a stop of the job takes it away before."""
     job = box("echo up; trap 'sleep 0.3; echo down; exit 0' TERM", "while :; do sleep 0.02; done")
     job.launch()

@@ -12,7 +12,7 @@ from dstackweb.runner.pyz import build_pyz
 from tests.runner.conftest import Box
 
 
-def test_the_runner_runs_from_one_file_alone(box: Callable[..., Box], open_home: Path) -> None:
+def test_the_runner_runs_from_a_single_file(box: Callable[..., Box], open_home: Path) -> None:
     """Started by a relative path, in isolation from whatever else the machine has installed."""
     build_pyz(open_home / "runner.pyz")
     job = box("echo from one file")

@@ -49,7 +49,7 @@ def path(open_home: Path, server: Server) -> str:
     return where
 
 
-def test_runners_that_come_together_share_a_request_and_each_gets_its_own_answer(server: Server, path: str) -> None:
+def test_concurrent_runners_share_a_request_and_each_gets_its_own_answer(server: Server, path: str) -> None:
     server.jobs = {f"token-{index}": f"job-{index}" for index in range(20)}
     answers: dict[str, Any] = {}
 

@@ -43,7 +43,7 @@ def test_up_to_the_limit_nothing_is_cut(tmp_path: Path, size: int) -> None:
     assert spool.pieces(str(path), ())[1] == 0
 
 
-def test_over_the_limit_the_beginning_and_the_last_lines_stay(tmp_path: Path) -> None:
+def test_over_the_limit_the_first_and_the_last_lines_are_kept(tmp_path: Path) -> None:
     lines = [b"line %4d\n" % number for number in range(1000)]
     path = relayed(tmp_path, 8000, *lines, b"Traceback\n", b"ValueError: 3\n")
     text = log(path)

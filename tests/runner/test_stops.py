@@ -143,7 +143,7 @@ def test_an_unwanted_job_is_killed_without_further_reports(box: MakeBox) -> None
     assert job.api.exit is None
 
 
-def test_a_proxy_before_an_api_that_is_away_ends_nothing(box: MakeBox) -> None:
+def test_proxy_errors_during_an_api_outage_end_no_job(box: MakeBox) -> None:
     text, other = b"404 page not found\n", b'{"message": "gone"}'
     page = b"HTTP/1.1 %s\r\nContent-Length: 19\r\n\r\n%s"
     pages = [page % (b"404 Not Found", text), page % (b"401 No", other), page % (b"200 OK", text)]
@@ -193,7 +193,7 @@ def test_a_term_ends_a_runner_that_waits_and_none_that_has_commands(box: MakeBox
     assert working.end()["reason"] == "done_by_runner"
 
 
-def test_a_runner_that_gets_the_signal_too_says_so_with_the_end(box: MakeBox) -> None:
+def test_a_runner_that_also_got_the_signal_reports_it_with_the_end(box: MakeBox) -> None:
     """As when the machine is shut down: whatever the commands make of the signal."""
     job = box("trap 'exit 3' TERM", "echo up", WORK)
     job.launch()
@@ -213,7 +213,7 @@ def test_a_failed_job_on_a_cloud_checks_the_metadata_once_more(box: MakeBox, ser
     assert job.end()["interruption"] == {"at": AT}
 
 
-def test_a_job_on_a_cloud_whose_metadata_are_gone_ends_as_well(box: MakeBox) -> None:
+def test_a_job_on_a_cloud_ends_also_without_metadata(box: MakeBox) -> None:
     job = box("exit 3")
     job.orders["metadata"] = "http://127.0.0.1:9"
     job.launch()

@@ -136,7 +136,7 @@ def test_lines_are_found_at_any_place_in_long_output(tmp_path: Path, monkeypatch
     assert [event["seq"] for event in found] == [output.index(line % number) + 1 for number in range(100)]
 
 
-def test_lines_are_found_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_lines_are_found_in_any_split_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_lines, "EVERY_S", 0.001)
     spool, server = tmp_path / "spool", Server()
     lines = TaskLines(server, str(spool), [])

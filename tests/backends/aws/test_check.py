@@ -99,7 +99,7 @@ def test_every_action_that_is_tried_is_in_the_policy(cloud: Cloud) -> None:
     assert asked <= {*check_words.READING, *check_words.STARTING}
 
 
-def test_a_wrong_secret_stops_there_and_says_so(cloud: Cloud) -> None:
+def test_a_wrong_secret_is_reported_and_ends_the_check(cloud: Cloud) -> None:
     found = found_in(cloud, secret="wrong")
     assert [(one.step, one.state) for one in found] == [
         ("identity", FAILED),
@@ -135,7 +135,7 @@ def test_a_throttle_is_a_warning_and_not_a_fault(cloud: Cloud) -> None:
     assert check_words.report(found).state == "warning"
 
 
-def test_an_endpoint_that_is_away_stops_there_and_says_so(cloud: Cloud) -> None:
+def test_an_unreachable_endpoint_is_reported_and_ends_the_check(cloud: Cloud) -> None:
     found = found_in(cloud, endpoint_url="http://127.0.0.1:1")
     assert found[0].state is FAILED
     assert "http://127.0.0.1:1/ is unreachable" in words(found, "identity", "")

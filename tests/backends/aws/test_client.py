@@ -83,7 +83,7 @@ class TestThrottling:
         others.call(*QUOTAS, **LISTED)
         assert Circuit.objects.get().open_until is None
 
-    def test_of_one_api_leaves_the_others_and_other_regions_alone(self, cloud: Cloud, clock: Clock) -> None:
+    def test_of_one_api_does_not_affect_others_or_other_regions(self, cloud: Cloud, clock: Clock) -> None:
         ours = aws(cloud, clock, regions=[REGION, "eu-west-1"])
         cloud.throttle("ec2", "DescribeInstances", REGION)
         assert failure(ours, "ec2", REGION, "DescribeInstances").code == "throttled"
@@ -98,7 +98,7 @@ class TestThrottling:
             ("pricing", "GetProducts", {"ServiceCode": "AmazonEC2"}),
         ],
     )
-    def test_is_understood_as_each_service_says_it(
+    def test_is_recognized_for_each_service(
         self, cloud: Cloud, clock: Clock, service: str, operation: str, params: dict[str, Any]
     ) -> None:
         cloud.throttle()
@@ -110,7 +110,7 @@ class TestThrottling:
         assert cloud.count("servicequotas") == 2
         assert not Circuit.objects.exists()
 
-    def test_a_probe_that_fails_otherwise_lets_the_next_one_try(self, cloud: Cloud, clock: Clock) -> None:
+    def test_a_probe_that_fails_otherwise_is_followed_by_another(self, cloud: Cloud, clock: Clock) -> None:
         ours = aws(cloud, clock)
         cloud.throttle("servicequotas")
         clock.now = dt.datetime.fromisoformat(failure(ours).data["until"])
@@ -232,14 +232,14 @@ def test_threads_share_the_clients_of_a_backend(backend: Backend, cloud: Cloud) 
     assert len(set(map(id, found))) == 1
 
 
-def test_a_new_version_of_a_backend_signs_in_anew(backend: Backend) -> None:
+def test_a_new_version_of_a_backend_signs_in_again(backend: Backend) -> None:
     first = client.aws_of(backend)
     assert client.aws_of(backend) is first
     backend.version += 1
     assert client.aws_of(backend) is not first
 
 
-def test_credentials_that_were_refused_are_read_anew_next_time(
+def test_refused_credentials_are_read_again_next_time(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "credentials"

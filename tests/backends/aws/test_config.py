@@ -78,7 +78,7 @@ def test_families_and_instance_types_are_allowed_in_addition_to_each_other() -> 
     assert [name for name in named if read.allows(name)] == ["g5.xlarge", "p5.4xlarge"]
 
 
-def test_the_secret_is_taken_out_of_the_config_and_kept_encrypted() -> None:
+def test_the_secret_is_removed_from_the_config_and_stored_encrypted() -> None:
     said = {"regions": ["eu-west-1"], "credentials": {"access_key_id": KEY, "secret_access_key": "hush"}}
     kept, secret = config.settle(said)
     assert kept == {"regions": ["eu-west-1"], "credentials": {"access_key_id": KEY}}

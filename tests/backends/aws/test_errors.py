@@ -37,7 +37,7 @@ def test_throttles_are_distinguished_from_other_errors(code: str) -> None:
     assert not errors.is_throttle(boto.NoCredentialsError())
 
 
-def test_a_denial_names_who_lacks_which_permission() -> None:
+def test_a_denial_names_the_identity_and_the_missing_permission() -> None:
     text = f"User: {USER} is not authorized to perform: servicequotas:ListServiceQuotas because no policy allows it"
     told = explained(said("AccessDeniedException", text, "ListServiceQuotas"), service="service-quotas")
     assert (told["code"], told["action"], told["who"]) == (
@@ -132,12 +132,12 @@ def test_an_unexpected_error_is_shown_with_its_text() -> None:
     assert AwsKind().source_failure(error) == "Failed: ZeroDivisionError: division by zero"
 
 
-def test_a_throttle_says_until_when_the_api_is_left_alone() -> None:
+def test_a_throttle_error_has_the_time_of_the_next_call() -> None:
     told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:DescribeInstances", "region": "x-1"}
     assert AwsKind().source_failure(told) == ("ec2:DescribeInstances is throttled in x-1. Retry at 14:02:05 UTC.")
 
 
-def test_a_turn_that_has_not_come_is_not_blamed_on_aws() -> None:
+def test_a_wait_for_our_own_rate_limit_is_not_blamed_on_aws() -> None:
     told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:X", "region": "x-1", "by": "limiter"}
     assert AwsKind().source_failure(told).startswith("Rate limit of ec2:X in x-1 reached")
 

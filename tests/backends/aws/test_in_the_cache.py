@@ -54,9 +54,7 @@ def test_twenty_offer_queries_cost_one_fetch_per_source_and_region(backend: Back
     assert cloud.calls() == []
 
 
-def test_while_quotas_are_throttled_the_last_known_ones_hold_and_unknown_is_not_zero(
-    backend: Backend, cloud: Cloud
-) -> None:
+def test_throttled_quotas_keep_their_last_values_and_unknown_is_not_zero(backend: Backend, cloud: Cloud) -> None:
     cloud.throttle("servicequotas", region="eu-west-1")
     sources.refresh_due(timezone.now())
     assert states(backend) == {"fresh": 7, "failed": 1}

@@ -80,7 +80,7 @@ def shown(found: list[Offer]) -> list[tuple[str, bool, str]]:
     return [(offer.instance_type, offer.spot, offer.availability.value) for offer in found]
 
 
-def test_an_offer_says_how_many_more_fit_into_its_own_quota() -> None:
+def test_an_offer_shows_how_many_more_instances_its_quota_allows() -> None:
     found = {(offer.instance_type, offer.spot): offer for offer in offers(known(), {"gpu": "A10G"})}
     one = found["g5.xlarge", False]
     assert (one.availability, one.price, one.gpu_memory_mib) == (Availability.AVAILABLE, Decimal("1.006"), 24576)
@@ -115,7 +115,7 @@ def test_gpus_that_no_public_image_has_a_driver_for_need_one_of_ones_own() -> No
     assert offer.availability == Availability.AVAILABLE
 
 
-def test_the_cheapest_comes_first() -> None:
+def test_offers_are_sorted_by_price() -> None:
     found = offers(known(), {})
     assert [offer.price for offer in found] == sorted(offer.price for offer in found)
     assert found[0].instance_type == "m7i.large"
@@ -187,7 +187,7 @@ def test_a_type_that_is_not_sold_on_demand_has_no_such_offer() -> None:
     assert shown(offers(known(instance_types=fresh(only_spot)), {"gpu": "A10G"})) == [("g5.xlarge", True, "no_quota")]
 
 
-def test_a_region_that_nothing_is_known_of_leaves_the_others() -> None:
+def test_a_region_without_data_does_not_affect_the_others() -> None:
     said = {"regions": ["us-east-1", "eu-west-1"]}
     assert {offer.region for offer in offers(known(), {"gpu": "A10G"}, said=said)} == {"eu-west-1"}
 
@@ -204,7 +204,7 @@ def test_no_offers_while_something_is_unknown_is_a_failure_and_not_an_empty_list
     assert raised.value.code == "not_asked"
 
 
-def test_all_known_and_nothing_fits_is_an_empty_list() -> None:
+def test_complete_data_without_a_match_is_an_empty_list() -> None:
     assert offers(known(), {"gpu": "GH200"}) == []
 
 

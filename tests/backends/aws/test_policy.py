@@ -19,7 +19,7 @@ def test_the_docs_show_the_policy_and_name_no_other_permission() -> None:
     assert named <= set(EVERY_ACTION)
 
 
-def test_no_policy_lets_pass_or_make_any_role() -> None:
+def test_no_policy_allows_passing_or_creating_arbitrary_roles() -> None:
     given = json.loads(
         check_words.policy_document((*check_words.READING, *check_words.STARTING, *check_words.PASSING))
     )["Statement"]

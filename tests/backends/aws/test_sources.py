@@ -156,7 +156,7 @@ def test_subnets_are_fetched_only_where_they_are_configured(backend: Backend, cl
     assert "subnet-0123" in failed.value.data["text"]
 
 
-def test_offers_come_of_all_that(backend: Backend, settings: Any) -> None:
+def test_offers_are_built_from_the_fetched_sources(backend: Backend, settings: Any) -> None:
     settings.DSTACKWEB_PUBLIC_URL = "https://gpus.example.org"
     aws = change(backend, families=["g5", "p5"])
     needs = Requirements(gpu_count_min=1, gpu_names=("A10G",))

@@ -57,7 +57,7 @@ def test_each_host_is_an_offer_without_a_price(hosts: Backend) -> None:
     assert (offer.cpus, offer.gpu_count, offer.price, offer.spot) == (4, 2, Decimal(0), False)
 
 
-def test_a_job_is_started_seen_and_killed(hosts: Backend, api: JobApi, open_home: Path) -> None:
+def test_a_job_is_started_observed_and_killed(hosts: Backend, api: JobApi, open_home: Path) -> None:
     handle = hosts.start(launch_spec(api), offer_here(hosts, open_home))
     eventually(lambda: b"up" in api.log)
     assert hosts.observe(handle) == Presence.ALIVE

@@ -131,7 +131,7 @@ def test_the_gpus_chosen_are_alike_where_possible_and_then_the_smallest(box: Hos
 
 
 @given(hosts, requirements)
-def test_a_host_at_its_best_takes_whatever_could_ever_fit(box: HostView, wanted: Requirements) -> None:
+def test_an_empty_host_fits_exactly_what_could_ever_fit(box: HostView, wanted: Requirements) -> None:
     assert isinstance(fit(box.emptied, wanted), Fit) == could_ever_fit(box, wanted)
 
 
@@ -173,7 +173,7 @@ def test_a_host_that_is_too_small_names_only_resources_it_can_never_have() -> No
     )
 
 
-def test_the_most_permanent_reason_is_the_one_given() -> None:
+def test_the_most_permanent_reason_is_returned() -> None:
     box = replace(host(cpus_free=0), online=False, draining=True, isolation="none")
     steps: list[tuple[Requirements, dict[str, Any]]] = [
         (needs(cpus=64), {}),
@@ -191,7 +191,7 @@ def test_the_most_permanent_reason_is_the_one_given() -> None:
     assert codes == ["too_small", "no_isolation", "offline", "draining", "busy"]
 
 
-def test_the_numbers_shown_are_those_of_the_host_that_comes_closest() -> None:
+def test_the_shown_shortfall_is_that_of_the_closest_host() -> None:
     small = replace(host(gpu(0), gpu(1)), name="small")
     near = replace(host(*(gpu(n, held=n > 2) for n in range(8))), name="near")
     far = replace(host(*(gpu(n, held=True) for n in range(8))), name="far")
@@ -202,7 +202,7 @@ def test_the_numbers_shown_are_those_of_the_host_that_comes_closest() -> None:
     assert shortfall([], needs()) == {}
 
 
-def test_offers_come_idle_first_and_the_tightest_before_the_roomy() -> None:
+def test_offers_are_sorted_idle_first_and_then_by_tightest_fit() -> None:
     boxes = [
         replace(host(gpu(0), gpu(1)), id=1, name="roomy"),
         replace(host(gpu(0), gpu(1, held=True)), id=2, name="tight"),

@@ -37,7 +37,7 @@ def test_root_with_an_unfit_job_user_refuses_jobs_and_names_the_setting(
     assert "DSTACKWEB_JOB_USER" in made.error
 
 
-def test_anybody_else_refuses_jobs_unless_sharing_is_allowed(open_home: Path) -> None:
+def test_without_root_jobs_are_refused_unless_sharing_is_allowed(open_home: Path) -> None:
     refusing = arrange(open_home, uid=1000, job_user="nobody", shared_uid=False)
     assert refusing.isolation == Isolation.NONE
     assert "DSTACKWEB_SHARED_UID" in refusing.error
@@ -100,7 +100,7 @@ def test_other_users_pass_through_the_runs_directory_and_see_nothing_in_it(open_
     assert [folder.stat().st_mode & 0o777 for folder in (place, place.parent)] == [0o711, 0o711]
 
 
-def test_a_runs_directory_that_cannot_be_made_refuses_jobs_and_says_so(open_home: Path) -> None:
+def test_without_a_usable_runs_directory_jobs_are_refused_with_a_reason(open_home: Path) -> None:
     (open_home / "file").write_text("in the way")
     made = arrange(open_home / "file", uid=1000, job_user="nobody", shared_uid=True)
     told = prepare(made)

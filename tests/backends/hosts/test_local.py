@@ -165,7 +165,7 @@ def test_the_state_of_a_runner_is_unreadable_to_other_users(serve: Callable[...,
     assert local.state_dir(api.job).parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_runner_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., JobApi]) -> None:
+def test_a_runner_that_cannot_start_reports_why(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., JobApi]) -> None:
     api = serve("true")
     with override_settings(BASE_DIR=Path("/nowhere")), pytest.raises(StartFailed, match="No module named"):
         launch(api)
@@ -294,7 +294,7 @@ def age(folder: Path, seconds: float) -> None:
     os.utime(folder, (time.time() - seconds,) * 2)
 
 
-def test_old_files_of_ended_jobs_go_within_a_time(home: Path) -> None:
+def test_old_files_of_ended_jobs_are_deleted_after_a_time(home: Path) -> None:
     jobs = [uuid4() for _ in range(5)]
     for job in jobs:
         local.state_dir(job).mkdir(parents=True)
@@ -370,7 +370,7 @@ def test_the_path_of_jobs_omits_directories_that_their_user_may_not_enter(
     assert local.job_path() == "/usr/bin"
 
 
-def test_an_entry_of_the_path_in_a_closed_directory_keeps_no_job_from_starting(
+def test_an_unreadable_directory_in_the_path_does_not_block_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """After `su` a server may still have the PATH of somebody else."""

@@ -58,12 +58,12 @@ def test_a_process_without_a_job_is_reported_as_foreign(nvml: Nvml) -> None:
     assert second["stranger"] is None
 
 
-def test_a_process_that_cannot_be_seen_from_here_is_a_stranger_without_a_name(nvml: Nvml) -> None:
+def test_a_process_of_another_pid_namespace_is_foreign_and_unnamed(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[2**22 + 1]))
     assert snapshot(nvml.env())["gpus"][0]["stranger"] == {"pid": 2**22 + 1, "user": None}
 
 
-def test_a_process_of_a_job_is_no_stranger_but_one_beside_it_is(nvml: Nvml) -> None:
+def test_a_process_of_a_job_is_not_foreign_but_one_without_a_job_is(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[41]), FakeGpu("GPU-b", pids=[41, 42]))
     first, second = snapshot(nvml.env(OURS="41"))["gpus"]
     assert first["stranger"] is None
@@ -124,14 +124,14 @@ def test_the_limits_of_older_cgroups_count_too(machine: tuple[Path, Path]) -> No
     assert probing.usable_memory_mib(64 * 1024**3, proc, cgroups) == 8192 - 512
 
 
-def test_no_limit_leaves_the_whole_machine(machine: tuple[Path, Path]) -> None:
+def test_without_limits_the_whole_machine_is_offered(machine: tuple[Path, Path]) -> None:
     proc, cgroups = machine
     write(cgroups, cpu__max="max 100000", memory__max="max")
     assert probing.usable_cpus(proc, cgroups) == 16
 
 
 @pytest.mark.parametrize(("total_gib", "usable_mib"), [(4, 4096 - 512), (64, 65536 - 3277)])
-def test_memory_is_kept_back_for_the_system(machine: tuple[Path, Path], total_gib: int, usable_mib: int) -> None:
+def test_memory_is_reserved_for_the_system(machine: tuple[Path, Path], total_gib: int, usable_mib: int) -> None:
     assert probing.usable_memory_mib(total_gib * 1024**3, *machine) == usable_mib
 
 
@@ -141,7 +141,7 @@ def test_a_memory_limit_of_the_own_cgroup_counts(machine: tuple[Path, Path]) -> 
     assert probing.usable_memory_mib(64 * 1024**3, proc, cgroups) == 2048 - 512
 
 
-def test_this_very_machine_answers() -> None:
+def test_the_probe_of_this_machine_works() -> None:
     seen = probing.probe(lambda _pid: True)
     assert seen.cpus >= 1
     assert seen.memory_mib > 0

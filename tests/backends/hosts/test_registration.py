@@ -26,7 +26,7 @@ def come(probe: Probe = PROBE, arrangement: Arrangement = ARRANGEMENT, name: str
     return register(name, address="10.0.0.7", cluster="host-box", probe=probe, arrangement=arrangement)
 
 
-def test_a_new_machine_brings_its_capacity_and_its_gpus() -> None:
+def test_a_new_machine_registers_its_capacity_and_gpus() -> None:
     host = come()
     assert (host.backend.name, host.cpus, host.memory_mib) == ("hosts", 8, 16000)
     assert (host.isolation, host.job_user, host.runs_dir) == ("user", "nobody", "/srv/runs")
@@ -48,7 +48,7 @@ def test_a_returning_machine_keeps_its_rows_and_the_settings_of_users_and_jobs()
     assert (after.setup, after.labels, after.boot_id) == ("module load cuda", {"a": "b"}, "boot-2")
 
 
-def test_a_gpu_that_vanished_is_kept_but_no_longer_present_until_it_comes_back() -> None:
+def test_a_vanished_gpu_is_marked_absent_until_it_returns() -> None:
     come()
     come(replace(PROBE, gpus=GPUS[:1]))
     assert [gpu.uuid for gpu in host_views()[0].gpus] == ["GPU-a"]
@@ -117,7 +117,7 @@ def test_the_embedded_backend_is_made_once() -> None:
     assert Backend.objects.get().kind == "hosts"
 
 
-def test_hosts_of_a_disabled_backend_take_no_part() -> None:
+def test_hosts_of_a_disabled_backend_are_ignored() -> None:
     come()
     Backend.objects.update(enabled=False)
     assert host_views() == []

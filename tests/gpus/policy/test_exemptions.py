@@ -47,7 +47,7 @@ def test_keeping_again_adds_to_the_time(run: Run, member: User) -> None:
     assert exempt(run, member, "member", "two").until == first.until + dt.timedelta(minutes=30)
 
 
-def test_a_keep_that_is_over_adds_nothing(run: Run, member: User) -> None:
+def test_an_expired_keep_adds_nothing_to_a_new_one(run: Run, member: User) -> None:
     exempt(run, member, "member", "one")
     PolicyExemption.objects.update(until=timezone.now() - dt.timedelta(hours=1))
     made = exempt(run, member, "member", "two")
@@ -97,26 +97,26 @@ def test_an_invalid_keep_is_refused_with_its_location(
     assert not PolicyExemption.objects.exists()
 
 
-def test_a_manager_may_keep_it_longer_and_anybody_shorter(run: Run, member: User) -> None:
+def test_managers_may_keep_a_run_longer_and_all_may_keep_it_shorter(run: Run, member: User) -> None:
     assert exempt(run, member, "member", "why", minutes=5).until - timezone.now() <= dt.timedelta(minutes=5)
     made = exempt(run, member, "manager", "why", minutes=600)
     assert made.until - made.at > dt.timedelta(minutes=600)
 
 
 @pytest.mark.parametrize("keys", [{}, {"utilization_policy": {**IDLE, "action": "notify"}}])
-def test_a_run_that_nothing_would_stop_is_not_kept(project: Project, member: User, keys: dict[str, Any]) -> None:
+def test_a_run_that_no_policy_would_stop_cannot_be_kept(project: Project, member: User, keys: dict[str, Any]) -> None:
     job = begin(project, member, **keys)
     with pytest.raises(Conflict, match=r"no policy would stop it|would not be stopped"):
         exempt(job.run, member, "member", "why")
 
 
-def test_where_policies_only_observe_nothing_is_kept(project: Project, run: Run, member: User) -> None:
+def test_runs_cannot_be_kept_where_policies_only_observe(project: Project, run: Run, member: User) -> None:
     ProjectPolicies.objects.create(project=project, observe_only=True)
     with pytest.raises(Conflict, match="would not be stopped"):
         exempt(run, member, "member", "why")
 
 
-def test_a_run_that_has_ended_is_not_kept(run: Run, member: User) -> None:
+def test_an_ended_run_cannot_be_kept(run: Run, member: User) -> None:
     stopped(run)
     with pytest.raises(DomainError, match="is done"):
         exempt(run, member, "member", "why")

@@ -70,7 +70,7 @@ def test_an_observed_violation_counts_once_per_run_up_to_its_end(
     assert told.stopped.runs == 0
 
 
-def test_it_goes_back_a_month(project: Project, member: User, now: dt.datetime) -> None:
+def test_the_ledger_covers_a_month(project: Project, member: User, now: dt.datetime) -> None:
     stopped(project, make_run(project, member), now, 31 * 24)
     assert ledger(project, now).entries == []
 

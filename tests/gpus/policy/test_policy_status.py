@@ -45,7 +45,7 @@ def test_the_status_has_the_low_gpu_its_start_and_the_time_of_the_stop(project: 
     assert found.source["source"] == "run_file"
 
 
-def test_the_badge_and_the_notice_come_with_time(project: Project, member: User) -> None:
+def test_the_badge_and_the_notice_appear_over_time(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=SLOW)
     watch(4 * MINUTE)
     assert (of(job, 4 * MINUTE).badge, of(job, 4 * MINUTE).noticed) == (True, False)
@@ -56,7 +56,7 @@ def test_the_badge_and_the_notice_come_with_time(project: Project, member: User)
     assert (used.badge, used.noticed, used.low_since, used.stops_at) == (False, False, None, None)
 
 
-def test_old_samples_say_nothing(project: Project, member: User) -> None:
+def test_old_samples_give_an_unknown_status(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=SLOW)
     watch(6 * MINUTE)
     found = of(job, 7 * MINUTE)

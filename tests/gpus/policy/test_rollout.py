@@ -155,7 +155,7 @@ def test_a_profile_that_has_changed_since_it_was_shown_is_not_applied(project: P
     assert run.spec["utilization_policy"]["min_gpu_utilization"] == 20
 
 
-def test_only_the_chosen_runs_change_and_none_beside_the_profiles(project: Project, member: User) -> None:
+def test_only_chosen_runs_of_the_profile_change(project: Project, member: User) -> None:
     profile = nightly()
     first, second = (make_run(project, member, name, profile="nightly") for name in ("first", "second"))
     beside = make_run(project, member, "beside")
@@ -173,7 +173,7 @@ def text_of(policy: dict[str, Any]) -> str:
     return yaml.safe_dump({"utilization_policy": policy})
 
 
-def test_saving_a_changed_policy_leads_to_the_runs_that_would_change_and_a_button_changes_them(
+def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it(
     admin_client: Client, project: Project, member: User
 ) -> None:
     profile = nightly()
@@ -204,7 +204,9 @@ def test_saving_a_changed_policy_leads_to_the_runs_that_would_change_and_a_butto
     assert f'<a href="{apply_url}">Apply policy to active runs</a>' in admin_client.get(url).content.decode()
 
 
-def test_saving_anything_else_leads_nowhere_else(admin_client: Client, project: Project, member: User) -> None:
+def test_saving_other_settings_redirects_to_the_list_of_profiles(
+    admin_client: Client, project: Project, member: User
+) -> None:
     profile = nightly()
     make_run(project, member, profile="nightly")
     url = reverse("admin:profiles_profile_change", args=[profile.pk])
@@ -216,7 +218,7 @@ def test_saving_anything_else_leads_nowhere_else(admin_client: Client, project: 
     assert "1 active run still has the previous policy." in page
 
 
-def test_who_may_not_change_profiles_may_not_apply_them(client: Client) -> None:
+def test_applying_a_policy_requires_permission_to_change_profiles(client: Client) -> None:
     profile = nightly()
     client.force_login(make_user("clerk", is_staff=True))
     assert client.get(reverse("admin:profiles_profile_apply", args=[profile.pk])).status_code == 403

@@ -77,7 +77,7 @@ def test_it_stops_when_and_where_a_plain_reading_of_the_samples_does(
 
 
 @given(SERIES, st.sampled_from([10, 50]), st.integers(10, 120))
-def test_the_watcher_says_stop_at_that_moment_and_not_before(
+def test_the_live_verdict_is_stop_at_the_simulated_time_and_not_before(
     steps: list[tuple[int, int]], minimum: int, window_ms: int
 ) -> None:
     samples, window = as_samples(steps), Window(window_ms, "any", 0)

@@ -125,7 +125,7 @@ def test_one_call_does_a_bounded_number_of_steps(job: Job, monkeypatch: pytest.M
     assert GpuAverage.objects.count() == 120
 
 
-def test_after_a_month_averages_go_and_then_the_series_of_jobs(project: Project, job: Job) -> None:
+def test_after_a_month_averages_are_deleted_and_then_the_series_of_jobs(project: Project, job: Job) -> None:
     gpu = Gpu.objects.get(host=make_host(gpus=1))
     sampled(job, range(0, HOUR_MS, EVERY_MS))
     free = sampled(None, range(0, HOUR_MS, EVERY_MS), gpu=gpu)

@@ -109,7 +109,7 @@ def test_a_gpu_is_its_own_before_its_job_begins_and_after_it_ends(project: Proje
     assert list(GpuSample.objects.filter(series__job=job).values_list("utilization", flat=True)) == [3]
 
 
-def test_a_job_that_stops_is_seen_but_not_judged(project: Project, member: User) -> None:
+def test_a_stopping_job_is_sampled_but_not_judged(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy=LOW)
     Job.objects.filter(pk=job.pk).update(status=JobStatus.TERMINATING)
@@ -126,7 +126,7 @@ def test_two_snapshots_of_the_same_time_are_stored_once(project: Project, member
     assert GpuSample.objects.count() == 1
 
 
-def test_a_clock_that_was_ahead_and_is_put_right_lets_no_idle_run_escape(project: Project, member: User) -> None:
+def test_a_corrected_clock_that_was_ahead_does_not_protect_an_idle_run(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy=LOW)
     a_year = 365 * 24 * 3_600_000

@@ -21,7 +21,7 @@ LOOKS = 40
 
 
 @pytest.mark.django_db(transaction=True)
-def test_everybody_at_once_loses_nothing_and_leaves_the_stretch_that_the_samples_show() -> None:
+def test_concurrent_senders_lose_no_sample_and_leave_the_correct_low_stretch() -> None:
     project = make_project("main")
     member = join(project, make_user("ada"))
     host = make_host(gpus=2)
