@@ -29,7 +29,7 @@ def broken(base: Path, targets: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_has_a_target(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     here = [link.replace("#", f"{page.name}#") if link.startswith("#") else link for link in links]
     assert list(broken(page.parent, here)) == []

@@ -115,7 +115,7 @@ def test_the_password_in_a_bad_address_is_not_shown(tmp_path: Path) -> None:
     assert "hunter2" not in done.stderr
 
 
-def test_a_command_says_a_bad_setting_in_one_line_and_fails(tmp_path: Path) -> None:
+def test_a_command_reports_an_invalid_setting_in_one_line_and_fails(tmp_path: Path) -> None:
     done = start(tmp_path, "manage.py", "up", DSTACKWEB_PORT="eighty")
 
     assert done.returncode == 1
@@ -167,7 +167,7 @@ def test_everything_follows_the_public_address(tmp_path: Path) -> None:
     assert "*" not in local["ALLOWED_HOSTS"]
 
 
-def test_redis_takes_the_place_of_the_database_for_caches_and_tasks(tmp_path: Path) -> None:
+def test_redis_replaces_the_database_for_caches_and_tasks(tmp_path: Path) -> None:
     without = settings(tmp_path, "CACHES", "Q_CLUSTER")
     redis = settings(tmp_path, "CACHES", "Q_CLUSTER", REDIS_URL="redis://127.0.0.1:6379/0")
 
@@ -178,7 +178,7 @@ def test_redis_takes_the_place_of_the_database_for_caches_and_tasks(tmp_path: Pa
     assert {cache["BACKEND"].rsplit(".", 1)[1] for cache in redis["CACHES"].values()} == {"RedisCache"}
 
 
-def test_a_connection_that_was_cut_is_given_up_on_each_side(tmp_path: Path) -> None:
+def test_a_cut_connection_times_out_on_both_sides(tmp_path: Path) -> None:
     """Rows that a vanished host has locked, and a host that waits for an answer, must not wait for hours."""
     urls = {"DATABASE_URL": "postgresql://me@db/name?connect_timeout=3", "REDIS_URL": "redis://r/1?socket_timeout=2"}
     found = settings(tmp_path, "DATABASES", "Q_CLUSTER", **urls)
@@ -238,7 +238,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_with_https_browsers_use_nothing_else_and_programs_on_the_machine_are_still_answered(tmp_path: Path) -> None:
+def test_with_https_browsers_are_redirected_and_local_programs_still_answered(tmp_path: Path) -> None:
     public = {"DSTACKWEB_PUBLIC_URL": "https://gpus.example.org:8443"}
     checked = start(tmp_path, "manage.py", "check", "--deploy", "--fail-level", "WARNING", **public)
     assert (checked.returncode, checked.stderr) == (0, "")

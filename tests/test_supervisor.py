@@ -193,7 +193,7 @@ def test_the_command_for_a_sign_in_link_names_a_home_of_its_own(settings: Settin
 
 
 @pytest.mark.slow
-def test_the_server_says_how_to_sign_in_once_stops_cleanly_and_starts_again_quickly(
+def test_the_server_prints_the_sign_in_once_stops_cleanly_and_restarts_quickly(
     deployment: dict[str, str], tmp_path: Path
 ) -> None:
     console = up(deployment)
@@ -224,7 +224,7 @@ def test_the_server_says_how_to_sign_in_once_stops_cleanly_and_starts_again_quic
 
 
 @pytest.mark.slow
-def test_a_cluster_whose_first_process_is_killed_takes_its_workers_along_and_comes_back(
+def test_a_cluster_whose_main_process_is_killed_ends_its_workers_and_is_restarted(
     deployment: dict[str, str],
 ) -> None:
     console = up(deployment)

@@ -134,9 +134,7 @@ def archive_of(script: str) -> bytes:
 
 
 @pytest.mark.postgres
-def test_servers_are_upgraded_one_after_another_and_one_that_is_too_old_stops(
-    plane: MakePlane, open_home: Path
-) -> None:
+def test_servers_are_upgraded_one_by_one_and_one_that_is_too_old_stops(plane: MakePlane, open_home: Path) -> None:
     """Expand, then contract: a column comes with the second version, and another goes with the third."""
     expand = "migrations.AddField('lease', 'note', models.CharField(max_length=9, null=True))"
     contract = "migrations.RemoveField('lease', 'note')"

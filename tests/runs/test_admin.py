@@ -44,7 +44,7 @@ def test_saving_a_queue_in_the_admin_writes_only_the_changed_fields(
     assert place_all() == 0
 
 
-def test_a_new_ageing_step_in_the_admin_ranks_the_queue_anew_and_is_written_down(
+def test_a_new_ageing_step_in_the_admin_reranks_the_queue_and_is_recorded(
     project: Project, member: User, admin_client: Client
 ) -> None:
     old, urgent = make_run(project, member), make_run(project, member, priority=51)

@@ -58,7 +58,7 @@ def test_a_failed_command_fails_the_run_with_its_exit_code(project: Project, mem
     assert "command not found" in fresh(run).status_message
 
 
-def test_a_retry_keeps_the_seniority_and_takes_its_old_place_in_the_queue(project: Project, member: User) -> None:
+def test_a_retried_run_keeps_its_seniority_and_returns_to_its_old_position(project: Project, member: User) -> None:
     make_host(cpus=1)
     run = make_run(project, member, retry=True)
     place_all()
@@ -79,7 +79,7 @@ def test_without_retry_an_interruption_fails_the_run(project: Project, member: U
     assert fresh(run).status == RunStatus.FAILED
 
 
-def test_one_failed_node_ends_the_gang_and_the_unclaimed_ones_at_once(project: Project, member: User) -> None:
+def test_one_failed_node_stops_the_gang_and_ends_unclaimed_nodes_at_once(project: Project, member: User) -> None:
     make_host(cpus=4)
     run = make_run(project, member, nodes=3)
     assert place_all() == 1

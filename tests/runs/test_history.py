@@ -260,7 +260,7 @@ def test_a_projects_history_is_the_sum_of_its_queues(project: Project, member: U
 
 
 @pytest.mark.django_db(transaction=True)
-def test_counts_are_exact_when_many_place_and_sample_at_once(project: Project, member: User) -> None:
+def test_counts_are_exact_under_concurrent_placing_and_sampling(project: Project, member: User) -> None:
     """The row is missing at first, so that the makers race as well."""
     bands = [[waiting(project, member, priority=p, since=NOW - dt.timedelta(seconds=p)) for p in (10, 80)]] * 2
     bands[1] = bands[0][::-1]  # the other way round: rows are still taken in one order

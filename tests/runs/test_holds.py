@@ -54,7 +54,7 @@ def test_a_hold_is_an_ordinary_run_in_the_ordinary_queue(project: Project, membe
     assert run.held_until is None
 
 
-def test_it_waits_for_its_gpus_and_keeps_them_until_its_time(project: Project, member: User) -> None:
+def test_a_hold_waits_for_its_gpus_and_keeps_them_until_its_end(project: Project, member: User) -> None:
     make_host(gpus=1, address="10.0.0.5")
     busy = make_run(project, member, "busy", resources={"gpu": 1})
     place_all()
@@ -69,7 +69,7 @@ def test_it_waits_for_its_gpus_and_keeps_them_until_its_time(project: Project, m
     assert way.lines == ["ssh 10.0.0.5", "export CUDA_VISIBLE_DEVICES=GPU-box-1-0"]
 
 
-def test_on_the_machine_of_the_server_there_is_nothing_to_log_in_to(project: Project, member: User) -> None:
+def test_a_hold_on_the_servers_machine_needs_no_ssh(project: Project, member: User) -> None:
     make_host(address="127.0.0.1")
     run = hold(project, member, gpu="", cpu="2")
     begun(run)
@@ -78,7 +78,7 @@ def test_on_the_machine_of_the_server_there_is_nothing_to_log_in_to(project: Pro
     assert (way.here, way.lines) == (True, ["export CUDA_VISIBLE_DEVICES="])
 
 
-def test_a_hold_whose_time_is_over_is_done(project: Project, member: User) -> None:
+def test_a_hold_ends_as_done_after_its_time(project: Project, member: User) -> None:
     make_host(gpus=1)
     run = hold(project, member)
     attempts.end_job(begun(run).pk, Reason.MAX_DURATION_EXCEEDED, exit_code=0)
@@ -87,7 +87,7 @@ def test_a_hold_whose_time_is_over_is_done(project: Project, member: User) -> No
     assert list(differences()) == []
 
 
-def test_a_hold_that_is_given_back_is_done(project: Project, member: User) -> None:
+def test_a_released_hold_ends_as_done(project: Project, member: User) -> None:
     make_host(gpus=1)
     run = hold(project, member)
     job = begun(run)
@@ -115,7 +115,7 @@ def test_a_limit_ends_no_other_run_well(project: Project, member: User) -> None:
     assert fresh(run).status == RunStatus.TERMINATED
 
 
-def test_its_policy_only_notifies_and_says_why(project: Project, member: User) -> None:
+def test_the_policy_of_a_hold_only_notifies_and_its_source_shows_why(project: Project, member: User) -> None:
     Profile.objects.create(
         project=project,
         name="strict",
@@ -158,7 +158,7 @@ def test_viewers_hold_nothing_and_managers_as_long_as_they_like(project: Project
     assert hold(project, member, "manager", duration="30d").limit_s == 30 * 24 * HOUR
 
 
-def test_asking_twice_under_one_key_holds_once(project: Project, member: User) -> None:
+def test_two_requests_with_one_idempotency_key_create_one_hold(project: Project, member: User) -> None:
     wanted = holds.HoldRequest("3h", gpu="1")
     first, again = (holds.submit_hold(project, member, "member", wanted, "key") for _ in range(2))
     assert first.pk == again.pk

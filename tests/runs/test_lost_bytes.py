@@ -63,7 +63,7 @@ def test_a_log_that_is_still_written_may_be_empty(project: Project, member: User
     assert not selectors.log_part(run).complete
 
 
-def test_lost_code_is_not_known_and_comes_back_with_an_upload(project: Project, member: User) -> None:
+def test_lost_code_counts_as_missing_and_is_restored_by_an_upload(project: Project, member: User) -> None:
     files.store_archive(project, [CODE])
     storage().remove(Archive.objects.get().key)
     assert files.use_archive(project, SHA) is None
@@ -74,7 +74,7 @@ def test_lost_code_is_not_known_and_comes_back_with_an_upload(project: Project, 
     assert files.use_archive(project, SHA) is not None
 
 
-def test_a_run_whose_code_is_lost_fails_at_once_and_names_it(project: Project, member: User) -> None:
+def test_a_run_whose_code_is_lost_fails_at_once_with_a_message(project: Project, member: User) -> None:
     make_host()
     files.store_archive(project, [CODE])
     config = {"type": "task", "commands": ["true"], "resources": {"cpu": 1, "memory": "1GB"}}

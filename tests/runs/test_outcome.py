@@ -63,7 +63,7 @@ def test_the_others_are_stopped_only_once() -> None:
     assert decide(run, [failed(0), JobView(1, JobStatus.TERMINATING)], NOW) is None
 
 
-def test_the_failure_that_came_first_names_the_end() -> None:
+def test_the_first_failure_determines_the_outcome() -> None:
     later = failed(0, Reason.EXECUTOR_ERROR, NOW)
     first = JobView(1, JobStatus.FAILED, Reason.CONTAINER_EXITED_WITH_ERROR, 3, "why", NOW - dt.timedelta(seconds=5))
     outcome = decide(RunView(RunStatus.TERMINATING), [later, first], NOW)
@@ -143,7 +143,7 @@ def test_a_stopped_run_for_which_all_clouds_lack_capacity_stays_stopped() -> Non
 
 
 @pytest.mark.parametrize("status", [RunStatus.PROVISIONING, RunStatus.TERMINATING])
-def test_a_run_that_no_runner_claimed_goes_back_unless_it_was_stopped_or_a_node_ran(status: RunStatus) -> None:
+def test_an_unclaimed_run_is_requeued_unless_it_was_stopped_or_a_node_ran(status: RunStatus) -> None:
     culprit = failed(0, Reason.NOT_CLAIMED)
     other = JobView(1, JobStatus.TERMINATED, Reason.TERMINATED_BY_SERVER, ended_at=NOW)
     assert decide(RunView(status), [culprit, other], NOW) == ReturnRun(culprit)
@@ -155,7 +155,7 @@ def test_a_run_that_no_runner_claimed_goes_back_unless_it_was_stopped_or_a_node_
         assert isinstance(outcome, EndRun)
 
 
-def test_a_spot_machine_that_was_taken_back_is_an_interruption() -> None:
+def test_a_reclaimed_spot_instance_is_an_interruption() -> None:
     culprit = failed(0, Reason.INTERRUPTED)
     assert decide(RETRYING, [culprit], NOW) == RetryRun(culprit, NOW, NOW + HOUR)
     outcome = decide(RUNNING, [failed(0, Reason.INTERRUPTED)], NOW)
@@ -185,9 +185,7 @@ run_views = st.builds(
 
 
 @given(run_views, st.lists(job_views, min_size=1, max_size=4))
-def test_a_run_never_ends_while_a_job_lives_and_never_hangs_once_all_have_ended(
-    run: RunView, jobs: list[JobView]
-) -> None:
+def test_a_run_ends_exactly_when_all_its_jobs_have_ended(run: RunView, jobs: list[JobView]) -> None:
     outcome = decide(run, jobs, NOW)
     alive = any(job.status not in JOB_ENDED for job in jobs)
     assert isinstance(outcome, EndRun | RetryRun | ReturnRun) == (not alive)

@@ -97,7 +97,7 @@ def test_starting_and_stopping_are_running_and_write_no_counter(project: Project
     assert Scope.objects.get(project=project, run_id=0).version == version
 
 
-def test_another_queue_is_no_other_state(project: Project, member: User) -> None:
+def test_moving_to_another_queue_changes_no_state_counter(project: Project, member: User) -> None:
     services.ensure_queue(project, "night")
     services.set_queue(make_run(project, member, "train-1"), member, "member", "night")
     assert shown(project, "train") == {"queued": 1}

@@ -55,7 +55,7 @@ def test_a_queue_is_never_there_without_its_counters(project: Project, monkeypat
     assert services.ensure_queue(project, "night").count.version == 0
 
 
-def test_settling_a_run_that_has_ended_meanwhile_changes_nothing(project: Project, member: User) -> None:
+def test_settling_a_concurrently_ended_run_changes_nothing(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member)
     place_all()
@@ -64,7 +64,7 @@ def test_settling_a_run_that_has_ended_meanwhile_changes_nothing(project: Projec
     assert Run.objects.get(pk=run.pk).status == RunStatus.DONE
 
 
-def test_a_stop_after_an_abort_gives_no_grace_back_and_starts_no_new_wait(project: Project, member: User) -> None:
+def test_a_stop_after_an_abort_restores_no_grace_and_starts_no_new_wait(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member)
     place_all()
@@ -76,7 +76,7 @@ def test_a_stop_after_an_abort_gives_no_grace_back_and_starts_no_new_wait(projec
     assert (after.stop_grace_s, after.status_s) == (0, 30)
 
 
-def test_a_gang_gives_its_hosts_back_in_their_order(project: Project, member: User) -> None:
+def test_a_gang_releases_its_hosts_in_a_fixed_order(project: Project, member: User) -> None:
     """Whoever claims takes hosts in this order too: two that take them in opposite orders would wait for ever."""
     large, small = make_host("large", cpus=8), make_host("small", cpus=1)
     run = make_run(project, member, nodes=2)

@@ -107,7 +107,7 @@ def test_checking_again_makes_no_second_one(project: Project, member: User, box:
     assert Run.objects.count() == 2
 
 
-def test_of_two_that_make_it_at_once_one_does(project: Project, member: User, box: None) -> None:
+def test_of_two_concurrent_processes_one_creates_the_occurrence(project: Project, member: User, box: None) -> None:
     """What a second process read before the first one had committed."""
     first = end(place(nightly(project, member)))
     read = Run.objects.select_related("queue", "project", "user").get(pk=first.pk)
@@ -118,7 +118,7 @@ def test_of_two_that_make_it_at_once_one_does(project: Project, member: User, bo
     assert Run.objects.count() == 2
 
 
-def test_one_unreadable_run_keeps_no_other_schedule_from_continuing(project: Project, member: User, box: None) -> None:
+def test_one_unreadable_run_does_not_block_other_schedules(project: Project, member: User, box: None) -> None:
     for name in ("broken", "other"):
         end(place(make_run(project, member, name, schedule={"cron": CRON})))
     Run.objects.filter(name="broken").update(spec={"type": "no longer known"})
@@ -140,13 +140,13 @@ def test_each_occurrence_keeps_the_code_and_the_masked_values(project: Project, 
     assert run.config_text
 
 
-def test_while_it_runs_there_is_no_other(project: Project, member: User, box: None) -> None:
+def test_a_running_occurrence_prevents_a_second_one(project: Project, member: User, box: None) -> None:
     place(nightly(project, member))
     assert recurrence.create_occurrences(timezone.now() + 3 * DAY) == 0
     assert attempts.requeue_due(timezone.now() + 3 * DAY) == 0
 
 
-def test_a_retry_is_no_end(project: Project, member: User, box: None) -> None:
+def test_a_retry_creates_no_next_occurrence(project: Project, member: User, box: None) -> None:
     run = place(nightly(project, member, retry=True))
     again = end(run, Reason.CONTAINER_EXITED_WITH_ERROR, 1)
     assert (again.status, again.attempt, again.seniority_us) == (RunStatus.PENDING, 2, run.seniority_us)
@@ -154,7 +154,7 @@ def test_a_retry_is_no_end(project: Project, member: User, box: None) -> None:
 
 
 @pytest.mark.parametrize("when", ["pending", "submitted", "running"])
-def test_a_person_who_stops_it_ends_its_schedule(project: Project, member: User, box: None, when: str) -> None:
+def test_a_stop_by_a_user_ends_the_schedule(project: Project, member: User, box: None, when: str) -> None:
     run = nightly(project, member)
     if when == "submitted":
         attempts.requeue_due(timezone.now() + DAY)
@@ -168,7 +168,7 @@ def test_a_person_who_stops_it_ends_its_schedule(project: Project, member: User,
     assert recurrence.create_occurrences(timezone.now()) == 0
 
 
-def test_after_a_long_silence_it_runs_once(project: Project, member: User, box: None) -> None:
+def test_after_a_long_outage_a_schedule_runs_once(project: Project, member: User, box: None) -> None:
     nightly(project, member)
     later = timezone.now() + 30 * DAY
     assert [attempts.requeue_due(later) for _ in range(2)] == [1, 0]

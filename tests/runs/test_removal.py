@@ -61,7 +61,7 @@ def test_a_run_of_the_same_name_keeps_its_group(project: Project, member: User) 
     assert Scope.objects.get(run_id=0).memory == 1
 
 
-def test_many_runs_of_any_end_are_removed_at_once(project: Project, member: User) -> None:
+def test_many_ended_runs_are_removed_together(project: Project, member: User) -> None:
     make_host()
     runs = [done_run(project, member, f"r-{number}") for number in range(3)]
     cancelled = make_run(project, member)
@@ -91,7 +91,7 @@ def test_only_the_owner_or_a_manager_deletes(project: Project, member: User) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_log_goes_with_the_run(project: Project, member: User) -> None:
+def test_the_log_is_deleted_with_the_run(project: Project, member: User) -> None:
     make_host()
     run = done_run(project, member)
     job = placed_job(run)
@@ -101,7 +101,7 @@ def test_the_log_goes_with_the_run(project: Project, member: User) -> None:
     assert not RemovedRun.objects.get(uid=run.uid).has_logs
 
 
-def test_a_log_that_an_interrupted_removal_left_goes_later(project: Project, member: User) -> None:
+def test_a_log_left_by_an_interrupted_removal_is_deleted_later(project: Project, member: User) -> None:
     make_host()
     run = done_run(project, member)
     job = placed_job(run)

@@ -47,7 +47,7 @@ def test_it_has_no_position_and_those_behind_it_start(project: Project, member: 
     assert fresh(later).status == RunStatus.PROVISIONING
 
 
-def test_it_comes_back_before_all_that_were_submitted_after_it(project: Project, member: User) -> None:
+def test_a_retried_run_returns_ahead_of_later_submissions(project: Project, member: User) -> None:
     make_host(cpus=1)
     run = failed(project, member)
     make_run(project, member, "later")
@@ -57,7 +57,7 @@ def test_it_comes_back_before_all_that_were_submitted_after_it(project: Project,
     assert (back.seniority_us, back.attempt, back.retry_at) == (run.seniority_us, 2, None)
 
 
-def test_a_change_of_its_priority_or_of_its_queue_meanwhile_counts(project: Project, member: User) -> None:
+def test_a_priority_or_queue_changed_before_the_retry_counts(project: Project, member: User) -> None:
     make_host(cpus=1)
     run = failed(project, member)
     services.set_priority(run, member, "manager", 20)
@@ -111,9 +111,7 @@ def test_the_back_off_ends_with_the_time_for_retries(
     assert again.retry_at - again.first_failed_at == dt.timedelta(minutes=5)
 
 
-def test_it_is_attempted_max_attempts_times_not_counting_those_without_a_machine(
-    project: Project, member: User
-) -> None:
+def test_max_attempts_does_not_count_attempts_without_capacity(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member, retry={"max_attempts": 2})
     for reason in (Reason.OUT_OF_CAPACITY, Reason.INSTANCE_UNREACHABLE):

@@ -20,7 +20,7 @@ def names(project: Project) -> list[str]:
     return [row.name for row in queue_rows(services.ensure_queue(project))]
 
 
-def test_higher_priority_goes_first_and_equals_in_order_of_arrival(project: Project, member: User) -> None:
+def test_higher_priority_is_first_and_equals_are_in_order_of_arrival(project: Project, member: User) -> None:
     """R22, R23, R27."""
     for name, priority in [("dev", 30), ("train-a", 50), ("train-b", 50), ("ab", 70)]:
         make_run(project, member, name, priority=priority)
@@ -137,7 +137,7 @@ def test_no_secret_value_is_stored_in_the_clear(project: Project, member: User) 
     assert "s3cr3tkey" not in stored
 
 
-def test_a_paused_queue_keeps_its_order_and_lets_nothing_go(project: Project, member: User) -> None:
+def test_a_paused_queue_keeps_its_order_and_starts_no_run(project: Project, member: User) -> None:
     make_host()
     queue = services.ensure_queue(project)
     with pytest.raises(Forbidden):

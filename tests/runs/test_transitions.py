@@ -29,7 +29,7 @@ def test_a_move_writes_status_event_and_counters_together(run: Run) -> None:
     assert list(differences()) == []
 
 
-def test_of_two_who_move_the_same_run_one_wins_and_the_other_changes_nothing(run: Run) -> None:
+def test_of_two_concurrent_transitions_of_a_run_one_wins_and_the_other_changes_nothing(run: Run) -> None:
     twin = Run.objects.get(pk=run.pk)
     assert move_run(run, RunStatus.PROVISIONING, now=timezone.now())
     assert not move_run(twin, RunStatus.TERMINATED, now=timezone.now())
@@ -57,7 +57,7 @@ def test_an_illegal_move_of_a_job_raises_and_names_the_job(run: Run) -> None:
     assert Job.objects.get(pk=job.pk).status == JobStatus.FAILED
 
 
-def test_a_job_that_a_runner_has_claimed_meanwhile_does_not_end_as_unclaimed(run: Run) -> None:
+def test_a_concurrently_claimed_job_does_not_end_as_unclaimed(run: Run) -> None:
     job = cloud_job(run)
     assert attempts.claim_job(job.pk, "nonce", "here")
     assert not move_job(job, JobStatus.FAILED, now=timezone.now(), unclaimed=True)
@@ -76,7 +76,7 @@ def test_locking_a_run_to_change_its_jobs_raises_the_version_that_polls_compare(
     assert lock_run(run.pk).version == before + 1
 
 
-def test_nothing_leaves_an_ended_status_and_everything_else_can_end() -> None:
+def test_ended_statuses_are_final_and_every_other_status_can_end() -> None:
     ended = {RunStatus.DONE, RunStatus.FAILED, RunStatus.TERMINATED}
     for status, targets in RUN_MOVES.items():
         assert (not targets) == (status in ended)

@@ -11,7 +11,7 @@ from tests.factories import make_run
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_submit_succeeds_while_the_broker_is_away(
+def test_a_submit_succeeds_during_a_broker_outage(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(**_: object) -> None:

@@ -269,7 +269,7 @@ def overridden(overrides: dict[str, Any], text: str = HEAD + "priority: 30\nenv:
     return parse_run_file(text, client_env={"T": "t"}, overrides=overrides)
 
 
-def test_the_command_line_goes_before_the_file() -> None:
+def test_the_command_line_overrides_the_file() -> None:
     """R26: a priority set in the command line."""
     read = overridden({"priority": 90, "name": "urgent"})
     assert (read.fields.priority, read.fields.name) == (90, "urgent")

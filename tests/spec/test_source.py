@@ -19,7 +19,7 @@ def refused(config: Any) -> list[FieldError]:
     return caught.value.errors
 
 
-def test_each_key_and_item_knows_its_line() -> None:
+def test_each_key_and_item_has_its_line() -> None:
     source = read("type: task\n\ncommands:\n  - a\n  - b\nresources:\n  gpu: 1\n")
     assert source.lines == {
         "type": 1,

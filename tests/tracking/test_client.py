@@ -51,7 +51,7 @@ def test_one_connection_is_kept_and_made_again_when_the_server_closed_it(ear: Ea
     assert ear.tokens == {"Bearer secret"}
 
 
-def test_the_token_goes_nowhere_else(ear: Ear) -> None:
+def test_the_token_is_not_sent_to_the_target_of_a_redirect(ear: Ear) -> None:
     with Ear() as elsewhere:
         ear.then = (307, {"Location": elsewhere.url}, b"")
         assert TasksClient(ear.url, "secret")(b"{}").outcome is Outcome.RETRY

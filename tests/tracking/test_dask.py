@@ -137,7 +137,7 @@ def test_watching_twice_counts_once_and_the_end_is_reported(ear: Ear) -> None:
     assert len(ear.reporters) == 1
 
 
-def test_who_takes_the_plugin_away_again_ends_the_reporter(ear: Ear, cluster: LocalCluster, client: Client) -> None:
+def test_unregistering_the_plugin_ends_the_reporter(ear: Ear, cluster: LocalCluster, client: Client) -> None:
     watch(client, url=ear.url, token="t")
     done = client.map(work, range(10))
     wait(done)
@@ -166,7 +166,7 @@ def test_a_slow_or_unreachable_server_delays_no_task_and_gets_the_newest_states(
     same(ear, cluster)
 
 
-def test_watching_a_cluster_of_ones_own_process_leaves_its_modules_alone(ear: Ear, client: Client) -> None:
+def test_watching_a_cluster_in_the_same_process_does_not_change_its_modules(ear: Ear, client: Client) -> None:
     watch(client, url=ear.url, token="t")
     assert Sender.event.__globals__ is vars(sender)
 
@@ -194,7 +194,7 @@ def test_a_killed_worker_and_retries_leave_the_counts_right(ear: Ear) -> None:
         same(ear, cluster, slow={"memory": 40})
 
 
-def test_a_restart_forgets_all_and_goes_on_counting(ear: Ear) -> None:
+def test_a_restart_forgets_all_tasks_and_continues_counting(ear: Ear) -> None:
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,

@@ -126,7 +126,7 @@ def test_after_20_000_tasks_in_5_000_groups_the_counters_are_the_schedulers(run:
     assert list(recount.differences()) == []
 
 
-def test_after_the_end_it_is_known_how_each_task_ended(run: Run, client: Client) -> None:
+def test_after_the_end_the_outcome_of_each_task_is_known(run: Run, client: Client) -> None:
     """As in examples/dask.yaml: some scores fail, then the program drops everything and ends."""
     loaded = client.map(work, range(60), key=[f"load-{i}" for i in range(60)])
     scores = client.map(score, loaded, key=[f"score-{i}" for i in range(60)])

@@ -23,7 +23,7 @@ def test_long_names_with_the_same_beginning_stay_apart() -> None:
     assert len(first) == len(second) == NAME_MAX
 
 
-def test_names_are_as_long_as_the_server_takes() -> None:
+def test_names_are_cut_at_the_servers_limits() -> None:
     assert (KEY_MAX, NAME_MAX) == (models.KEY_MAX, models.NAME_MAX)
     event = to_json("events", "k" * 999, (1, "erred", "p" * 999, "g" * 999, None, "m" * 9999))
     assert [len(event[name]) for name in ("key", "prefix", "group", "message")] == [300, 200, 200, MESSAGE_MAX]

@@ -136,7 +136,7 @@ def test_beyond_the_limit_groups_count_together_and_totals_stay(
     assert len([group for _, group in page if group != OTHERS]) <= groups_max
 
 
-def test_times_add_up_over_the_lives_of_a_group_and_begin_where_watching_does() -> None:
+def test_times_add_up_over_the_lives_of_a_group_from_the_start_of_watching() -> None:
     counter, page = GroupCounter(), Page()
     scheduler = Scheduler(counter)
     scheduler.put("a-1-0", "processing", marked=False)
@@ -176,7 +176,7 @@ def test_tasks_without_a_transition_event_are_found_by_a_scan() -> None:
     assert page["scattered", "scattered-"][0] == {"memory": 2}
 
 
-def test_a_group_that_died_since_the_looking_began_is_not_counted_again() -> None:
+def test_a_group_that_ended_during_a_scan_is_not_counted_again() -> None:
     counter, page = GroupCounter(), Page()
     scheduler = Scheduler(counter)
     scheduler.put("a-1-0", "memory")
@@ -188,7 +188,7 @@ def test_a_group_that_died_since_the_looking_began_is_not_counted_again() -> Non
     assert page["a", "a-1-"][0] == {"forgotten_done": 1}
 
 
-def test_a_state_that_is_not_known_counts_as_waiting() -> None:
+def test_an_unknown_state_counts_as_waiting() -> None:
     counter, page = GroupCounter(), Page()
     group = Group("a-1-")
     group.states |= {"thinking": 2, "waiting": 1}
@@ -197,7 +197,7 @@ def test_a_state_that_is_not_known_counts_as_waiting() -> None:
     assert page["a", "a-1-"][0] == {"waiting": 3}
 
 
-def test_a_group_that_is_gone_is_held_no_longer() -> None:
+def test_an_ended_group_is_released_from_memory() -> None:
     counter = GroupCounter()
     scheduler = Scheduler(counter)
     for i in range(50):
@@ -223,7 +223,7 @@ def test_for_a_next_attempt_all_counts_are_collected_again_some_at_a_time() -> N
     assert counter.collect() == []
 
 
-def test_a_result_that_is_computed_again_and_given_up_was_not_done() -> None:
+def test_a_recomputed_and_released_result_does_not_count_as_done() -> None:
     counter, page = GroupCounter(), Page()
     scheduler = Scheduler(counter)
     seen = []

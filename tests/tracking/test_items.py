@@ -35,7 +35,7 @@ def test_items_wait_are_worked_on_and_are_done(reporting: Ear) -> None:
     assert last["duration_s"] > 0
 
 
-def test_an_iterable_without_a_length_may_be_given_one(reporting: Ear) -> None:
+def test_an_iterable_without_a_length_may_get_an_explicit_one(reporting: Ear) -> None:
     walk = track((number for number in range(2)), 3, prefix="rows")
     next(walk)
     assert counts(reporting, "rows") == {"processing": 1, "waiting": 2}
@@ -48,7 +48,7 @@ def test_an_iterable_without_a_length_may_be_given_one(reporting: Ear) -> None:
     assert counts(reporting, "more") == {"memory": 2}
 
 
-def test_whatever_a_program_has_for_a_number_the_loop_goes_on(reporting: Ear) -> None:
+def test_an_unusable_length_does_not_break_the_loop(reporting: Ear) -> None:
     class Rows:
         def __len__(self) -> int:
             raise NotImplementedError
@@ -63,7 +63,7 @@ def test_whatever_a_program_has_for_a_number_the_loop_goes_on(reporting: Ear) ->
     assert counts(reporting, "odd") == {"memory": 10}
 
 
-def test_more_items_than_were_reported_are_counted_all_the_same(reporting: Ear) -> None:
+def test_more_items_than_the_given_length_are_counted(reporting: Ear) -> None:
     assert list(track(range(5), 3)) == [0, 1, 2, 3, 4]
     assert counts(reporting) == {"memory": 5}
 
@@ -86,7 +86,7 @@ def test_an_exception_in_the_loop_releases_the_rest(reporting: Ear) -> None:
     assert counts(reporting) == {"memory": 3, "released": 7}
 
 
-def test_an_item_that_the_iterable_cannot_give_has_failed(reporting: Ear) -> None:
+def test_an_exception_of_the_iterable_counts_as_a_failed_item(reporting: Ear) -> None:
     def rows() -> Iterator[int]:
         yield 1
         raise OSError("no disk")
@@ -124,7 +124,7 @@ def test_loops_within_loops_and_in_threads(reporting: Ear) -> None:
     assert counts(reporting, "batches") == {"memory": 1200}
 
 
-def test_a_loop_that_the_garbage_collector_ends_is_over(reporting: Ear) -> None:
+def test_a_garbage_collected_loop_is_ended(reporting: Ear) -> None:
     walk = track(range(3))
     next(walk)
     cycle = [walk]
@@ -163,7 +163,7 @@ def test_a_loop_that_ends_amid_another_threads_report_does_not_deadlock(
     assert counts(reporting) == {"released": 3}
 
 
-def test_who_begins_a_loop_while_another_begins_does_not_lock_itself_out(
+def test_starting_a_loop_within_the_start_of_another_does_not_deadlock(
     reporting: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = tasks._LoopCounts
@@ -187,7 +187,7 @@ def test_a_loop_that_was_never_begun_is_not_reported(reporting: Ear) -> None:
     assert counts(reporting) == {}
 
 
-def test_when_all_loops_are_over_the_sender_rests(reporting: Ear) -> None:
+def test_after_the_last_loop_the_sender_is_idle(reporting: Ear) -> None:
     list(track(range(3)))
     assert counts(reporting) == {"memory": 3}
     assert flush()

@@ -181,7 +181,7 @@ if __name__ == "__main__":
     assert ear.ended == ear.reporters
 
 
-def test_a_program_that_goes_on_reports_for_its_pool_meanwhile(ear: Ear, tmp_path: Path) -> None:
+def test_a_running_program_forwards_reports_of_its_pool(ear: Ear, tmp_path: Path) -> None:
     code = """
 import multiprocessing, sys
 from dstackweb.tracking import current, flush, task
@@ -231,7 +231,7 @@ for item in track(range(3)):
     assert len(ear.ended) == len(ear.reporters) == 4
 
 
-def test_a_child_that_was_forked_amid_a_report_leaves_block_and_loop_at_once(ear: Ear, tmp_path: Path) -> None:
+def test_a_child_forked_during_a_report_is_not_blocked(ear: Ear, tmp_path: Path) -> None:
     code = """
 import os, signal, sys, threading
 from dstackweb.tracking import current, task, track
@@ -346,7 +346,7 @@ with task("a-1"):
     assert len(ear.reporters) == 2
 
 
-def test_a_server_that_is_away_is_one_warning_and_a_short_wait(tmp_path: Path) -> None:
+def test_an_unreachable_server_costs_one_warning_and_a_short_wait(tmp_path: Path) -> None:
     code = """
 import atexit
 from dstackweb.tracking import current, task, track

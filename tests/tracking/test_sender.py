@@ -124,7 +124,7 @@ def test_a_small_request_refused_as_too_large_is_dropped_as_a_whole(caplog: pyte
     sender.close()
 
 
-def test_one_entry_that_is_too_large_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_single_entry_that_is_too_large_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     post = FakeServer(SendResult(Outcome.SPLIT, detail="413 too large"))
     sender = sending(post)
     sender.event("a-1", "waiting")
@@ -147,7 +147,7 @@ def test_retry_after_of_the_server_is_respected(caplog: pytest.LogCaptureFixture
     sender.close()
 
 
-def test_that_wait_is_kept_at_the_end_of_the_program_too() -> None:
+def test_retry_after_is_respected_at_the_end_of_the_program_too() -> None:
     post = FakeServer(SendResult(Outcome.RETRY, 0.3, "429 slowly"))
     sender = sending(post)
     sender.event("a-1", "waiting")
@@ -156,7 +156,7 @@ def test_that_wait_is_kept_at_the_end_of_the_program_too() -> None:
     assert post.asked[1][0] - post.asked[0][0] >= 0.3
 
 
-def test_a_wait_beyond_the_end_of_the_program_gives_up_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_longer_than_the_exit_timeout_is_not_begun(caplog: pytest.LogCaptureFixture) -> None:
     post = FakeServer(*[SendResult(Outcome.RETRY, 60, "429 slowly")] * 9)
     sender = sending(post)
     sender.event("a-1", "waiting")
@@ -167,7 +167,7 @@ def test_a_wait_beyond_the_end_of_the_program_gives_up_at_once(caplog: pytest.Lo
     assert caplog.messages == ["1 tasks or groups were not reported"]
 
 
-def test_a_server_that_is_away_costs_one_warning_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_server_costs_one_warning_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dstackweb.tracking")
     post = FakeServer(*[SendResult(Outcome.RETRY, None, "refused")] * 8)
     sender = sending(post)
@@ -235,7 +235,7 @@ def test_a_next_attempt_of_the_run_is_noticed() -> None:
     sender.close()
 
 
-def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_the_end_of_the_attempt_nothing_is_sent_or_kept(caplog: pytest.LogCaptureFixture) -> None:
     post = FakeServer(SendResult(Outcome.ENDED, detail="409 the attempt is over"))
     sender = sending(post)
     sender.event("a-1", "waiting")
@@ -250,7 +250,7 @@ def test_when_the_attempt_is_over_nothing_more_is_sent_or_kept(caplog: pytest.Lo
     assert len(post.asked) == 1
 
 
-def test_a_stopped_sender_keeps_no_caller_waiting() -> None:
+def test_a_stopped_sender_does_not_block_callers() -> None:
     post = FakeServer(SendResult(Outcome.ENDED, detail="409 the attempt is over"))
     sender = sending(post)
     sender.event("a-1", "memory")
@@ -295,7 +295,9 @@ def test_a_reporter_without_reports_reports_no_end() -> None:
     assert not post.asked
 
 
-def test_a_server_that_never_answers_keeps_no_program_from_ending(ear: Ear, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_never_answers_does_not_delay_the_programs_exit(
+    ear: Ear, caplog: pytest.LogCaptureFixture
+) -> None:
     ear.hold.clear()
     sender = Sender(ear.url, "secret", interval_s=0.01)
     sender.event("a-1", "waiting")
@@ -316,7 +318,7 @@ def test_characters_invalid_in_json_or_databases_are_replaced(ear: Ear) -> None:
     sender.close()
 
 
-def test_who_reports_while_it_reports_does_not_lock_itself_out() -> None:
+def test_a_report_within_a_report_does_not_deadlock() -> None:
     """As a signal's handler does, or the end of something that the garbage collector found."""
     post = FakeServer()
     sender = sending(post)
@@ -373,7 +375,7 @@ def test_many_threads_report_at_once() -> None:
     assert len({event["seq"] for event in events}) == len(events)
 
 
-def test_a_reporter_that_has_nothing_to_say_says_that_it_goes_on() -> None:
+def test_a_reporter_without_news_sends_heartbeats() -> None:
     post = FakeServer()
     sender = sending(post, heartbeat_s=0.05)  # type: ignore[arg-type]  # whole seconds otherwise
     time.sleep(0.1)
@@ -389,7 +391,7 @@ def test_a_reporter_that_has_nothing_to_say_says_that_it_goes_on() -> None:
     assert len(post.bodies) == said
 
 
-def test_a_heartbeat_that_finds_the_run_over_stops_the_sender(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_heartbeat_after_the_end_of_the_run_stops_the_sender(caplog: pytest.LogCaptureFixture) -> None:
     post = FakeServer(OK, SendResult(Outcome.RETRY, detail="refused"), SendResult(Outcome.ENDED, detail="409 over"))
     sender = sending(post, heartbeat_s=0.02)  # type: ignore[arg-type]  # whole seconds otherwise
     sender.event("a-1", "processing")

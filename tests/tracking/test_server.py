@@ -176,7 +176,7 @@ for number in range(50):
     all_agree()
 
 
-def test_a_server_that_was_away_meanwhile_gets_all(job: Job, live_server: Any, tmp_path: Path) -> None:
+def test_a_server_gets_all_reports_after_an_outage(job: Job, live_server: Any, tmp_path: Path) -> None:
     gate = Gate(int(urlsplit(live_server.url).port or 0))
     code = """
 import sys
@@ -241,7 +241,7 @@ assert current.current_sender().stopped
     assert set(kept()) == {"a-1"}
 
 
-def test_a_reporter_outside_the_run_waits_for_its_start_and_goes_on_with_its_next_attempt(
+def test_a_reporter_outside_the_run_waits_for_its_start_and_follows_its_next_attempt(
     transactional_db: None, live_server: Any, tmp_path: Path
 ) -> None:
     project = make_project("main")
@@ -314,7 +314,7 @@ for step in track(range(4), prefix="step"):
 
 @pytest.mark.slow
 @pytest.mark.both_sides
-def test_forty_small_reporters_at_once_all_deliver(env: dict[str, str], tmp_path: Path) -> None:
+def test_forty_concurrent_reporters_all_deliver(env: dict[str, str], tmp_path: Path) -> None:
     code = """
 import os, threading, time
 from dstackweb.tracking.sender import Sender

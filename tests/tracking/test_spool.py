@@ -57,7 +57,7 @@ def test_an_entry_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     assert [key for _kind, key, _values in found(folder)["dead"]] == ["a-1"]
 
 
-def test_a_damaged_file_keeps_nothing_else_from_being_sent(tmp_path: Path) -> None:
+def test_a_damaged_file_does_not_block_others(tmp_path: Path) -> None:
     folder = tmp_path / "left"
     for name in ("a", "b"):
         spool = Spool(folder, name)

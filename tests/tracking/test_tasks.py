@@ -58,7 +58,7 @@ def test_names_of_any_kind_are_reported_as_text(reporting: Ear, tmp_path: Path) 
     assert (event["prefix"], event["group"]) == ("clean", "7")
 
 
-def test_who_reports_while_the_sender_is_made_does_not_lock_itself_out(
+def test_a_report_during_the_creation_of_the_sender_does_not_deadlock(
     reporting: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = current._make_sender
@@ -77,14 +77,14 @@ def test_who_reports_while_the_sender_is_made_does_not_lock_itself_out(
     assert len(reporting.states()) == 3  # and the function's own
 
 
-def test_a_block_that_an_exception_leaves_has_failed_and_says_why_and_where(reporting: Ear) -> None:
+def test_a_block_left_by_an_exception_has_failed_with_message_and_traceback(reporting: Ear) -> None:
     with pytest.raises(ZeroDivisionError), task("train-1"):
         double(1 // 0)
     assert flush()
     event = reporting.events()["train-1"]
     assert event["state"] == "erred"
     assert event["message"].startswith("ZeroDivisionError: integer division or modulo by zero (test_tasks.py:")
-    assert event["message"].endswith(" in test_a_block_that_an_exception_leaves_has_failed_and_says_why_and_where)")
+    assert event["message"].endswith(" in test_a_block_left_by_an_exception_has_failed_with_message_and_traceback)")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_blocks_within_blocks_are_tasks_of_their_own(reporting: Ear) -> None:
     assert states(reporting) == {"outer-1": "memory", "inner-1": "erred", "inner-2": "memory"}
 
 
-def test_keys_may_be_tuples_and_prefix_and_group_given(reporting: Ear) -> None:
+def test_keys_may_be_tuples_and_prefix_and_group_may_be_set(reporting: Ear) -> None:
     with task(("load-a1", 3)), task("x", prefix="load", group="load-b"):
         pass
     assert flush()
@@ -147,7 +147,7 @@ def test_each_call_of_a_function_is_a_task(reporting: Ear) -> None:
     }
 
 
-def test_the_name_may_be_given(reporting: Ear) -> None:
+def test_the_name_may_be_set(reporting: Ear) -> None:
     @task("step-2", group="early")
     def step() -> None:
         raise ValueError("no")
@@ -246,7 +246,7 @@ def test_an_asynchronous_generator_is_sent_to_thrown_into_and_closed_as_if_it_we
     assert list(states(reporting).values()) == ["released"]
 
 
-def test_tasks_to_come_wait(reporting: Ear) -> None:
+def test_announced_tasks_are_waiting(reporting: Ear) -> None:
     waiting([f"train-{number}" for number in range(3)], prefix="train")
     with task("train-1"):
         pass

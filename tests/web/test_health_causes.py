@@ -55,7 +55,7 @@ def test_a_silent_host_is_one_line_with_the_jobs_that_wait_for_it(project: Proje
 
 
 @pytest.mark.django_db
-def test_a_silent_host_without_jobs_can_be_removed_and_is_no_trouble_of_isolation() -> None:
+def test_a_silent_host_without_jobs_can_be_removed_and_is_no_isolation_problem() -> None:
     make_host("gpu-2")
     Host.objects.update(silent_s=1e6, isolation="none")
     silent = next(check for check in health_causes.checks() if check.value == "silent")
@@ -73,7 +73,7 @@ def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
 
 
 @pytest.mark.django_db
-def test_the_worst_comes_first_and_one_cause_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_causes_are_sorted_by_severity_with_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> None:
         raise ConnectionError("the cache is away")
 

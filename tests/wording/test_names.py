@@ -23,7 +23,7 @@ def test_a_name_is_shown(name: str, shown: str) -> None:
 
 
 @given(st.text())
-def test_every_name_can_be_seen(name: str) -> None:
+def test_every_name_has_visible_characters(name: str) -> None:
     shown = visible(name)
     assert shown.strip() == shown != ""
     assert "\n" not in shown

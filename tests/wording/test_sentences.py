@@ -124,7 +124,7 @@ def _noon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_noon")
-def test_a_sentence_keeps_its_moments_apart_through_all_that_is_done_to_it() -> None:
+def test_a_sentence_keeps_its_times_as_parts_through_all_operations() -> None:
     today, later = NOW.replace(hour=18, minute=40), NOW.replace(day=6)
     busy = fill("busy until %(at)s", at=today)
     text = "it is " + joined("; ", [busy, fill("reserved until %(at)s for %(run)s", at=later, run="x %s")]) + "."

@@ -129,7 +129,7 @@ def test_the_priority_changes_by_the_fewest_points_that_put_the_run_there(line: 
 
 
 @given(lines(most=6), st.data())
-def test_where_no_rank_is_left_the_fewest_neighbours_give_way(line: Line, data: st.DataObject) -> None:
+def test_without_a_free_rank_the_fewest_neighbours_are_shifted(line: Line, data: st.DataObject) -> None:
     run = data.draw(st.sampled_from(line.runs))
     gap = data.draw(st.integers(0, len(line.runs) - 1))
     front, back, _ids = moved_to(line, [run], gap)
@@ -161,7 +161,7 @@ def test_where_no_rank_is_left_the_fewest_neighbours_give_way(line: Line, data: 
 
 
 @given(lines(least=2, most=5), st.data())
-def test_several_at_once_change_the_fewest_points_between_them(line: Line, data: st.DataObject) -> None:
+def test_moving_several_runs_changes_the_fewest_priority_points(line: Line, data: st.DataObject) -> None:
     """Where there is room: a wide range of seniorities, so that only the levels bind."""
     bounds = MoveBounds(line.bounds.step_us * 1000, 0, data.draw(st.sampled_from([500, 5000, 250_000])))
     runs = sorted(
@@ -283,7 +283,7 @@ def test_the_top_of_a_queue_whose_head_is_its_oldest_costs_one_point() -> None:
     assert plan(line, [line.runs[3]], 0) == [RankChange(3, 10**15 + 3 * 10**6, 51)]
 
 
-def test_the_top_of_a_queue_at_priority_100_lets_the_head_give_way_by_a_microsecond() -> None:
+def test_a_move_to_the_top_at_priority_100_shifts_the_head_by_a_microsecond() -> None:
     bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 100, bounds) for id in range(4)], bounds)
     assert sorted(plan(line, [line.runs[3]], 0), key=lambda change: change.id) == [
@@ -306,7 +306,7 @@ def test_neighbors_shift_on_the_side_where_fewer_must(
     assert {change.id for change in changes} == {3, shifted}
 
 
-def test_a_run_between_two_of_its_own_level_keeps_its_priority() -> None:
+def test_a_run_moved_between_two_of_its_own_priority_keeps_it() -> None:
     bounds = MoveBounds(ordering.step_us(None), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 50, bounds) for id in range(4)], bounds)
     assert [change.priority for change in plan(line, [line.runs[3]], 1)] == [50]
@@ -336,7 +336,7 @@ def test_a_waiting_run_is_overtaken_only_by_runs_that_arrive_within_the_ageing_b
 
 
 @given(st.integers(0, 99), st.integers(0, 10**14), st.integers(0, 10**14))
-def test_in_a_strict_queue_no_wait_makes_up_for_a_point_and_equals_are_first_come_first_served(
+def test_in_a_strict_queue_no_wait_outweighs_priority_and_equals_are_first_come_first_served(
     level: int, one: int, other: int
 ) -> None:
     step, start = ordering.step_us(None), 1_760_000_000_000_000

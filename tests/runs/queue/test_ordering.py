@@ -46,7 +46,7 @@ def test_seniorities_of_one_queue_rise_whatever_the_clock_does(clock: list[int])
     assert all(b - a >= ordering.MIN_GAP_US for a, b in itertools.pairwise(given_out))
 
 
-def test_the_example_of_the_customer_goes_in_its_order() -> None:
+def test_the_documented_example_has_its_order() -> None:
     """R27: hot-fix 90, A/B test 70, regular 50, development 30."""
     step = ordering.step_us(30)
     at = {"development": (30, 1), "regular": (50, 2), "ab-test": (70, 3), "hot-fix": (90, 4)}

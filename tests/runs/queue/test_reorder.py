@@ -131,7 +131,7 @@ def test_a_move_needs_few_statements_however_many_wait(
         reorder.move([runs["e"]], manager, "manager", MoveTarget("before", runs["b"]))
 
 
-def test_a_neighbour_that_gives_way_is_undone_with_the_move_and_has_no_event(project: Project, manager: User) -> None:
+def test_a_shifted_neighbour_is_restored_by_undo_and_has_no_event(project: Project, manager: User) -> None:
     first, second = (make_run(project, manager, name, role="manager", priority=100) for name in "ab")
     before = {run.pk: (run.seniority_us, run.rank) for run in Run.objects.all()}
     done = reorder.move([second], manager, "manager", MoveTarget("top"))
@@ -236,7 +236,7 @@ def test_a_member_with_very_many_runs_moves_one_past_them_as_fast_as_past_a_few(
     assert len(Move.objects.get().changes) == 1
 
 
-def test_a_members_run_comes_to_the_nearest_of_their_own_places(
+def test_a_members_run_moves_to_the_nearest_of_their_own_positions(
     project: Project, member: User, runs: dict[str, Run]
 ) -> None:
     done = reorder.move([runs["e"]], member, "member", MoveTarget("before", runs["b"]))
@@ -251,7 +251,7 @@ def test_a_members_move_past_only_other_members_runs_is_refused_with_the_reason(
         reorder.move([runs["c"]], member, "member", MoveTarget("before", runs["b"]))
 
 
-def test_a_members_run_takes_no_priority_above_the_members_highest(
+def test_a_members_run_gets_no_priority_above_the_limit_for_members(
     project: Project, member: User, manager: User
 ) -> None:
     Project.objects.filter(pk=project.pk).update(member_max_priority=60)
@@ -305,7 +305,7 @@ def test_a_change_of_priority_can_be_undone_too(project: Project, member: User, 
     ]
 
 
-def test_a_placed_runs_priority_leaves_the_last_move_to_be_taken_back(member: User, runs: dict[str, Run]) -> None:
+def test_changing_a_placed_runs_priority_keeps_the_last_move_undoable(member: User, runs: dict[str, Run]) -> None:
     make_host(cpus=1)
     assert place_all() == 1
     moved = reorder.move([runs["e"]], member, "member", MoveTarget("before", runs["c"]))
@@ -315,7 +315,7 @@ def test_a_placed_runs_priority_leaves_the_last_move_to_be_taken_back(member: Us
     assert latest.pk == moved.move_id
 
 
-def test_undo_comes_too_late_after_its_seconds(member: User, runs: dict[str, Run]) -> None:
+def test_undo_expires_after_some_seconds(member: User, runs: dict[str, Run]) -> None:
     done = reorder.set_priorities([runs["a"]], member, "member", 60)
     queue = runs["a"].queue
     assert (offered := reorder.undoable(queue, member)) is not None
@@ -327,7 +327,7 @@ def test_undo_comes_too_late_after_its_seconds(member: User, runs: dict[str, Run
         reorder.undo(done.move_id, member, "member")
 
 
-def test_undo_is_for_who_made_the_move(member: User, manager: User, runs: dict[str, Run]) -> None:
+def test_undo_is_offered_only_to_the_user_who_made_the_move(member: User, manager: User, runs: dict[str, Run]) -> None:
     done = reorder.set_priorities([runs["a"]], member, "member", 60)
     assert done.move_id is not None
     with pytest.raises(Forbidden):
@@ -409,7 +409,7 @@ def test_a_members_run_stopped_while_its_move_is_planned_is_a_conflict(
         reorder.move([runs["e"]], member, "member", MoveTarget("top"))
 
 
-def test_a_move_with_a_run_that_would_give_way_and_is_stopped_meanwhile_changes_nothing(
+def test_a_move_whose_shifted_neighbour_is_stopped_concurrently_changes_nothing(
     project: Project, member: User, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = reorder.plan_reordering

@@ -32,7 +32,7 @@ __all__ = ["fake"]
 pytestmark = pytest.mark.django_db
 
 
-def test_a_machine_whose_agent_calls_is_there_whatever_the_cloud_leaves_out(
+def test_an_instance_with_heartbeats_is_alive_even_if_the_cloud_does_not_list_it(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     """The answer may be that of another account, whose credentials were set meanwhile."""
@@ -84,7 +84,7 @@ def test_slow_regions_do_not_starve_others(
     assert len(seen) == 20
 
 
-def test_machines_end_also_while_starting_others_takes_all_the_time(
+def test_slow_launches_do_not_delay_terminations(
     project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done(running(paid(project, member, idle_duration="off"), fake))
@@ -109,7 +109,7 @@ def test_a_runner_that_claims_a_job_and_never_starts_it_is_ordered_to_stop(
     assert (job_of(run).status, job_of(run).stop_reason) == (JobStatus.TERMINATING, Reason.NO_CAPACITY)
 
 
-def test_a_runner_that_waits_for_another_node_s_machine_is_not_late(
+def test_a_runner_that_waits_for_another_nodes_instance_is_not_late(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member, nodes=2)
@@ -127,9 +127,7 @@ def test_a_runner_that_waits_for_another_node_s_machine_is_not_late(
     assert Job.objects.get(pk=first.pk).status == JobStatus.PROVISIONING
 
 
-def test_a_machine_that_has_fallen_silent_is_not_given_to_the_next_run(
-    project: Project, member: User, fake: FakeCloud
-) -> None:
+def test_an_instance_without_heartbeats_is_not_reused(project: Project, member: User, fake: FakeCloud) -> None:
     done(running(paid(project, member, idle_duration="10m"), fake))
     fake.tick(5)
     idle = the_machine()
@@ -139,9 +137,7 @@ def test_a_machine_that_has_fallen_silent_is_not_given_to_the_next_run(
     assert job_of(again).instance != idle
 
 
-def test_nothing_that_is_done_all_the_time_walks_through_machines_and_jobs_of_the_past(
-    project: Project, member: User, fake: FakeCloud
-) -> None:
+def test_frequent_queries_do_not_scan_past_instances_and_jobs(project: Project, member: User, fake: FakeCloud) -> None:
     """Rows of machines are kept as long as their jobs'; SQLite's plans say what would look at all of them."""
     running(paid(project, member), fake)
     paid(project, member)

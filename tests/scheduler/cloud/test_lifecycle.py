@@ -117,14 +117,12 @@ machines = st.builds(
         (instance(S.STOPPING, status_s=1e5), None, None),
     ],
 )
-def test_when_a_machine_is_to_end(row: Instance, job: Job | None, why: str | None) -> None:
+def test_an_instance_is_terminated_for_each_reason(row: Instance, job: Job | None, why: str | None) -> None:
     assert reason_to_end(row, job, NOW) == why
 
 
 @given(rows, jobs, st.sampled_from(["unreachable", "not_started", "silent", "interrupted", "cloud"]))
-def test_a_job_that_may_have_been_executing_never_gets_another_machine(
-    row: Instance, job: Job | None, why: str
-) -> None:
+def test_a_possibly_executing_job_never_gets_another_instance(row: Instance, job: Job | None, why: str) -> None:
     becomes = follow_up(row, job, why)
     if becomes is JobFollowUp.OTHER_OFFER:
         assert job is not None
@@ -136,7 +134,7 @@ def test_a_job_that_may_have_been_executing_never_gets_another_machine(
 
 
 @given(rows, st.none() | machines)
-def test_a_row_is_gone_only_by_the_cloud_s_word(row: Instance, machine: CloudInstance | None) -> None:
+def test_an_instance_counts_as_gone_only_if_the_cloud_confirms_it(row: Instance, machine: CloudInstance | None) -> None:
     said = cloud_state(row, machine)
     if said is CloudState.GONE:
         assert row.status != S.GONE
@@ -170,7 +168,7 @@ def test_only_working_instances_stay_idle_for_reuse(row: Instance, reason: str, 
 
 
 @given(st.integers(0, 10_000), st.integers(-100, 1000))
-def test_a_grace_ends_before_the_machine_does(stop_s: int, left_s: int) -> None:
+def test_the_grace_of_a_job_ends_before_its_instance(stop_s: int, left_s: int) -> None:
     grace = grace_s(stop_s, NOW + dt.timedelta(seconds=left_s), NOW)
     assert 0 <= grace <= stop_s
     assert grace == 0 or grace <= left_s - 10

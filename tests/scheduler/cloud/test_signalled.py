@@ -54,7 +54,7 @@ def fresh(job: Job) -> Job:
     return Job.objects.select_related("run").get(pk=job.pk)
 
 
-def test_a_machine_that_is_ended_from_outside_interrupts_its_job(job: Job, fake: FakeCloud) -> None:
+def test_an_externally_terminated_instance_interrupts_its_job(job: Job, fake: FakeCloud) -> None:
     fake.set("i-0", state=InstanceState.ENDING, why="cloud", text="User initiated shutdown")
     report(job)
     assert (fresh(job).status, fresh(job).run.status) == (JobStatus.TERMINATING, RunStatus.RUNNING)
@@ -73,7 +73,7 @@ def test_the_cloud_api_shows_that_a_spot_instance_was_reclaimed(job: Job, fake: 
     assert fresh(job).termination_reason == Reason.INTERRUPTED
 
 
-def test_a_job_that_was_killed_on_a_machine_that_runs_on_has_failed_by_itself(job: Job, fake: FakeCloud) -> None:
+def test_a_job_killed_on_a_healthy_instance_fails_by_itself(job: Job, fake: FakeCloud) -> None:
     report(job, 128 + 9)
     fake.tick(5)
     assert fresh(job).status == JobStatus.TERMINATING
@@ -105,7 +105,7 @@ def test_a_spot_notice_that_only_the_runner_has_seen_is_an_interruption_at_once(
     assert Instance.objects.get().interrupted_at is not None
 
 
-def test_a_notice_that_comes_after_the_report_settles_it(job: Job, fake: FakeCloud) -> None:
+def test_a_notice_after_the_report_makes_it_an_interruption(job: Job, fake: FakeCloud) -> None:
     report(job)
     agents.record_interruption(job.instance_id, fake.now + dt.timedelta(seconds=1))
     fake.tick(1)
@@ -183,7 +183,7 @@ def test_an_own_host_that_is_shut_down_interrupts_its_jobs(project: Project, mem
     assert statuses.message(ended.detail, "") == "its machine was shut down while it ran (exit code 143)"
 
 
-def test_a_signal_to_the_commands_alone_on_an_own_host_is_their_own_end(project: Project, member: User) -> None:
+def test_on_an_own_host_commands_killed_by_a_signal_fail_by_themselves(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member, retry=RETRY)
     place_all()
@@ -192,7 +192,7 @@ def test_a_signal_to_the_commands_alone_on_an_own_host_is_their_own_end(project:
     assert fresh(job).run.status == RunStatus.FAILED
 
 
-def test_the_machine_of_a_settled_job_serves_no_other(job: Job, fake: FakeCloud) -> None:
+def test_the_instance_of_a_signalled_job_is_not_reused(job: Job, fake: FakeCloud) -> None:
     fake.set("i-0", state=InstanceState.ENDING)
     report(job)
     fake.tick(5)

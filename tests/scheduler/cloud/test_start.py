@@ -128,7 +128,7 @@ def test_a_spent_budget_stops_the_search_too(project: Project, member: User, fak
     assert (fake.launches, fresh(run).status) == (["a"], RunStatus.PENDING)
 
 
-def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_ends_no_machine(
+def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_terminates_no_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     at_work = paid(project, member)
@@ -165,7 +165,7 @@ def test_an_unreachable_cloud_is_shown_on_the_job_and_retried(project: Project, 
     assert job_of(run).instance.status == "starting"
 
 
-def test_a_start_killed_before_its_answer_is_written_starts_no_second_machine(
+def test_a_launch_killed_before_its_answer_is_stored_starts_no_second_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member)
@@ -195,7 +195,7 @@ def test_an_instance_ordered_from_a_backend_deleted_since_is_ended(
     assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", "deleted")
 
 
-def test_doubled_tasks_come_to_one_machine(project: Project, member: User, fake: FakeCloud) -> None:
+def test_duplicate_tasks_launch_one_instance(project: Project, member: User, fake: FakeCloud) -> None:
     run = paid(project, member)
     place_all()
     pk = job_of(run).pk
@@ -205,7 +205,7 @@ def test_doubled_tasks_come_to_one_machine(project: Project, member: User, fake:
     assert (len(fake.there), len(fake.launches), Instance.objects.count()) == (1, 1, 1)
 
 
-def test_a_machine_that_comes_after_its_run_was_stopped_is_ended(
+def test_an_instance_launched_after_its_run_was_stopped_is_terminated(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member)
@@ -218,7 +218,9 @@ def test_a_machine_that_comes_after_its_run_was_stopped_is_ended(
     assert Instance.objects.get().status == "gone"
 
 
-def test_a_machine_whose_row_was_given_up_meanwhile_is_ended(project: Project, member: User, fake: FakeCloud) -> None:
+def test_an_instance_whose_row_was_given_up_concurrently_is_terminated(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
     paid(project, member)
     place_all()
     fake.during = lambda: Instance.objects.update(status="gone", holder=None)
@@ -228,7 +230,7 @@ def test_a_machine_whose_row_was_given_up_meanwhile_is_ended(project: Project, m
     assert fake.terminated[0] == "i-0"
 
 
-def test_an_unasked_machine_of_a_stopped_run_is_gone_once_the_cloud_knows_none(
+def test_a_launch_never_sent_for_a_stopped_run_is_closed_once_the_cloud_lists_no_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member)

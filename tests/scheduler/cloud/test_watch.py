@@ -56,7 +56,7 @@ def done(job: Job) -> None:
     attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
 
 
-def test_an_idle_machine_serves_the_next_run_of_the_same_project_only(
+def test_an_idle_instance_serves_only_the_next_run_of_the_same_project(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     done(running(paid(project, member), fake))
@@ -76,7 +76,7 @@ def test_an_idle_machine_serves_the_next_run_of_the_same_project_only(
     assert job_of(again).instance.status == "running"
 
 
-def test_an_idle_instance_ends_after_its_idle_time_and_is_gone_once_the_cloud_confirms_it(
+def test_an_idle_instance_terminates_after_its_idle_time_and_is_gone_once_confirmed(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     done(running(paid(project, member, idle_duration="1m"), fake))
@@ -99,7 +99,7 @@ def test_an_idle_instance_ends_after_its_idle_time_and_is_gone_once_the_cloud_co
         ({}, Reason.INSTANCE_UNREACHABLE),
     ],
 )
-def test_a_machine_that_is_not_to_be_kept_ends_with_its_job(
+def test_an_instance_without_idle_time_terminates_with_its_job(
     project: Project, member: User, fake: FakeCloud, keys: dict[str, Any], reason: Reason
 ) -> None:
     attempts.end_job(running(paid(project, member, **keys), fake).pk, reason)
@@ -117,7 +117,7 @@ def test_an_instance_of_a_deleted_backend_is_not_kept_for_reuse(
     assert fake.terminated == ["i-0"]
 
 
-def test_an_idle_machine_that_was_ended_meanwhile_is_not_given_away(
+def test_a_concurrently_terminated_idle_instance_is_not_reused(
     project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done(running(paid(project, member), fake))
@@ -135,7 +135,7 @@ def test_an_idle_machine_that_was_ended_meanwhile_is_not_given_away(
     assert list(differences()) == []
 
 
-def test_a_run_stopped_before_its_machine_called_ends_at_once_and_the_machine_too(
+def test_a_run_stopped_before_its_instance_joined_ends_at_once_with_the_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member)
@@ -147,7 +147,7 @@ def test_a_run_stopped_before_its_machine_called_ends_at_once_and_the_machine_to
     assert fake.terminated == ["i-0"]
 
 
-def test_a_machine_that_never_calls_is_ended_and_the_next_offer_tried(
+def test_an_instance_that_never_joins_is_terminated_and_the_next_offer_tried(
     project: Project, member: User, fake: FakeCloud, settings: Settings
 ) -> None:
     settings.DSTACKWEB_CLOUD_START_DEADLINE_S = 300
@@ -163,7 +163,7 @@ def test_a_machine_that_never_calls_is_ended_and_the_next_offer_tried(
     assert waits_again(run)
 
 
-def test_a_machine_whose_agent_starts_no_runner_is_given_up_and_its_orders_with_it(
+def test_an_instance_whose_agent_starts_no_runner_is_given_up_with_its_orders(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member)
@@ -179,7 +179,7 @@ def test_a_machine_whose_agent_starts_no_runner_is_given_up_and_its_orders_with_
     assert fake.terminated == ["i-0"]
 
 
-def test_a_silent_machine_is_ended_and_its_run_once_it_is_confirmed_gone(
+def test_a_silent_instance_is_terminated_and_its_run_ends_once_that_is_confirmed(
     project: Project, member: User, fake: FakeCloud, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S = 300
@@ -195,7 +195,7 @@ def test_a_silent_machine_is_ended_and_its_run_once_it_is_confirmed_gone(
     assert Job.objects.get(run=run, attempt=1).termination_reason == Reason.INSTANCE_UNREACHABLE
 
 
-def test_an_hour_without_a_watcher_ends_no_machine(project: Project, member: User, fake: FakeCloud) -> None:
+def test_an_hour_without_a_watcher_terminates_no_instance(project: Project, member: User, fake: FakeCloud) -> None:
     running(paid(project, member), fake)
     fake.now += dt.timedelta(hours=1)
     fake.monotonic += 3600
@@ -204,7 +204,7 @@ def test_an_hour_without_a_watcher_ends_no_machine(project: Project, member: Use
 
 
 @pytest.mark.parametrize("retried", [True, False])
-def test_a_spot_machine_that_is_taken_back_stops_its_job_in_time(
+def test_a_reclaimed_spot_instance_stops_its_job_in_time(
     project: Project, member: User, fake: FakeCloud, retried: bool
 ) -> None:
     fake.offers = [offer("a", "1", spot=True)]
@@ -224,7 +224,7 @@ def test_a_spot_machine_that_is_taken_back_stops_its_job_in_time(
     assert (fake.terminated, the_machine().holder) == (["i-0"], None)
 
 
-def test_a_machine_taken_back_without_notice_is_an_interruption_once_it_is_gone(
+def test_an_instance_reclaimed_without_notice_is_an_interruption_once_gone(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member, retry=True)
@@ -238,7 +238,9 @@ def test_a_machine_taken_back_without_notice_is_an_interruption_once_it_is_gone(
     assert Job.objects.get(run=run, attempt=1).termination_reason == Reason.INTERRUPTED
 
 
-def test_a_machine_that_ends_before_it_called_is_replaced(project: Project, member: User, fake: FakeCloud) -> None:
+def test_an_instance_that_terminates_before_it_joined_is_replaced(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
     fake.offers = [offer("a", "1"), offer("b", "2")]
     run = paid(project, member)
     place_all()
@@ -250,7 +252,7 @@ def test_a_machine_that_ends_before_it_called_is_replaced(project: Project, memb
     assert (failed["code"], failed["text"]) == ("cloud", "Server.InternalError")
 
 
-def test_a_machine_that_the_cloud_forgets_is_gone_only_after_a_good_answer(
+def test_an_unlisted_instance_is_gone_only_after_a_successful_answer(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member)
@@ -266,7 +268,7 @@ def test_a_machine_that_the_cloud_forgets_is_gone_only_after_a_good_answer(
     assert (the_machine().status, fresh(run).status) == ("gone", RunStatus.FAILED)
 
 
-def test_a_job_that_does_not_stop_loses_its_machine(project: Project, member: User, fake: FakeCloud) -> None:
+def test_a_job_that_does_not_stop_has_its_instance_terminated(project: Project, member: User, fake: FakeCloud) -> None:
     run = paid(project, member, stop_duration=10)
     running(run, fake)
     services.stop(run, member, "member")
@@ -329,7 +331,7 @@ def test_an_instance_start_is_recorded_once(project: Project, member: User, fake
     }  # fmt: skip
 
 
-def test_a_machine_that_is_only_stopped_is_ended_all_the_same(project: Project, member: User, fake: FakeCloud) -> None:
+def test_a_stopped_instance_is_terminated_too(project: Project, member: User, fake: FakeCloud) -> None:
     done(running(paid(project, member, idle_duration="off"), fake))
     fake.set("i-0", state=InstanceState.STOPPED)
     fake.tick(35)
@@ -348,7 +350,7 @@ def test_all_nodes_know_the_first_one_s_address_when_they_start(
     assert attempt_fields(second.run_id, second.attempt) == {"master_ip": "10.0.0.1", "gpus_total": 0}
 
 
-def test_when_one_node_gets_no_machine_the_others_that_wait_for_it_are_stopped_and_all_waits_again(
+def test_when_one_node_gets_no_instance_the_others_stop_and_the_run_is_requeued(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     run = paid(project, member, nodes=2)
@@ -362,7 +364,7 @@ def test_when_one_node_gets_no_machine_the_others_that_wait_for_it_are_stopped_a
     assert waits_again(run)
 
 
-def test_a_run_costs_by_the_second_from_the_launch_or_the_handing_over(
+def test_a_run_is_billed_by_the_second_from_the_launch_or_the_reuse_of_its_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     from dstackweb.runs.spend import costs_by_run, spent_this_month
@@ -389,7 +391,7 @@ def test_a_run_costs_by_the_second_from_the_launch_or_the_handing_over(
     assert spent_this_month(project.pk, fake.now) == Decimal("0.16")
 
 
-def test_a_budget_is_marked_once_at_each_share_and_anew_when_it_is_changed(
+def test_a_budget_is_marked_once_at_each_share_and_again_after_a_change(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     from dstackweb.runs.models import BudgetMark

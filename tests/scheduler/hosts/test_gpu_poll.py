@@ -63,7 +63,7 @@ def test_an_unknown_host_is_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.sample_gpus("box-1")
 
 
-def test_while_one_worker_hangs_in_the_driver_others_leave_it_alone(
+def test_while_one_worker_hangs_in_the_driver_others_do_not_poll(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host(gpus=1)

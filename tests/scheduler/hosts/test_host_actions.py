@@ -68,7 +68,7 @@ def test_runs_of_a_gone_host_are_requeued_if_unclaimed_and_retried_if_allowed(
     assert statuses.run_message(fresh(plain)) == "root declared that box-1 is gone: sold"
 
 
-def test_a_host_that_answers_is_not_gone(project: Project, member: User, root: User) -> None:
+def test_a_host_with_heartbeats_cannot_be_declared_gone(project: Project, member: User, root: User) -> None:
     host = make_host()
     run = make_run(project, member)
     place_all()

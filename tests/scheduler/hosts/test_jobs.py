@@ -12,7 +12,7 @@ from tests.factories import make_host, make_run, place_all, placed_job
 pytestmark = pytest.mark.django_db
 
 
-def test_why_a_job_does_not_start_is_kept_and_keeps_no_other_job_from_being_tried(
+def test_the_error_of_a_failed_start_is_stored_and_does_not_block_other_jobs(
     project: Project, member: User, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DSTACKWEB_HOST_NAME = "box-1"

@@ -48,7 +48,7 @@ def test_a_directory_is_kept_for_days_from_the_runs_end_not_from_its_start(
     assert not folder.exists()
 
 
-def test_the_directory_of_a_removed_run_goes_at_once(project: Project, member: User, host: Host) -> None:
+def test_the_directory_of_a_removed_run_is_deleted_at_once(project: Project, member: User, host: Host) -> None:
     run = done_run(project, member)
     folder = directory(host, run.uid)
     removal.remove([run.pk], Q())
@@ -56,7 +56,9 @@ def test_the_directory_of_a_removed_run_goes_at_once(project: Project, member: U
     assert not folder.exists()
 
 
-def test_a_host_that_was_away_removes_it_once_it_is_old(project: Project, member: User, host: Host) -> None:
+def test_a_host_that_was_offline_deletes_the_directory_once_it_is_old(
+    project: Project, member: User, host: Host
+) -> None:
     run = done_run(project, member)
     folder = directory(host, run.uid, age_days=20)
     removal.remove([run.pk], Q())
@@ -71,7 +73,7 @@ def test_the_directory_of_an_unknown_run_stays(host: Host) -> None:
     assert folder.exists()
 
 
-def test_more_than_one_tick_can_remove_is_gone_after_the_next_ones(
+def test_a_backlog_of_directories_is_deleted_over_several_ticks(
     project: Project, member: User, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """43,000 runs a day are 300 in ten minutes; it was 20."""

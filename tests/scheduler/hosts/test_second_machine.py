@@ -100,7 +100,7 @@ def apart(folder: Path) -> Iterator[tuple[Server, Machine]]:
 
 
 @pytest.mark.slow
-def test_a_machine_across_a_network_joins_works_is_cut_off_comes_back_and_leaves(
+def test_a_remote_machine_joins_works_is_cut_off_reconnects_and_leaves(
     apart: tuple[Server, Machine],
 ) -> None:
     server, machine = apart

@@ -63,7 +63,7 @@ def test_a_run_that_ends_has_its_tasks_settled_soon(run: Run, django_capture_on_
     assert list(differences()) == []
 
 
-def test_a_run_that_is_retried_ends_its_attempt_and_the_next_begins_anew(run: Run) -> None:
+def test_a_retry_ends_the_tasks_of_its_attempt_and_the_next_starts_empty(run: Run) -> None:
     attempts.end_job(placed_job(run).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
     assert scope(run).ended_ms is not None
     attempts.requeue_due(timezone.now() + dt.timedelta(days=1))
@@ -90,7 +90,7 @@ def test_tasks_first_reported_after_the_end_of_the_attempt_are_still_settled(run
     assert (scope(run).released, scope(run).settled) == (1, True)
 
 
-def test_tasks_of_a_run_that_is_gone_are_settled(project: Project, run: Run) -> None:
+def test_tasks_of_a_deleted_run_are_settled(project: Project, run: Run) -> None:
     Scope.objects.filter(run_id=run.pk).update(run_id=run.pk + 1000)
     watch.settle_tasks(timezone.now())
     assert Scope.objects.get(run_id=run.pk + 1000).settled

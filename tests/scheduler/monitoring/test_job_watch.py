@@ -69,7 +69,7 @@ def test_one_check_never_adds_more_than_three_intervals(last: float | None, now:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 2.0, 5.0, 60.0])), max_size=60))
-def test_machines_that_check_in_turn_count_no_second_twice(looks: list[tuple[int, float]]) -> None:
+def test_machines_that_alternate_checks_count_each_second_once(looks: list[tuple[int, float]]) -> None:
     now = total = 0.0
     last: dict[int, tuple[float, float]] = {}
     for machine, wait in looks:
@@ -80,7 +80,7 @@ def test_machines_that_check_in_turn_count_no_second_twice(looks: list[tuple[int
         assert total <= now
 
 
-def test_a_job_never_claimed_by_the_start_deadline_goes_back_and_counts_against_its_host(
+def test_a_job_unclaimed_at_its_start_deadline_is_requeued_and_counts_against_its_host(
     project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_START_DEADLINE_S, settings.DSTACKWEB_HOST_SILENT_S = 60, 1000
@@ -121,7 +121,7 @@ def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project
     assert Job.objects.timed().get(run=run).silent_s == 0
 
 
-def test_two_machines_that_check_in_turn_find_a_lost_job_as_soon_as_one(
+def test_two_alternating_watchers_find_a_lost_job_as_soon_as_one(
     project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S, settings.DSTACKWEB_HOST_SILENT_S = 20, 10
@@ -185,7 +185,7 @@ def test_a_host_with_heartbeats_keeps_its_silent_job_until_it_has_checked_it(
     assert fresh(run).status == RunStatus.RUNNING
 
 
-def test_a_pending_run_enters_the_queue_when_its_time_has_come(project: Project, member: User, clock: Clock) -> None:
+def test_a_pending_run_enters_the_queue_at_its_time(project: Project, member: User, clock: Clock) -> None:
     run = make_run(project, member)
     Run.objects.filter(pk=run.pk).update(status="pending", retry_at=timezone.now() + dt.timedelta(hours=1))
     watch.watch()
@@ -216,7 +216,7 @@ def test_a_check_writes_none_of_the_jobs_it_watches(project: Project, member: Us
     assert Job.objects.timed().get(run=run).silent_s == 2
 
 
-def test_a_heartbeat_ends_the_silence_of_its_job_alone(project: Project, member: User, clock: Clock) -> None:
+def test_a_heartbeat_resets_only_the_silence_of_its_own_job(project: Project, member: User, clock: Clock) -> None:
     make_host()
     heard, silent = running(project, member), running(project, member)
     clock.pass_time(20)

@@ -40,7 +40,7 @@ def test_a_job_that_starts_while_its_deadline_is_checked_continues_without_an_ev
 
 
 @pytest.mark.django_db
-def test_a_watcher_that_dies_at_a_start_deadline_has_done_all_of_it_or_nothing(
+def test_a_watcher_killed_at_a_start_deadline_did_all_of_it_or_nothing(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host()
@@ -76,7 +76,7 @@ def test_a_claimed_job_that_missed_its_start_keeps_that_reason_and_message(proje
 
 
 @pytest.mark.django_db
-def test_one_unreadable_run_keeps_no_other_from_being_watched(
+def test_one_unreadable_run_does_not_block_the_watch_of_others(
     project: Project, member: User, settings: Settings
 ) -> None:
     settings.DSTACKWEB_LOST_AFTER_S = 1

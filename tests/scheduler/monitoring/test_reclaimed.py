@@ -17,7 +17,7 @@ from tests.gpus.watching import IDLE, MINUTE, begin, stopped, watch
 pytestmark = pytest.mark.django_db
 
 
-def test_the_event_says_who_is_first_in_line_and_later_who_got_the_gpus(project: Project, member: User) -> None:
+def test_the_event_names_the_next_run_and_later_the_one_that_got_the_gpus(project: Project, member: User) -> None:
     make_host(gpus=1)
     job = begin(project, member, utilization_policy=IDLE)
     make_run(project, member, "cpu-only", priority=70, resources={"cpu": 64})

@@ -43,7 +43,7 @@ def broken(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Host:
     return make_host(gpus=1)
 
 
-def test_a_run_whose_start_failed_is_back_in_its_place_at_once(project: Project, member: User, broken: Host) -> None:
+def test_a_run_whose_start_failed_returns_to_its_position_at_once(project: Project, member: User, broken: Host) -> None:
     ahead, behind = make_run(project, member, resources={"gpu": 1}), make_run(project, member, resources={"gpu": 1})
     Run.objects.filter(pk=ahead.pk).update(queued_at=timezone.now() - dt.timedelta(hours=1))
     before = fresh(ahead)
@@ -59,7 +59,7 @@ def test_a_run_whose_start_failed_is_back_in_its_place_at_once(project: Project,
     assert (job.termination_reason, "File exists" in job.message) == (Reason.NOT_CLAIMED, True)
 
 
-def test_a_runner_that_comes_after_its_run_went_back_is_refused(project: Project, member: User) -> None:
+def test_a_runner_that_claims_after_its_run_was_requeued_is_refused(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member)
     place_all()
@@ -69,7 +69,7 @@ def test_a_runner_that_comes_after_its_run_went_back_is_refused(project: Project
         attempts.claim_job(job.pk, "late", "here")
 
 
-def test_a_run_whose_runner_came_first_does_not_go_back(project: Project, member: User) -> None:
+def test_a_run_claimed_first_by_its_runner_is_not_requeued(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member)
     place_all()
@@ -113,7 +113,7 @@ def hold_back(host: Host) -> None:
         starts.count_failure(host.pk, "no space", timezone.now())
 
 
-def test_a_probe_that_works_lets_it_take_jobs_and_one_more_failure_holds_it_back_again(
+def test_a_successful_trial_start_releases_the_host_and_one_more_failure_holds_it_back(
     project: Project, member: User, broken: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold_back(broken)
@@ -144,7 +144,7 @@ def test_unclaimed_jobs_of_an_offline_host_are_requeued(project: Project, member
     assert place_all() == 0
 
 
-def test_nodes_that_were_claimed_stop_before_the_run_goes_back(project: Project, member: User) -> None:
+def test_claimed_nodes_stop_before_the_run_is_requeued(project: Project, member: User) -> None:
     make_host("box-1", cpus=2)
     make_host("box-2", cpus=2)
     run = make_run(project, member, nodes=2, resources={"cpu": 2})
@@ -156,7 +156,7 @@ def test_nodes_that_were_claimed_stop_before_the_run_goes_back(project: Project,
     assert (fresh(run).status, fresh(run).attempt) == (RunStatus.SUBMITTED, 2)
 
 
-def test_a_run_that_is_stopped_meanwhile_does_not_go_back(project: Project, member: User) -> None:
+def test_a_concurrently_stopped_run_is_not_requeued(project: Project, member: User) -> None:
     make_host("box-1", cpus=2)
     make_host("box-2", cpus=2)
     run = make_run(project, member, nodes=2, resources={"cpu": 2})
@@ -168,7 +168,7 @@ def test_a_run_that_is_stopped_meanwhile_does_not_go_back(project: Project, memb
     assert fresh(run).status == RunStatus.TERMINATED
 
 
-def test_a_run_that_comes_back_again_and_again_waits_before_the_next_try(
+def test_a_repeatedly_requeued_run_waits_before_the_next_try(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts.random, "random", lambda: 0.5)

@@ -83,7 +83,7 @@ def test_a_run_that_uses_its_gpu_stays(project: Project, member: User) -> None:
     assert not PolicyStop.objects.exists()
 
 
-def test_a_gap_of_samples_keeps_it_and_the_minute_counts_anew(project: Project, member: User) -> None:
+def test_a_gap_of_samples_keeps_the_run_and_restarts_the_window(project: Project, member: User) -> None:
     begin(project, member, utilization_policy=IDLE)
     gap = range(30_000, 80_000)
     assert watch(2 * MINUTE, lambda uuid, ms: None if ms in gap else 0) == []
@@ -95,7 +95,7 @@ def test_unreadable_gpus_never_stop_a_run(project: Project, member: User) -> Non
     assert watch(10 * MINUTE, lambda uuid, ms: None) == []
 
 
-def test_a_run_without_a_policy_is_left_alone(project: Project, member: User) -> None:
+def test_a_run_without_a_policy_is_never_stopped(project: Project, member: User) -> None:
     job = begin(project, member)
     assert watch(5 * MINUTE) == []
     assert JobPolicy.objects.get(pk=job.pk).min_gpu_utilization is None
@@ -298,7 +298,7 @@ def test_the_stored_samples_have_the_last_word(project: Project, member: User) -
     assert not PolicyStop.objects.exists()
 
 
-def test_of_a_window_longer_than_samples_are_kept_the_kept_ones_confirm(project: Project, member: User) -> None:
+def test_a_window_longer_than_the_retention_is_confirmed_by_the_stored_samples(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=SLOW)
     watch(8 * MINUTE - EVERY_MS)
     series = GpuSeries.objects.get(job=job)
@@ -308,9 +308,7 @@ def test_of_a_window_longer_than_samples_are_kept_the_kept_ones_confirm(project:
     assert watch(8 * MINUTE, from_ms=8 * MINUTE) == [(8 * MINUTE, PolicyAction.STOP)]
 
 
-def test_a_policy_in_the_spec_that_the_job_is_not_held_to_yet_is_bound_before_anything_is_stopped(
-    project: Project, member: User
-) -> None:
+def test_a_changed_policy_is_bound_to_the_job_before_it_can_stop_the_run(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
     spec = Run.objects.get(pk=job.run_id).spec
@@ -320,7 +318,7 @@ def test_a_policy_in_the_spec_that_the_job_is_not_held_to_yet_is_bound_before_an
     assert JobPolicy.objects.get(pk=job.pk).time_window_s == 300
 
 
-def test_acting_twice_is_acting_once(project: Project, member: User) -> None:
+def test_applying_a_policy_twice_acts_once(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE)
     now = to_moment(START_MS + MINUTE)

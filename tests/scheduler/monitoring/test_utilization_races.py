@@ -31,7 +31,7 @@ def kinds(run: Run) -> list[str]:
     return list(run.events.filter(kind__startswith="utilization").values_list("kind", flat=True))
 
 
-def test_a_stop_that_several_workers_want_happens_once(project: Project, member: User) -> None:
+def test_a_stop_by_several_concurrent_workers_happens_once(project: Project, member: User) -> None:
     job = begin(project, member, gpus=4, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
     host = placed_job(job.run).host
@@ -44,7 +44,7 @@ def test_a_stop_that_several_workers_want_happens_once(project: Project, member:
     assert list(differences()) == []
 
 
-def test_a_stop_and_who_keeps_or_stops_the_run_by_hand_agree(
+def test_a_stop_and_a_concurrent_keep_or_manual_stop_are_consistent(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exemptions.timezone, "now", lambda: NOW)
@@ -77,7 +77,7 @@ def test_a_stop_and_who_keeps_or_stops_the_run_by_hand_agree(
     assert list(differences()) == []
 
 
-def test_samples_that_come_while_a_policy_is_applied_end_up_under_the_new_one(project: Project, member: User) -> None:
+def test_samples_stored_during_a_policy_change_are_judged_by_the_new_one(project: Project, member: User) -> None:
     profile = Profile.objects.create(name="nightly", settings={"utilization_policy": IDLE})
     for number in range(4):
         job = begin(project, member, f"run-{number}", gpus=4, profile="nightly")
@@ -104,7 +104,7 @@ def test_samples_that_come_while_a_policy_is_applied_end_up_under_the_new_one(pr
         profile.save()
 
 
-def test_the_next_run_is_noted_once(project: Project, member: User) -> None:
+def test_the_next_run_is_recorded_once(project: Project, member: User) -> None:
     job = begin(project, member, gpus=4, utilization_policy=IDLE)
     watch(MINUTE)
     stopped(job.run)

@@ -57,7 +57,7 @@ def test_a_pass_that_fails_leaves_the_way_free_for_the_next(
     assert place_all() == 1
 
 
-def test_a_claim_renewed_during_the_check_is_not_taken_for_one_of_the_future(db: None) -> None:
+def test_a_claim_renewed_during_the_check_does_not_look_like_one_from_the_future(db: None) -> None:
     now = timezone.now()
     begun()
     PassState.objects.update(expires_at=now + dt.timedelta(seconds=PassState.EXPIRES_S + 0.1))
@@ -83,7 +83,7 @@ def test_an_overtaken_pass_changes_no_verdict(project: Project, member: User) ->
     assert not Verdict.objects.exists()
 
 
-def test_a_host_that_drains_after_the_read_does_not_let_later_runs_pass_the_first(
+def test_a_host_drained_after_the_read_does_not_let_later_runs_overtake(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the pass read is stale: it looks again from the start, rather than going on behind the run it failed."""
@@ -115,7 +115,7 @@ def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_t
     assert counted
 
 
-def test_a_request_that_an_earlier_pass_has_seen_runs_no_other(project: Project, member: User) -> None:
+def test_a_request_served_by_an_earlier_pass_starts_no_other(project: Project, member: User) -> None:
     make_host()
     make_run(project, member)
     PassState.request()
@@ -126,7 +126,7 @@ def test_a_request_that_an_earlier_pass_has_seen_runs_no_other(project: Project,
 
 
 @pytest.mark.parametrize("setting", [{"paused": True}, {"max_running": 1}, {"max_gpus_per_user": 0}])
-def test_a_limit_set_while_a_pass_is_at_work_holds_at_once(project: Project, member: User, setting: dict) -> None:
+def test_a_limit_set_during_a_pass_holds_at_once(project: Project, member: User, setting: dict) -> None:
     make_host()
     run = make_run(project, member)
     started = begun()
@@ -136,7 +136,7 @@ def test_a_limit_set_while_a_pass_is_at_work_holds_at_once(project: Project, mem
     assert PassState.objects.get().requested
 
 
-def test_a_run_stopped_meanwhile_affects_none_ahead_and_those_behind_are_decided_again(
+def test_a_concurrently_stopped_run_affects_only_the_runs_behind_it(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host(cpus=2)
@@ -173,7 +173,7 @@ def test_a_gang_in_a_batch_that_fails_leaves_nothing_behind(
     assert list(differences()) == []
 
 
-def test_a_run_with_an_unreadable_spec_keeps_no_other_from_being_placed(
+def test_a_run_with_an_unreadable_spec_does_not_block_others(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_scan, "_specs", {})

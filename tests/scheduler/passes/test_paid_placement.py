@@ -31,7 +31,7 @@ def reason(run: Run) -> tuple[str, dict]:
     return why(Run.objects.select_related("queue").get(pk=run.pk))
 
 
-def test_own_idle_capacity_goes_first_and_then_the_cheapest_offer(
+def test_own_idle_capacity_is_used_first_and_then_the_cheapest_offer(
     project: Project, member: User, market: StubMarket
 ) -> None:
     make_host(cpus=1)
@@ -95,7 +95,9 @@ def test_a_runs_constraints_decide_between_offers(
     assert reason(run)[0] in (outcome, "")
 
 
-def test_all_nodes_of_a_run_go_to_one_backend_and_region(project: Project, member: User, market: StubMarket) -> None:
+def test_all_nodes_of_a_run_are_placed_in_one_backend_and_region(
+    project: Project, member: User, market: StubMarket
+) -> None:
     market.has(
         "cloud",
         offer("1.0", region="ap", detail={"fits": 2}),
@@ -108,7 +110,7 @@ def test_all_nodes_of_a_run_go_to_one_backend_and_region(project: Project, membe
     assert [(job.region, job.price) for job in jobs] == [("eu", 2), ("eu", 2), ("eu", 3)]
 
 
-def test_an_offer_that_fits_so_often_is_given_no_oftener(project: Project, member: User, market: StubMarket) -> None:
+def test_an_offer_is_used_at_most_as_often_as_it_fits(project: Project, member: User, market: StubMarket) -> None:
     market.has("cloud", offer(detail={"fits": 2}))
     for _ in range(3):
         make_run(project, member, backends=["cloud"])

@@ -46,7 +46,7 @@ def test_a_run_that_does_not_fit_does_not_block_a_smaller_one_behind_it(project:
     assert statuses(project)["small"] == "provisioning"
 
 
-def test_no_gpu_is_given_twice_and_strangers_gpus_are_left_alone(project: Project, member: User) -> None:
+def test_no_gpu_is_claimed_twice_and_gpus_in_foreign_use_are_not_claimed(project: Project, member: User) -> None:
     make_host(gpus=3)
     Gpu.objects.filter(index=1).update(stranger={"pid": 4711, "user": "eve"})
     for _ in range(3):
@@ -171,7 +171,7 @@ def test_a_pass_that_outlived_its_claim_cannot_renew_or_release_the_next_one() -
     assert PassState.objects.get().expires_at is None
 
 
-def test_a_second_pass_leaves_and_its_request_is_seen_by_the_first(project: Project, member: User) -> None:
+def test_a_second_concurrent_pass_exits_and_the_first_serves_its_request(project: Project, member: User) -> None:
     PassState.objects.create(pk=1, generation=3, expires_at=timezone.now() + dt.timedelta(seconds=5))
     make_host()
     make_run(project, member)
@@ -193,7 +193,7 @@ def test_a_claim_from_the_future_is_void_after_the_clock_was_put_back(project: P
     assert place_all() == 1
 
 
-def test_capacity_taken_between_read_and_claim_is_not_given_twice(project: Project, member: User) -> None:
+def test_capacity_claimed_between_read_and_claim_is_not_claimed_twice(project: Project, member: User) -> None:
     host = make_host(cpus=1)
     first, second = make_run(project, member), make_run(project, member)
     stale = placement_pass.PlacementPass(generation=0)

@@ -34,7 +34,7 @@ def waiting(project: Project, member: User, places: list[tuple[int, str]]) -> li
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_run_comes_in_its_order_until_its_shape_is_blocked(
+def test_runs_are_scanned_in_order_until_their_shape_is_blocked(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """R23."""
@@ -60,7 +60,7 @@ def test_each_run_comes_in_its_order_until_its_shape_is_blocked(
     assert seen == expected
 
 
-def test_a_run_that_is_stopped_before_its_turn_is_passed_over(
+def test_a_run_stopped_before_it_is_reached_is_skipped(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_scan, "BATCH", 1)

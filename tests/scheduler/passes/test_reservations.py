@@ -77,7 +77,9 @@ def test_a_run_that_has_not_waited_long_gets_none(project: Project, member: User
     assert not Reservation.objects.exists()
 
 
-def test_a_later_run_is_let_in_only_if_it_ends_before_the_start(project: Project, member: User, reserved: Run) -> None:
+def test_a_later_run_is_backfilled_only_if_it_ends_before_the_reserved_start(
+    project: Project, member: User, reserved: Run
+) -> None:
     """R27."""
     long = small(project, member, max_duration="2h")
     assert place_all() == 0
@@ -120,7 +122,7 @@ def test_a_run_before_it_in_its_queue_is_not_bound(project: Project, member: Use
     assert place_all() == 1
 
 
-def test_it_goes_to_a_run_before_it_in_its_queue_that_has_waited_long_too(
+def test_the_reservation_moves_to_a_run_ahead_that_has_also_waited_long(
     project: Project, member: User, reserved: Run
 ) -> None:
     earlier = waited(small(project, member, name="earlier", priority=80, resources={"gpu": 3}))
@@ -167,7 +169,9 @@ def test_a_pass_that_changes_nothing_writes_nothing(project: Project, reserved: 
     assert services.ensure_queue(project).count.version == version
 
 
-def test_a_hold_with_an_unknown_start_lets_short_runs_pass_and_is_not_repeated(project: Project, member: User) -> None:
+def test_a_reservation_with_an_unknown_start_lets_short_runs_pass_and_is_not_repeated(
+    project: Project, member: User
+) -> None:
     make_host(gpus=2)
     small(project, member, max_duration="off")
     place_all()
@@ -215,9 +219,7 @@ def test_after_anothers_turn_a_run_whose_hold_lapsed_gets_the_next(project: Proj
     assert events(first) == ["reserved", "reservation_ended", "reserved"]
 
 
-def test_each_disjoint_set_of_hosts_has_its_own_and_each_reader_sees_the_right_one(
-    project: Project, member: User
-) -> None:
+def test_each_disjoint_set_of_hosts_has_its_own_reservation(project: Project, member: User) -> None:
     """An A100 run that holds a reservation keeps no H100 run from its own."""
     runs = {}
     for model in ("A100", "H100"):

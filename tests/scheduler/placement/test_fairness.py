@@ -56,7 +56,7 @@ def test_shares_converge_to_the_weights(seed: int) -> None:
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9), st.integers(0, 99)), min_size=2),
     st.booleans(),
 )
-def test_no_project_goes_before_one_that_holds_less_per_weight(
+def test_no_project_is_served_before_one_with_less_usage_per_weight(
     projects: list[tuple[int, int, int, int]], asks_gpus: bool
 ) -> None:
     first = min(projects, key=lambda p: fair_share_key(ProjectUsage(p[0], p[1]), p[2], asks_gpus, p[3]))

@@ -36,7 +36,7 @@ def why(hosts: list[HostView], **labels: tuple[str, ...]) -> str:
     return reason(made.reason, made.data).text
 
 
-def test_a_run_goes_where_all_its_labels_are() -> None:
+def test_a_run_is_placed_on_a_host_with_all_its_labels() -> None:
     hosts = [host("a", disk="nvme"), host("b", disk="nvme", region="eu"), host("c", region="eu")]
     made = outcome(hosts, disk=("nvme", "ssd"), region=("eu",))
     assert isinstance(made, HostPlacement)
@@ -62,6 +62,6 @@ def test_a_label_that_no_host_has_is_named(names: str, labels: dict[str, tuple[s
     assert why([host(name, region="eu") for name in names], **labels) == text
 
 
-def test_labels_that_no_host_has_at_once_are_named() -> None:
+def test_labels_that_no_single_host_has_together_are_named() -> None:
     hosts = [host("a", disk="nvme"), host("b", region="eu")]
     assert why(hosts, disk=("nvme",), region=("eu",)) == "no host matches all of disk=nvme, region=eu"

@@ -119,7 +119,7 @@ def test_gpus_and_members_have_limits_of_their_own(
 
 
 @pytest.mark.django_db
-def test_smaller_runs_go_on_below_a_limit_of_gpus_and_too_large_ones_hear_that_they_never_will(
+def test_under_a_gpu_limit_smaller_runs_start_and_too_large_ones_are_marked_as_never(
     project: Project, member: User
 ) -> None:
     make_host(gpus=8)

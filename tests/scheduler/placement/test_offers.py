@@ -13,7 +13,7 @@ KEPT = "8e0ad5d5-4f3b-4dd0-a3f6-0a0c0a5f3b4d"
 
 
 @pytest.mark.parametrize(("new", "taken"), [("0.20", KEPT), ("0.10", KEPT), ("0.09", "")])
-def test_a_machine_that_is_kept_goes_before_a_new_one_unless_that_costs_less_than_half(new: str, taken: str) -> None:
+def test_an_idle_instance_is_preferred_unless_a_new_one_costs_less_than_half(new: str, taken: str) -> None:
     kept = offer("0.20", instance_type="m5.xlarge", detail={"code": "idle_instance", "instance": KEPT})
     asked = BackendOffers((offer(new, instance_type="m5.large"), kept), {})
     found = choose_offers(EffectiveSpec(commands=("true",), backends=("cloud",)), asked, {})

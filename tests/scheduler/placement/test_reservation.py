@@ -146,11 +146,13 @@ def test_runs_that_fill_unreserved_resources_never_delay_a_reservation(
     [(0, 600, 600 + 20 + MARGIN_S), (-10_000, 600, MARGIN_S), (0, None, None)],
     ids=["from its start", "overdue", "without a limit"],
 )
-def test_an_end_counts_everything_that_a_job_may_take(began: float, limit: int | None, expected: float | None) -> None:
+def test_the_latest_end_includes_all_time_that_a_job_may_take(
+    began: float, limit: int | None, expected: float | None
+) -> None:
     assert latest_end(after(began), limit, 20, T0) == (None if expected is None else after(expected))
 
 
-def test_a_start_that_wavers_within_the_margin_is_kept() -> None:
+def test_a_reserved_start_that_shifts_within_the_margin_is_kept() -> None:
     """Else runs that end just before it would be let in again and again, each a little later."""
     holder = JobUsage((1, 0), 1, 4, 256, frozenset(), T0, after(600))
     boxes = with_held([host(1)], [holder])
@@ -317,7 +319,7 @@ def test_a_reserved_run_is_never_delayed_by_a_backfilled_one_whose_limit_is_hone
     simulate(seed, hours=2)
 
 
-def test_the_simulation_reserves_keeps_its_promises_and_backfills() -> None:
+def test_the_simulation_reserves_keeps_reserved_starts_and_backfills() -> None:
     """So that the test above can't pass because nothing happens in it."""
     worlds = [simulate(seed) for seed in range(5)]
     assert sum(world.kept_promises for world in worlds) > 8

@@ -87,7 +87,7 @@ class Cluster:
                 self.shown_ends.setdefault(reserved.run.id, set()).add((reserved.made_at, reserved.expires_at))
 
 
-def test_seven_gpus_beside_a_run_without_an_end_are_idle_for_an_hour_at_most() -> None:
+def test_seven_gpus_next_to_a_run_without_an_end_are_idle_for_at_most_an_hour() -> None:
     """Six hours: the hold is not repeated, and a run of two minutes starts at once even during it."""
     cluster = Cluster([host(1, cpus=16, gpus=8)])
     cluster.submit(1, spec(gpus=1, limit=None))
@@ -107,7 +107,7 @@ def test_seven_gpus_beside_a_run_without_an_end_are_idle_for_an_hour_at_most() -
     assert cluster.turns[big].lapsed_at is not None, "no other run has had a turn since"
 
 
-def test_a_run_whose_hold_lapsed_is_reserved_for_once_its_start_is_known() -> None:
+def test_a_run_whose_reservation_lapsed_gets_one_again_once_its_start_is_known() -> None:
     """Short runs that start at once never have a turn of their own: they must not keep it out for ever."""
     cluster = Cluster([host(1, cpus=16, gpus=8)])
     cluster.submit(1, spec(gpus=1, limit=None))
@@ -204,7 +204,7 @@ def test_no_run_starves_and_reservations_stay_few_and_disjoint(seed: int) -> Non
 
 @examples(100, quick=20)
 @given(st.integers(0, 10**9))
-def test_a_turn_is_given_exactly_where_no_usable_host_is_reserved(seed: int) -> None:
+def test_a_run_gets_a_reservation_exactly_if_none_of_its_hosts_is_reserved(seed: int) -> None:
     """Beside brute force: the first runs in order, of whose hosts none is reserved or wanted by one before."""
     rnd = random.Random(seed)
     models = ["A100", "H100", "L40S", "V100", "T4", "B200"]

@@ -153,5 +153,5 @@ def test_turns_are_those_of_sets_of_hosts(seed: int) -> None:
     compare(seed)
 
 
-def test_the_comparison_sees_all_that_happens_to_turns() -> None:
+def test_the_comparison_covers_every_event_of_reservations() -> None:
     assert set(compare(2)) == {"1 nodes", "2 nodes", "lapsed", "forgiven", "outranked", "again"}

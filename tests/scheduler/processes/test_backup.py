@@ -55,7 +55,7 @@ def test_a_damaged_backup_leaves_the_secret_key(home: Path, tmp_path: Path) -> N
     assert {path.name: path.read_text() for path in home.iterdir()} == {"secret_key": "old"}
 
 
-def test_a_secret_key_gives_way_to_the_one_of_the_backup_and_is_kept(home: Path, tmp_path: Path) -> None:
+def test_a_secret_key_is_replaced_by_that_of_the_backup_and_set_aside(home: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("new")
     backup._put_key_in_place(tmp_path / "key")
     (aside,) = home.glob("secret_key.before-restore-*")
@@ -79,7 +79,7 @@ def test_a_path_out_of_the_home_is_not_unpacked(tmp_path: Path) -> None:
     assert [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()] == [Path("joblogs/ok")]
 
 
-def test_what_claims_more_bytes_than_the_backup_has_is_not_unpacked(tmp_path: Path) -> None:
+def test_an_entry_that_claims_more_bytes_than_the_backup_has_is_not_unpacked(tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     staged.mkdir()
     with tarfile.open(tmp_path / "tar", "w", format=tarfile.PAX_FORMAT) as tar:
@@ -120,7 +120,7 @@ def test_a_log_that_is_longer_here_stays(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.both_sides
-def test_a_database_comes_back_on_both_sides(open_home: Path, tmp_path: Path) -> None:
+def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
     server = Server(open_home)
     server.env["PATH"] = f"{databases.programs()}:{server.env['PATH']}"

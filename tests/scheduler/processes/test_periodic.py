@@ -72,7 +72,7 @@ def test_the_error_of_periodic_work_is_kept_for_the_health_page(enqueued: list[t
     assert OrmQ.objects.count() == 0
 
 
-def test_a_tick_that_the_broker_did_not_take_is_tried_again_at_its_next_turn(
+def test_a_tick_refused_by_the_broker_is_retried_at_its_next_time(
     enqueued: list[tuple], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object, **__: object) -> None:
@@ -86,6 +86,6 @@ def test_a_tick_that_the_broker_did_not_take_is_tried_again_at_its_next_turn(
     assert tasks.enqueue_due(JOBS, now + dt.timedelta(seconds=2)) == 1
 
 
-def test_work_that_only_another_version_knows_is_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_periodic_work_of_another_version_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     tasks.tick("of-another-version", timezone.now().timestamp())
     assert "of-another-version is periodic work of another version" in caplog.text

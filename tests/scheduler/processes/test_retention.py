@@ -35,7 +35,7 @@ def ended_runs(project: Project, member: User, number: int) -> list[Run]:
     return [services.stop(run, member, "member") for run in runs]
 
 
-def test_old_runs_go_and_counters_stay_right(project: Project, member: User, later: dt.datetime) -> None:
+def test_old_runs_are_deleted_and_counters_stay_correct(project: Project, member: User, later: dt.datetime) -> None:
     make_host()
     done_run(project, member)
     waiting = make_run(project, member)
@@ -50,14 +50,14 @@ def test_young_runs_stay(project: Project, member: User) -> None:
     assert Run.objects.exists()
 
 
-def test_a_run_stays_until_its_schedule_has_gone_on(project: Project, member: User, later: dt.datetime) -> None:
+def test_a_run_stays_until_its_next_occurrence_exists(project: Project, member: User, later: dt.datetime) -> None:
     run = ended_runs(project, member, 1)[0]
     Run.objects.filter(pk=run.pk).update(retry_at=later)
     retention.prune(later)
     assert Run.objects.exists()
 
 
-def test_the_loop_ends_in_time_and_the_next_goes_on(
+def test_one_call_is_bounded_in_time_and_the_next_continues(
     project: Project, member: User, later: dt.datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "AT_ONCE", 2)
@@ -160,7 +160,7 @@ def test_finding_code_or_submitting_it_keeps_it(project: Project, member: User) 
     assert not retention.unused_archives(timezone.now()).exists()
 
 
-def test_code_that_was_used_again_meanwhile_is_not_removed(project: Project) -> None:
+def test_concurrently_reused_code_is_not_removed(project: Project) -> None:
     """The condition holds behind the row's lock, not when the row was chosen."""
     archive = archive_of(project)
     Archive.objects.update(used_at=timezone.now() - YEARS)
@@ -170,7 +170,7 @@ def test_code_that_was_used_again_meanwhile_is_not_removed(project: Project) -> 
     assert is_stored(archive)
 
 
-def test_a_file_that_a_killed_removal_left_goes_with_its_row(project: Project) -> None:
+def test_a_file_left_by_a_killed_removal_is_deleted_with_its_row(project: Project) -> None:
     archive = archive_of(project)
     Archive.objects.update(removed_at=timezone.now())
     assert storage().is_whole(archive.key)

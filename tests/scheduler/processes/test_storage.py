@@ -70,7 +70,7 @@ def test_of_a_log_whose_objects_are_lost_every_reader_is_answered(
             selectors.log_part(run, tail=tail)
 
 
-def test_a_storage_that_is_away_is_an_error_of_its_periodic_job(
+def test_an_unreachable_storage_is_an_error_of_its_periodic_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks.keep_storage()

@@ -78,7 +78,7 @@ def test_a_refresh_is_for_members(people: dict[str, User | None], backend: Backe
     assert by_api == [401, 404, 403, 429, 429, 429, 429]
 
 
-def test_machines_are_ended_by_the_projects_admins(
+def test_only_admins_of_the_project_terminate_instances(
     people: dict[str, User | None], project: Project, backend: Backend
 ) -> None:
     def stop(user: User | None) -> Any:
@@ -91,7 +91,7 @@ def test_machines_are_ended_by_the_projects_admins(
     assert theirs.status == InstanceStatus.RUNNING
 
 
-def test_the_api_lets_in_whom_the_pages_let_in(people: dict[str, User | None], backend: Backend) -> None:
+def test_the_api_has_the_access_rules_of_the_pages(people: dict[str, User | None], backend: Backend) -> None:
     assert statuses(people, lambda user: api(user, "GET", LOOKS[0])) == [401, 404] + [200] * 5
     for path in LOOKS[1:]:  # of the deployment, for everybody who is signed in
         assert statuses(people, lambda user, path=path: api(user, "GET", path)) == [401] + [200] * 6
@@ -102,7 +102,7 @@ def test_the_api_lets_in_whom_the_pages_let_in(people: dict[str, User | None], b
     assert statuses(people, lambda user: api(user, "DELETE", "backends/other")) == [401] + [403] * 5 + [204]
 
 
-def test_the_admin_is_for_who_may_change_backends(people: dict[str, User | None], backend: Backend) -> None:
+def test_the_admin_needs_permission_to_change_backends(people: dict[str, User | None], backend: Backend) -> None:
     for path in ("", "add/", f"{backend.pk}/change/", "test/", f"{backend.pk}/test/"):
         got = statuses(people, lambda user, path=path: browser(user).get(f"/admin/backends/backend/{path}"))
         assert got == [302] * 6 + [405 if "test" in path else 200]

@@ -73,20 +73,22 @@ def test_an_instance_shows_its_run_and_its_cost(backend: Backend, project: Proje
     assert "now $3.00/h" in text
 
 
-def test_a_run_on_own_hosts_costs_nothing_and_says_nothing_of_it(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_run_on_own_hosts_shows_no_cost(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1")
     make_run(project, ann, "train")
     place_all()
     assert "Cost so far" not in page(as_user(ann), "/p/main/runs/train/")
 
 
-def test_another_projects_machines_are_not_shown_or_ended(backend: Backend, project: Project, admin: Client) -> None:
+def test_instances_of_other_projects_are_not_shown_and_cannot_be_terminated(
+    backend: Backend, project: Project, admin: Client
+) -> None:
     other = machine(backend, make_project("other"), instance_type="p5.48xlarge")
     assert "p5.48xlarge" not in page(admin)
     assert admin.post(f"{URL}{other.pk}/stop/").status_code == 404
 
 
-def test_an_idle_machine_is_ended_by_admins_alone(
+def test_only_admins_terminate_an_idle_instance(
     backend: Backend, project: Project, admin: Client, mia: User, as_user: SignIn
 ) -> None:
     idle = machine(backend, project, idle_until=timezone.now() + dt.timedelta(minutes=5))
@@ -102,7 +104,7 @@ def test_an_idle_machine_is_ended_by_admins_alone(
     assert admin.post(f"{URL}{idle.pk}/stop/").status_code == 409
 
 
-def test_a_machine_that_serves_is_not_ended_here(backend: Backend, project: Project, admin: Client) -> None:
+def test_an_instance_in_use_cannot_be_terminated(backend: Backend, project: Project, admin: Client) -> None:
     busy = machine(backend, project, holder=uuid4())
     assert admin.post(f"{URL}{busy.pk}/stop/").status_code == 409
     busy.refresh_from_db()
@@ -127,7 +129,7 @@ def test_ended_instances_are_listed_for_a_day(backend: Backend, project: Project
     assert "No cloud instances" in text
 
 
-def test_a_poll_is_answered_when_a_machine_changed(backend: Backend, project: Project, admin: Client) -> None:
+def test_a_poll_is_answered_after_an_instance_changed(backend: Backend, project: Project, admin: Client) -> None:
     found = machine(backend, project)
     poll = {**HTMX, "HX-PTag": admin.get(URL)["HX-PTag"]}
     assert admin.get(URL, headers=poll).status_code == 204
@@ -202,7 +204,7 @@ def test_a_run_shows_its_instance_and_why_that_is_not_up_yet(project: Project, a
     assert "AWS said that it is asked too often." in again.content.decode()
 
 
-def test_a_run_that_no_cloud_had_a_machine_for_says_so_before_the_last_refusal(
+def test_a_run_without_cloud_capacity_shows_that_before_the_last_refusal(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     run = make_run(project, ann, "train")
@@ -227,7 +229,7 @@ def test_offers_that_were_refused_one_after_the_other_are_one_row_of_the_timelin
     assert text.count("Our system is working on it.") == 1
 
 
-def test_tries_that_got_no_machine_are_counted_and_push_no_machine_out(
+def test_failed_launches_are_counted_and_do_not_displace_ended_instances(
     backend: Backend, project: Project, ann: User, as_user: SignIn
 ) -> None:
     now = timezone.now()

@@ -92,7 +92,7 @@ def test_offers_show_price_place_and_why_they_can_or_can_not_be_had(aws: Aws, cl
     assert '<rect class="used" width="100.00" height="1" />' in text
 
 
-def test_a_filter_of_fields_narrows_and_says_of_how_many(aws: Aws, client: Client) -> None:
+def test_filter_fields_narrow_the_list_and_show_the_total(aws: Aws, client: Client) -> None:
     aws.ask()
     text = page(client, f"{URL}?gpu=L4&spot=true")
     assert "of 3 in total" in text
@@ -194,7 +194,7 @@ def test_a_poll_is_answered_only_after_a_source_was_refreshed(aws: Aws, client: 
     assert client.get(URL, headers=poll).status_code == 200
 
 
-def test_members_refresh_by_hand_and_viewers_do_not(
+def test_members_may_refresh_offers_and_viewers_may_not(
     aws: Aws, client: Client, project: Project, as_user: SignIn
 ) -> None:
     aws.ask()
@@ -210,7 +210,7 @@ def test_members_refresh_by_hand_and_viewers_do_not(
     assert client.post(f"{URL}refresh/").status_code == 429
 
 
-def test_a_refresh_leads_nowhere_else(aws: Aws, client: Client) -> None:
+def test_a_refresh_redirects_only_within_the_site(aws: Aws, client: Client) -> None:
     answer = client.post(f"{URL}refresh/", {"query": "//evil.example/\r\nX: y"})
     assert answer["Location"].startswith(f"{URL}?")
     assert "\n" not in answer["Location"]
@@ -254,7 +254,7 @@ def test_calls_that_were_not_saved_are_no_percentage(aws: Aws, client: Client) -
     assert calls_on_health(client)[2] == "-3"
 
 
-def test_the_old_address_of_the_cache_page_leads_to_health(aws: Aws, client: Client) -> None:
+def test_the_old_address_of_the_cache_page_redirects_to_health(aws: Aws, client: Client) -> None:
     answer = client.get("/p/main/offers/cache/")
     assert (answer.status_code, answer["Location"]) == (302, "/p/main/health/")
 

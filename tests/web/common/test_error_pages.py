@@ -21,7 +21,7 @@ from dstackweb.runs import selectors
         (RuntimeError("a bug"), 500, "Something went wrong"),
     ],
 )
-def test_a_page_says_whether_the_database_is_away_or_the_server_is_wrong(
+def test_an_error_page_distinguishes_a_database_outage_from_an_internal_error(
     project: Project,
     ann: User,
     as_user: Callable[[User], Client],

@@ -62,7 +62,7 @@ def test_no_form_without_its_field_changes_a_setting(project: Project, mia: User
 
 @pytest.mark.parametrize("path", ["queues/default/pause/", "utilization/observe/", "hosts/box-1/drain/"])
 @pytest.mark.parametrize("headers", [{}, HTMX])
-def test_it_says_what_is_missing(
+def test_a_missing_field_is_refused_with_its_name(
     project: Project, root: User, as_user: SignIn, path: str, headers: dict[str, str]
 ) -> None:
     make_host("box-1")

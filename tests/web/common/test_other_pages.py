@@ -28,9 +28,7 @@ SignIn = Callable[[User], Client]
 PAGES = ("queue/", "runs/", "submit/", "hosts/", "profiles/", "health/", "members/")
 
 
-def test_hosts_show_who_holds_each_gpu_and_who_uses_it_from_outside(
-    project: Project, ann: User, as_user: SignIn
-) -> None:
+def test_hosts_show_the_run_of_each_gpu_and_foreign_users(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", cpus=8, gpus=2)
     make_run(project, ann, "holder", resources={"gpu": 1})
     place_all()
@@ -47,7 +45,7 @@ def test_the_admin_is_this_products_and_its_pages_find_an_icon(client: Client) -
     assert client.get("/favicon.ico")["Location"].endswith(".svg")
 
 
-def test_runs_of_projects_one_cant_see_stay_nameless(project: Project, ann: User, as_user: SignIn) -> None:
+def test_runs_of_projects_the_reader_cannot_see_are_not_named(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", gpus=1)
     elsewhere = make_project("elsewhere")
     make_run(elsewhere, join(elsewhere, make_user("eve")), "secret-plan", resources={"gpu": 1})
@@ -73,13 +71,13 @@ def test_a_silent_host_is_shown_offline(project: Project, ann: User, as_user: Si
     assert "offline" in as_user(ann).get("/p/main/hosts/").content.decode()
 
 
-def test_health_says_plainly_that_jobs_share_the_servers_user(project: Project, ann: User, as_user: SignIn) -> None:
+def test_health_warns_that_jobs_share_the_servers_user(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", isolation="shared")
     page = as_user(ann).get("/p/main/health/").content.decode()
     assert "run as the server&#x27;s user" in page
 
 
-def test_health_says_how_much_old_data_waits_and_warns_when_pruning_falls_behind(
+def test_health_shows_the_backlog_of_old_data_and_warns_when_pruning_falls_behind(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     now = timezone.now()
@@ -96,7 +94,7 @@ def test_health_says_how_much_old_data_waits_and_warns_when_pruning_falls_behind
     assert Retention.objects.get().pruned == 312
 
 
-def test_health_says_that_the_cache_of_offers_is_away(
+def test_health_shows_that_the_offers_cache_is_unreachable(
     project: Project, ann: User, as_user: SignIn, monkeypatch
 ) -> None:
     def away(*_: object) -> None:
@@ -173,7 +171,7 @@ def test_profiles_show_their_settings_and_which_is_the_default(project: Project,
     assert re.search(r'dw-tag-go">\s*default', page)
 
 
-def test_the_start_page_leads_to_a_queue_or_says_how_to_get_into_a_project(
+def test_the_start_page_redirects_to_a_queue_or_explains_how_to_join_a_project(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     assert as_user(ann).get("/")["Location"] == "/p/main/queue/"
@@ -195,7 +193,7 @@ def test_no_page_needs_an_inline_script_style_or_handler(project: Project, ann: 
         assert not re.search(r"https?://", page.replace('xmlns="http://www.w3.org/2000/svg"', "")), path
 
 
-def test_every_id_of_a_page_is_there_once(project: Project, ann: User, as_user: SignIn) -> None:
+def test_element_ids_of_a_page_are_unique(project: Project, ann: User, as_user: SignIn) -> None:
     """A morph finds its elements by id."""
     make_host("box-1", gpus=1)
     run = make_run(project, ann, "shown")
@@ -226,7 +224,7 @@ def test_error_pages_have_the_layout_of_other_pages(project: Project, ann: User,
     assert "This page does not exist" in nowhere.content.decode()
 
 
-def test_a_failing_server_says_so_without_its_context(as_user: SignIn, monkeypatch, ann: User) -> None:
+def test_an_internal_error_page_shows_no_context(as_user: SignIn, monkeypatch, ann: User) -> None:
     def broken(*_args: object) -> None:
         raise RuntimeError("boom")
 

@@ -86,7 +86,7 @@ def test_every_gpu_of_every_host_shows_its_utilization_and_its_run(project: Proj
     assert "carl, pid 4711" in page(client, "gpus/?as=table")
 
 
-def test_an_old_sample_says_nothing_of_now(project: Project, client: Client) -> None:
+def test_an_old_sample_is_not_shown_as_current(project: Project, client: Client) -> None:
     host = make_host("box-1", gpus=1)
     seen(host, ago_s=300, g0=93)
     assert "heat-none" in cell(page(client), "GPU-box-1-0")
@@ -115,7 +115,7 @@ def test_the_reason_for_a_throttled_gpu_is_shown(project: Project, client: Clien
     assert "not throttled" in page(client, "gpus/GPU-box-1-1/")
 
 
-def test_a_run_of_another_project_stays_nameless(project: Project, client: Client) -> None:
+def test_a_run_of_another_project_is_not_named(project: Project, client: Client) -> None:
     host = make_host("box-1", gpus=1)
     other = make_project("other")
     running(other, join(other, make_user("evelyn")), "secret-run")
@@ -140,9 +140,7 @@ def test_a_poll_gets_nothing_until_something_has_changed(project: Project, clien
         assert "<html" not in fresh.content.decode()
 
 
-def test_gpus_of_other_machines_are_shown_to_the_project_that_has_them(
-    project: Project, ann: User, client: Client
-) -> None:
+def test_gpus_of_cloud_instances_are_shown_to_their_project(project: Project, ann: User, client: Client) -> None:
     job = start(cloud_job(make_run(project, ann, "on-aws", resources={"gpu": 1}), instance_type="g6.xlarge"))
     Job.objects.filter(pk=job.pk).update(
         gpus=["GPU-l4-0"], instance_type="g6.xlarge", started_at=timezone.now() - dt.timedelta(minutes=1)
@@ -159,7 +157,7 @@ def test_gpus_of_other_machines_are_shown_to_the_project_that_has_them(
     assert stranger.get("/p/other/gpus/GPU-l4-0/").status_code == 404
 
 
-def test_a_gpu_shows_its_processes_its_last_hours_and_who_had_it(project: Project, ann: User, client: Client) -> None:
+def test_a_gpu_shows_its_processes_its_last_hours_and_its_runs(project: Project, ann: User, client: Client) -> None:
     host = make_host("box-1", gpus=1)
     seen(host, ago_s=1200, g0=5)
     running(project, ann, "train")
@@ -231,7 +229,7 @@ def test_a_host_shows_its_gpus_jobs_and_events(project: Project, ann: User, clie
     assert client.get("/p/main/hosts/nope/").status_code == 404
 
 
-def test_a_host_says_why_its_gpus_can_not_be_read(project: Project, client: Client) -> None:
+def test_a_host_shows_why_its_gpus_cannot_be_read(project: Project, client: Client) -> None:
     host = make_host("box-1", gpus=1)
     intake.add_snapshot(host, Snapshot((), error="GPU 0: GPU is lost"), to_ms(timezone.now()))
     assert "GPU 0: GPU is lost" in page(client, "hosts/box-1/")
@@ -253,7 +251,7 @@ def test_a_host_is_drained_on_its_page_and_stays_there(project: Project, as_user
     assert "draining: no new jobs" in page(root, "hosts/box-1/")
 
 
-def test_hosts_and_gpus_lead_to_their_pages(project: Project, client: Client) -> None:
+def test_hosts_and_gpus_link_to_their_pages(project: Project, client: Client) -> None:
     make_host("box-1", gpus=1)
     text = page(client, "hosts/")
     assert 'href="/p/main/hosts/box-1/"' in text
@@ -261,7 +259,7 @@ def test_hosts_and_gpus_lead_to_their_pages(project: Project, client: Client) ->
     assert 'href="/p/main/gpus/"' in text  # the navigation
 
 
-def test_a_run_leads_to_the_host_that_it_is_on_unless_that_left(project: Project, ann: User, client: Client) -> None:
+def test_a_run_links_to_its_host_unless_that_was_removed(project: Project, ann: User, client: Client) -> None:
     make_host("box-1", gpus=1)
     running(project, ann, "train")
     link = 'href="/p/main/hosts/box-1/"'

@@ -114,7 +114,7 @@ def test_the_same_as_a_table(project: Project, ann: User, as_user: SignIn) -> No
     assert "19.5 GB" in page
 
 
-def test_each_node_has_its_own_and_the_one_that_is_low_is_shown(project: Project, ann: User, as_user: SignIn) -> None:
+def test_each_node_has_its_own_chart_and_the_low_one_is_selected(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-2", gpus=8)
     run = watched(project, ann, "train", 5, busy, nodes=2)
     client = as_user(ann)
@@ -142,7 +142,7 @@ def test_the_runs_own_page_names_the_panels_version(project: Project, ann: User,
     assert f'hx-ptag="{version}"' in page_of(client, run)
 
 
-def test_its_address_alone_leads_to_the_runs_page(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_address_of_the_panel_redirects_to_the_runs_page(project: Project, ann: User, as_user: SignIn) -> None:
     run = watched(project, ann, "train", 5, busy)
     answer = as_user(ann).get(f"/p/main/runs/{run.uid}/gpus/?range=6h")
     assert answer["Location"] == f"/p/main/runs/{run.uid}/?range=6h#run-gpus"
@@ -174,7 +174,7 @@ def test_a_waiting_run_gets_its_panel_once_it_is_placed(project: Project, ann: U
     assert "Sampling starts with the run's commands" in page
 
 
-def test_the_owner_keeps_it_with_a_reason_that_everybody_reads(
+def test_the_owner_keeps_a_run_with_a_reason_that_all_members_see(
     project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
     run = watched(project, ann, "train", 50, second_idles)
@@ -207,7 +207,7 @@ def test_without_a_reason_it_is_not_kept(project: Project, ann: User, as_user: S
     assert not PolicyExemption.objects.exists()
 
 
-def test_a_project_that_only_observes_says_so_and_keeps_nothing(project: Project, ann: User, as_user: SignIn) -> None:
+def test_an_observing_project_shows_that_and_offers_no_keep(project: Project, ann: User, as_user: SignIn) -> None:
     ProjectPolicies.objects.create(project=project, observe_only=True)
     run = watched(project, ann, "train", 50, second_idles)
     text = plain(page_of(as_user(ann), run))
@@ -216,7 +216,7 @@ def test_a_project_that_only_observes_says_so_and_keeps_nothing(project: Project
     assert "Keep for 30 min" not in text
 
 
-def test_a_host_without_nvml_says_that_nothing_is_watched(
+def test_a_host_without_nvml_shows_that_its_gpus_are_not_watched(
     project: Project, ann: User, as_user: SignIn, box: Host
 ) -> None:
     HostSampling.objects.create(host=box, library=False)

@@ -38,7 +38,7 @@ def add_stop(project: Project, name: str, **fields: Any) -> PolicyStop:
     return PolicyStop.objects.create(project=project, run_name=name, **{**values, **fields})
 
 
-def test_without_a_stop_the_page_says_how_to_set_a_policy(project: Project, ann: User, as_user: SignIn) -> None:
+def test_without_a_stop_the_page_explains_how_to_set_a_policy(project: Project, ann: User, as_user: SignIn) -> None:
     told = page(as_user(ann))
     assert "No runs stopped by a policy" in told
     assert "Enforced" in told

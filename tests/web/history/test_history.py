@@ -97,14 +97,14 @@ def test_days_are_those_of_the_readers_zone(project: Project, ann: User, as_user
 
 
 @pytest.mark.parametrize("zone", ["", "Nowhere/At_all", "../etc/passwd", "/etc/passwd", "Europe", "x" * 5000, "a\0b"])
-def test_a_zone_that_is_none_is_utc(project: Project, ann: User, as_user: SignIn, zone: str) -> None:
+def test_an_invalid_time_zone_falls_back_to_utc(project: Project, ann: User, as_user: SignIn, zone: str) -> None:
     placed(services.ensure_queue(project), ann, NOON, 60)
     client = as_user(ann)
     client.cookies["zone"] = zone
     assert data_of(client.get("/p/main/queues/default/history/").content.decode())["zone"] == "UTC"
 
 
-def test_the_table_says_the_same_for_those_who_see_no_chart(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_table_has_the_values_of_the_chart(project: Project, ann: User, as_user: SignIn) -> None:
     placed(services.ensure_queue(project), ann, NOON, 100, 100, priority=80)
     page = as_user(ann).get("/p/main/queues/default/history/?days=30&as=table").content.decode()
     assert "By day (UTC)" in page
@@ -145,13 +145,13 @@ def test_a_poll_that_has_it_all_gets_nothing(project: Project, ann: User, as_use
     assert client.get("/p/main/queues/default/history/", headers=again).status_code == 200
 
 
-def test_the_queue_page_leads_to_its_history(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_queue_page_links_to_its_history(project: Project, ann: User, as_user: SignIn) -> None:
     services.ensure_queue(project, "night")
     page = as_user(ann).get("/p/main/queues/night/").content.decode()
     assert 'href="/p/main/queues/night/history/"' in page
 
 
-def test_the_page_asks_the_database_the_same_few_questions_for_any_number_of_hours_and_queues(
+def test_the_page_makes_the_same_queries_for_any_number_of_hours_and_queues(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     client = as_user(ann)

@@ -66,7 +66,7 @@ def test_a_leaving_host_shows_its_remaining_jobs_and_can_be_kept(root: Client, p
     assert Host.objects.filter(leaving=False, draining=False).exists()
 
 
-def test_the_servers_own_machine_can_not_leave(root: Client) -> None:
+def test_the_servers_own_machine_cannot_be_removed(root: Client) -> None:
     make_host("box-1", cluster="dstackweb-box-1")
     assert root.post("/p/main/hosts/box-1/leave/").status_code == 409
     assert 'id="leave-' not in page(root)

@@ -41,13 +41,13 @@ def test_segments_lie_side_by_side_within_the_bar(counts: dict[TaskState, int]) 
 
 
 @given(COUNTS)
-def test_each_state_that_has_any_is_drawn_once_and_no_other_is(counts: dict[TaskState, int]) -> None:
+def test_each_state_with_tasks_is_drawn_once_and_no_other(counts: dict[TaskState, int]) -> None:
     there = {one.value for one, n in counts.items() if n and one is not S.WAITING}
     assert {part.state for part in segments(counts)} == there
 
 
 @given(st.integers(1, 10**9), st.integers(1, 50))
-def test_the_few_that_failed_are_seen_beside_many(done: int, failed: int) -> None:
+def test_a_few_failed_tasks_among_many_are_visible(done: int, failed: int) -> None:
     found = {part.state: float(part.width) for part in segments({S.MEMORY: done, S.ERRED: failed, S.NO_WORKER: 1})}
     assert found["erred"] >= MIN_WIDTH - 0.01
     assert found["no_worker"] >= MIN_WIDTH - 0.01
@@ -83,13 +83,13 @@ def test_any_range_is_worded(low: float, factor: float) -> None:
     assert "inf" not in text
 
 
-def test_where_the_estimate_is_sure_one_number_says_it() -> None:
+def test_a_narrow_estimate_is_shown_as_one_number() -> None:
     assert progress_words.left(Left(38, 35, 42)) == "38 s"
     assert progress_words.spread(Left(38, 35, 42)) == ""
     assert progress_words.left(Left(720, 660, 1140)) == "11–19 min"
 
 
-def test_beside_a_wide_range_the_one_number_is_rough() -> None:
+def test_next_to_a_wide_range_the_single_number_is_rounded() -> None:
     assert ProgressRow(bar(left=Left(5090, 1800, 15000), memory=3, queued=5)).estimate == "≈ 85 min"
     assert ProgressRow(bar(left=Left(5090, 4800, 5300), memory=3, queued=5)).estimate == "≈ 1 h 24 min"
 
@@ -139,7 +139,7 @@ def test_forgotten_tasks_are_drawn_and_described_by_their_outcome() -> None:
     assert line.sentence == told
 
 
-def test_it_is_not_all_before_it_is_all() -> None:
+def test_a_bar_shows_100_percent_only_when_all_tasks_are_finished() -> None:
     assert ProgressRow(bar(memory=99_999, queued=1)).percent == "99 %"
     assert ProgressRow(bar(memory=100_000)).percent == "100 %"
 

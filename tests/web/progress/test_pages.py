@@ -124,7 +124,7 @@ def test_failures_of_forgotten_tasks_still_link_to_the_error_messages(client: Cl
     assert "out of memory" in page(client, html.unescape(link).removeprefix("/p/main/"))
 
 
-def test_a_dask_run_that_is_over_still_shows_how_its_tasks_ended(client: Client, scope: int) -> None:
+def test_an_ended_dask_run_still_shows_how_its_tasks_ended(client: Client, scope: int) -> None:
     done = {S.FORGOTTEN_DONE: 57, S.FORGOTTEN_FAILED: 3}
     tell(scope, score=done, train={S.PROCESSING: -2, S.QUEUED: -8, S.FORGOTTEN_DONE: 10})
     text = page(client, f"{PAGE}?order=failed")
@@ -176,7 +176,7 @@ def test_missed_changes_come_with_the_next_poll(client: Client, scope: int) -> N
     assert rows(poll(client, first)) == ["train", "test"]
 
 
-def test_other_rows_come_as_a_whole_list(client: Client, scope: int) -> None:
+def test_a_changed_set_of_rows_sends_the_whole_list(client: Client, scope: int) -> None:
     first = client.get(f"/p/main/{PAGE}")
     tell(scope, export={S.QUEUED: 1})
     answer = poll(client, first)
@@ -242,11 +242,11 @@ def test_an_attempt_without_reports_links_to_the_others(client: Client, scope: i
     assert "attempt=1" in text
 
 
-def test_a_runs_page_leads_to_its_progress(client: Client, run: Run) -> None:
+def test_a_runs_page_links_to_its_progress(client: Client, run: Run) -> None:
     assert f'href="/p/main/runs/{run.uid}/progress/"' in page(client, "runs/sweep/")
 
 
-def test_a_page_stops_asking_once_all_is_over(client: Client, scope: int, run: Run) -> None:
+def test_a_page_stops_polling_after_the_end(client: Client, scope: int, run: Run) -> None:
     Scope.objects.filter(pk=scope).update(ended_ms=NOW_MS)
     Run.objects.filter(pk=run.pk).update(status="done")
     assert "data-poll-over" not in page(client)  # what was live is yet to be released
@@ -298,9 +298,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_names_that_commands_choose_are_shown_as_they_are_and_their_links_lead_to_them(
-    ann: User, clock: object, scope: int
-) -> None:
+def test_names_chosen_by_commands_are_escaped_and_their_links_work(ann: User, clock: object, scope: int) -> None:
     client = Client()  # line breaks in names are part of them
     client.force_login(ann)
     events = [Event(name, TaskState.ERRED, 1, name, name, message=f"{name}<i>") for name in NAMES]
@@ -368,7 +366,7 @@ def test_prefixes_inside_runs_are_sent_again_only_after_a_change(client: Client,
     assert b"3 running" in poll(client, first, path).content
 
 
-def test_a_project_without_runs_says_so(client: Client) -> None:
+def test_a_project_without_runs_shows_a_message(client: Client) -> None:
     assert "No runs yet" in page(client, "progress/")
 
 
@@ -389,7 +387,7 @@ def test_a_prefix_shows_its_groups(client: Client, scope: int) -> None:
     assert rows(poll(client, first, path)) == ["train-1"]
 
 
-def test_groups_of_a_project_lead_to_its_runs(client: Client, run: Run) -> None:
+def test_groups_of_a_project_link_to_its_runs(client: Client, run: Run) -> None:
     assert "/p/main/runs/?q=sweep" in page(client, "progress/prefix/?prefix=sweep")
 
 
@@ -431,7 +429,7 @@ def test_a_wall_screen_is_dark_unless_requested_otherwise(client: Client, scope:
     assert "No runs yet" not in page(client, "progress/wall/")
 
 
-def test_who_has_a_wall_open_stays_signed_in(client: Client, scope: int) -> None:
+def test_an_open_wall_page_keeps_its_user_signed_in(client: Client, scope: int) -> None:
     """Each time it is opened; a poll each second writes nothing."""
     name = settings.SESSION_COOKIE_NAME
     assert name in client.get(f"/p/main/{PAGE}wall/").cookies

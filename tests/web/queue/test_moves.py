@@ -45,7 +45,7 @@ def five(project: Project, ann: User, mia: User) -> dict[str, Run]:
     return {name: make_run(project, ann if name in "ace" else mia, name) for name in "abcde"}
 
 
-def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
+def test_raising_a_priority_moves_the_run_and_shows_both_positions(
     five: dict[str, Run], project: Project, ann: User, as_user: SignIn
 ) -> None:
     """R24, R26: priorities change at run time, from the web."""
@@ -58,7 +58,7 @@ def test_raising_a_priority_moves_the_run_and_says_from_where_to_where(
     assert f'<tr id="run-{five["e"].pk}" class="moved">' in page
 
 
-def test_a_stale_change_is_refused_with_what_changed_and_the_list_as_it_is(
+def test_a_stale_change_is_refused_with_the_differences_and_the_current_list(
     five: dict[str, Run], ann: User, mia: User, as_user: SignIn
 ) -> None:
     run = five["c"]
@@ -105,7 +105,7 @@ def test_a_manager_puts_a_run_exactly_there(
     assert "moved by mia" in answer.content.decode()
 
 
-def test_a_members_moves_leave_everybody_elses_position_alone(
+def test_a_members_moves_keep_the_positions_of_other_members_runs(
     five: dict[str, Run], project: Project, ann: User, as_user: SignIn
 ) -> None:
     client = as_user(ann)
@@ -169,7 +169,7 @@ def test_a_choice_is_stopped_all_or_none(five: dict[str, Run], ann: User, mia: U
     assert set(Run.objects.filter(status="terminated").values_list("name", flat=True)) == {"a", "b"}
 
 
-def test_a_move_and_a_priority_can_be_taken_back(
+def test_a_move_and_a_priority_change_can_be_undone(
     five: dict[str, Run], project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
     client = as_user(mia)
@@ -207,7 +207,7 @@ def test_viewers_change_nothing_and_get_no_controls(five: dict[str, Run], projec
     assert not Move.objects.exists()
 
 
-def test_runs_of_another_project_are_out_of_reach(five: dict[str, Run], mia: User, as_user: SignIn) -> None:
+def test_runs_of_another_project_cannot_be_changed(five: dict[str, Run], mia: User, as_user: SignIn) -> None:
     other = make_run(make_project("other"), mia, "elsewhere", role="manager")
     assert act(as_user(mia), other, do="stop").status_code == 404
     assert act(as_user(mia), five["a"], do="before", anchor=str(other.pk)).status_code == 404

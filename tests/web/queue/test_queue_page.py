@@ -29,7 +29,7 @@ def toast_of(response) -> str:
     return json.loads(response["HX-Trigger"])["toast"]["text"]
 
 
-def test_the_queue_shows_runs_in_their_true_order(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_queue_shows_runs_in_scheduling_order(project: Project, ann: User, as_user: SignIn) -> None:
     """R23, R27: higher priority first, equal ones first come, first served."""
     for name, priority in (("training", 50), ("dev", 30), ("ab-test", 70), ("second-training", 50)):
         make_run(project, ann, name, priority=priority)
@@ -149,7 +149,7 @@ def test_viewers_see_the_queue_and_cannot_change_it(project: Project, ann: User,
     assert client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX).status_code == 403
 
 
-def test_long_queues_come_in_pages(project: Project, ann: User, as_user: SignIn) -> None:
+def test_long_queues_are_paginated(project: Project, ann: User, as_user: SignIn) -> None:
     for number in range(42):
         make_run(project, ann, f"sweep-{number}")
     client = as_user(ann)

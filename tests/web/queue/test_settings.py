@@ -113,7 +113,7 @@ def test_a_manager_makes_another_queue(project: Project, mia: User, as_user: Sig
     assert Queue.objects.filter(project=project).count() == 2
 
 
-def test_a_refused_name_of_a_new_queue_leaves_the_settings_beside_it_as_they_are(
+def test_a_refused_name_of_a_new_queue_does_not_change_the_settings_form(
     project: Project, mia: User, ann: User, as_user: SignIn
 ) -> None:
     client = as_user(mia)

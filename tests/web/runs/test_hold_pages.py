@@ -88,7 +88,7 @@ def test_viewers_have_no_form_and_no_button(project: Project, as_user: SignIn) -
         assert "/p/main/hold/" not in page(client, path)
 
 
-def test_its_page_has_the_way_in_and_takes_more_time(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_page_of_a_hold_shows_how_to_connect_and_extends_it(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=1, address="10.0.0.5")
     run = begun(project, ann)
     client = as_user(ann)
@@ -107,7 +107,9 @@ def test_its_page_has_the_way_in_and_takes_more_time(project: Project, ann: User
     assert "changed since" in shown
 
 
-def test_another_member_sees_the_way_in_and_can_not_lengthen_it(project: Project, ann: User, as_user: SignIn) -> None:
+def test_other_members_see_how_to_connect_and_cannot_extend_the_hold(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
     make_host(gpus=1)
     run = begun(project, ann)
     client = as_user(join(project, make_user("bob")))
@@ -152,7 +154,7 @@ def test_an_ended_hold_shows_its_reason_and_can_be_requested_again(
     assert 'value="8GB"' in form
 
 
-def test_a_scheduled_run_says_when_it_recurs(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_scheduled_run_shows_when_it_recurs(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     first = make_run(project, ann, "nightly", schedule={"cron": "0 2 * * *"})
     client = as_user(ann)

@@ -27,7 +27,7 @@ def ended(run: Run, reason: str, **told: object) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
-def test_a_failed_run_says_why_in_plain_words(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_failed_run_shows_its_reason_in_plain_words(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     run = ended(make_run(project, ann, "typo"), "container_exited_with_error", exit_code=127)
     page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
@@ -35,7 +35,7 @@ def test_a_failed_run_says_why_in_plain_words(project: Project, ann: User, as_us
     assert "Exit code 127: command not found." in page
 
 
-def test_settings_say_where_each_came_from(project: Project, ann: User, as_user: SignIn) -> None:
+def test_settings_show_their_sources(project: Project, ann: User, as_user: SignIn) -> None:
     config = "type: task\nname: traced\ncommands:\n  - echo hi\npriority: 70\n"
     as_user(ann).post("/p/main/submit/", {"config": config})
     page = as_user(ann).get("/p/main/runs/traced/").content.decode()
@@ -191,7 +191,7 @@ def test_stopping_an_ended_run_is_a_conflict_with_a_message(project: Project, an
     assert "already ended" in json.loads(answer["HX-Trigger"])["toast"]["text"]
 
 
-def test_without_scripts_a_stop_leads_back_to_the_run(project: Project, ann: User, as_user: SignIn) -> None:
+def test_without_scripts_a_stop_redirects_back_to_the_run(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
     answer = as_user(ann).post(f"/p/main/runs/{run.uid}/stop/", follow=True)
     assert answer.redirect_chain
@@ -217,7 +217,7 @@ def test_the_list_filters_by_status_name_and_member(project: Project, ann: User,
     assert shown("?status=nonsense&before=nonsense") == {"alpha", "beta", "gamma"}
 
 
-def test_the_list_goes_on_where_the_page_before_ended(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_list_continues_where_the_previous_page_ended(project: Project, ann: User, as_user: SignIn) -> None:
     runs = [make_run(project, ann, f"sweep-{number}") for number in range(52)]
     client = as_user(ann)
     first = client.get("/p/main/runs/").content.decode()

@@ -42,7 +42,7 @@ def test_the_plan_shows_settings_offers_and_place_and_stores_nothing(
     assert not Run.objects.filter(name="hello").exists()
 
 
-def test_the_plan_of_a_run_with_a_schedule_says_when_it_enters_its_queue(
+def test_the_plan_of_a_run_with_a_schedule_shows_when_it_enters_its_queue(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     make_host("box-1")
@@ -72,7 +72,7 @@ def test_an_invalid_run_file_is_refused_with_its_line(
     assert line is None or f'data-error-line="{line}"' in answer.content.decode()
 
 
-def test_browsers_line_ends_dont_shift_the_lines(project: Project, ann: User, as_user: SignIn) -> None:
+def test_crlf_line_ends_do_not_shift_line_numbers(project: Project, ann: User, as_user: SignIn) -> None:
     config = (HELLO + "resurces: {}\n").replace("\n", "\r\n")
     answer = as_user(ann).post("/p/main/submit/", {"config": config}, headers=HTMX)
     assert 'data-error-line="5"' in answer.content.decode()
@@ -120,7 +120,7 @@ def test_a_taken_name_is_an_error(project: Project, ann: User, as_user: SignIn) 
     assert "Choose another name" in answer.content.decode()
 
 
-def test_an_attached_archive_goes_with_the_run(project: Project, ann: User, as_user: SignIn) -> None:
+def test_an_attached_archive_is_submitted_with_the_run(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": packed()}, headers=HTMX)
     run = Run.objects.get(name="hello")

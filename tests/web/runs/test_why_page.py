@@ -78,7 +78,7 @@ def test_limits_and_a_reservation_that_hold_it_up_are_named(
     assert "hold 1 of at most 1" in text_of(why(as_user(ann), run))
 
 
-def test_a_run_that_is_not_in_the_queue_says_so(project: Project, ann: User, as_user: SignIn) -> None:
+def test_a_run_outside_the_queue_shows_that_it_does_not_wait(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann, "over")
     services.stop(run, ann, "member")
     page = why(as_user(ann), run)
@@ -86,7 +86,7 @@ def test_a_run_that_is_not_in_the_queue_says_so(project: Project, ann: User, as_
     assert "Hosts and offers tried" not in page
 
 
-def test_neighbours_are_those_right_ahead_and_right_behind(project: Project, ann: User, as_user: SignIn) -> None:
+def test_neighbours_are_the_runs_directly_ahead_and_behind(project: Project, ann: User, as_user: SignIn) -> None:
     runs = [make_run(project, ann, f"r-{number}") for number in range(9)]
     page = why(as_user(ann), runs[4]).partition('id="why-line"')[2]
     assert re.findall(r"r-\d", text_of(page)) == ["r-1", "r-2", "r-3", "r-4", "r-5", "r-6", "r-7"]
