@@ -17,6 +17,7 @@ from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.machine import Metadata
+from dstackweb.runner.masking import Masker
 from dstackweb.runner.state import StateDir, say
 from dstackweb.runner.task_lines import TaskLines
 
@@ -94,10 +95,10 @@ class Runner:
     def _go(self) -> None:
         self._claim()
         self.spec_at = time.monotonic()
-        secrets = [value.encode() for value in self.spec["redact"]]
-        self.shipper = output.Shipper(self.client, self.spool, secrets)
+        masker = Masker.of(self.spec["redact"])
+        self.shipper = output.Shipper(self.client, self.spool, masker)
         if self.spec.get("tasks"):
-            self.task_lines = TaskLines(self._new_client(), self.spool, secrets)
+            self.task_lines = TaskLines(self._new_client(), self.spool, masker)
         if self.state.has("exit"):
             self.end = self.state.read_json("exit")
         elif self.state.has("started"):

@@ -12,14 +12,17 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
+import time
 
 from dstackweb.runner import tree
 from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.masking import BARE, Masker
 from dstackweb.runner.spool import Writer, pieces, read_masked
 from dstackweb.runner.state import is_locked, say
 
 PIECE, CHUNK = 1 << 16, 1 << 18
 """Bytes that are copied, and sent, at once."""
+QUIET_S = 2.0
 
 
 def start_relay(spool: str, limit: int, account: pwd.struct_passwd) -> int:
@@ -56,24 +59,29 @@ def is_done(spool: str) -> bool:
 class Shipper:
     """Sends one spool. `offset` is how much has arrived, None until the API has reported it."""
 
-    def __init__(self, client: Client, spool: str, secrets: list[bytes]) -> None:
-        self.client, self.spool, self.secrets = client, spool, secrets
+    def __init__(self, client: Client, spool: str, masker: Masker) -> None:
+        self.client, self.spool, self.masker = client, spool, masker
         self.offset: int | None = None
+        self._quiet_since = time.monotonic()
 
     def missing(self) -> int:
         """How many bytes of the output are missing in the log."""
-        return pieces(self.spool, self.secrets)[1]
+        return pieces(self.spool, self.masker)[1]
 
     def ship(self, final: bool = False) -> bool:
         """Send one piece; False when there is nothing more to send now. Raises Unreachable or Refused.
 
-        Possible beginnings of a secret wait for the following bytes, except at the end (`final`).
+        Possible beginnings of a secret wait for the following bytes, except at the end (`final`); a few bytes, which
+        are more likely none, at most for QUIET_S.
         """
         if self.offset is None:
             self.offset = int(self.client.post_bytes("logs?offset=0", b"")["next"])
-        data = read_masked(self.spool, self.offset, self.secrets, CHUNK, final)
+        data = read_masked(self.spool, self.offset, self.masker, CHUNK, final)
+        if not data and time.monotonic() - self._quiet_since > QUIET_S:
+            data = read_masked(self.spool, self.offset, self.masker, CHUNK, final, least=BARE)
         if not data:
             return False
+        self._quiet_since = time.monotonic()
         try:
             arrived = int(self.client.post_bytes(f"logs?offset={self.offset}", data)["next"])
         except Refused as refused:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from dstackweb.runner.masking import Masker
+
 T = TypeVar("T")
 DISK_FULL_WAIT_S = 1.0
 ROOM = 1 << 17
@@ -128,7 +130,7 @@ class Piece:
             return file.read(min(size, self.size - start))
 
 
-def pieces(path: str, secrets: Sequence[bytes]) -> tuple[list[Piece], int]:
+def pieces(path: str, masker: Masker) -> tuple[list[Piece], int]:
     """The log as far as it is certain, in order, and how many bytes are missing before its tail."""
     closed, segments = _segments(path)
     try:
@@ -140,14 +142,13 @@ def pieces(path: str, secrets: Sequence[bytes]) -> tuple[list[Piece], int]:
         tail = [Piece(size, name) for _, name, size in segments] if closed else []
         return [Piece(head, path), *tail], 0
     # What is cut may go through a secret: neither half is shown.
-    longest = max(map(len, secrets), default=1)
-    edge = Piece(head, path).read(max(0, head - longest), longest)
-    shown = head - len(edge) + settled(edge, secrets)
+    edge = Piece(head, path).read(max(0, head - masker.longest), masker.longest)
+    shown = head - len(edge) + masker.settled(edge)
     found = [Piece(shown, path), _text(b"*" * (head - shown) + CUT)]
     if not closed:
         return found, 0
     tail = [Piece(size, name) for _, name, size in segments]
-    skip = _beginning(tail, longest - 1)
+    skip = _beginning(tail, masker.longest - 1)
     count = first + skip - head
     found.append(_text(missing_line(count)))
     for piece in tail:
@@ -190,36 +191,15 @@ def read(log: Sequence[Piece], offset: int, size: int) -> bytes:
     return bytes(found)
 
 
-def read_masked(path: str, offset: int, secrets: Sequence[bytes], most: int, final: bool) -> bytes:
+def read_masked(path: str, offset: int, masker: Masker, most: int, final: bool, least: int = 1) -> bytes:
     """The next bytes of a log, masked with the bytes before and after them in view.
 
-    Possible beginnings of a secret wait for the following bytes, except at the end (`final`).
+    Possible beginnings of a secret, of `least` bytes or more, wait for what follows, except at the end (`final`).
     """
-    longest = max(map(len, secrets), default=1)
-    start = max(0, offset - longest + 1)
-    window = read(pieces(path, secrets)[0], start, offset - start + most + longest)
-    end = len(window) if final else settled(window, secrets)
-    return mask(window, secrets)[offset - start : min(end, offset - start + most)]
-
-
-def mask(data: bytes, secrets: Sequence[bytes]) -> bytes:
-    """`data` with every occurrence of every secret, overlapping ones too, as asterisks of the same length."""
-    out = bytearray(data)
-    for secret in filter(None, secrets):
-        at = data.find(secret)
-        while at >= 0:
-            out[at : at + len(secret)] = b"*" * len(secret)
-            at = data.find(secret, at + 1)
-    return bytes(out)
-
-
-def settled(data: bytes, secrets: Sequence[bytes]) -> int:
-    """The length of `data` without a possible beginning of a secret at its end."""
-    longest = max(map(len, secrets), default=0)
-    firsts = {secret[:1] for secret in secrets}
-    for start in range(max(0, len(data) - longest + 1), len(data)):
-        if data[start : start + 1] in firsts:
-            tail = data[start:]
-            if any(len(secret) > len(tail) and secret.startswith(tail) for secret in secrets):
-                return start
-    return len(data)
+    log, around = pieces(path, masker)[0], masker.longest
+    if sum(piece.size for piece in log) <= offset:
+        return b""
+    start = max(0, offset - around + 1)
+    window = read(log, start, offset - start + most + around)
+    end = len(window) if final else masker.settled(window, least)
+    return masker.mask(window)[offset - start : min(end, offset - start + most)]

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
+from dstackweb.runner.masking import Masker
 from dstackweb.runner.spool import read_masked
 from dstackweb.runner.state import say
 
@@ -30,8 +31,8 @@ LAST_S = 10.0
 class TaskLines:
     """Follows one spool. Its errors affect nothing else."""
 
-    def __init__(self, client: Client, spool: str, secrets: list[bytes]) -> None:
-        self._client, self._spool, self._secrets = client, spool, secrets
+    def __init__(self, client: Client, spool: str, masker: Masker) -> None:
+        self._client, self._spool, self._masker = client, spool, masker
         self._offset = 0
         self._inside_a_line = False
         self._sent_any = self._logged_invalid = False
@@ -76,7 +77,7 @@ class TaskLines:
 
     def _step(self, final: bool) -> bool:
         """Process one piece of the output; False when there is nothing more now. Raises as `_post`."""
-        piece = read_masked(self._spool, self._offset, self._secrets, PIECE, final)
+        piece = read_masked(self._spool, self._offset, self._masker, PIECE, final)
         at_the_end = final and len(piece) < PIECE
         whole = len(piece) if at_the_end else piece.rfind(b"\n") + 1
         if not whole and len(piece) < PIECE // 2:

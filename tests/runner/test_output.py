@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from dstackweb.runner import output
 from dstackweb.runner.client import Client, Refused, Unreachable
+from dstackweb.runner.masking import Masker
 from dstackweb.runner.output import Shipper
-from dstackweb.runner.spool import CUT, mask, missing_line, settled
+from dstackweb.runner.spool import CUT, missing_line
 from tests.runner.conftest import Box
+from tests.runner.test_masking import SECRETS, TEXTS, mask_slowly
 from tests.support import eventually, examples
 
 MakeBox = Callable[..., Box]
@@ -94,41 +96,6 @@ def test_the_output_process_exits_with_the_last_writer(box: MakeBox) -> None:
     assert job.end()["log_size"] == len(job.api.log)
 
 
-PIECES = st.sampled_from([b"a", b"b", b"ab", b"aba", b"abab", b"bb", b"\0", b"\xff", b"\n"])
-TEXTS = st.lists(PIECES, max_size=30).map(b"".join)
-SECRETS = st.lists(st.lists(PIECES, min_size=1, max_size=3).map(b"".join), max_size=3)
-
-
-def mask_slowly(data: bytes, secrets: list[bytes]) -> bytes:
-    """Whether a byte is masked, asked of each byte and each place where a secret may begin."""
-    covered = {
-        at
-        for secret in secrets
-        for start in range(len(data))
-        if data.startswith(secret, start)
-        for at in range(start, start + len(secret))
-    }
-    return bytes(ord("*") if at in covered else byte for at, byte in enumerate(data))
-
-
-@given(TEXTS, SECRETS)
-def test_masking_covers_every_occurrence_and_keeps_the_length(data: bytes, secrets: list[bytes]) -> None:
-    assert mask(data, secrets) == mask_slowly(data, secrets)
-
-
-@given(TEXTS, TEXTS, SECRETS)
-def test_settled_output_is_masked_alike_whatever_follows(data: bytes, more: bytes, secrets: list[bytes]) -> None:
-    end = settled(data, secrets)
-    assert mask_slowly(data + more, secrets)[:end] == mask_slowly(data, secrets)[:end]
-
-
-@given(TEXTS, SECRETS.filter(bool))
-def test_nothing_is_held_back_without_need(data: bytes, secrets: list[bytes]) -> None:
-    end = settled(data, secrets)
-    held = data[end:]
-    assert not held or any(len(secret) > len(held) and secret.startswith(held) for secret in secrets)
-
-
 class Log(Client):
     """The API's side of a log, with answers that get lost and data that comes in part or was lost since."""
 
@@ -177,14 +144,14 @@ def test_through_any_fault_the_log_is_the_spool_masked(
             return True
 
     with mock.patch.object(output, "CHUNK", chunk):
-        sender = Shipper(api, str(spool), secrets)
+        sender = Shipper(api, str(spool), Masker(secrets))
         for written in writes:
             with spool.open("ab") as file:
                 file.write(written)
             for _ in range(data.draw(st.integers(0, 3))):
                 ship(sender, final=False)
             if data.draw(st.booleans()):
-                sender = Shipper(api, str(spool), secrets)
+                sender = Shipper(api, str(spool), Masker(secrets))
         while ship(sender, final=True) or sender.offset != len(api.data):
             if sender.offset != len(api.data):
                 sender.offset = None

@@ -12,16 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.runner import output, spool
+from dstackweb.runner.masking import Masker
 from dstackweb.runner.spool import CUT, missing_line
 from tests.support import eventually, examples
 
 LIMIT = 80
 HEAD, SEGMENT = 60, 10
+NO_SECRETS = Masker([])
 
 
-def log(path: Path, secrets: tuple[bytes, ...] = ()) -> bytes:
+def log(path: Path, masker: Masker = NO_SECRETS) -> bytes:
     """The log as it would be sent now."""
-    return spool.read_masked(str(path), 0, secrets, 1 << 20, final=True)
+    return spool.read_masked(str(path), 0, masker, 1 << 20, final=True)
 
 
 def relayed(folder: Path, limit: int, *writes: bytes) -> Path:
@@ -40,7 +42,7 @@ def test_up_to_the_limit_nothing_is_cut(tmp_path: Path, size: int) -> None:
     data = bytes(range(size))
     path = relayed(tmp_path, LIMIT, data)
     assert log(path) == data
-    assert spool.pieces(str(path), ())[1] == 0
+    assert spool.pieces(str(path), NO_SECRETS)[1] == 0
 
 
 def test_over_the_limit_the_first_and_the_last_lines_are_kept(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_over_the_limit_the_first_and_the_last_lines_are_kept(tmp_path: Path) ->
     assert tail.endswith(b"Traceback\nValueError: 3\n")
     count = 10_000 + len(b"Traceback\nValueError: 3\n") - len(before) - len(tail)
     assert missing + b"\n" == missing_line(count)
-    assert spool.pieces(str(path), ())[1] == count
+    assert spool.pieces(str(path), NO_SECRETS)[1] == count
 
 
 def test_a_flood_never_takes_more_of_the_disk_than_the_limit(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_secret_split_by_the_cut_is_masked_on_both_sides(tmp_path: Path) -> No
     """At the head's end, and at the tail's beginning."""
     secret = b"SECRET-VALUE"
     path = relayed(tmp_path, LIMIT, b"a" * (HEAD - 6) + secret + b"b" * 30 + secret + b"c" * 6)
-    text = log(path, (secret,))
+    text = log(path, Masker([secret]))
     assert b"SECRET" not in text
     assert b"VALUE" not in text
     assert text.startswith(b"a" * (HEAD - 6) + b"*" * 6 + CUT)
@@ -100,24 +102,24 @@ def test_nothing_that_was_shown_ever_changes(
     tmp_path_factory: pytest.TempPathFactory, writes: list[bytes], masked: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
-    secrets = (b"secret",) if masked else ()
+    masker = Masker([b"secret"]) if masked else NO_SECRETS
     path = folder / "spool"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     writer = spool.Writer(file, str(path), LIMIT)
     shown = b""
     for data in writes:
         writer.write(data)
-        now = spool.read_masked(str(path), 0, secrets, 1 << 20, final=False)
+        now = spool.read_masked(str(path), 0, masker, 1 << 20, final=False)
         assert now.startswith(shown)
         shown = now
     spool.close(str(path))
-    whole, everything = log(path, secrets), b"".join(writes)
+    whole, everything = log(path, masker), b"".join(writes)
     assert whole.startswith(shown)
-    assert spool.read_masked(str(path), 10, secrets, 20, final=True) == whole[10:30]
+    assert spool.read_masked(str(path), 10, masker, 20, final=True) == whole[10:30]
     if len(everything) <= LIMIT:
-        assert whole == spool.mask(everything, secrets)
+        assert whole == masker.mask(everything)
     else:
-        missing = spool.pieces(str(path), secrets)[1]
+        missing = spool.pieces(str(path), masker)[1]
         tail = whole.split(missing_line(missing))[1]
         assert len(everything) == HEAD + missing + len(tail)
         assert masked or everything.endswith(tail)

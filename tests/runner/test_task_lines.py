@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dstackweb.runner import task_lines
 from dstackweb.runner.client import Refused, Unreachable
+from dstackweb.runner.masking import Masker
 from dstackweb.runner.task_lines import LINE_MAX, TaskLines, parse
 from tests.runner.conftest import Box
 from tests.support import eventually
@@ -122,7 +123,7 @@ def follow(tmp_path: Path, output: bytes, server: Server) -> list[dict[str, Any]
     """What is told of some output, from its first byte to its last."""
     spool = tmp_path / "spool"
     spool.write_bytes(output)
-    TaskLines(server, str(spool), []).finish(5)
+    TaskLines(server, str(spool), Masker([])).finish(5)
     return server.events
 
 
@@ -139,7 +140,7 @@ def test_lines_are_found_at_any_place_in_long_output(tmp_path: Path, monkeypatch
 def test_task_lines_are_found_in_any_split_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_lines, "EVERY_S", 0.001)
     spool, server = tmp_path / "spool", Server()
-    lines = TaskLines(server, str(spool), [])
+    lines = TaskLines(server, str(spool), Masker([]))
     lines.start()
     with spool.open("wb", buffering=0) as output:
         for number in range(50):
@@ -185,7 +186,7 @@ def test_the_end_does_not_wait_for_a_server_that_is_busy(tmp_path: Path) -> None
     spool = tmp_path / "spool"
     spool.write_bytes(b"::task key=k state=done\n")
     server = Server(Unreachable("busy", 3600.0))
-    lines = TaskLines(server, str(spool), [])
+    lines = TaskLines(server, str(spool), Masker([]))
     lines.finish(0.05)
     assert len(server.calls) == 1
 
@@ -205,7 +206,7 @@ def test_task_lines_that_could_not_be_sent_in_time_are_counted_in_the_log(
                 answer.wait(10)
             return super().post(path, body)
 
-    TaskLines(Slow(), str(spool), []).finish(0.2)
+    TaskLines(Slow(), str(spool), Masker([])).finish(0.2)
     answer.set()
     assert said == ["task lines from byte 24 of the output on could not be sent in 0.2 s"]
 
