@@ -10,7 +10,7 @@ from typing import Any
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import QuerySet
 
-from dstackweb.accounts.models import Membership, Project, Role, User
+from dstackweb.accounts.models import Membership, Project, Role, TokenLimit, TokenScope, User
 from dstackweb.lib.errors import Forbidden, NotFound
 
 
@@ -23,9 +23,9 @@ def visible_projects(user: User | AnonymousUser) -> QuerySet[Project]:
     """The projects that the user is a member of, by name; all for a superuser, none for an inactive user."""
     if not user.is_active:
         return Project.objects.none()
-    if user.is_superuser:
-        return Project.objects.all()
-    return Project.objects.filter(memberships__user=user)
+    found = Project.objects.all() if user.is_superuser else Project.objects.filter(memberships__user=user)
+    limit = _limit(user)
+    return found if limit is None or limit.project_id is None else found.filter(pk=limit.project_id)
 
 
 def role_in(project: Project, user: User | AnonymousUser) -> str | None:
@@ -33,9 +33,28 @@ def role_in(project: Project, user: User | AnonymousUser) -> str | None:
     if not user.is_active:
         return None
     if user.is_superuser:
-        return Role.ADMIN
+        return limited(user, project.pk, Role.ADMIN)
     membership = Membership.objects.filter(project=project, user=user).first()
-    return membership.role if membership else None
+    return limited(user, project.pk, membership.role) if membership else None
+
+
+def limited(user: User | AnonymousUser, project_id: int, role: str) -> str | None:
+    """What the token that the user is signed in with leaves of their role; None: nothing in this project."""
+    limit = _limit(user)
+    if limit is None:
+        return role
+    if limit.project_id not in (None, project_id):
+        return None
+    return role if allows(limit.scope.role, role) else str(limit.scope.role)
+
+
+def scope_for(role: str) -> TokenScope:
+    """The least scope of a token that leaves its user this role."""
+    return next(scope for scope in TokenScope if allows(scope.role, role))
+
+
+def _limit(user: User | AnonymousUser) -> TokenLimit | None:
+    return user.token_limit if isinstance(user, User) else None
 
 
 _PROJECT_AND_ROLE = """
@@ -54,6 +73,7 @@ def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEW
     found = Project.objects.raw(_PROJECT_AND_ROLE, [user.pk, name]) if user.is_active else ()
     project: Any = next(iter(found), None)
     role = project and (str(Role.ADMIN) if user.is_superuser else project.role_there)
+    role = role and limited(user, project.pk, role)
     if not role:
         raise NotFound(f"There is no project {name}, or you are not a member of it.")
     need_role(role, name, at_least)

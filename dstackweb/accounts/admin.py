@@ -97,7 +97,7 @@ class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
         return False
 
     def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
-        row, token = create_token(obj.user, obj.name)
+        row, token = create_token(obj.user, obj.name, scope=obj.scope, project=obj.project, expires_at=obj.expires_at)
         obj.pk = row.pk
         messages.warning(request, f"Copy the token now. It is shown only once: {token}")
 

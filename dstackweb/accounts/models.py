@@ -5,6 +5,8 @@ No secret is stored in plain text: tokens and links are hashed with SHA-256, pro
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from django.contrib.auth.models import AbstractUser
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
@@ -34,8 +36,41 @@ class Role(models.TextChoices):
     ADMIN = "admin", "admin"
 
 
+class TokenScope(models.TextChoices):
+    """What a token may do at most, whatever its user may: as viewers, members, managers, or all."""
+
+    READ = "read", "read"
+    SUBMIT = "submit", "read and submit"
+    MANAGE = "manage", "read, submit and manage"
+    ADMIN = "admin", "everything"
+
+    @property
+    def role(self) -> Role:
+        """The highest role that it allows."""
+        return dict(zip(TokenScope, Role, strict=True))[self]
+
+
+class TokenLimit(NamedTuple):
+    """The limits of the API token that a user is signed in with: a scope, and a project's id or None for all."""
+
+    scope: TokenScope
+    project_id: int | None
+
+
 class User(AbstractUser):
-    """A person who signs in. A superuser is a deployment admin, and an admin of every project."""
+    """A person who signs in. A superuser is a deployment admin, and an admin of every project.
+
+    `token_limit` is of the API token that this object was signed in with; None: a session.
+    """
+
+    token_limit: TokenLimit | None = None
+    token_name = ""
+
+    @property
+    def may_administer(self) -> bool:
+        """Whether they may manage the deployment now: superusers, unless their token is limited."""
+        unlimited = self.token_limit in (None, TokenLimit(TokenScope.ADMIN, None))
+        return self.is_superuser and unlimited
 
 
 class Project(models.Model):
@@ -95,17 +130,26 @@ class Membership(models.Model):
 
 
 class ApiToken(models.Model):
-    """A bearer token for the API and the CLI. Only its digest is stored; `hint` identifies it to its owner."""
+    """A bearer token for the API and the CLI. Only its digest is stored; `hint` identifies it to its owner.
+
+    It has the permissions of its user, at most those of `scope`, and in `project` alone if there is one.
+    """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80, validators=[not_the_environments], help_text="Where it is used: laptop, CI")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     hint = models.CharField(max_length=12, editable=False, help_text="Last characters of the token")
+    scope = models.CharField(max_length=10, choices=TokenScope.choices, default=TokenScope.ADMIN)
+    project = models.ForeignKey(
+        Project, null=True, blank=True, on_delete=models.CASCADE, related_name="+", help_text="Empty for all projects"
+    )
+    expires_at = models.DateTimeField(null=True, blank=True, help_text="Empty for never")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     last_used_at = models.DateTimeField(null=True, editable=False, help_text="Accurate to one minute")
     revoked_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:
+        constraints = [models.CheckConstraint(condition=Q(scope__in=TokenScope.values), name="token_scope_known")]
         ordering = ["-created_at", "-id"]
 
     def __str__(self) -> str:

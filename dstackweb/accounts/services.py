@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from django.conf import settings
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Model
 from django.utils import timezone
 
@@ -25,6 +25,8 @@ from dstackweb.accounts.models import (
     Project,
     ProjectSecret,
     Role,
+    TokenLimit,
+    TokenScope,
     User,
 )
 from dstackweb.lib import sql
@@ -32,6 +34,8 @@ from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, Not
 from dstackweb.lib.secrets import decrypt, digest, encrypt, new_token
 
 INVITE_TTL = timedelta(days=7)
+TOKEN_LEAST = 20
+"""Characters of DSTACKWEB_ADMIN_TOKEN."""
 
 
 def create_project(user: User, name: str) -> Project:
@@ -174,11 +178,26 @@ def hint(token: str) -> str:
     return f"…{token[-4:]}" if len(token) >= 20 else "…"
 
 
-def create_token(user: User, name: str) -> tuple[ApiToken, str]:
-    """A new API token and its plain text, which is not stored and can't be shown again. Raises Invalid at `name`."""
+def create_token(
+    user: User,
+    name: str,
+    *,
+    scope: str = TokenScope.ADMIN,
+    project: Project | None = None,
+    expires_at: datetime | None = None,
+) -> tuple[ApiToken, str]:
+    """A new API token and its plain text, which is not stored and can't be shown again.
+
+    Without `expires_at` it never expires. Raises Invalid at `name` or `scope`, NotFound for a project of others.
+    """
+    if project is not None and role_in(project, user) is None:
+        raise NotFound(f"There is no project {project.name}, or you are not a member of it.")
     token = new_token("dw")
-    row = ApiToken(user=user, name=name.strip(), digest=digest(token), hint=hint(token))
-    check(row, "name")
+    row = ApiToken(
+        user=user, name=name.strip(), digest=digest(token), hint=hint(token), scope=scope, project=project,
+        expires_at=expires_at,
+    )  # fmt: skip
+    check(row, "name", "scope")
     row.save()
     return row, token
 
@@ -193,10 +212,20 @@ def revoke_token(user: User, token_id: int) -> None:
         live.save(update_fields=["revoked_at"])
 
 
+def revoke_all_tokens(user: User) -> int:
+    """Revoke all tokens of this user; returns how many were valid."""
+    live = user.api_tokens.filter(revoked_at=None)
+    for token in live:
+        token.revoked_at = timezone.now()
+        token.save(update_fields=["revoked_at"])
+    return len(live)
+
+
 _WHOSE = """
-SELECT person.*, token.id AS token_id, token.name AS token_name, token.last_used_at AS token_used_at
+SELECT person.*, token.id AS token_id, token.name AS used_token, token.last_used_at AS token_used_at,
+    token.scope AS token_scope, token.project_id AS token_project_id
 FROM accounts_apitoken token JOIN accounts_user person ON person.id = token.user_id
-WHERE token.digest = %s AND token.revoked_at IS NULL
+WHERE token.digest = %s AND token.revoked_at IS NULL AND (token.expires_at IS NULL OR token.expires_at > %s)
 """
 
 
@@ -205,10 +234,14 @@ def authenticate_token(plaintext: str) -> User | None:
 
     Tokens are looked up by digest, so the time does not depend on how much of a guess is right.
     """
-    user: Any = next(iter(User.objects.raw(_WHOSE, [digest(plaintext)])), None)
+    now = timezone.now()
+    user: Any = next(
+        iter(User.objects.raw(_WHOSE, [digest(plaintext), connection.ops.adapt_datetimefield_value(now)])), None
+    )
     if user is None or not user.is_active:
         return None
-    now = timezone.now()
+    user.token_limit = TokenLimit(TokenScope(user.token_scope), user.token_project_id)
+    user.token_name = user.used_token
     if user.token_used_at is None or now - sql.utc(user.token_used_at) >= USED_EVERY:
         ApiToken.objects.filter(pk=user.token_id).update(last_used_at=now)
     return cast(User, user)
@@ -332,9 +365,11 @@ def bootstrap() -> Bootstrap:
     and token. Safe to call by several processes at once: one of them creates the admin, and only that one knows the
     password.
 
-    Raises Conflict if there is no active superuser, and another account has the name `admin`.
+    Raises Conflict if there is no active superuser, and another account has the name `admin`, and Invalid if the
+    environment's password or token is too weak.
     """
     wanted: str = settings.DSTACKWEB_ADMIN_PASSWORD
+    _check_strength(wanted, settings.DSTACKWEB_ADMIN_TOKEN)
     password = wanted or secrets.token_urlsafe(12)
     found = first_admin()
     admin, created = (found, False) if found else _create_admin(password)
@@ -345,6 +380,17 @@ def bootstrap() -> Bootstrap:
     if settings.DSTACKWEB_ADMIN_TOKEN:
         _apply_token(admin, settings.DSTACKWEB_ADMIN_TOKEN)
     return Bootstrap(created, admin.username, password if created and not wanted else None)
+
+
+def _check_strength(password: str, token: str) -> None:
+    if password:
+        try:
+            validate_password(password, User(username=ADMIN))
+        except ValidationError as error:
+            raise Invalid(f"DSTACKWEB_ADMIN_PASSWORD is too weak: {' '.join(error.messages)}", []) from None
+    if token and (len(token) < TOKEN_LEAST or len(set(token)) < TOKEN_LEAST / 2):
+        text = f"at least {TOKEN_LEAST} characters, such as the output of `openssl rand -hex 32`"
+        raise Invalid(f"DSTACKWEB_ADMIN_TOKEN is too weak: it needs {text}", [])
 
 
 def _create_admin(password: str) -> tuple[User, bool]:

@@ -15,7 +15,7 @@ from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
 from dstackweb.accounts import attempts
-from dstackweb.accounts.access import need_role, project_for
+from dstackweb.accounts.access import allows, need_role, project_for, scope_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import authenticate_token
 from dstackweb.lib.errors import DomainError, Forbidden, TooMany
@@ -192,6 +192,9 @@ def project_of(request: HttpRequest, name: str, at_least: str = "viewer") -> tup
     Strangers don't come here: `sign_in` has refused them.
     """
     project, role = cast(tuple[Project, str], vars(request)["entered"])
+    limit = caller(request).token_limit
+    if limit is not None and not allows(limit.scope.role, at_least):
+        raise Forbidden(f"This token has the scope {limit.scope.value}; this needs {scope_for(at_least).value}.")
     need_role(role, name, at_least)
     return project, role
 
@@ -205,7 +208,7 @@ def run_of(request: HttpRequest, project: str, name: str, at_least: str = "viewe
 def admin(request: HttpRequest, what: str) -> User:
     """The caller. Raises Forbidden unless they are a deployment admin."""
     found = caller(request)
-    if not found.is_superuser:
+    if not found.may_administer:
         raise Forbidden(f"only deployment admins can manage {what}")
     return found
 

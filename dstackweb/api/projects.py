@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from django.http import HttpRequest, HttpResponse
 from ninja import P, Path, PathEx, Router, Schema, Status
 
-from dstackweb.accounts.access import visible_projects
+from dstackweb.accounts.access import limited, visible_projects
 from dstackweb.accounts.models import Membership, Role
 from dstackweb.api.app import RAW, caller, project_of, refusals
 from dstackweb.lib.errors import NotFound, TooLarge
@@ -48,7 +48,7 @@ class ArchiveOut(Schema):
 @router.get("/user", response={200: UserOut, **refusals()}, summary="The token's user")
 def user(request: HttpRequest) -> UserOut:
     found = caller(request)
-    return UserOut(username=found.get_username(), is_admin=found.is_superuser)
+    return UserOut(username=found.get_username(), is_admin=found.may_administer)
 
 
 @router.get("/limits", response={200: LimitsOut, **refusals()}, summary="Size limits")
@@ -64,7 +64,8 @@ def projects(request: HttpRequest) -> ProjectsOut:
     if who.is_superuser:
         roles = {project.pk: Role.ADMIN.value for project in found}
     # A membership may end between the two reads.
-    return ProjectsOut(items=[ProjectOut(name=p.name, role=roles[p.pk]) for p in found if p.pk in roles])
+    there = [(project, limited(who, project.pk, roles[project.pk])) for project in found if project.pk in roles]
+    return ProjectsOut(items=[ProjectOut(name=project.name, role=role) for project, role in there if role])
 
 
 @router.api_operation(

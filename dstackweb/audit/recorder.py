@@ -48,7 +48,7 @@ WATCHED: Mapping[type[Model], Watched] = {
     Project: Watched(AuditKind.PROJECT, ("name", "weight", "monthly_budget", "member_max_priority")),
     Membership: Watched(AuditKind.MEMBER, ("user", "role")),
     Invite: Watched(AuditKind.INVITE, ("role", "expires_at")),
-    ApiToken: Watched(AuditKind.TOKEN, ("user", "name", "revoked_at")),
+    ApiToken: Watched(AuditKind.TOKEN, ("user", "name", "scope", "project", "expires_at", "revoked_at")),
     LoginLink: Watched(AuditKind.SIGN_IN_LINK, ("user", "expires_at")),
     ProjectSecret: Watched(AuditKind.SECRET, ("name",), secret=("ciphertext",)),
     Queue: Watched(
@@ -99,7 +99,7 @@ def record(
     AuditEntry.objects.create(
         actor_id=user.pk if user is not None else None,
         actor_name=user.get_username() if user is not None else _nameless(request),
-        via=getattr(user, "token_name", "")[:80],
+        via=user.token_name if user is not None else "",
         address=request.META.get("REMOTE_ADDR") or None if request is not None else None,
         kind=kind,
         action=action,
@@ -157,7 +157,7 @@ def _changes(watched: Watched, before: Model | None, after: Model) -> dict[str, 
     for name in watched.fields:
         new = _plain(getattr(after, name))
         old = _plain(getattr(before, name)) if before is not None else None
-        usual = (old,) if before is not None else (None, "", False, {}, [], _name_of(after))
+        usual: tuple[Any, ...] = (old,) if before is not None else (None, "", False, {}, [], _name_of(after))
         if new not in usual:
             found[name] = [old, new]
     for name in watched.secret:

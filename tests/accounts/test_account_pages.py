@@ -218,7 +218,7 @@ def test_a_member_sees_the_names_of_secrets_and_a_viewer_does_not(project: Proje
 
 
 def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> None:
-    made = page.post("/account/tokens/create/", {"name": "laptop"})
+    made = page.post("/account/tokens/create/", {"name": "laptop", "scope": "admin"})
     (token,) = set(re.findall(r'value="(dw_[\w-]+)"', made.content.decode()))
     assert "no-store" in made["Cache-Control"]
     assert services.authenticate_token(token) == ada
@@ -232,7 +232,7 @@ def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> 
 
 
 def test_an_invalid_token_name_is_an_error_at_its_field(page: Client) -> None:
-    answer = page.post("/account/tokens/create/", {"name": "environment"})
+    answer = page.post("/account/tokens/create/", {"name": "environment", "scope": "admin"})
     assert answer.status_code == 422
     assert 'value="environment"' in answer.content.decode()
     assert answer.context["form"].errors.keys() == {"name"}

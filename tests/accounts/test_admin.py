@@ -52,7 +52,9 @@ def test_no_page_shows_a_digest_or_a_value(client: Client, root: User) -> None:
 
 def test_a_token_made_in_the_admin_is_shown_once_and_works(client: Client, root: User) -> None:
     ada = make_user("ada")
-    response = client.post("/admin/accounts/apitoken/add/", {"user": ada.pk, "name": "CI"}, follow=True)
+    response = client.post(
+        "/admin/accounts/apitoken/add/", {"user": ada.pk, "name": "CI", "scope": "admin"}, follow=True
+    )
     (token,) = set(re.findall(r"dw_[\w-]{20,}", response.content.decode()))
     assert services.authenticate_token(token) == ada
     again = client.get("/admin/accounts/apitoken/")
@@ -60,7 +62,7 @@ def test_a_token_made_in_the_admin_is_shown_once_and_works(client: Client, root:
 
 
 def test_the_reserved_token_name_is_an_error_at_its_field(client: Client, root: User) -> None:
-    response = client.post("/admin/accounts/apitoken/add/", {"user": root.pk, "name": "environment"})
+    response = client.post("/admin/accounts/apitoken/add/", {"user": root.pk, "name": "environment", "scope": "admin"})
     assert "DSTACKWEB_ADMIN_TOKEN" in response.content.decode()
     assert not ApiToken.objects.exists()
 

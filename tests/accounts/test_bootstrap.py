@@ -13,7 +13,7 @@ from dstackweb.accounts import services
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import ApiToken, Project, User
 from dstackweb.accounts.services import authenticate_token, bootstrap
-from dstackweb.lib.errors import Conflict
+from dstackweb.lib.errors import Conflict, Invalid
 from tests.factories import make_user
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
@@ -44,18 +44,18 @@ def test_the_password_is_returned_once_and_is_in_no_repr() -> None:
 
 
 def test_a_configured_password_is_used_and_not_returned(settings: Settings) -> None:
-    settings.DSTACKWEB_ADMIN_PASSWORD = "given"
+    settings.DSTACKWEB_ADMIN_PASSWORD = "given at the start"
     first = bootstrap()
     assert (first.created, first.password) == (True, None)
-    assert User.objects.get().check_password("given")
+    assert User.objects.get().check_password("given at the start")
 
 
 def test_a_configured_password_is_applied_at_every_start_and_keeps_sessions_if_unchanged(settings: Settings) -> None:
     bootstrap()
-    settings.DSTACKWEB_ADMIN_PASSWORD = "given"
+    settings.DSTACKWEB_ADMIN_PASSWORD = "given at the start"
     bootstrap()
     stored = User.objects.get().password
-    assert User.objects.get().check_password("given")
+    assert User.objects.get().check_password("given at the start")
     bootstrap()
     assert User.objects.get().password == stored
 
@@ -122,3 +122,17 @@ def test_login_link_works_for_any_user_and_fails_for_a_missing_one() -> None:
     make_user("bob", is_active=False)
     with pytest.raises(SystemExit, match="not active"):
         call_command("login_link", user="bob")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PASSWORD", "short"), ("PASSWORD", "password"), ("PASSWORD", "12345678901"), ("PASSWORD", "admin"),
+        ("TOKEN", "secret"), ("TOKEN", "a" * 64),
+    ],
+)  # fmt: skip
+def test_a_weak_password_or_token_is_refused_and_changes_nothing(settings: Settings, name: str, value: str) -> None:
+    setattr(settings, f"DSTACKWEB_ADMIN_{name}", value)
+    with pytest.raises(Invalid, match=f"DSTACKWEB_ADMIN_{name} is too weak"):
+        bootstrap()
+    assert not User.objects.exists()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_demo_has_offers_of_its_cloud_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    env = deployment_env(tmp_path / "home", DSTACKWEB_ADMIN_TOKEN="dw_of-the-demo", HOME=str(tmp_path))
+    env = deployment_env(tmp_path / "home", DSTACKWEB_ADMIN_TOKEN="dw_admin-of-the-demo-1", HOME=str(tmp_path))
     output = tmp_path / "output"
     with output.open("wb") as file:
         demo = subprocess.Popen(
@@ -28,7 +28,7 @@ def test_the_demo_has_offers_of_its_cloud_and_ends_with_all_that_it_started(tmp_
 
         def availabilities() -> set[str]:
             params = {"gpu": "1..", "backend": "aws", "limit": 500}
-            answer = httpx.get(url, params=params, headers={"Authorization": "Bearer dw_of-the-demo"})
+            answer = httpx.get(url, params=params, headers={"Authorization": "Bearer dw_admin-of-the-demo-1"})
             return {offer["availability"] for offer in answer.json()["items"]}
 
         eventually(lambda: {"available", "no_quota"} <= availabilities(), deadline=60)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_the_demo_shows_gpus_that_work_for_runs_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
     env = deployment_env(
-        tmp_path / "home", DSTACKWEB_ADMIN_TOKEN="dw_of-the-demo", HOME=str(tmp_path), DSTACKWEB_SHARED_UID="1",
+        tmp_path / "home", DSTACKWEB_ADMIN_TOKEN="dw_admin-of-the-demo-1", HOME=str(tmp_path), DSTACKWEB_SHARED_UID="1",
         DSTACKWEB_SAMPLE_EVERY_S="1",
     )  # fmt: skip
     output = tmp_path / "output"
@@ -28,7 +28,7 @@ def test_the_demo_shows_gpus_that_work_for_runs_and_ends_with_all_that_it_starte
     try:
         eventually(lambda: "Demo GPUs" in output.read_text(), deadline=90)
         url = f"http://127.0.0.1:{env['DSTACKWEB_PORT']}/api/v1"
-        asked = httpx.Client(base_url=url, headers={"Authorization": "Bearer dw_of-the-demo"})
+        asked = httpx.Client(base_url=url, headers={"Authorization": "Bearer dw_admin-of-the-demo-1"})
 
         def works() -> bool:
             (host,) = asked.get("/hosts").json()["items"]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def test_the_demo_shows_tasks_of_all_kinds_that_move_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
     env = deployment_env(
-        tmp_path / "home", DSTACKWEB_ADMIN_TOKEN="dw_of-the-demo", HOME=str(tmp_path), DSTACKWEB_SHARED_UID="1"
+        tmp_path / "home", DSTACKWEB_ADMIN_TOKEN="dw_admin-of-the-demo-1", HOME=str(tmp_path), DSTACKWEB_SHARED_UID="1"
     )
     output = tmp_path / "output"
     with output.open("wb") as file:
@@ -29,7 +29,7 @@ def test_the_demo_shows_tasks_of_all_kinds_that_move_and_ends_with_all_that_it_s
         eventually(lambda: "Demo tasks" in output.read_text(), deadline=90)
         asked = httpx.Client(
             base_url=f"http://127.0.0.1:{env['DSTACKWEB_PORT']}/api/v1/projects/main/runs/demo-sweep",
-            headers={"Authorization": "Bearer dw_of-the-demo"},
+            headers={"Authorization": "Bearer dw_admin-of-the-demo-1"},
             timeout=30,
         )
 

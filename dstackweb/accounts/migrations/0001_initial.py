@@ -53,6 +53,8 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(help_text='Where it is used: laptop, CI', max_length=80, validators=[dstackweb.accounts.models.not_the_environments])),
                 ('digest', models.CharField(editable=False, max_length=64, unique=True)),
                 ('hint', models.CharField(editable=False, help_text='Last characters of the token', max_length=12)),
+                ('scope', models.CharField(choices=[('read', 'read'), ('submit', 'read and submit'), ('manage', 'read, submit and manage'), ('admin', 'everything')], default='admin', max_length=10)),
+                ('expires_at', models.DateTimeField(blank=True, help_text='Empty for never', null=True)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('last_used_at', models.DateTimeField(editable=False, help_text='Accurate to one minute', null=True)),
                 ('revoked_at', models.DateTimeField(editable=False, null=True)),
@@ -135,5 +137,14 @@ class Migration(migrations.Migration):
                 'ordering': ['project', 'name'],
                 'constraints': [models.UniqueConstraint(fields=('project', 'name'), name='secret_name_in_project')],
             },
+        ),
+        migrations.AddField(
+            model_name='apitoken',
+            name='project',
+            field=models.ForeignKey(blank=True, help_text='Empty for all projects', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.project'),
+        ),
+        migrations.AddConstraint(
+            model_name='apitoken',
+            constraint=models.CheckConstraint(condition=models.Q(('scope__in', ['read', 'submit', 'manage', 'admin'])), name='token_scope_known'),
         ),
     ]

@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 from django import forms
 from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
+from django.db import transaction
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.fields import SecretField
-from dstackweb.accounts.models import Role
+from dstackweb.accounts.models import ApiToken, Project, Role, TokenScope, User
+from dstackweb.accounts.services import create_token, revoke_all_tokens
 from dstackweb.lib.errors import Conflict, Invalid
 
 T = TypeVar("T")
@@ -63,6 +67,24 @@ class SignInForm(Styled, AuthenticationForm):
 class ChangePasswordForm(Styled, PasswordChangeForm):
     """The old password and the new one twice."""
 
+    revoke_tokens = forms.BooleanField(
+        label=_("Also revoke all my API tokens"),
+        required=False,
+        help_text=_("If somebody else may know the old password. Your other sessions end in any case."),
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["revoke_tokens"].widget.attrs["class"] = "form-check-input"
+
+    def save(self, commit: bool = True) -> User:
+        """One transaction: no token outlives the old password."""
+        with transaction.atomic():
+            user = super().save(commit)
+            if self.cleaned_data["revoke_tokens"]:
+                revoke_all_tokens(user)
+        return user
+
 
 class AccountForm(Styled):
     username = forms.CharField(
@@ -96,6 +118,39 @@ class TokenForm(Styled):
         help_text=_("Where you will use it, for example laptop or CI."),
         widget=forms.TextInput(attrs={"placeholder": _("laptop"), "autocomplete": "off"}),
     )
+    scope = forms.ChoiceField(
+        label=_("It may"),
+        initial=TokenScope.ADMIN,
+        help_text=_("At most what you may do yourself."),
+        choices=[
+            (TokenScope.READ, _("read")),
+            (TokenScope.SUBMIT, _("read and submit, as a member")),
+            (TokenScope.MANAGE, _("read, submit and manage, as a manager")),
+            (TokenScope.ADMIN, _("do all that you may")),
+        ],
+    )
+    project = forms.ModelChoiceField(
+        label=_("In"), queryset=Project.objects.none(), required=False, empty_label=_("all my projects")
+    )
+    days = forms.TypedChoiceField(
+        label=_("Expires after"),
+        coerce=int,
+        empty_value=None,
+        required=False,
+        initial=365,
+        choices=[(7, _("7 days")), (30, _("30 days")), (90, _("90 days")), (365, _("1 year")), ("", _("never"))],
+    )
+
+    def __init__(self, user: User, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.user = user
+        self.fields["project"].queryset = visible_projects(user).order_by("name")  # type: ignore[attr-defined]
+
+    def create(self) -> tuple[ApiToken, str]:
+        """The token and its plain text. Raises Invalid, NotFound."""
+        found = dict(self.cleaned_data)
+        days = found.pop("days")
+        return create_token(self.user, expires_at=days and timezone.now() + timedelta(days=days), **found)
 
 
 class SecretForm(Styled):

@@ -230,24 +230,25 @@ def secret_delete(request: PageRequest, name: str) -> HttpResponse:
 @account_page
 @require_safe
 def tokens(request: PageRequest) -> HttpResponse:
-    return _tokens_page(request, TokenForm())
+    return _tokens_page(request, TokenForm(request.user))
 
 
 def _tokens_page(request: PageRequest, form: TokenForm, **values: Any) -> HttpResponse:
     live = request.user.api_tokens.filter(revoked_at=None)
-    values |= {"tokens": live, "form": form, "api_url": settings.DSTACKWEB_API_URL}
+    live = live.select_related("project")
+    values |= {"tokens": live, "now": timezone.now(), "form": form, "api_url": settings.DSTACKWEB_API_URL}
     return render(request, "accounts/tokens.html", values, status=_status(form))
 
 
 @account_page
 @require_POST
 def token_create(request: PageRequest) -> HttpResponse:
-    form = TokenForm(request.POST)
-    made = attempt(form, lambda: services.create_token(request.user, form.cleaned_data["name"]))
+    form = TokenForm(request.user, request.POST)
+    made = attempt(form, form.create)
     if made is None:
         return _tokens_page(request, form)
     row, plaintext = made
-    return _tokens_page(request, TokenForm(), new_token=row, plaintext=plaintext)
+    return _tokens_page(request, TokenForm(request.user), new_token=row, plaintext=plaintext)
 
 
 @account_page
