@@ -119,18 +119,18 @@ class TokenForm(Styled):
         widget=forms.TextInput(attrs={"placeholder": _("laptop"), "autocomplete": "off"}),
     )
     scope = forms.ChoiceField(
-        label=_("It may"),
+        label=_("Scope"),
         initial=TokenScope.ADMIN,
         help_text=_("At most what you may do yourself."),
         choices=[
             (TokenScope.READ, _("read")),
             (TokenScope.SUBMIT, _("read and submit, as a member")),
             (TokenScope.MANAGE, _("read, submit and manage, as a manager")),
-            (TokenScope.ADMIN, _("do all that you may")),
+            (TokenScope.ADMIN, _("everything that you may do")),
         ],
     )
     project = forms.ModelChoiceField(
-        label=_("In"), queryset=Project.objects.none(), required=False, empty_label=_("all my projects")
+        label=_("Project"), queryset=Project.objects.none(), required=False, empty_label=_("all my projects")
     )
     days = forms.TypedChoiceField(
         label=_("Expires after"),
