@@ -32,6 +32,7 @@ from dstackweb.accounts.models import (
 from dstackweb.lib import sql
 from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, NotFound
 from dstackweb.lib.secrets import decrypt, digest, encrypt, new_token
+from dstackweb.spec.env import SECRET_MIN, is_weak
 
 INVITE_TTL = timedelta(days=7)
 TOKEN_LEAST = 20
@@ -294,13 +295,22 @@ VALUE_LIMIT = 64 * 1024
 
 
 def check_value(value: str) -> None:
-    """Raise Invalid unless an environment variable can have the value: up to 64 KiB in UTF-8, no NUL, not empty."""
+    """Raise Invalid unless an environment variable can have the value, and logs can hide it.
+
+    Up to 64 KiB in UTF-8, no NUL, at least 8 characters, no common word.
+    """
     if not value:
         raise Invalid.at("value", msg="The value is empty.")
     if "\0" in value:
         raise Invalid.at("value", msg="The value can't contain NUL characters.")
     if len(value.encode()) > VALUE_LIMIT:
         raise Invalid.at("value", msg="The value is larger than 64 KiB.")
+    if is_weak(value):
+        msg = (
+            f"The value has fewer than {SECRET_MIN} characters, or is a common word, so it can't be hidden in logs. "
+            "Choose another, or write what is not secret into env of the run file."
+        )
+        raise Invalid.at("value", msg=msg)
 
 
 def set_secret(project: Project, name: str, value: str, by: User) -> ProjectSecret:

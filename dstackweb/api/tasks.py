@@ -26,10 +26,10 @@ from dstackweb.api.app import auth_of, refusals, run_of, sign_in
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
 from dstackweb.lib.models import room
 from dstackweb.progress import reports
-from dstackweb.progress.reports import ENTRIES_MAX, Batch, EntryList, ParsedRequest, Receipt, parse_request
+from dstackweb.progress.reports import ENTRIES_MAX, MESSAGE_MAX, Batch, EntryList, ParsedRequest, Receipt, parse_request
 from dstackweb.progress.together import Together
 from dstackweb.runner.pyz import package, write_zip
-from dstackweb.runs.launch import job_of_tasks_token, scope_for
+from dstackweb.runs.launch import job_of_tasks_token, masker, scope_for
 from dstackweb.runs.models import Job, Run
 
 
@@ -203,8 +203,18 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
         gate.spend(run.pk, len(raw), now_us)
         parsed = parse_request(_json(raw), reporter, now_us)
         gate.owe(run.pk, parsed.entries)
-        receipt = _count(run, parsed.attempt if attempt is None else attempt, parsed.batch, now_us // 1000)
+        batch = reports.with_messages(parsed.batch, lambda message: _masked(run, message))
+        receipt = _count(run, parsed.attempt if attempt is None else attempt, batch, now_us // 1000)
         return TasksOut.of(run.attempt, parsed, receipt)
+
+
+def _masked(run: Run, message: str) -> str:
+    """A message without the run's secrets, nor the beginning of one where it was cut; empty if they can't be read."""
+    if (found := masker(run)) is None:
+        return ""
+    data = message.encode()
+    end = found.settled(data) if len(message) >= MESSAGE_MAX else len(data)
+    return (found.mask(data)[:end] + b"*" * (len(data) - end)).decode("utf-8", "replace")[:MESSAGE_MAX]
 
 
 def _count(run: Run, attempt: int | None, batch: Batch, now_ms: int) -> Receipt:

@@ -5,8 +5,8 @@ An invalid entry is rejected alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, with_config
@@ -265,6 +265,15 @@ def parse_request(given: object, reporter: str, seq: int) -> ParsedRequest:
     heartbeat_s = body.get("heartbeat_s")
     batch = Batch(body.get("reporter") or reporter[:REPORTER_MAX], events, counts, failures, ended_seq, heartbeat_s)
     return ParsedRequest(batch, body.get("attempt"), rejected, positions)
+
+
+def with_messages(batch: Batch, change: Callable[[str], str]) -> Batch:
+    """The batch with each message changed; `change` is called for no empty one."""
+    if not any(entry.message for entries in (batch.events, batch.failures) for entry in entries):
+        return batch
+    events = tuple([replace(each, message=change(each.message)) if each.message else each for each in batch.events])
+    failures = tuple([replace(each, message=change(each.message)) if each.message else each for each in batch.failures])
+    return replace(batch, events=events, failures=failures)
 
 
 def _bounded(given: object, fields: Collection[str]) -> object:

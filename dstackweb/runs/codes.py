@@ -150,6 +150,7 @@ class PlanNote(StrEnum):
     """What a plan says about a setting. Unlike a warning it needs no confirmation."""
 
     NOT_PREEMPTED = "not_preempted"
+    WEAK_VALUE = "weak_value"
 
 
 class ReservationEnd(StrEnum):

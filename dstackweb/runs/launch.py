@@ -6,6 +6,7 @@ The runner's spec is built when the runner requests it, so that no secret is sto
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -16,11 +17,12 @@ from django.core import signing
 from django.db import transaction
 
 from dstackweb.accounts.services import secret_values
-from dstackweb.lib.errors import Conflict
+from dstackweb.lib.errors import Conflict, DomainError
 from dstackweb.lib.secrets import decrypt
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
+from dstackweb.runner.masking import Masker
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, PLACED
 from dstackweb.runs.transitions import lock_run
@@ -29,6 +31,8 @@ from dstackweb.spec.env import fill_secrets, secret_names
 
 MASKED_FROM = 4
 """Shorter values occur in any log by chance, and masking them would only show where."""
+MASKER_S, MASKERS = 30.0, 1000
+_maskers: dict[tuple[UUID, int], tuple[float, Masker | None]] = {}
 
 
 def _name_and_address(job: Job) -> tuple[str, str]:
@@ -53,14 +57,47 @@ def _of_nodes(nodes: Sequence[Job]) -> dict[str, Any]:
     }
 
 
+def _secrets(run: Run, spec: EffectiveSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """The secrets of the project that the run refers to, and the values that it took from its client's shell.
+
+    Raises Conflict for a secret that can't be read.
+    """
+    wanted = secret_names(spec.env)
+    values = secret_values(run.project) if wanted else {}
+    masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
+    return {name: value for name, value in values.items() if name in wanted}, masked
+
+
+def _to_mask(*values: str) -> list[str]:
+    return sorted({value for value in values if len(value) >= MASKED_FROM})
+
+
+def masker(run: Run) -> Masker | None:
+    """Masks what the run's jobs know, in texts that they report by themselves; None if that can't be read.
+
+    Made anew after MASKER_S: a secret may have been replaced.
+    """
+    now, key = time.monotonic(), (run.uid, run.attempt)
+    until, found = _maskers.get(key, (0.0, None))
+    if now >= until:
+        jobs = Job.objects.filter(run=run.pk, attempt=run.attempt).values_list("pk", flat=True)
+        try:
+            secrets, masked = _secrets(run, EffectiveSpec.model_validate(run.spec))
+            found = Masker.of(_to_mask(*map(tasks_token, jobs), *secrets.values(), *masked.values()))
+        except (DomainError, ValueError):
+            found = None
+        if len(_maskers) >= MASKERS:
+            _maskers.clear()
+        _maskers[key] = now + MASKER_S, found
+    return found
+
+
 def runner_spec(job: Job) -> dict[str, Any]:
     """The JSON of docs/runner.md for one claimed job."""
     run = job.run
     spec = EffectiveSpec.model_validate(run.spec)
-    (host, address), wanted, token = _name_and_address(job), secret_names(spec.env), tasks_token(job.pk)
-    values = secret_values(run.project) if wanted else {}
-    secrets = {name: value for name, value in values.items() if name in wanted}
-    masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
+    (host, address), token = _name_and_address(job), tasks_token(job.pk)
+    secrets, masked = _secrets(run, spec)
     return {
         "job": str(job.pk),
         "run": run.name,
@@ -71,9 +108,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
         "env": fill_secrets(spec.env, secrets) | masked,
-        "redact": sorted(
-            {value for value in (token, *secrets.values(), *masked.values()) if len(value) >= MASKED_FROM}
-        ),
+        "redact": _to_mask(token, *secrets.values(), *masked.values()),
         # Where the commands report their tasks, below the address by which the runner reaches the API.
         "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
         "setup": job.host.setup if job.host else "",

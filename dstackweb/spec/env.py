@@ -22,6 +22,16 @@ _ANY = re.compile(r"\$\{\{.*?(?:\}\}|\Z)", re.DOTALL)
 _OF_SECRETS = re.compile(r"\$\{\{\s*secrets\.")
 
 
+SECRET_MIN = 8
+COMMON = frozenset(
+    {
+        "12345678", "123456789", "1234567890", "abcdefgh", "changeme", "development", "localhost", "passw0rd",
+        "password", "password1", "postgres", "production", "qwertyuiop", "secret123", "undefined", "username",
+    }
+)  # fmt: skip
+"""Of SECRET_MIN characters or more; shorter ones are weak anyway."""
+
+
 class EnvError(ValueError):
     """An invalid entry at `key`: its name, or its index in a list."""
 
@@ -88,6 +98,12 @@ def fill_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str
 def bad_references(value: str) -> Iterator[str]:
     """The `${{ … }}` in an `env` value that don't refer to a secret."""
     return (found for found in _ANY.findall(value) if not _REFERENCE.fullmatch(found))
+
+
+def is_weak(value: str) -> bool:
+    """Whether a secret is so short, or so common, that masking it in a log would hide other text, or hide nothing."""
+    text = value.strip().lower()
+    return len(text) < SECRET_MIN or len(set(text)) < 3 or text in COMMON
 
 
 def refers_to_secret(text: str) -> bool:

@@ -113,7 +113,7 @@ def test_rows_of_another_project_or_person_are_not_found(page: Client, project: 
     join(other, eve, "admin")
     invite, _token = services.invite(other, eve, "member")
     token, plaintext = services.create_token(eve, "laptop")
-    services.set_secret(other, "KEY", "value", by=eve)
+    services.set_secret(other, "KEY", "hf_abcdefghij", by=eve)
     for url in (
         f"/p/vision/members/{eve.pk}/role/",
         f"/p/vision/members/{eve.pk}/remove/",

@@ -124,8 +124,8 @@ def test_a_secret_is_written_and_replaced_but_never_shown(client: Client, root: 
     row = ProjectSecret.objects.get()
     assert row.updated_by == root
     assert services.secret_values(project) == {"KEY": "first\nline"}
-    client.post(f"/admin/accounts/projectsecret/{row.pk}/change/", {"value": "second"})
-    assert services.secret_values(project) == {"KEY": "second"}
+    client.post(f"/admin/accounts/projectsecret/{row.pk}/change/", {"value": "the second"})
+    assert services.secret_values(project) == {"KEY": "the second"}
 
 
 def test_a_secret_that_no_environment_can_hold_is_refused_and_not_sent_back(client: Client, root: User) -> None:

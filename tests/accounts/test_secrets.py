@@ -25,10 +25,10 @@ def project(ada: User) -> Project:
 
 
 def test_runs_get_the_value_and_lists_get_the_names(project: Project, ada: User) -> None:
-    services.set_secret(project, "WANDB_KEY", "w", by=ada)
+    services.set_secret(project, "WANDB_KEY", "wb_abcdefghij", by=ada)
     services.set_secret(project, "HF_TOKEN", VALUE, by=ada)
     assert services.secret_names(project) == ["HF_TOKEN", "WANDB_KEY"]
-    assert services.secret_values(project) == {"HF_TOKEN": VALUE, "WANDB_KEY": "w"}
+    assert services.secret_values(project) == {"HF_TOKEN": VALUE, "WANDB_KEY": "wb_abcdefghij"}
 
 
 def test_a_value_is_stored_encrypted_and_in_no_repr(project: Project, ada: User) -> None:
@@ -38,7 +38,7 @@ def test_a_value_is_stored_encrypted_and_in_no_repr(project: Project, ada: User)
 
 
 def test_setting_a_secret_again_replaces_its_value(project: Project, ada: User) -> None:
-    services.set_secret(project, "HF_TOKEN", "old", by=ada)
+    services.set_secret(project, "HF_TOKEN", "the-old-one", by=ada)
     bob = make_user("bob")
     row = services.set_secret(project, "HF_TOKEN", VALUE, by=bob)
     assert services.secret_values(project) == {"HF_TOKEN": VALUE}
@@ -73,6 +73,14 @@ def test_a_value_must_be_valid_in_an_environment_variable(project: Project, ada:
     with pytest.raises(Invalid) as refused:
         services.set_secret(project, "HF_TOKEN", value, by=ada)
     assert refused.value.errors[0]["loc"] == ["value"]
+
+
+@pytest.mark.parametrize("value", ["hunter2", " hunter2 ", "aaaaaaaaaa", "Password", "localhost\n", "12345678"])
+def test_a_value_that_logs_cannot_hide_is_refused(project: Project, ada: User, value: str) -> None:
+    with pytest.raises(Invalid, match="can't be hidden in logs") as refused:
+        services.set_secret(project, "HF_TOKEN", value, by=ada)
+    assert refused.value.errors[0]["loc"] == ["value"]
+    assert services.secret_names(project) == []
 
 
 def test_a_changed_secret_key_is_an_error_that_names_the_secret(project: Project, ada: User) -> None:

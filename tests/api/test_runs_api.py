@@ -68,6 +68,16 @@ def test_the_plan_shows_settings_with_their_origin_offers_and_position_and_store
     assert Run.objects.count() == 1
 
 
+@pytest.mark.parametrize(("value", "codes"), [("hunter2", ["weak_value"]), ("hunter2-hunter2", [])])
+def test_the_plan_says_when_a_value_of_the_shell_cannot_be_hidden_in_logs(
+    api: Api, value: str, codes: list[str]
+) -> None:
+    make_host()
+    plan = api("POST", f"{RUNS}/plan", {"config": HELLO + "env: [KEY]\n", "env": {"KEY": value}}).json()
+    assert [note["code"] for note in plan["notes"]] == codes
+    assert plan["warnings"] == []
+
+
 def test_the_plan_says_that_preemptible_has_no_effect_and_shows_max_attempts(api: Api) -> None:
     make_host()
     config = HELLO + "preemptible: true\nretry: {max_attempts: 3}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,16 @@ from django.db.models import F
 from django.http import HttpResponse
 from django.test import Client
 
-from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.models import Project, ProjectSecret, User
+from dstackweb.accounts.services import set_secret
 from dstackweb.api import tasks
 from dstackweb.api.tasks import Gate
 from dstackweb.lib.errors import TooMany
-from dstackweb.progress.models import Reporter, Scope, TaskFailure, TaskPrefix
+from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
+from dstackweb.progress.reports import MESSAGE_MAX
 from dstackweb.runs.launch import job_token, tasks_token
 from dstackweb.runs.models import Run
+from dstackweb.runs.services import Submission, submit
 from dstackweb.runs.states import RunStatus
 from tests.api.conftest import Api
 from tests.api.test_runner_api import Runner
@@ -98,6 +102,47 @@ def test_an_empty_request_is_a_heartbeat_of_its_reporter(run: Run, commands: Com
     commands.tell({"reporter": "r", "seq": 9, "ended": True})
     assert Reporter.objects.get().due_ms is None
     assert commands.tell(promise | {"heartbeat_s": 0}).status_code == 422
+
+
+@pytest.fixture
+def secretive(project: Project, member: User) -> Run:
+    """A placed run with a secret of its project and a value of its client's shell."""
+    make_host()
+    set_secret(project, "HF", "hunter2-hunter2", member)
+    env = ["HF=${{ secrets.HF }}", "KEY"]
+    config = {"type": "task", "name": "search", "commands": ["true"], "env": env}
+    submit(project, member, "member", Submission(config, {"KEY": "client/value"}))
+    place_all()
+    run = Run.objects.get()
+    start(placed_job(run))
+    return run
+
+
+def test_messages_of_tasks_have_no_secrets(secretive: Run) -> None:
+    commands = Commands(secretive)
+    token = commands.headers["Authorization"].split()[1]
+    in_base64 = base64.b64encode(b"hunter2-hunter2").decode()
+    told = f"HF=hunter2-hunter2, {in_base64}, client%2Fvalue, {token}; plain ü"
+    commands.tell({"events": [{"key": "a-1", "state": "running", "seq": 1, "message": told}]})
+    commands.tell({"events": [{"key": "a-2", "state": "failed", "seq": 2, "message": told}]})
+    failures = [{"key": "b-1", "prefix": "b", "group": "b", "seq": 3, "message": told}]
+    commands.tell({"reporter": "r", "failures": failures})
+    shown = f"HF={'*' * 15}, {'*' * 20}, {'*' * 14}, {'*' * len(token)}; plain ü"
+    messages = [*TaskFailure.objects.values_list("message", flat=True), Task.objects.get(key="a-1").message]
+    assert messages == [shown] * 3
+
+
+def test_a_secret_at_a_messages_cut_shows_no_beginning(secretive: Run) -> None:
+    told = "x" * (MESSAGE_MAX - 9) + "hunter2-hunter2"
+    Commands(secretive).tell({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": told}]})
+    assert TaskFailure.objects.get().message == "x" * (MESSAGE_MAX - 9) + "*" * 9
+
+
+def test_without_the_secrets_no_message_is_shown(secretive: Run) -> None:
+    ProjectSecret.objects.update(ciphertext="of another key")
+    commands = Commands(secretive)
+    answer = commands.tell({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "hunter2-hunter2"}]})
+    assert (answer.json()["applied"], TaskFailure.objects.get().message) == (1, "")
 
 
 def test_counts_failures_and_the_end_of_a_reporter_are_stored(run: Run, commands: Commands) -> None:

@@ -35,6 +35,7 @@ from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, fit_nod
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.env import is_weak
 
 
 @dataclass(frozen=True)
@@ -180,16 +181,12 @@ class Plan:
     position: int | None
     next_at: dt.datetime | None
     waits: Wait | None
+    notes: Sequence[PlanNote]
 
     @property
     def impossible(self) -> bool:
         """Whether nothing that is set up could ever provide it."""
         return self.waits is not None and self.waits.reason == WaitReason.IMPOSSIBLE
-
-    @property
-    def notes(self) -> list[PlanNote]:
-        """Settings that do not do what their name promises."""
-        return [PlanNote.NOT_PREEMPTED] if self.prepared.effective.spec.preemptible else []
 
 
 def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
@@ -212,7 +209,18 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at else position_at(queue, rank, None)
-    return Plan(prepared, _offers(run, capacity), position, next_at, _wait(run, queue, capacity))
+    waits, notes = _wait(run, queue, capacity), _notes(prepared, submission)
+    return Plan(prepared, _offers(run, capacity), position, next_at, waits, notes)
+
+
+def _notes(prepared: PreparedSubmission, submission: Submission) -> list[PlanNote]:
+    """Settings that do not do what their name promises."""
+    copied = [submission.env[name] for name in prepared.run_file.masked_env if name in submission.env]
+    notes = {
+        PlanNote.NOT_PREEMPTED: prepared.effective.spec.preemptible,
+        PlanNote.WEAK_VALUE: any(map(is_weak, copied)),
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _wait(run: WaitingRun, queue: Queue, capacity: Capacity) -> Wait | None:

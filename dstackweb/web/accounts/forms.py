@@ -160,7 +160,7 @@ class SecretForm(Styled):
         help_text=_("An existing name gets the new value."),
         widget=forms.TextInput(attrs={"placeholder": "HF_TOKEN", "autocomplete": "off", "autocapitalize": "none"}),
     )
-    value = SecretField(label=_("Value"), help_text=_("Stored encrypted and never shown again."))
+    value = SecretField(label=_("Value"), help_text=_("At least 8 characters. Stored encrypted and never shown again."))
 
 
 def attempt(form: forms.Form, service: Callable[[], T]) -> T | None:
