@@ -35,6 +35,7 @@ DSTACKWEB_ADMIN_PASSWORD = env.secret("DSTACKWEB_ADMIN_PASSWORD")
 DSTACKWEB_ADMIN_TOKEN = env.secret("DSTACKWEB_ADMIN_TOKEN")
 DSTACKWEB_METRICS_TOKEN = env.secret("DSTACKWEB_METRICS_TOKEN")
 DSTACKWEB_SECRET_KEY = env.secret("DSTACKWEB_SECRET_KEY")
+DSTACKWEB_SESSION_HOURS = env.integer("DSTACKWEB_SESSION_HOURS", 168, least=1, most=8760)
 DSTACKWEB_WEB_THREADS = env.integer("DSTACKWEB_WEB_THREADS", 8, least=1, most=256)
 DSTACKWEB_WEB_WORKERS = env.integer("DSTACKWEB_WEB_WORKERS", 1, least=1, most=64)
 DSTACKWEB_CLUSTER_WORKERS = env.integer("DSTACKWEB_CLUSTER_WORKERS", 2, least=1, most=256)
@@ -242,7 +243,6 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.humanize",
     "django.contrib.messages",
-    "django.contrib.sessions",
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
     "axes",
@@ -271,6 +271,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "dstackweb.accounts.sessions.middleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -325,7 +326,8 @@ SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 # Browsers send a host's cookies to all its ports; without the suffix two servers on one machine would share them.
 _suffix = "" if _https else f"_{DSTACKWEB_PORT}"
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"dstackweb_session{_suffix}", f"dstackweb_csrf{_suffix}"
-SESSION_ENGINE = "django.contrib.sessions.backends.db"  # not in Redis: its keys are session cookies
+SESSION_ENGINE = "dstackweb.accounts.sessions"  # not in Redis: its keys are session cookies
+SESSION_COOKIE_AGE = DSTACKWEB_SESSION_HOURS * 3600
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else None
 # Pages are redirected to the public URL. Programs are not: they would have sent their token already, and probes and
 # runners on this machine may use plain HTTP on loopback.

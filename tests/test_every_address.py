@@ -30,7 +30,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     cloud_demo.build(project, monkeypatch)
     return {
         "project": "main", "queue": "default", "run": "train-llama-sft", "host": "gpu-box-1", "name": "none",
-        "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
+        "handle": "none", "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
     }  # fmt: skip
 
 

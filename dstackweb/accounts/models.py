@@ -5,9 +5,10 @@ No secret is stored in plain text: tokens and links are hashed with SHA-256, pro
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.contrib.auth.models import AbstractUser
+from django.contrib.sessions.base_session import AbstractBaseSession
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
@@ -189,6 +190,18 @@ class LoginLink(models.Model):
 
     def __str__(self) -> str:
         return f"for {self.user} until {self.expires_at:%Y-%m-%d %H:%M} UTC"
+
+
+class Session(AbstractBaseSession):
+    """A browser's session. It ends at `expire_date`, which each use puts off; `user` is null until it signs in."""
+
+    user = models.ForeignKey(User, null=True, on_delete=models.CASCADE, related_name="sessions")
+
+    @classmethod
+    def get_session_store_class(cls) -> Any:
+        from dstackweb.accounts.sessions import SessionStore
+
+        return SessionStore
 
 
 class ProjectSecret(models.Model):

@@ -93,6 +93,9 @@ account_pages = [
     path("account/tokens/", accounts.tokens, name="tokens"),
     path("account/tokens/create/", accounts.token_create, name="token-create"),
     path("account/tokens/<int:token_id>/revoke/", accounts.token_revoke, name="token-revoke"),
+    path("account/sessions/", accounts.sessions_page, name="sessions"),
+    path("account/sessions/others/end/", accounts.sessions_end_others, name="sessions-end-others"),
+    path("account/sessions/<str:handle>/end/", accounts.session_end, name="session-end"),
     path("account/password/", accounts.ChangePassword.as_view(), name="password-change"),
 ]
 

@@ -44,6 +44,7 @@ PAGES = {
     "members": "/p/main/members/",
     "secrets": "/p/main/secrets/",
     "tokens": "/account/tokens/",
+    "browsers": "/account/sessions/",
     "not-found": "/p/main/runs/nope/",
 }
 

@@ -6,11 +6,11 @@ import datetime as dt
 from collections.abc import Callable
 from functools import partial
 
-from django.contrib.sessions.backends.db import SessionStore
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from django_q.models import OrmQ
 
+from dstackweb.accounts.sessions import SessionStore
 from dstackweb.backends import services
 from dstackweb.backends.models import HostInvite
 from dstackweb.lib.models import CacheRow, Lease

@@ -18,11 +18,11 @@ from django.shortcuts import redirect, render
 from django.urls import reverse, reverse_lazy
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dstackweb.accounts import attempts, services
+from dstackweb.accounts import attempts, services, sessions
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound, TooMany
 from dstackweb.web.accounts.forms import (
@@ -35,6 +35,7 @@ from dstackweb.web.accounts.forms import (
     attempt,
 )
 from dstackweb.web.common.pages import PageRequest, account_page, done, project_page, public_url
+from dstackweb.wording import units
 
 MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
 page_or_form = require_http_methods(["GET", "HEAD", "POST"])
@@ -256,3 +257,27 @@ def token_create(request: PageRequest) -> HttpResponse:
 def token_revoke(request: PageRequest, token_id: int) -> HttpResponse:
     services.revoke_token(request.user, token_id)
     return done(request, _("Token revoked."), reverse("tokens"))
+
+
+@account_page
+@require_safe
+def sessions_page(request: PageRequest) -> HttpResponse:
+    """The browsers in which the reader is signed in."""
+    found = sessions.of_user(request.user, request.session.session_key)
+    idle = units.duration(settings.SESSION_COOKIE_AGE)
+    return render(request, "accounts/sessions.html", {"sessions": found, "idle": idle})
+
+
+@account_page
+@require_POST
+def session_end(request: PageRequest, handle: str) -> HttpResponse:
+    sessions.end(request.user, handle, request)
+    return done(request, _("Signed out there."), reverse("sessions"))
+
+
+@account_page
+@require_POST
+def sessions_end_others(request: PageRequest) -> HttpResponse:
+    ended = sessions.end_others(request.user, request.session.session_key or "", request)
+    text = ngettext("Signed out in %d other browser.", "Signed out in %d other browsers.", ended) % ended
+    return done(request, text, reverse("sessions"))

@@ -61,8 +61,6 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
     """All prefixes, as a page or as a wall screen, and its polls."""
     scope, filters, now = PageScope.of(request, run), PrefixFilters.of(request), now_ms()
     page = "wall" if wall else "overview"
-    if wall and not request.htmx:
-        request.session.modified = True  # the session lasts while the page is open
     totals = scope.totals(now)
     if totals is not None:
         limit = ON_A_WALL if wall else PREFIXES_PER_PAGE

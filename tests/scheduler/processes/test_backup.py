@@ -124,12 +124,12 @@ def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_pa
     file = str(tmp_path / "backup.tar")
     server = Server(open_home)
     server.env["PATH"] = f"{databases.programs()}:{server.env['PATH']}"
-    server.sql("INSERT INTO django_session VALUES ('kept', '', '2030-01-01')")
+    server.sql("INSERT INTO accounts_session VALUES ('kept', '', '2030-01-01', NULL)")
     made = server.manage("backup", file)
     assert made.returncode == 0, made.stderr
-    server.sql("DELETE FROM django_session")
+    server.sql("DELETE FROM accounts_session")
     # As a newer release would have made it.
-    server.sql("CREATE TABLE newer (session_key varchar(40) REFERENCES django_session (session_key))")
+    server.sql("CREATE TABLE newer (session_key varchar(40) REFERENCES accounts_session (session_key))")
     assert "--replace" in server.manage("restore", file).stderr
     if "DATABASE_URL" in server.env:
         with server._database():
@@ -139,6 +139,6 @@ def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_pa
     again = server.manage("backup", str(tmp_path / "again.tar"))
     assert again.returncode == 0, again.stderr
     with server._database() as database:
-        assert database.execute("SELECT session_key FROM django_session").fetchone() == ("kept",)
+        assert database.execute("SELECT session_key FROM accounts_session").fetchone() == ("kept",)
         with pytest.raises((sqlite3.Error, psycopg.Error)):
             database.execute("SELECT * FROM newer")

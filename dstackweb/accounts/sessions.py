@@ -1,0 +1,119 @@
+"""Browsers that are signed in: rows that end after a time without use, and that their users can end.
+
+What the list shows is part of the session's data: since when, its last use, the program and its address.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from django.conf import settings
+from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.auth.signals import user_logged_in, user_logged_out
+from django.contrib.sessions.backends import db
+from django.http import HttpRequest, HttpResponseBase
+from django.utils import timezone
+from django.utils.crypto import constant_time_compare
+
+from dstackweb.accounts.models import Session, User
+from dstackweb.lib.errors import NotFound
+from dstackweb.lib.secrets import digest
+from dstackweb.lib.times import to_moment
+
+NOTED_S = min(300, settings.SESSION_COOKIE_AGE // 12)
+"""A session's use is noted once in this time: most requests write nothing."""
+PROGRAM_MAX = 200
+
+
+class SessionStore(db.SessionStore):
+    """Sessions with their users."""
+
+    @classmethod
+    def get_model_class(cls) -> type[Session]:
+        return Session
+
+    def create_model_instance(self, data: dict[str, Any]) -> Session:
+        row = cast(Session, super().create_model_instance(data))
+        row.user_id = int(data[SESSION_KEY]) if SESSION_KEY in data else None
+        return row
+
+
+def middleware(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Each use of a session puts off its end, and that of the browser's cookie."""
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        now = int(time.time())
+        if SESSION_KEY in request.session and now - request.session.get("used", 0) >= NOTED_S:
+            request.session["used"] = now
+        return get_response(request)
+
+    return answer
+
+
+def note_sign_in(sender: object, request: HttpRequest, user: User, **_signal: object) -> None:
+    """Note with a new session what its list shows."""
+    now = int(time.time())
+    program = request.META.get("HTTP_USER_AGENT", "")[:PROGRAM_MAX]
+    request.session.update(
+        {"since": now, "used": now, "program": program, "address": request.META.get("REMOTE_ADDR", "")}
+    )
+
+
+def connect() -> None:
+    user_logged_in.connect(note_sign_in, dispatch_uid="accounts.sessions")
+
+
+@dataclass(frozen=True)
+class SignedIn:
+    """A browser that is signed in. `handle` names it without being of use to sign in."""
+
+    handle: str
+    since: dt.datetime
+    used: dt.datetime
+    program: str
+    address: str
+    is_this: bool
+
+
+def of_user(user: User, this: str | None = None) -> list[SignedIn]:
+    """The user's sessions that are valid, the last used first. `this` is the key of the reader's own."""
+    wanted = user.get_session_auth_hash()
+    found = []
+    for row in user.sessions.filter(expire_date__gt=timezone.now()):
+        data = row.get_decoded()
+        if constant_time_compare(data.get(HASH_SESSION_KEY, ""), wanted):
+            since, used = (to_moment(1000 * data.get(name, 0)) for name in ("since", "used"))
+            found.append(
+                SignedIn(
+                    _handle(row), since, used, data.get("program", ""), data.get("address", ""), row.session_key == this
+                )
+            )
+    return sorted(found, key=lambda one: one.used, reverse=True)
+
+
+def end(user: User, handle: str, request: HttpRequest | None = None) -> None:
+    """Sign a browser of this user out. Raises NotFound if it is signed out already."""
+    if not _end([row for row in user.sessions.all() if constant_time_compare(_handle(row), handle)], user, request):
+        raise NotFound("This browser is signed out already.")
+
+
+def end_others(user: User, this: str, request: HttpRequest | None = None) -> int:
+    """Sign out all browsers of this user but one; returns how many."""
+    return _end(list(user.sessions.exclude(session_key=this)), user, request)
+
+
+def _end(rows: list[Session], user: User, request: HttpRequest | None) -> int:
+    ended = 0
+    for row in rows:
+        if Session.objects.filter(pk=row.pk).delete()[0]:
+            user_logged_out.send(sender=User, request=request, user=user)
+            ended += 1
+    return ended
+
+
+def _handle(row: Session) -> str:
+    return digest(row.session_key)[:24]
