@@ -16,7 +16,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, Sum
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
@@ -75,7 +75,8 @@ def archive_limit() -> int:
 def store_archive(project: Project, chunks: Iterable[bytes], sha256: str | None = None) -> tuple[Archive, bool]:
     """Keep an upload; returns it and whether it is new. `sha256` is what the sender says it is.
 
-    Raises TooLarge over the limit and Invalid when the bytes aren't what was announced; nothing is kept then.
+    Raises TooLarge over the limit or the project's quota, and Invalid when the bytes aren't what was announced; nothing
+    is kept then.
     """
     digest, total, limit = hashlib.sha256(), 0, archive_limit()
     with tempfile.NamedTemporaryFile(dir=settings.DSTACKWEB_HOME, prefix=".upload-") as file:
@@ -94,17 +95,40 @@ def store_archive(project: Project, chunks: Iterable[bytes], sha256: str | None 
             raise Invalid.at("archive", msg=f"the bytes that arrived hash to {actual[:12]}…: upload it again")
         if (known := use_archive(project, actual)) is not None:
             return known, False
+        _check_quota(project, actual, total)
         key = f"archives/{project.pk}/{actual}-{secrets.token_hex(4)}.tar.gz"
         storage().put(key, Path(file.name))
     if (known := use_archive(project, actual)) is not None:  # another upload of the same was faster
         storage().remove(key)
         return known, False
-    return _keep_archive(project, actual, total, key)
+    try:
+        return _keep_archive(project, actual, total, key)
+    except TooLarge:
+        storage().remove(key)
+        raise
+
+
+def _check_quota(project: Project, sha256: str, size: int) -> None:
+    """Raises TooLarge if the project's code would take more than its quota with this archive."""
+    others = Archive.objects.filter(project=project, removed_at=None).exclude(sha256=sha256)
+    stored = others.aggregate(total=Sum("size"))["total"] or 0
+    quota_gb = settings.DSTACKWEB_PROJECT_CODE_GB
+    if stored + size > quota_gb * 1024**3:
+        raise TooLarge(
+            f"the code that {project} has uploaded takes {stored / 1024**3:.1f} of {quota_gb} GB: nothing was stored. "
+            f"Code is deleted {settings.DSTACKWEB_ARCHIVES_DAYS} days after its last use; "
+            "deployment admins can raise the quota (DSTACKWEB_PROJECT_CODE_GB)"
+        )
 
 
 def _keep_archive(project: Project, sha256: str, size: int, key: str) -> tuple[Archive, bool]:
-    """Use the new file from now on. The one before was being removed, or its bytes are lost."""
+    """Use the new file from now on. The one before was being removed, or its bytes are lost.
+
+    Uploads of a project come one after another here: together they must not exceed its quota. Raises TooLarge.
+    """
     with transaction.atomic():
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)
+        _check_quota(project, sha256, size)
         archive, made = Archive.objects.get_or_create(
             project=project, sha256=sha256, defaults={"size": size, "key": key}
         )
