@@ -37,13 +37,17 @@ K = TypeVar("K", bound=Keys)
 
 
 class HealthCheck(NamedTuple):
-    """One line of the health page. `tone` is `go`, `info`, `wait` or `bad`; `hint` says what to do."""
+    """One line of the health page. `tone` is `go`, `info`, `wait` or `bad`; `hint` says what to do.
+
+    `host` is the name of the host that it is about, if there is one.
+    """
 
     name: str
     tone: str
     value: str
     hint: str = ""
     at: dt.datetime | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True)

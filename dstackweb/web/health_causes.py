@@ -94,7 +94,8 @@ def _hosts(hosts: Sequence[Host], causes: Causes) -> Iterable[HealthCheck]:
     active = Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).order_by()
     jobs = dict(active.values_list("host").annotate(Count("pk")))
     for host in hosts:
-        yield from _host(host, jobs.get(host.pk, 0), causes)
+        for check in _host(host, jobs.get(host.pk, 0), causes):
+            yield check._replace(host=host.name)
     online = sum(is_online(host) for host in hosts)
     value = _("%(online)d of %(all)d online") % {"online": online, "all": len(hosts)}
     if not hosts:

@@ -6,6 +6,7 @@ import datetime as dt
 
 import pytest
 from django.conf import settings
+from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
@@ -52,6 +53,14 @@ def test_a_silent_host_is_one_line_with_the_jobs_that_wait_for_it(project: Proje
     bad = [check for check in health_causes.checks() if check.tone == "bad"]
     assert [(check.name, check.value) for check in bad] == [("Host gpu-2", "silent")]
     assert bad[0].hint.startswith("Its 4 periodic jobs and 1 job of a run wait for it.")
+
+
+@pytest.mark.django_db
+def test_the_page_links_a_host_that_it_names(project: Project, member: User, client: Client) -> None:
+    make_host("gpu-2")
+    Host.objects.update(silent_s=1e6)
+    client.force_login(member)
+    assert '<a href="/p/main/hosts/gpu-2/">Host gpu-2</a>' in client.get("/p/main/health/").content.decode()
 
 
 @pytest.mark.django_db

@@ -254,6 +254,8 @@ def test_a_page_stops_polling_after_the_end(client: Client, scope: int, run: Run
     tell(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.RELEASED: 10}, test={S.WAITING: -5, S.RELEASED: 5})
     for path in (PAGE, f"{PAGE}prefix/?prefix=train", f"{PAGE}group/?prefix=train&group=train-1"):
         assert "data-poll-over" in page(client, path)
+    assert "the run has ended" in page(client)
+    assert "all finished" not in page(client)
 
 
 def test_prefixes_are_found_by_a_part_of_their_name_and_put_in_order(client: Client, scope: int) -> None:
