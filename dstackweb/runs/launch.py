@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -18,13 +18,13 @@ from django.db import transaction
 
 from dstackweb.accounts.services import secret_values
 from dstackweb.lib.errors import Conflict, DomainError
-from dstackweb.lib.secrets import decrypt
+from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
 from dstackweb.runner.masking import Masker
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.states import ENDED, PLACED
+from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED
 from dstackweb.runs.transitions import lock_run
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.env import fill_secrets, secret_names
@@ -68,6 +68,23 @@ def _secrets(run: Run, spec: EffectiveSpec) -> tuple[dict[str, str], dict[str, s
     return {name: value for name, value in values.items() if name in wanted}, masked
 
 
+def _held(job: Job, now: Iterable[str]) -> set[str]:
+    """The values of secrets that the job's processes may have: those of now, stored, and of earlier runners.
+
+    A secret that is replaced or deleted while the job runs is masked still.
+    """
+    before = _held_before(job.secrets_held)
+    held = before.union(now)
+    if held != before:
+        job.secrets_held = encrypt(json.dumps(sorted(held)))
+        Job.objects.filter(pk=job.pk, status__in=JOB_ACTIVE).update(secrets_held=job.secrets_held)
+    return held
+
+
+def _held_before(stored: str) -> set[str]:
+    return set(json.loads(decrypt(stored))) if stored else set()
+
+
 def _to_mask(*values: str) -> list[str]:
     return sorted({value for value in values if len(value) >= MASKED_FROM})
 
@@ -80,10 +97,11 @@ def masker(run: Run) -> Masker | None:
     now, key = time.monotonic(), (run.uid, run.attempt)
     until, found = _maskers.get(key, (0.0, None))
     if now >= until:
-        jobs = Job.objects.filter(run=run.pk, attempt=run.attempt).values_list("pk", flat=True)
+        jobs = Job.objects.filter(run=run.pk, attempt=run.attempt).values_list("pk", "secrets_held")
         try:
             secrets, masked = _secrets(run, EffectiveSpec.model_validate(run.spec))
-            found = Masker.of(_to_mask(*map(tasks_token, jobs), *secrets.values(), *masked.values()))
+            own = {value for pk, stored in jobs for value in (tasks_token(pk), *_held_before(stored))}
+            found = Masker.of(_to_mask(*own, *secrets.values(), *masked.values()))
         except (DomainError, ValueError):
             found = None
         if len(_maskers) >= MASKERS:
@@ -108,7 +126,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
         "env": fill_secrets(spec.env, secrets) | masked,
-        "redact": _to_mask(token, *secrets.values(), *masked.values()),
+        "redact": _to_mask(token, *_held(job, secrets.values()), *masked.values()),
         # Where the commands report their tasks, below the address by which the runner reaches the API.
         "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
         "setup": job.host.setup if job.host else "",

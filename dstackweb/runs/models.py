@@ -249,6 +249,9 @@ class Job(models.Model):
     gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs")
 
     claim_nonce = models.CharField(max_length=64, blank=True, help_text="The one runner that may execute this job")
+    secrets_held = models.TextField(
+        db_default="", help_text="The values of project secrets that its runners got, encrypted"
+    )
     placed_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)

@@ -230,7 +230,7 @@ def move_job(
         raise IllegalTransition(job.run, old, new, what=f"job {job.node} of attempt {job.attempt}")
     guard = {"claim_nonce": ""} if unclaimed else {}
     if new in JOB_ENDED:
-        fields["ended_at"] = now
+        fields |= {"ended_at": now, "secrets_held": ""}
     elif new == JobStatus.RUNNING:
         fields["started_at"] = now
     with transaction.atomic(savepoint=False):

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import delete_secret, set_secret
+from dstackweb.progress.models import TaskFailure
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import Submission, stop, submit
@@ -178,6 +179,24 @@ def test_secrets_reach_the_runner_and_are_named_for_masking(project: Project, me
     spec = runner.get("spec").json()
     assert spec["env"] == {"A": "hunter2hunter2", "B": "clientvalue"}
     assert set(spec["redact"]) == {"hunter2hunter2", "clientvalue", spec["tasks"]["token"]}
+
+
+def test_a_secret_that_is_replaced_while_a_job_has_it_is_masked_still(project: Project, member: User) -> None:
+    make_host()
+    set_secret(project, "HF", "hunter2hunter2", member)
+    run = make_run(project, member, env={"A": "${{ secrets.HF }}"})
+    place_all()
+    runner = Runner(placed_job(run))
+    runner.claim()
+    set_secret(project, "HF", "hunter3hunter3", member)
+    for _ in range(2):
+        assert {"hunter2hunter2", "hunter3hunter3"} < set(runner.get("spec").json()["redact"])
+    assert "hunter" not in placed_job(run).secrets_held
+    told = {"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "hunter2hunter2 hunter3hunter3"}]}
+    runner.post("tasks", told)
+    assert TaskFailure.objects.get().message == f"{'*' * 14} {'*' * 14}"
+    runner.post("exit", {"exit_code": 0, "reason": "done_by_runner", "log_size": 0})
+    assert placed_job(run).secrets_held == ""
 
 
 def test_a_secret_deleted_before_the_start_fails_the_run_with_its_name(project: Project, member: User) -> None:
