@@ -74,7 +74,7 @@ def _held(job: Job, now: Iterable[str]) -> set[str]:
     A secret that is replaced or deleted while the job runs is masked still.
     """
     before = _held_before(job.secrets_held)
-    held = before.union(now)
+    held = before.union(filter(None, now))
     if held != before:
         job.secrets_held = encrypt(json.dumps(sorted(held)))
         Job.objects.filter(pk=job.pk, status__in=JOB_ACTIVE).update(secrets_held=job.secrets_held)
@@ -116,6 +116,8 @@ def runner_spec(job: Job) -> dict[str, Any]:
     spec = EffectiveSpec.model_validate(run.spec)
     (host, address), token = _name_and_address(job), tasks_token(job.pk)
     secrets, masked = _secrets(run, spec)
+    if job.started_at is not None:  # a later runner starts nothing, and can do without a secret that was deleted
+        secrets = dict.fromkeys(secret_names(spec.env), "") | secrets
     return {
         "job": str(job.pk),
         "run": run.name,

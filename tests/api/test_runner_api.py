@@ -199,6 +199,20 @@ def test_a_secret_that_is_replaced_while_a_job_has_it_is_masked_still(project: P
     assert placed_job(run).secrets_held == ""
 
 
+def test_a_secret_deleted_after_the_start_is_masked_and_ends_nothing(project: Project, member: User) -> None:
+    make_host()
+    set_secret(project, "HF", "hunter2hunter2", member)
+    run = make_run(project, member, env={"A": "${{ secrets.HF }}"})
+    place_all()
+    runner = Runner(placed_job(run))
+    runner.claim()
+    runner.post("started")
+    delete_secret(project, "HF")
+    spec = runner.claim().json()["spec"]
+    assert "hunter2hunter2" in spec["redact"]
+    assert (fresh(run).status, spec["env"]) == ("running", {"A": ""})
+
+
 def test_a_secret_deleted_before_the_start_fails_the_run_with_its_name(project: Project, member: User) -> None:
     make_host()
     set_secret(project, "HF", "hunter2hunter2", member)
