@@ -44,7 +44,7 @@ class BodyTooLarge(Error):
         from dstackweb.web.common.errors import refusal  # Django is loaded by now
 
         answer = refusal(self.path, self.code, self.body)
-        headers = [("Content-Type", answer["Content-Type"])]
+        headers = list(answer.headers.items())
         if self.retry_after:
             headers.append(("Retry-After", str(self.retry_after)))
         return f"{self.code} {self.reason}", headers, answer.content

@@ -100,4 +100,7 @@ def test_programs_are_refused_in_json_and_people_with_a_page(
     answered, headers, body = error("/login/").to_response()
     assert (answered, dict(headers)["Content-Type"]) == (status, "text/html; charset=utf-8")
     assert b"Nothing was changed" in body
+    toast = json.loads(dict(headers)["HX-Trigger"])["toast"]["text"]
+    assert toast.startswith("Nothing was changed: ")
+    assert ("64 KiB" in toast) == (status[:3] == "413")
     assert ("Retry-After" in dict(headers)) == (status[:3] == "503")

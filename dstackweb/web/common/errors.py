@@ -10,7 +10,10 @@ from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
 from django.views import defaults
+
+from dstackweb.web.common.pages import notice
 
 API = "/api/"
 AWAY = "The database is not responding. Your change was made completely or not at all: check, then try again."
@@ -31,7 +34,8 @@ def refusal(path: str, status: int, detail: str) -> HttpResponse:
     """The answer to a request that was not taken in: 413, or 503."""
     if path.startswith(API):
         return _json(status, detail)
-    return HttpResponse(render_to_string("413.html", {"later": status == 503}), status=status)
+    page = HttpResponse(render_to_string("413.html", {"later": status == 503}), status=status)
+    return notice(page, _("Nothing was changed: %s.") % detail, "error")
 
 
 def denied(request: HttpRequest, exception: Exception) -> HttpResponse:
