@@ -202,3 +202,16 @@ def test_members_manage_nothing(names: dict[str, Any]) -> None:
                 wrong[one.template] = code
     assert not wrong, wrong
     assert state() == before
+
+
+def test_no_page_takes_a_form_without_its_csrf_token(names: dict[str, Any]) -> None:
+    root = Client(enforce_csrf_checks=True)
+    root.force_login(User.objects.get(username="root"))
+    before, wrong = state(), {}
+    for template in pages(get_resolver().url_patterns):
+        if not template.startswith(("/api/", "/healthz", "/readyz", "/metrics")):
+            code = root.post(filled(template, names), BODIES.get(template, {})).status_code
+            if code not in (403, 405):
+                wrong[template] = code
+    assert not wrong, wrong
+    assert state() == before
