@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu mutations chaos load lint fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ chaos: $(VENV)/.dev ## kill, cut off and fill up parts of a deployment under loa
 
 load: $(VENV)/.dev ## 500 open pages, 50 log tails, submits and reports of tasks on a real server for a minute
 	@$(BIN)/python bench/load.py postgres
+
+audit: $(BIN)/python ## look the pinned packages up in the public list of vulnerabilities (needs the network)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1
+	@$(BIN)/pip-audit --require-hashes --disable-pip --requirement requirements.txt
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
