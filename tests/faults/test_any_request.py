@@ -13,7 +13,7 @@ import pytest
 
 from tests.server import TOKEN, Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides]
+pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.postgres]  # which refuses more values than SQLite
 
 # What exists, so that requests get past the first 404.
 NAMED = """
