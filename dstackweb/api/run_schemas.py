@@ -108,6 +108,9 @@ class JobOut(Schema):
     termination_reason: str
     message: str
     log_missing: int = Field(description="Bytes of output that a log over its limit lacks")
+    log_cut: str = Field(
+        description="Why output is not kept any more: `job_limit`, `project_quota`, or empty. The run goes on"
+    )
 
     @staticmethod
     def resolve_message(job: Job) -> str:

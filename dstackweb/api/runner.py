@@ -23,7 +23,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.runner import relay
 from dstackweb.runner.nvml import Sample
 from dstackweb.runner.pyz import pyz
-from dstackweb.runs import attempts, files, heartbeats
+from dstackweb.runs import attempts, files, heartbeats, log_limits
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
@@ -248,10 +248,14 @@ def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
 
 @router.post("/{job_id}/logs", include_in_schema=False)
 def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)]) -> HttpResponse:
-    """Bytes of the job's log from `offset`. After a gap: 409 with the offset to continue from."""
+    """Bytes of the job's log from `offset`. After a gap: 409 with the offset to continue from.
+
+    With `cut` in the answer the log is over a limit: what is sent is dropped, now and later, and the job goes on.
+    """
     _claim_of(request, job_id, only_active=True)
     try:
-        return JsonResponse({"next": files.append_log(job_id, offset, request.body)})
+        appended = log_limits.append(job_id, offset, request.body)
+        return JsonResponse({"next": appended.next} | ({"cut": appended.cut} if appended.cut else {}))
     except Gap as gap:
         return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
 

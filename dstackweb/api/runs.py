@@ -27,6 +27,7 @@ from dstackweb.api.run_schemas import (
 )
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import holds, removal, rows, selectors, services
+from dstackweb.runs.codes import LogCut
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.passes.decision import Decision, decide_now
 from dstackweb.scheduler.passes.decision import plan as plan_submission
@@ -44,6 +45,10 @@ LOG_HEADERS = {
     "X-Log-Missing": {
         "schema": {"type": "integer"},
         "description": "Bytes of output that a log over its limit lacks, where its text says so; 0 until the job ended",
+    },
+    "X-Log-Cut": {
+        "schema": {"enum": ["", *LogCut]},
+        "description": "Why output after the last line is not kept; the run goes on",
     },
 }
 
@@ -211,7 +216,7 @@ def read_logs(
     """stdout and stderr together, at most 4 MiB, from `offset` or the last `tail` lines.
 
     `X-Next-Offset` is the next offset. `X-Log-Complete: true`: nothing will follow. `X-Log-Missing`: bytes of output
-    that a log over its limit lacks; offsets don't count them.
+    that a log over its limit lacks; offsets don't count them. `X-Log-Cut`: why later output is not kept.
     """
     run, _role = run_of(request, project, name)
     part = selectors.log_part(run, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_LIMIT)
@@ -220,6 +225,7 @@ def read_logs(
     response["X-Attempt"] = str(part.attempt)
     response["X-Log-Complete"] = "true" if part.complete else "false"
     response["X-Log-Missing"] = str(part.missing)
+    response["X-Log-Cut"] = part.cut
     return response
 
 

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 PAGE_FULL = 1 << 16
 """After an answer of this many bytes the next request follows at once."""
 
+CUTS = {
+    "job_limit": "The log was over its limit",
+    "project_quota": "The project's logs had reached their quota",
+}
+
 
 def logs(
     run: RunName,
@@ -53,7 +58,7 @@ def logs(
 class Cursor:
     """How far the log has been read. `attempt` None is the newest that was placed; `tail` (lines) is used up first.
 
-    `missing` counts the bytes of output that the log lacks, until that was shown.
+    `missing` counts the bytes of output that the log lacks, and `cut` is why it ends early, until that was shown.
     """
 
     node: int = 0
@@ -62,6 +67,7 @@ class Cursor:
     tail: int | None = None
     complete: bool = False
     missing: int = 0
+    cut: str = ""
 
     def query(self) -> dict[str, Any]:
         place = {"tail": self.tail} if self.tail is not None else {"offset": self.offset}
@@ -84,16 +90,22 @@ def read(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]
                 cursor.offset += len(chunk)
                 count += len(chunk)
         if not cursor.complete:
-            cursor.missing = int(response.headers.get("X-Log-Missing", "0"))  # older servers don't send it
+            cursor.missing = int(response.headers.get("X-Log-Missing", "0"))  # older servers send neither
+            cursor.cut = response.headers.get("X-Log-Cut", "")
         cursor.complete = response.headers["X-Log-Complete"] == "true"
     return count
 
 
 def note_missing(cursor: Cursor, say: Callable[[str], object] = note) -> None:
     """Once all was read, show how much the log lacks."""
-    if cursor.complete and cursor.missing:
+    if not cursor.complete:
+        return
+    if cursor.cut:
+        lost = size_text(cursor.missing) if cursor.missing else "Output"
+        say(f"{CUTS.get(cursor.cut, 'The log was over a limit')}. {lost} after its last line was not kept.")
+    elif cursor.missing:
         say(f"The log was over its limit: {size_text(cursor.missing)} of output are missing before its last part.")
-        cursor.missing = 0
+    cursor.missing, cursor.cut = 0, ""
 
 
 def print_log(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:

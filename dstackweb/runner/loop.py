@@ -250,7 +250,7 @@ class Runner:
             self.samples.send_last()
         if self.task_lines is not None:
             self.task_lines.finish()
-        log = {"log_size": self.shipper.offset, "log_missing": self.shipper.missing()}
+        log = {"log_size": self.shipper.size(), "log_missing": self.shipper.missing()}
         self._retry(lambda: self.client.post("exit", self.end | log))
         self.group.remove()
 

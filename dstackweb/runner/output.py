@@ -13,6 +13,7 @@ import fcntl
 import os
 import pwd
 import time
+from typing import Any
 
 from dstackweb.runner import tree
 from dstackweb.runner.client import Client, Refused, Unreachable
@@ -62,7 +63,13 @@ class Shipper:
     def __init__(self, client: Client, spool: str, masker: Masker) -> None:
         self.client, self.spool, self.masker = client, spool, masker
         self.offset: int | None = None
+        self.cut = False
+        """Whether the API keeps no more of it."""
         self._quiet_since = time.monotonic()
+
+    def size(self) -> int:
+        """The size of the log, with what the API did not keep."""
+        return sum(piece.size for piece in pieces(self.spool, self.masker)[0]) if self.cut else self.offset or 0
 
     def missing(self) -> int:
         """How many bytes of the output are missing in the log."""
@@ -75,7 +82,9 @@ class Shipper:
         are more likely none, at most for QUIET_S.
         """
         if self.offset is None:
-            self.offset = int(self.client.post_bytes("logs?offset=0", b"")["next"])
+            self.offset = self._taken(self.client.post_bytes("logs?offset=0", b""))
+        if self.cut:
+            return False
         data = read_masked(self.spool, self.offset, self.masker, CHUNK, final)
         if not data and time.monotonic() - self._quiet_since > QUIET_S:
             data = read_masked(self.spool, self.offset, self.masker, CHUNK, final, least=BARE)
@@ -83,7 +92,7 @@ class Shipper:
             return False
         self._quiet_since = time.monotonic()
         try:
-            arrived = int(self.client.post_bytes(f"logs?offset={self.offset}", data)["next"])
+            arrived = self._taken(self.client.post_bytes(f"logs?offset={self.offset}", data))
         except Refused as refused:
             if refused.status != 409 or "expected" not in refused.body:
                 raise
@@ -92,3 +101,9 @@ class Shipper:
             raise Unreachable(f"the API's log remains at {arrived} bytes")
         self.offset = arrived
         return True
+
+    def _taken(self, answer: dict[str, Any]) -> int:
+        if answer.get("cut") and not self.cut:
+            self.cut = True
+            say(f"the API keeps no more of the output ({answer['cut']}); the job continues")
+        return int(answer["next"])

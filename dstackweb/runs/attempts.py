@@ -17,7 +17,7 @@ from dstackweb.backends.hosts import starts
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
-from dstackweb.runs import allocations, wakeups
+from dstackweb.runs import allocations, log_limits, wakeups
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recurrence import next_after_end
@@ -102,6 +102,7 @@ def report_end(
         job = lock_job(job_id)
         if job.status not in JOB_ACTIVE or job.reported_at is not None:
             return
+        log_size, log_missing = log_limits.at_end(job, log_size, log_missing)
         if not job.stop_reason and reason == Reason.CONTAINER_EXITED_WITH_ERROR:
             killed = was_signalled(exit_code)
             if job.instance is not None and (killed or signalled):
@@ -162,6 +163,7 @@ def _end(
         reason = job.stop_reason
     if job.run.is_hold and job.started_at is not None:
         reason = HOLD_END.get(reason, reason)
+    log_size, log_missing = log_limits.at_end(job, log_size, log_missing)
     move_job(
         job,
         job_end_status(reason),

@@ -202,6 +202,20 @@ class MessageCode(StrEnum):
     """`kind` of the backend, `error`: code and data of the cloud's failure."""
 
 
+class LogCut(StrEnum):
+    """Why the server keeps no more of a job's output."""
+
+    JOB_LIMIT = "job_limit"
+    PROJECT_QUOTA = "project_quota"
+
+
+class LogCutData(TypedDict):
+    """Of LOG_CUT: what was reached, in bytes."""
+
+    why: LogCut
+    limit: int
+
+
 class RunEventKind(StrEnum):
     """Events of a run or of one of its jobs."""
 
@@ -242,6 +256,7 @@ class RunEventKind(StrEnum):
     MACHINE_STARTED = "machine_started"
     CLAIMED = "claimed"
     JOB_RUNNING = "job_running"
+    LOG_CUT = "log_cut"
     JOB_TERMINATING = "job_terminating"
     JOB_DONE = "job_done"
     JOB_FAILED = "job_failed"

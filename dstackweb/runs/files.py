@@ -108,10 +108,15 @@ def store_archive(project: Project, chunks: Iterable[bytes], sha256: str | None 
         raise
 
 
+def code_size(project: Project, but: str = "") -> int:
+    """The bytes of a project's code, without one archive."""
+    others = Archive.objects.filter(project=project, removed_at=None).exclude(sha256=but)
+    return others.aggregate(total=Sum("size"))["total"] or 0
+
+
 def _check_quota(project: Project, sha256: str, size: int) -> None:
     """Raises TooLarge if the project's code would take more than its quota with this archive."""
-    others = Archive.objects.filter(project=project, removed_at=None).exclude(sha256=sha256)
-    stored = others.aggregate(total=Sum("size"))["total"] or 0
+    stored = code_size(project, but=sha256)
     quota_gb = settings.DSTACKWEB_PROJECT_CODE_GB
     if stored + size > quota_gb * 1024**3:
         raise TooLarge(

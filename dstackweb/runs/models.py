@@ -270,6 +270,10 @@ class Job(models.Model):
     status_at_s = models.FloatField(default=0, help_text="When its status was set, in the watcher's time")
     log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
     log_missing = models.BigIntegerField(default=0, help_text="bytes of output that a log over its limit lacks")
+    log_counted = models.BigIntegerField(default=0, help_text="bytes that ProjectLogs counts for its log")
+    log_cut = models.CharField(
+        max_length=20, blank=True, help_text="Why no more of its output is kept (`LogCut`); log_size is what was kept"
+    )
     log_removed_at = models.DateTimeField(null=True, help_text="When its log was removed, because it was old")
     heard_at_s = models.FloatField(default=0, help_text="Its runner's last heartbeat, in the watcher's time")
 
@@ -441,6 +445,16 @@ class RemovedSpend(models.Model):
 
     def __str__(self) -> str:
         return f"{self.project} {self.month:%Y-%m}: {self.usd}"
+
+
+class ProjectLogs(models.Model):
+    """What the logs of a project take: the sum of its jobs' `log_counted`."""
+
+    project = models.OneToOneField("accounts.Project", on_delete=models.CASCADE, primary_key=True, related_name="+")
+    bytes = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.project}: {self.bytes} bytes"
 
 
 class Verdict(models.Model):

@@ -19,7 +19,7 @@ from dstackweb.progress.states import TaskState
 from dstackweb.runs import prefix_counters
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.history import BUCKETS, KEPT_DAYS, hour_of
-from dstackweb.runs.models import Allocation, Job, QueueCount, QueueHour, Run, RunEvent
+from dstackweb.runs.models import Allocation, Job, ProjectLogs, QueueCount, QueueHour, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
 
 
@@ -30,6 +30,7 @@ def differences() -> Iterator[Difference]:
     yield from _hours()
     yield from recount.differences()
     yield from _runs_by_name()
+    yield from _logs()
     orphans = Allocation.objects.filter(job__status__in=JOB_ENDED).count()
     if orphans:
         yield Difference("allocations of ended jobs", orphans, 0)
@@ -86,6 +87,14 @@ def _hours() -> Iterator[Difference]:
         waits = sum(getattr(row, bucket) for bucket in BUCKETS)
         if waits != row.placed:
             yield Difference(f"waits counted in {row}", waits, row.placed)
+
+
+def _logs() -> Iterator[Difference]:
+    sums = Job.objects.order_by().values_list("run__project").annotate(bytes=Sum("log_counted")).filter(bytes__gt=0)
+    real, kept = dict(sums), dict(ProjectLogs.objects.exclude(bytes=0).values_list("project", "bytes"))
+    for project in sorted(real.keys() | kept.keys()):
+        if kept.get(project, 0) != real.get(project, 0):
+            yield Difference(f"bytes of logs of project {project}", kept.get(project, 0), real.get(project, 0))
 
 
 def _runs_by_name() -> Iterator[Difference]:

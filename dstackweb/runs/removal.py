@@ -19,7 +19,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.progress import finalize
-from dstackweb.runs import files, prefix_counters, spend
+from dstackweb.runs import files, log_limits, prefix_counters, spend
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.history import count_removed
@@ -61,7 +61,7 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
         if not runs:
             return 0
         keys = [run.pk for run in runs]
-        removed = _leave_rows(runs, now)
+        removed, freed = _leave_rows(runs, now)
         placed = _placed(keys)
         spent = _spent(keys, now)
         Run.objects.filter(pk__in=keys).delete()
@@ -70,6 +70,7 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
         prefix_counters.count_removed(runs, now)
         count_removed(placed)
         _keep_spend(spent, now)
+        log_limits.uncount(freed)
         transaction.on_commit(lambda: _remove_logs(removed), robust=True)
     return len(runs)
 
@@ -88,16 +89,21 @@ def _remove_logs(removed: Sequence[RemovedRun]) -> None:
     RemovedRun.objects.filter(pk__in=[row.pk for row in removed]).update(logs=[], has_logs=False)
 
 
-def _leave_rows(runs: Sequence[Run], now: dt.datetime) -> list[RemovedRun]:
-    logs: defaultdict[int, list[str]] = defaultdict(list)
-    for run_id, job_id in Job.objects.filter(run__in=runs, log_removed_at=None).values_list("run_id", "pk"):
+def _leave_rows(runs: Sequence[Run], now: dt.datetime) -> tuple[list[RemovedRun], Counter[int]]:
+    """The rows, and the bytes by project that were counted for their logs. The jobs are locked."""
+    logs, freed = defaultdict[int, list[str]](list), Counter[int]()
+    project_of = {run.pk: run.project_id for run in runs}
+    jobs = Job.objects.filter(run__in=runs, log_removed_at=None).select_for_update().order_by("pk")
+    for run_id, job_id, counted in jobs.values_list("run_id", "pk", "log_counted"):
         logs[run_id].append(str(job_id))
-    return RemovedRun.objects.bulk_create(
+        freed[project_of[run_id]] += counted
+    rows = RemovedRun.objects.bulk_create(
         RemovedRun(
             uid=run.uid, at=now, ended_at=run.ended_at or now, logs=logs[run.pk], has_logs=bool(logs[run.pk])
         )
         for run in runs
     )  # fmt: skip
+    return rows, freed
 
 
 def _placed(run_ids: Collection[int]) -> list[tuple[int, int, dt.datetime]]:

@@ -191,7 +191,8 @@ def events_of(run: Run, limit: int = EVENTS_AT_ONCE, before: int | None = None) 
 class LogPart:
     """Bytes of one job's log. `complete` says that nothing will follow `next_offset`.
 
-    `missing` counts the bytes of output that a log over its limit lacks before its last part; 0 until the job's end.
+    `missing` counts the bytes of output that a log over its limit lacks before its last part, or behind its end if it
+    was `cut` (`LogCut`); 0 until the job's end.
     """
 
     data: bytes
@@ -200,6 +201,7 @@ class LogPart:
     complete: bool
     job: Job | None
     missing: int = 0
+    cut: str = ""
 
 
 def log_part(
@@ -244,7 +246,7 @@ def log_part(
             "backup, copy the folder joblogs from there"
         )
     complete = over and following >= max(stored, acknowledged)
-    return LogPart(data, following, job.attempt, complete, job, job.log_missing)
+    return LogPart(data, following, job.attempt, complete, job, job.log_missing, job.log_cut)
 
 
 def hosts_with_holders(name: str = "") -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:

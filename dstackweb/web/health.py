@@ -5,6 +5,7 @@ Cheap reads only; a check that fails becomes a line of its own.
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from django_q.brokers import get_broker
 from django_q.status import Stat
 
 import dstackweb
+from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
@@ -28,6 +30,7 @@ from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
 from dstackweb.lib import schema
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
+from dstackweb.runs import files, log_limits
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_causes
@@ -40,6 +43,7 @@ log = logging.getLogger(__name__)
 STUCK_S = 900.0
 """An instance takes a minute or two to terminate."""
 FULL_AT = 0.95
+NEARLY_FULL = 0.8
 BEHIND_S = 3600.0
 """Pruning keeps up if now and then nothing is left."""
 BACKLOG = 100
@@ -50,14 +54,14 @@ TONES = ("go", "info", "wait", "bad")
 @project_page()
 def health_page(request: PageRequest) -> HttpResponse:
     """The checks, for the page and its polls."""
-    found, calls = checks(), sorted(counts.last_day(timezone.now()).items())
+    found, calls = checks(request.project), sorted(counts.last_day(timezone.now()).items())
     worst = max((check.tone for check in found), key=TONES.index)
     context = {"checks": found, "calls": calls, "worst": worst}
     return polled(request, "health/health.html", "health/health_list.html", fingerprint(found, calls), lambda: context)
 
 
-def checks() -> list[HealthCheck]:
-    """All checks, the worst first."""
+def checks(project: Project) -> list[HealthCheck]:
+    """All checks, the worst first, with what `project` uses."""
     parts = (
         _clusters,
         health_causes.checks,
@@ -73,6 +77,7 @@ def checks() -> list[HealthCheck]:
         _offers,
         _disk,
         _retention,
+        functools.partial(_usage, project),
     )
     found = _merged(check for part in parts for check in _safely(part))
     found.append(HealthCheck(_("Version"), "info", f"{dstackweb.__version__}, {_('schema')} {schema.VERSION}"))
@@ -96,8 +101,9 @@ def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:
     try:
         return list(part())
     except Exception as error:
-        log.warning("health check %s failed", part.__name__, exc_info=True)
-        name = _("Hosts") if part is health_causes.checks else part.__name__.strip("_").capitalize()
+        called = getattr(part, "__name__", "usage")
+        log.warning("health check %s failed", called, exc_info=True)
+        name = _("Hosts") if part is health_causes.checks else called.strip("_").capitalize()
         return [HealthCheck(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
 
 
@@ -258,6 +264,26 @@ def _disk() -> Iterable[HealthCheck]:
         "total": units.mebibytes(usage.total >> 20),
     }
     yield HealthCheck(_("Server disk"), "go" if full < FULL_AT else "bad", value)
+
+
+def _usage(project: Project) -> Iterable[HealthCheck]:
+    """The storage that a project uses, of its quotas."""
+    logs, code = _("Logs of this project"), _("Code of this project")
+    no_logs = _(
+        "Output of its jobs is not kept beyond the quota, and the runs go on. Delete runs whose logs are large."
+    )
+    no_code = _("No more code can be uploaded. It is deleted when it is %s days without use.")
+    yield _quota(logs, log_limits.used(project), settings.DSTACKWEB_PROJECT_LOG_GB, no_logs)
+    no_code %= settings.DSTACKWEB_ARCHIVES_DAYS
+    yield _quota(code, files.code_size(project), settings.DSTACKWEB_PROJECT_CODE_GB, no_code)
+
+
+def _quota(name: str, used: int, quota_gb: int, then: str) -> HealthCheck:
+    share = used / (quota_gb * 1024**3)
+    value = _("%(used)s of %(quota)d GB") % {"used": units.size(used), "quota": quota_gb}
+    if share < NEARLY_FULL:
+        return HealthCheck(name, "go", value)
+    return HealthCheck(name, "wait" if share < FULL_AT else "bad", value, then)
 
 
 def _retention() -> Iterable[HealthCheck]:

@@ -11,13 +11,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.backends.models import HostEvent, HostEventKind
-from dstackweb.runs.codes import ReservationEnd, RunEventKind, ScheduleWait, WaitReason
+from dstackweb.runs.codes import LogCut, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import Reason
 from dstackweb.wording import policy, statuses
 from dstackweb.wording.sentence import Sentence, as_text, fill, known, words
 from dstackweb.wording.statuses import exited, instance_end, status, termination
-from dstackweb.wording.units import cpus, dollars, duration, gpus, mebibytes
+from dstackweb.wording.units import cpus, dollars, duration, gpus, mebibytes, size
 
 Data = dict[str, Any]
 
@@ -40,6 +40,7 @@ _OF_NODES = {
     RunEventKind.MACHINE_ASKED,
     RunEventKind.CLAIMED,
     RunEventKind.JOB_RUNNING,
+    RunEventKind.LOG_CUT,
     RunEventKind.JOB_TERMINATING,
     RunEventKind.JOB_DONE,
     RunEventKind.JOB_FAILED,
@@ -120,6 +121,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _("its runner is up on %s") % str(data.get("where", ""))
         case RunEventKind.JOB_RUNNING:
             return _("its commands have started")
+        case RunEventKind.LOG_CUT:
+            return _log_cut(data)
         case RunEventKind.JOB_TERMINATING:
             return _("asked to stop")
         case RunEventKind.JOB_DONE:
@@ -128,6 +131,19 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _job_end(data)
         case never:
             assert_never(never)
+
+
+def _log_cut(data: Data) -> str:
+    match known(LogCut, data["why"]):
+        case LogCut.PROJECT_QUOTA:
+            why = _("the project's logs have reached their quota of %s")
+        case LogCut.JOB_LIMIT:
+            why = _("its log has reached the limit of %s")
+        case None:
+            why = _("its log has reached a limit (%s)")
+        case never:
+            assert_never(never)
+    return f"{why % size(data['limit'])}; {_('later output is not kept, and the run goes on')}"
 
 
 def _utc(data: Data) -> str:

@@ -6,6 +6,7 @@ const EVERY_S = 1;
 const TAIL_LINES = 2000;
 const KEEP_CHARS = 2_000_000;
 const NEAR_END_PX = 24;
+const CUTS = { job_limit: "logLimit", project_quota: "logQuota" };
 // Colours and cursor moves of terminals, hyperlinks and titles; what is left is shown as text.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])/g;
 const INVISIBLE = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
@@ -111,7 +112,9 @@ class LogView {
     this.complete = response.headers.get("X-Log-Complete") === "true";
     this.append(this.decoder.decode(bytes, { stream: !this.complete }));
     const missing = response.headers.get("X-Log-Missing");
-    if (this.complete && missing) this.say(word("logCut").replace("%s", missing));
+    const cut = CUTS[response.headers.get("X-Log-Cut")];
+    if (cut) this.say(word(cut) + (this.complete && missing ? word("logLost").replace("%s", missing) : ""));
+    else if (this.complete && missing) this.say(word("logCut").replace("%s", missing));
     else if (this.complete) this.say(word(this.offset ? "logComplete" : "logNone"));
     else this.say(word(this.offset ? "logLive" : "logEmpty"));
     return bytes.length > 0 && response.headers.get("X-Log-More") === "true";

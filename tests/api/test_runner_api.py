@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.conf import LazySettings
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
@@ -139,6 +140,14 @@ def test_log_bytes_are_addressed_by_offset(run: Run, runner: Runner) -> None:
     gap = runner.log(10, b"x")
     assert (gap.status_code, gap.json()["expected"]) == (409, 6)
     assert runner.log(0, b"ABC").json() == {"next": 6}
+
+
+def test_a_log_over_the_quota_is_cut_and_the_job_goes_on(run: Run, runner: Runner, settings: LazySettings) -> None:
+    runner.claim()
+    settings.DSTACKWEB_PROJECT_LOG_GB = 0
+    assert runner.log(0, b"abc").json() == {"next": 3, "cut": "project_quota"}
+    assert runner.log(3, b"def").json() == {"next": 6, "cut": "project_quota"}
+    assert runner.post("heartbeat", {"beat": 1}).json()["action"] == "go"
 
 
 def test_a_heartbeat_carries_the_stop_request_with_its_grace(run: Run, runner: Runner, member: User) -> None:

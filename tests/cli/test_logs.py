@@ -67,6 +67,16 @@ def test_a_log_without_its_middle_shows_how_much_is_missing(cli: Cli, job: Job, 
     assert result.stderr.count("The log was over its limit: 3 MB of output are missing before its last part.") == 1
 
 
+def test_a_log_that_was_cut_shows_how_much_was_not_kept(cli: Cli, job: Job) -> None:
+    files.append_log(job.pk, 0, b"first\n")
+    Job.objects.filter(pk=job.pk).update(log_cut="project_quota", log_size=6)
+    attempts.report_end(job.pk, Reason.DONE_BY_RUNNER, exit_code=0, log_size=6 + (3 << 20))
+    result = cli("logs", "train")
+    assert result.stdout == "first\n"
+    words = "The project's logs had reached their quota. 3 MB after its last line was not kept."
+    assert words in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize("options", [[], ["-f"], ["--tail", "1"]])
 def test_a_lost_log_is_an_error_and_not_empty(cli: Cli, job: Job, options: list[str]) -> None:
     files.append_log(job.pk, 0, b"first\n")

@@ -34,7 +34,8 @@ class Api:
     """Plays docs/runner.md for one job, and keeps all calls.
 
     `trouble`, asked with each call's name, may answer in the API's place: an HTTP status, or bytes, which are sent as
-    they are before the connection is dropped. `action` is added to the answers to heartbeats.
+    they are before the connection is dropped. `action` is added to the answers to heartbeats. A log
+    is cut at `keeps` bytes.
     """
 
     def __init__(self, *commands: str, **spec: Any) -> None:
@@ -51,6 +52,7 @@ class Api:
         self.heartbeat_s = 0.1
         self.claimed_by = ""
         self.log = bytearray()
+        self.keeps: int | None = None
         self.exits: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
@@ -109,6 +111,9 @@ class Api:
             return 200, self._answer(call)
 
     def _append(self, offset: int, data: bytes) -> tuple[int, dict[str, Any]]:
+        if self.keeps is not None and offset + len(data) > self.keeps:
+            self.log += data[len(self.log) - offset : self.keeps - offset]
+            return 200, {"next": offset + len(data), "cut": "project_quota"}
         if offset > len(self.log):
             return 409, {"detail": "a gap", "expected": len(self.log)}
         self.log += data[len(self.log) - offset :]

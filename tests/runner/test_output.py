@@ -55,6 +55,17 @@ def test_a_log_of_just_its_limit_is_whole(box: MakeBox) -> None:
     assert job.api.log == b"12345678"
 
 
+def test_a_job_whose_log_is_cut_goes_on_and_says_how_much_there_was(box: MakeBox) -> None:
+    job = box("echo up", WORK, "printf 1234567", "sleep 0.01", "exit 3")
+    job.launch()
+    job.wait_for("up")
+    job.api.keeps = 5
+    (job.run_dir / "enough").touch()
+    end = job.end()
+    assert job.api.log == b"up\n12"
+    assert (end["exit_code"], end["log_size"], end["log_missing"]) == (3, 10, 0)
+
+
 def test_a_secret_never_leaves_the_machine_even_split_over_two_reads(box: MakeBox) -> None:
     job = box("printf 'pass=hunt'", WORK, "printf 'er2;'", "printf 'hun'", env={"PASS": "hunter2"}, redact=["hunter2"])
     job.launch()

@@ -82,13 +82,13 @@ def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
 
 
 @pytest.mark.django_db
-def test_causes_are_sorted_by_severity_with_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_causes_are_sorted_by_severity_with_one_line_each(monkeypatch: pytest.MonkeyPatch, project: Project) -> None:
     def away(*_: object) -> None:
         raise ConnectionError("the cache is away")
 
     monkeypatch.setattr(health, "get_broker", away)
     monkeypatch.setattr(health.Stat, "get_all", away)
-    found = health.checks()
+    found = health.checks(project)
     tones = [health.TONES.index(check.tone) for check in found]
     assert tones == sorted(tones, reverse=True)
     assert [check.name for check in found if "the cache is away" in check.hint] == ["Clusters, Broker"]

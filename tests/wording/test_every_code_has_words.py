@@ -18,6 +18,7 @@ from dstackweb.runner.archive import Fault
 from dstackweb.runs.codes import (
     Impossible,
     LimitCode,
+    LogCut,
     MessageCode,
     PlanNote,
     ReservationEnd,
@@ -48,6 +49,7 @@ DATA: dict[str, Any] = {
 OF_HOSTS = {**DATA, "error": "i", "reason": "i"}
 OF_KIND: dict[RunEventKind, dict[str, Any]] = {
     RunEventKind.PROVISIONING: {"nodes": [{"host": "box-1", "gpus": 2}]},
+    RunEventKind.LOG_CUT: {"why": "job_limit", "limit": 1 << 30},
     RunEventKind.UTILIZATION_KEPT: {"reason": "100 %"},
 }
 
@@ -79,6 +81,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Availability: lambda code: offers.availability(code).label,
     RunEventKind: _event,
     PlanNote: waiting.plan_note,
+    LogCut: lambda code: _event(RunEventKind.LOG_CUT, why=code),
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
     MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),
     Fault: lambda code: statuses.code_refused({**DATA, "fault": code.value}),

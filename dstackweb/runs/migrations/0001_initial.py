@@ -94,6 +94,8 @@ class Migration(migrations.Migration):
                 ('status_at_s', models.FloatField(default=0, help_text="When its status was set, in the watcher's time")),
                 ('log_size', models.BigIntegerField(help_text='bytes; known once the runner reported the end', null=True)),
                 ('log_missing', models.BigIntegerField(default=0, help_text='bytes of output that a log over its limit lacks')),
+                ('log_counted', models.BigIntegerField(default=0, help_text='bytes that ProjectLogs counts for its log')),
+                ('log_cut', models.CharField(blank=True, help_text='Why no more of its output is kept (`LogCut`); log_size is what was kept', max_length=20)),
                 ('log_removed_at', models.DateTimeField(help_text='When its log was removed, because it was old', null=True)),
                 ('heard_at_s', models.FloatField(default=0, help_text="Its runner's last heartbeat, in the watcher's time")),
                 ('backend', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='backends.backend')),
@@ -258,6 +260,13 @@ class Migration(migrations.Migration):
             options={
                 'constraints': [models.UniqueConstraint(fields=('project', 'month'), name='removed_spend_once')],
             },
+        ),
+        migrations.CreateModel(
+            name='ProjectLogs',
+            fields=[
+                ('project', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='+', serialize=False, to='accounts.project')),
+                ('bytes', models.BigIntegerField(default=0)),
+            ],
         ),
         migrations.CreateModel(
             name='Verdict',

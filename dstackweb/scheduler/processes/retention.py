@@ -25,7 +25,7 @@ from dstackweb.gpus.samples import averages
 from dstackweb.lib.storage import storage
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
-from dstackweb.runs import files, history, removal
+from dstackweb.runs import files, history, log_limits, removal
 from dstackweb.runs.models import Archive, Job, RemovedRun, Run
 from dstackweb.runs.states import ACTIVE, ENDED
 from dstackweb.scheduler.models import Retention, RetentionKind
@@ -166,7 +166,7 @@ def _prune_logs(old: QuerySet[Job], now: dt.datetime) -> int:
     ids = list(old.values_list("pk", flat=True)[: AT_ONCE * 4])
     for job_id in ids:
         files.remove_log(job_id)
-    return Job.objects.filter(pk__in=ids).update(log_removed_at=now)
+    return log_limits.forget(ids, now)
 
 
 def _prune_archives(old: QuerySet[Archive], now: dt.datetime) -> int:

@@ -162,6 +162,7 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
     response["X-Next-Offset"] = str(part.next_offset)
     response["X-Log-Complete"] = "true" if part.complete else "false"
     response["X-Log-Missing"] = units.size(part.missing) if part.missing else ""
+    response["X-Log-Cut"] = part.cut
     response["X-Log-More"] = "true" if len(part.data) == LOG_BYTES else "false"
     return response
 

@@ -18,6 +18,7 @@ from dstackweb.backends.models import Backend, Gpu, Host, Instance
 from dstackweb.lib.models import Bucket, Circuit
 from dstackweb.offers import freshness, store
 from dstackweb.offers.models import SourceRow
+from dstackweb.runs.models import ProjectLogs
 from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.web.health import checks
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
@@ -77,19 +78,33 @@ def test_health_warns_that_jobs_share_the_servers_user(project: Project, ann: Us
     assert "run as the server&#x27;s user" in page
 
 
+def test_health_shows_what_the_project_stores(project: Project, settings) -> None:
+    settings.DSTACKWEB_PROJECT_LOG_GB = 10
+    lines = {}
+    for used in (0, 9 << 30, 10 << 30):
+        ProjectLogs.objects.update_or_create(project=project, defaults={"bytes": used})
+        lines[used >> 30] = next(check for check in checks(project) if check.name == "Logs of this project")
+    assert [(line.tone, line.value) for line in lines.values()] == [
+        ("go", "0 bytes of 10 GB"), ("wait", "9 GB of 10 GB"), ("bad", "10 GB of 10 GB"),
+    ]  # fmt: skip
+    assert "the runs go on" in lines[10].hint
+    code = next(check for check in checks(project) if check.name == "Code of this project")
+    assert (code.tone, code.value) == ("go", "0 bytes of 50 GB")
+
+
 def test_health_shows_the_backlog_of_old_data_and_warns_when_pruning_falls_behind(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     now = timezone.now()
     Retention.note(RetentionKind.RUN_DIRS, "box-1", waiting=12, pruned=300, now=now)
-    line = next(check for check in checks() if check.name == "Old data")
+    line = next(check for check in checks(project) if check.name == "Old data")
     assert (line.tone, line.value, line.hint) == ("go", "12 items wait to be pruned", "12 run directories on box-1")
     Retention.objects.update(behind_since=now - dt.timedelta(hours=2))
     Retention.note(RetentionKind.RUN_DIRS, "box-1", waiting=10, pruned=2, now=now)
     assert "12 run directories" not in as_user(ann).get("/p/main/health/").content.decode()
-    assert next(check for check in checks() if check.name == "Old data").tone == "wait"
+    assert next(check for check in checks(project) if check.name == "Old data").tone == "wait"
     Retention.note(RetentionKind.RUN_DIRS, "box-1", waiting=0, pruned=10, now=now)
-    line = next(check for check in checks() if check.name == "Old data")
+    line = next(check for check in checks(project) if check.name == "Old data")
     assert (line.tone, line.value) == ("go", "nothing waits to be pruned")
     assert Retention.objects.get().pruned == 312
 

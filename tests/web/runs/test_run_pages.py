@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, files
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Job, Run
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
 
@@ -107,6 +107,14 @@ def test_only_new_log_bytes_travel_and_any_bytes_do(project: Project, ann: User,
     second = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&offset=11")
     assert (second.content, second["X-Log-Complete"]) == (b"three\n", "true")
     assert (first["X-Log-Missing"], second["X-Log-Missing"]) == ("", "1.5 KB")
+
+
+def test_a_log_that_was_cut_says_so(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann)
+    place_all()
+    Job.objects.filter(run=run).update(log_cut="project_quota")
+    assert as_user(ann).get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0")["X-Log-Cut"] == "project_quota"
 
 
 def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_user: SignIn) -> None:
