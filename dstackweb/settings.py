@@ -18,6 +18,7 @@ from csp.constants import NONE, SELF
 
 from dstackweb import env
 from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT, machine_name
+from dstackweb.runner.isolation import PROJECT_UIDS
 
 # Makes ModelAdmin[Run] and QuerySet[Run] work at run time too.
 django_stubs_ext.monkeypatch()
@@ -49,7 +50,7 @@ DSTACKWEB_HOST_NAME = env.text(
 # Each server has its own: work on a machine is for the workers there.
 _control = env.text("DSTACKWEB_CLUSTER_CONTROL", f"dstackweb-{DSTACKWEB_HOST_NAME}")
 DSTACKWEB_CLUSTERS = {"control": _control, "cloud": env.text("DSTACKWEB_CLUSTER_CLOUD", _control)}
-DSTACKWEB_JOB_USER = env.text("DSTACKWEB_JOB_USER", "nobody")
+DSTACKWEB_JOB_USER = env.text("DSTACKWEB_JOB_USER", PROJECT_UIDS)
 DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID")
 DSTACKWEB_INSECURE_HTTP = env.boolean("DSTACKWEB_INSECURE_HTTP")
 DSTACKWEB_HEARTBEAT_S = env.seconds("DSTACKWEB_HEARTBEAT_S", 5)

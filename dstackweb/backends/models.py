@@ -20,6 +20,7 @@ from dstackweb.spec.labels import check_labels
 class Isolation(models.TextChoices):
     """How a host isolates jobs from the server's files and from each other (docs/design.md#execution)."""
 
+    PROJECT = "project", "a user for each project"
     USER = "user", "another user"
     CONTAINER = "container", "a container"
     SHARED = "shared", "none: jobs share the server's user"

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from dstackweb.runner.cgroups import NO_GROUP, Group
-from dstackweb.runner.tree import MARKER
+from dstackweb.runner.isolation import account_of
+from dstackweb.runner.tree import MARKER, forbid_new_privileges
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
 """The kernel allows arguments of up to 128 KiB; a longer script is passed as a file."""
@@ -60,10 +61,13 @@ class Job:
     @property
     def account(self) -> pwd.struct_passwd:
         """The user the commands run as. Raises CannotStart when there is no such user."""
+        project = int(self.spec.get("project", 0))
         try:
-            return pwd.getpwnam(self.user) if self.user else pwd.getpwuid(os.getuid())
+            return account_of(self.user, project) if self.user else pwd.getpwuid(os.getuid())
         except KeyError:
-            raise CannotStart(f"this host has no user {self.user or os.getuid()!r} to run jobs as") from None
+            raise CannotStart(
+                f"this host has no user {self.user or os.getuid()!r} to run jobs of project {project} as"
+            ) from None
 
     @property
     def switches_user(self) -> bool:
@@ -112,6 +116,7 @@ def _become(group: Group, oom_score: int | None, account: pwd.struct_passwd | No
         os.setgroups(groups)
         os.setgid(account.pw_gid)
         os.setuid(account.pw_uid)
+        forbid_new_privileges()
 
 
 def _oom_score(spec: dict[str, Any]) -> int | None:

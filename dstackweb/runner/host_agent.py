@@ -140,7 +140,7 @@ class HostAgent:
             isolation.arrange(
                 Path(self.home),
                 uid=os.getuid(),
-                job_user=str(self.config.get("job_user") or "nobody"),
+                job_user=str(self.config.get("job_user") or isolation.PROJECT_UIDS),
                 shared_uid=bool(self.config.get("shared_uid")),
             )
         )

@@ -5,17 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import re
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-USER, SHARED, NONE = "user", "shared", "none"
-"""Jobs run as another user, as the server's or agent's own, or not at all (`backends.models.Isolation`)."""
+PROJECT, USER, SHARED, NONE = "project", "user", "shared", "none"
+"""Jobs run as their project's user, as one other user, as the server's or agent's own, or not at all
+(`backends.models.Isolation`)."""
+PROJECT_UIDS = "1900000000-1900999999"
+"""Numbers that neither distributions nor systemd use."""
+_UIDS = re.compile(r"(\d{4,10})-(\d{4,10})", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a machine runs jobs. `job_user` is empty for the server's own user; `error` says why jobs are refused."""
+    """How a machine runs jobs. `error` says why jobs are refused.
+
+    `job_user` is a user's name, or the first and last number of the projects' users; empty for the server's own.
+    """
 
     isolation: str
     job_user: str
@@ -32,7 +40,8 @@ def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrange
     if uid == 0:
         user = find_user(job_user)
         if user is not None and user.pw_uid != 0:
-            return Arrangement(USER, job_user, runs_dir(home, user))
+            kind = PROJECT if _UIDS.fullmatch(job_user) else USER
+            return Arrangement(kind, job_user, runs_dir(home, user))
         reason = f"there is no user {job_user!r}" if user is None else f"{job_user!r} is root, which no job may be"
         error = f"{reason}: set DSTACKWEB_JOB_USER to the user that jobs run as"
     else:
@@ -79,11 +88,26 @@ def make_runs_dir(path: Path) -> None:
 
 
 def find_user(name: str) -> pwd.struct_passwd | None:
-    """A user of this machine by name."""
+    """A user of this machine by name; of a range, its first, who may enter what all of them may."""
     try:
-        return pwd.getpwnam(name)
+        return account_of(name, 0)
     except KeyError:
         return None
+
+
+def account_of(job_user: str, project: int) -> pwd.struct_passwd:
+    """The user of a project's jobs. Raises KeyError if there is none.
+
+    The numbers of projects are never used again, and so those of their users: files of a deleted project stay its own.
+    """
+    uids = _UIDS.fullmatch(job_user)
+    if uids is None:
+        return pwd.getpwnam(job_user)
+    first, last = int(uids[1]), int(uids[2])
+    if not 1000 <= first <= first + project <= last < 2**31:
+        raise KeyError(job_user)
+    uid = first + project
+    return pwd.struct_passwd((f"project-{project}", "x", uid, uid, "", "/nonexistent", "/bin/sh"))
 
 
 def prepare(arrangement: Arrangement) -> Arrangement:

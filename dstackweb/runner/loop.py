@@ -171,6 +171,7 @@ class Runner:
         os.makedirs(job.run_dir, exist_ok=True)
         if job.switches_user:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
+            os.chmod(job.run_dir, 0o700)
         if self.spec["archive"]:
             self._unpack(job, self.spec["archive"]["sha256"])
 

@@ -17,6 +17,7 @@ from dstackweb.runner.cgroups import Group
 MARKER = "DSTACKWEB_JOB"
 _VARIABLE = f"{MARKER}=".encode()
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+PR_SET_NO_NEW_PRIVS = 38
 
 
 def protect_memory() -> None:
@@ -50,6 +51,11 @@ def detach(work: Callable[[], None], source: int = 0, sink: int = 1) -> None:
             work()
     finally:
         os._exit(0)
+
+
+def forbid_new_privileges() -> None:
+    """No program that this process starts can give it more rights, as sudo would."""
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _prctl(option: int, value: int) -> None:

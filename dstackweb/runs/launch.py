@@ -120,6 +120,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         secrets = dict.fromkeys(secret_names(spec.env), "") | secrets
     return {
         "job": str(job.pk),
+        "project": run.project_id,
         "run": run.name,
         "run_uid": str(run.uid),
         "attempt": job.attempt,

@@ -141,8 +141,13 @@ def _isolation() -> Iterable[HealthCheck]:
     if refusing:
         hint = _("%s can neither switch users nor run containers. Start the host as root, or install Podman or Docker.")
         yield HealthCheck(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
-    if not shared and not refusing:
-        yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server"))
+    one_user = [host.name for host in Host.joined.filter(isolation="user")]
+    if one_user:
+        hint = _("All jobs on %s run as one user: a job can read and stop those of other projects.")
+        advice = _("Unset DSTACKWEB_JOB_USER there to give each project a user of its own.")
+        yield HealthCheck(_("Isolation"), "info", _("from the server only"), f"{hint % ', '.join(one_user)} {advice}")
+    elif not shared and not refusing:
+        yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server and from other projects' jobs"))
 
 
 def _limits() -> Iterable[HealthCheck]:

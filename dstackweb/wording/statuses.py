@@ -90,7 +90,8 @@ instance_end = words(
 
 isolation = words(
     {
-        Isolation.USER: _("jobs run as another user"),
+        Isolation.PROJECT: _("each project's jobs run as a user of their own"),
+        Isolation.USER: _("all jobs run as one other user"),
         Isolation.CONTAINER: _("jobs run in containers"),
         Isolation.SHARED: _("none: jobs share the server's user"),
         Isolation.NONE: _("none: jobs are refused"),

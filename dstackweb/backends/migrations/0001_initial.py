@@ -57,7 +57,7 @@ class Migration(migrations.Migration):
                 ('memory_mib', models.PositiveBigIntegerField(default=0)),
                 ('cpus_used', models.PositiveIntegerField(default=0, editable=False)),
                 ('memory_used_mib', models.PositiveBigIntegerField(default=0, editable=False)),
-                ('isolation', models.CharField(choices=[('user', 'another user'), ('container', 'a container'), ('shared', "none: jobs share the server's user"), ('none', 'none: jobs are refused')], default='none', max_length=10)),
+                ('isolation', models.CharField(choices=[('project', 'a user for each project'), ('user', 'another user'), ('container', 'a container'), ('shared', "none: jobs share the server's user"), ('none', 'none: jobs are refused')], default='none', max_length=10)),
                 ('cgroups', models.JSONField(blank=True, default=dict, help_text='Whether cgroups end and limit its jobs: version, memory, cpu, code, error')),
                 ('job_user', models.CharField(blank=True, help_text="The user jobs run as; empty: the host's own", max_length=60)),
                 ('runs_dir', models.CharField(blank=True, help_text="The directory of runs on the host", max_length=1024)),
@@ -170,7 +170,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='host',
-            constraint=models.CheckConstraint(condition=models.Q(('isolation__in', ['user', 'container', 'shared', 'none'])), name='host_isolation_known'),
+            constraint=models.CheckConstraint(condition=models.Q(('isolation__in', ['project', 'user', 'container', 'shared', 'none'])), name='host_isolation_known'),
         ),
         migrations.AddConstraint(
             model_name='host',
