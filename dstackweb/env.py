@@ -157,6 +157,20 @@ def networks(name: str) -> list[IPv4Network | IPv6Network]:
 
 def words(name: str) -> list[str]:
     """A list separated by commas; empty when not set."""
-    return _read(
-        name, [], lambda raw: [word.strip() for word in raw.split(",") if word.strip()], "a list such as a,b,c"
-    )
+    return _read(name, [], _words, "a list such as a,b,c")
+
+
+def folders(name: str) -> list[str]:
+    """Absolute paths separated by commas; empty when not set."""
+
+    def parse(raw: str) -> list[str]:
+        paths = _words(raw)
+        if not all(os.path.isabs(path) for path in paths):
+            raise ValueError
+        return paths
+
+    return _read(name, [], parse, "absolute paths such as /data,/scratch")
+
+
+def _words(raw: str) -> list[str]:
+    return [word.strip() for word in raw.split(",") if word.strip()]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -83,7 +84,7 @@ class Machine:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("DSTACKWEB_", "PYTEST_"))}
         self.env = {name: value for name, value in kept.items() if name not in ("DATABASE_URL", "REDIS_URL")}
         self.env |= {"DJANGO_SETTINGS_MODULE": "dstackweb.settings", "PYTHONPATH": str(REPO)}
-        self.env |= {"DSTACKWEB_SHARED_UID": "1", **env}
+        self.env |= {"DSTACKWEB_SHARED_UID": "1", "DSTACKWEB_JOB_WRITABLE": tempfile.gettempdir(), **env}
         self.process: subprocess.Popen[bytes] | None = None
 
     def call(self, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,7 @@ def deployment_env(home: Path, *, migrated: bool = True, **more: str) -> dict[st
         "DSTACKWEB_HOME": str(home),
         "DSTACKWEB_PORT": str(free_port()),
         "PYTHONPATH": str(REPO),
+        "DSTACKWEB_JOB_WRITABLE": tempfile.gettempdir(),  # where tests look for what jobs write
     }
     in_tests = "DSTACKWEB_TEST_HOME" in os.environ  # benchmarks run without the tests' settings
     if in_tests:

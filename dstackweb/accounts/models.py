@@ -96,6 +96,17 @@ class Project(models.Model):
         validators=[MaxValueValidator(100)],
         help_text="Highest priority (0–100) that members can set. Managers can set any.",
     )
+    least_isolation = models.CharField(
+        max_length=10,
+        blank=True,
+        choices=[
+            ("user", "another user than the server's"),
+            ("project", "a user of the project's own"),
+            ("sandbox", "a sandbox"),
+            ("container", "a container"),
+        ],
+        help_text="How hosts must isolate its jobs at least. Cloud instances run jobs of one project only.",
+    )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:

@@ -75,7 +75,7 @@ class FactsIn(Schema):
     boot_id: str = Field("", max_length=64)
     gpus: list[HostGpuIn] = Field(max_length=MANY * 8)
     cgroups: CgroupsIn
-    isolation: Literal["project", "user", "shared", "none"]
+    isolation: Literal["sandbox", "project", "user", "shared", "none"]
     job_user: str = Field("", max_length=60)
     runs_dir: str = Field(min_length=1, max_length=1024, pattern=r"^/")
     error: Message = ""

@@ -45,7 +45,7 @@ WATCHED: Mapping[type[Model], Watched] = {
     User: Watched(
         AuditKind.USER, ("username", "email", "is_active", "is_staff", "is_superuser"), secret=("password",)
     ),
-    Project: Watched(AuditKind.PROJECT, ("name", "weight", "monthly_budget", "member_max_priority")),
+    Project: Watched(AuditKind.PROJECT, ("name", "weight", "monthly_budget", "member_max_priority", "least_isolation")),
     Membership: Watched(AuditKind.MEMBER, ("user", "role")),
     Invite: Watched(AuditKind.INVITE, ("role", "expires_at")),
     ApiToken: Watched(AuditKind.TOKEN, ("user", "name", "scope", "project", "expires_at", "revoked_at")),

@@ -79,6 +79,7 @@ class PlaceCode(enum.StrEnum):
     OTHER_REGION = "other_region"
     OTHER_INSTANCE_TYPE = "other_instance_type"
     HAS_NO_LABELS = "has_no_labels"
+    TOO_LITTLE_ISOLATION = "too_little_isolation"
     IS_SPOT = "is_spot"
     IS_ON_DEMAND = "is_on_demand"
     TOO_EXPENSIVE = "too_expensive"

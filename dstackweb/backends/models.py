@@ -17,9 +17,18 @@ from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT
 from dstackweb.spec.labels import check_labels
 
 
+class Ports(models.TextChoices):
+    """Whether jobs on the server's own machine can connect to its database and Redis."""
+
+    NONE = "", "no ports there"
+    CLOSED = "closed", "closed to jobs"
+    OPEN = "open", "open to jobs"
+
+
 class Isolation(models.TextChoices):
     """How a host isolates jobs from the server's files and from each other (docs/design.md#execution)."""
 
+    SANDBOX = "sandbox", "a sandbox"
     PROJECT = "project", "a user for each project"
     USER = "user", "another user"
     CONTAINER = "container", "a container"
@@ -150,6 +159,12 @@ class Host(models.Model):
         default=dict,
         blank=True,
         help_text="Whether cgroups end and limit its jobs: version, memory, cpu, code, error",
+    )
+    ports = models.CharField(
+        max_length=10,
+        blank=True,
+        choices=Ports.choices,
+        help_text="Whether its jobs can connect to the server's database and Redis there, which need passwords",
     )
     job_user = models.CharField(max_length=60, blank=True, help_text="The user jobs run as; empty: the host's own")
     runs_dir = models.CharField(max_length=1024, blank=True, help_text="The directory of runs on the host")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dstackweb.runner import sandbox
 from dstackweb.runner.cgroups import NO_GROUP, Group
 from dstackweb.runner.isolation import account_of
 from dstackweb.runner.tree import MARKER, forbid_new_privileges
@@ -49,7 +50,10 @@ class CannotStart(Exception):
 
 @dataclass
 class Job:
-    """The parts of orders and spec that a start needs, and the group that its processes enter."""
+    """The parts of orders and spec that a start needs, and the group that its processes enter.
+
+    `writable` is None without a sandbox; else the folders that jobs may change in it, beside their own.
+    """
 
     spec: dict[str, Any]
     run_dir: str
@@ -57,6 +61,7 @@ class Job:
     path: str
     api: str
     group: Group = NO_GROUP
+    writable: list[str] | None = None
 
     @property
     def account(self) -> pwd.struct_passwd:
@@ -93,16 +98,23 @@ def spawn(job: Job, output: int) -> int:
 def _popen(job: Job, argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            _fenced(job, argv), env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True, umask=0o022, preexec_fn=_identity(job),
         )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(f"{argv[0]} can't be started: {error}") from error
 
 
+def _fenced(job: Job, argv: list[str]) -> list[str]:
+    """The command in the job's sandbox, if it has one."""
+    if job.writable is None:
+        return argv
+    return sandbox.wrapped(argv, job.account, job.run_dir, job.writable)
+
+
 def _identity(job: Job) -> Callable[[], None]:
-    """What a new process of the job does first: enter its group, and become its user."""
-    account = job.account if job.switches_user else None
+    """What a new process of the job does first: enter its group, and become its user, unless its sandbox does."""
+    account = job.account if job.switches_user and job.writable is None else None
     groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
     return partial(_become, job.group, _oom_score(job.spec), account, groups)
 
@@ -216,7 +228,7 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as chatter:
         try:
             done = subprocess.run(
-                [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"], env=env,
+                _fenced(job, [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"]), env=env,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, timeout=SETUP_S, check=False,
                 preexec_fn=_identity(job),
             )  # fmt: skip

@@ -266,6 +266,7 @@ class HostAgent:
             "token": token,
             "state_dir": self.jobs.folder(job),
             "user": self.how.job_user or None,
+            "writable": self.config.get("job_writable", []) if self.how.isolation == isolation.SANDBOX else None,
             "path": job_path(account),
             "insecure": self.insecure,
             "relay": self.relay,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dstackweb.runner import cgroups, output, relay, samples, spool, tree
+from dstackweb.runner import cgroups, isolation, output, relay, samples, sandbox, spool, tree
 from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
@@ -107,6 +107,7 @@ class Runner:
             self.shipper.offset = 0  # nothing was started before, so nothing was sent
             self._begin()
         self._report_end()
+        sandbox.remove_tmp(self.orders["run_dir"])
 
     def _claim(self) -> None:
         """Claim the job for this runner, and get its spec. Raises Rejected."""
@@ -117,7 +118,11 @@ class Runner:
 
     def _begin(self) -> None:
         """Fetch the code, wait for the other nodes, start the commands and wait for their end."""
-        job = Job(self.spec, self.orders["run_dir"], self.orders.get("user"), self.orders["path"], self.orders["api"])
+        orders = self.orders
+        job = Job(
+            self.spec, orders["run_dir"], orders.get("user"), orders["path"], orders["api"],
+            writable=orders.get("writable"),
+        )  # fmt: skip
         try:
             self._prepare(job)
             if not self._barrier():
@@ -167,11 +172,19 @@ class Runner:
         return self.group.processes() if tree.is_childless() else tree.processes(self.job_id, self.group)
 
     def _prepare(self, job: Job) -> None:
-        """Make the job's directory, owned by its user, and unpack the code with that user's rights."""
+        """Make the job's directory, owned by its user, and unpack the code with that user's rights.
+
+        The host may have lost its sandbox since it got the job. Raises CannotStart, BadArchive, OSError.
+        """
+        has, least = isolation.of_job(job.user, job.writable), self.spec.get("least_isolation", "")
+        if not isolation.isolates(has, least):
+            raise CannotStart(f"the project requires the isolation {least!r}, and this host has {has!r} now")
         os.makedirs(job.run_dir, exist_ok=True)
         if job.switches_user:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
             os.chmod(job.run_dir, 0o700)
+        if job.writable is not None:
+            sandbox.make_tmp(job.run_dir, job.account)
         if self.spec["archive"]:
             self._unpack(job, self.spec["archive"]["sha256"])
 
@@ -388,7 +401,8 @@ class CommandsRun:
         self.may_wait = self.may_wait and reason is None
         if self.kill_at is None:
             self.kill_at, self.reason = kill_at, reason
-            tree.send(self.runner.processes(), signal.SIGTERM)
+            fence = set() if self.runner.orders.get("writable") is None else {self.pid}
+            tree.send(self.runner.processes() - fence, signal.SIGTERM)
         self.kill_at = min(self.kill_at, kill_at)
 
     def _communicate(self) -> None:

@@ -135,6 +135,7 @@ class ImpossibleData(Shortfall, total=False):
     labels: list[str]
     missing: list[str]
     hosts_total: int
+    isolation: str
     refused: dict[str, int]
 
 

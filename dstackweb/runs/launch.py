@@ -121,6 +121,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
     return {
         "job": str(job.pk),
         "project": run.project_id,
+        "least_isolation": run.project.least_isolation if job.host_id else "",
         "run": run.name,
         "run_uid": str(run.uid),
         "attempt": job.attempt,

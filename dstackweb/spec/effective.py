@@ -159,6 +159,8 @@ class EffectiveSpec(_StoredModel):
     idle_duration_s: int | None = 300
     hold: bool = False
     """It reserves its resources for interactive work for `max_duration`. Not a key of the run file."""
+    least_isolation: str = ""
+    """What its project requires of hosts now (`runner.isolation`). Not a key of the run file, and not stored."""
 
     def shape_key(self, user_id: int) -> str:
         """SHA-256 (hex) of all that decides where a run fits: runs with the same key fit in the same places."""

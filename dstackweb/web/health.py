@@ -16,7 +16,7 @@ from django.db.models import Count
 from django.http import HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 from django_q.brokers import get_broker
 from django_q.status import Stat
 
@@ -24,9 +24,9 @@ import dstackweb
 from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
-from dstackweb.backends.hosts.inventory import is_online
+from dstackweb.backends.hosts.inventory import is_online, names_by_isolation
 from dstackweb.backends.kinds import ApiUsage, HealthCheck
-from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus
+from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus, Isolation, Ports
 from dstackweb.lib import schema
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
@@ -35,8 +35,9 @@ from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_causes
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
+from dstackweb.wording import hosts as host_words
 from dstackweb.wording import offers as offer_words
-from dstackweb.wording import retention, statuses, units
+from dstackweb.wording import retention, units
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ def checks(project: Project) -> list[HealthCheck]:
         health_causes.checks,
         _passes,
         _isolation,
+        _ports,
         _limits,
         _backends,
         _apis,
@@ -131,29 +133,54 @@ def _passes() -> Iterable[HealthCheck]:
 
 
 def _isolation() -> Iterable[HealthCheck]:
-    shared = [host.name for host in Host.joined.filter(isolation="shared")]
-    # A silent host has a line of its own.
-    refusing = [host.name for host in Host.joined.filter(isolation="none") if is_online(host)]
-    if shared:
-        hint = _("DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's user and can read its files.")
-        advice = _("Use it only on your own machine.")
-        yield HealthCheck(_("Isolation"), "wait", _("none"), f"{hint % ', '.join(shared)} {advice}")
-    if refusing:
-        hint = _("%s can neither switch users nor run containers. Start the host as root, or install Podman or Docker.")
-        yield HealthCheck(_("Isolation"), "bad", _("jobs are refused"), hint % ", ".join(refusing))
-    one_user = [host.name for host in Host.joined.filter(isolation="user")]
-    if one_user:
-        hint = _("All jobs on %s run as one user: a job can read and stop those of other projects.")
-        advice = _("Unset DSTACKWEB_JOB_USER there to give each project a user of its own.")
-        yield HealthCheck(_("Isolation"), "info", _("from the server only"), f"{hint % ', '.join(one_user)} {advice}")
-    elif not shared and not refusing:
-        yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server and from other projects' jobs"))
+    """What keeps jobs apart on the hosts, weakest first."""
+    hosts = names_by_isolation()
+    for level, (tone, advice) in _ISOLATION.items():
+        if level in hosts:
+            yield HealthCheck(_("Isolation"), tone, host_words.isolation(level), str(advice) % ", ".join(hosts[level]))
+    if not hosts.keys() & _ISOLATION.keys():
+        yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server and from each other"))
+
+
+def _ports() -> Iterable[HealthCheck]:
+    """Whether jobs on the server's own machine can connect to its database and Redis."""
+    if hosts := list(Host.joined.filter(ports=Ports.OPEN).order_by("name").values_list("name", flat=True)):
+        hint = _(
+            "Jobs on %s can connect to the database and Redis, which only passwords protect. "
+            "Start the host as root, install nftables there, and leave DSTACKWEB_JOB_USER unset."
+        )
+        yield HealthCheck(_("Ports of the server"), "info", _("open to jobs"), hint % ", ".join(hosts))
+    elif Host.joined.filter(ports=Ports.CLOSED).exists():
+        yield HealthCheck(_("Ports of the server"), "go", _("closed to jobs"))
+
+
+_ISOLATION = {
+    Isolation.NONE: ("bad", gettext_lazy("%s cannot switch users. Start the host as root.")),
+    Isolation.SHARED: (
+        "wait",
+        gettext_lazy(
+            "DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's user and can read its files. "
+            "Use it only on your own machine."
+        ),
+    ),
+    Isolation.USER: (
+        "info",
+        gettext_lazy(
+            "A job on %s can read and stop those of other projects. "
+            "Unset DSTACKWEB_JOB_USER there to give each project a user of its own."
+        ),
+    ),
+    Isolation.PROJECT: (
+        "info",
+        gettext_lazy("Jobs on %s see each other's processes and share /tmp. Install bubblewrap there for a sandbox."),
+    ),
+}
 
 
 def _limits() -> Iterable[HealthCheck]:
     """Whether cgroups limit the jobs of each host."""
     hosts = list(Host.joined.exclude(cgroups={}))
-    free = [f"{host.name} ({statuses.limits(host.cgroups)})" for host in hosts if host.cgroups.get("code")]
+    free = [f"{host.name} ({host_words.limits(host.cgroups)})" for host in hosts if host.cgroups.get("code")]
     if free:
         hint = _("Jobs there can use more memory and CPUs than they asked for. Limits: %s.") % "; ".join(free)
         yield HealthCheck(_("Limits of jobs"), "info", _("none on some hosts"), hint)

@@ -26,7 +26,8 @@ from dstackweb.scheduler import host_actions
 from dstackweb.scheduler.selectors import HostSummary, ReservedCapacity, list_hosts
 from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url, yes_or_no
 from dstackweb.web.gpus import gpu_rows
-from dstackweb.wording import events, statuses, units
+from dstackweb.wording import events, units
+from dstackweb.wording import hosts as host_words
 
 EVENTS_IN_LIST = 3
 """Events of each host in the list."""
@@ -110,8 +111,8 @@ class HostLine:
 def host_line(found: HostSummary, known: Visible) -> HostLine:
     return HostLine(
         of=found,
-        isolation=statuses.isolation(found.host.isolation),
-        limits=statuses.limits(found.host.cgroups),
+        isolation=host_words.isolation(found.host.isolation),
+        limits=host_words.limits(found.host.cgroups),
         gpus=[_gpu_line(gpu, run, found.kept, known) for gpu, run in found.gpus],
         events=[(event, events.host_event_text(event)) for event in found.events],
         may_leave=inventory.may_leave(found.host),

@@ -10,7 +10,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
-from dstackweb.backends.models import CgroupCode, Isolation
 from dstackweb.runner.archive import Fault
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run
@@ -87,38 +86,6 @@ instance_end = words(
     }
 )
 """Why a cloud instance could not be launched, or has ended, to follow its name and a colon."""
-
-isolation = words(
-    {
-        Isolation.PROJECT: _("each project's jobs run as a user of their own"),
-        Isolation.USER: _("all jobs run as one other user"),
-        Isolation.CONTAINER: _("jobs run in containers"),
-        Isolation.SHARED: _("none: jobs share the server's user"),
-        Isolation.NONE: _("none: jobs are refused"),
-    }
-)
-"""How a host isolates jobs."""
-
-no_cgroups = words(
-    {
-        CgroupCode.NOT_MOUNTED: _("the machine has no cgroups"),
-        CgroupCode.READ_ONLY: _("cgroups are read-only, as in a container without privileges"),
-        CgroupCode.NOT_PERMITTED: _("the host's user may not create cgroups; start the host as root"),
-        CgroupCode.NO_CONTROLLERS: _("the machine gives it no memory and CPU controllers"),
-        CgroupCode.FAILED: _("a cgroup could not be created"),
-    }
-)
-"""Why a host's jobs are not limited by cgroups."""
-
-
-def limits(cgroups: Mapping[str, Any]) -> str:
-    """Whether a host limits the memory and CPUs of its jobs."""
-    if not cgroups:
-        return str(_("not known"))
-    if not cgroups.get("code"):
-        return str(_("memory and CPUs, by cgroups %s") % cgroups["version"])
-    why = ": ".join(filter(None, [no_cgroups(cgroups["code"]), cgroups.get("error", "")]))
-    return str(_("none: %s") % why)
 
 
 SIGNALS = {int(one): one.name for one in signal.Signals}

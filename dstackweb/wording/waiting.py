@@ -25,6 +25,7 @@ from dstackweb.runs.codes import (
     UnavailableData,
     WaitReason,
 )
+from dstackweb.wording.hosts import isolation
 from dstackweb.wording.sentence import Label, Sentence, as_text, fill, joined, known, words
 from dstackweb.wording.units import cpus, dollars, gpus, mebibytes
 
@@ -244,10 +245,18 @@ def _no_such_place(data: ImpossibleData) -> str:
         if total == 1:
             one, more = _("the only host lacks the label %(labels)s"), _("the only host lacks the labels %(labels)s")
         return (one if len(missing) == 1 else more) % {"total": total, "labels": ", ".join(missing)}
+    if least := data.get("isolation"):
+        return _no_isolated_place(least, data)
     named = ", ".join([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
     if data.get("labels"):
         return _("no host matches all of %s") % named
     return _("no host has the region or instance type that it names: %s") % named
+
+
+def _no_isolated_place(least: str, data: ImpossibleData) -> str:
+    needs = _("its project requires hosts with this isolation or a stronger one: %s") % isolation(least)
+    named = ", ".join([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
+    return _("%(needs)s; none is among %(named)s") % {"needs": needs, "named": named} if named else needs
 
 
 _UNAVAILABLE = words(
@@ -306,6 +315,8 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
             return Label(_("held back"), _("starts fail on it; it gets jobs again once a start works"), "bad")
         case PlaceCode.NO_ISOLATION:
             return Label(_("refuses jobs"), _("it cannot isolate them"), "bad")
+        case PlaceCode.TOO_LITTLE_ISOLATION:
+            return Label(_("isolation"), _("the project requires: %s") % isolation(data.get("isolation", "")), "bad")
         case PlaceCode.IMAGE_NOT_SUPPORTED:
             return Label(_("no containers"), _("it cannot run the image %s") % data.get("image", ""), "bad")
         case PlaceCode.NO_SUCH_BACKEND:

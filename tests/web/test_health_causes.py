@@ -70,7 +70,7 @@ def test_a_silent_host_without_jobs_can_be_removed_and_is_no_isolation_problem()
     silent = next(check for check in health_causes.checks() if check.value == "silent")
     assert silent.hint == "No jobs are lost. If the machine is gone for good, remove the host."
     [isolation] = health._isolation()
-    assert isolation.value == "jobs are isolated from the server and from other projects' jobs"
+    assert isolation.value == "jobs are isolated from the server and from each other"
 
 
 @pytest.mark.django_db

@@ -32,7 +32,7 @@ from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.wording import events, offers, policy, progress, queue, statuses, waiting
+from dstackweb.wording import events, hosts, offers, policy, progress, queue, statuses, waiting
 from dstackweb.wording.sentence import words
 
 AT = "2031-05-04T09:30:00+00:00"
@@ -87,8 +87,8 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Fault: lambda code: statuses.code_refused({**DATA, "fault": code.value}),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
     HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),
-    Isolation: statuses.isolation,
-    CgroupCode: statuses.no_cgroups,
+    Isolation: hosts.isolation,
+    CgroupCode: hosts.no_cgroups,
     ThrottleReason: policy.throttled,
     UtilizationAction: lambda code: policy.rule(_policy(action=code)),
     UtilizationScope: lambda code: policy.rule(_policy(scope=code)),

@@ -98,6 +98,7 @@ class Migration(migrations.Migration):
                 ('name', models.SlugField(max_length=60, unique=True)),
                 ('weight', models.PositiveIntegerField(default=1, help_text='Share of the capacity relative to other projects: 2 gets twice as many GPUs as 1.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000)])),
                 ('monthly_budget', models.DecimalField(blank=True, decimal_places=2, help_text='USD per month for paid backends. Empty for no limit.', max_digits=12, null=True, validators=[django.core.validators.MinValueValidator(0)])),
+                ('least_isolation', models.CharField(blank=True, choices=[('user', "another user than the server's"), ('project', "a user of the project's own"), ('sandbox', 'a sandbox'), ('container', 'a container')], help_text='How hosts must isolate its jobs at least. Cloud instances run jobs of one project only.', max_length=10)),
                 ('member_max_priority', models.PositiveSmallIntegerField(default=80, help_text='Highest priority (0–100) that members can set. Managers can set any.', validators=[django.core.validators.MaxValueValidator(100)])),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
             ],

@@ -67,7 +67,7 @@ class HostAdmin(admin.ModelAdmin[Host]):
     readonly_fields = (
         "name", "backend", "address", "cluster", "online", "error",
         "held_back_at", "start_error", "cpus", "cpus_used", "memory_mib", "memory_used_mib",
-        "isolation", "cgroups", "job_user", "runs_dir", "boot_id", "seen_at", "leaving", "left_at",
+        "isolation", "cgroups", "ports", "job_user", "runs_dir", "boot_id", "seen_at", "leaving", "left_at",
     )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "backend", "online", "leaving", "left_at", "error", "held_back_at", "start_error")}),
@@ -75,7 +75,19 @@ class HostAdmin(admin.ModelAdmin[Host]):
         ("Capacity", {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
         (
             "Reported by the host",
-            {"fields": ("address", "cluster", "isolation", "cgroups", "job_user", "runs_dir", "boot_id", "seen_at")},
+            {
+                "fields": (
+                    "address",
+                    "cluster",
+                    "isolation",
+                    "cgroups",
+                    "ports",
+                    "job_user",
+                    "runs_dir",
+                    "boot_id",
+                    "seen_at",
+                )
+            },
         ),
     )
 

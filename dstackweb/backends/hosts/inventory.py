@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts.fit import GpuView, HostView
-from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, HostEventKind
+from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, HostEventKind, Isolation, Ports
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.spec.labels import check_labels
 
@@ -99,6 +99,7 @@ def register(
     starting: bool = False,
     labels: Mapping[str, str] | None = None,
     agent_version: str = "",
+    ports: Ports = Ports.NONE,
 ) -> Host:
     """Write a machine's hardware and set-up, and count it as seen. A host that comes back keeps its row and GPU rows.
 
@@ -114,6 +115,7 @@ def register(
         "boot_id": probe.boot_id,
         "isolation": arrangement.isolation,
         "cgroups": probe.cgroups,
+        "ports": ports,
         "job_user": arrangement.job_user,
         "runs_dir": str(arrangement.runs_dir),
         "error": "; ".join(filter(None, [arrangement.error, probe.error])),
@@ -215,3 +217,12 @@ def leave(host: Host, by: User) -> None:
 
 def _record(host: Host, by: User, kind: HostEventKind, **data: Any) -> None:
     HostEvent.objects.create(host=host, kind=kind, actor=by, data=data)
+
+
+def names_by_isolation() -> dict[str, list[str]]:
+    """The joined hosts by how they isolate jobs, without silent ones that refuse jobs."""
+    names: dict[str, list[str]] = {}
+    for host in Host.joined.order_by("name"):
+        if host.isolation != Isolation.NONE or is_online(host):
+            names.setdefault(host.isolation, []).append(host.name)
+    return names

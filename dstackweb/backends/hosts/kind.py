@@ -11,7 +11,7 @@ from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.kinds import Kind
-from dstackweb.backends.models import Backend, Host
+from dstackweb.backends.models import Backend, Host, Isolation
 from dstackweb.lib import logs
 from dstackweb.spec.effective import Requirements
 
@@ -41,6 +41,7 @@ class HostsBackend(Hosts):
                 "state_dir": str(local.state_dir(job_id)),
                 "run_dir": str(local.run_dir(host.runs_dir, UUID(launch.run_uid), launch.node)),
                 "user": host.job_user or None,
+                "writable": settings.DSTACKWEB_JOB_WRITABLE if host.isolation == Isolation.SANDBOX else None,
                 "path": local.job_path(),
                 "insecure": settings.DSTACKWEB_INSECURE_HTTP,
                 "relay": str(local.relay_path()),

@@ -152,6 +152,8 @@ def _refusal_data(spec: EffectiveSpec, why: PlaceCode) -> dict[str, Any]:
             return {"asked": list(spec.instance_types or ())}
         case PlaceCode.HAS_NO_LABELS:
             return {"asked": labels.shown(spec.labels)}
+        case PlaceCode.TOO_LITTLE_ISOLATION:
+            return {"isolation": spec.least_isolation}
         case PlaceCode.IMAGE_NOT_SUPPORTED:
             return {"image": spec.image}
         case PlaceCode.TOO_EXPENSIVE:
@@ -204,7 +206,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
         user_id=user.pk,
         rank=rank,
         queued_at=now,
-        spec=spec,
+        spec=spec.model_copy(update={"least_isolation": project.least_isolation}),
     )
     capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None

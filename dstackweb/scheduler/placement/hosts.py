@@ -12,6 +12,7 @@ from typing import Any
 
 from dstackweb.backends.contract import PlaceCode
 from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, shortfall, taken
+from dstackweb.runner.isolation import isolates
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -99,6 +100,8 @@ def host_refusal(spec: EffectiveSpec, host: HostView) -> PlaceCode | None:
         return PlaceCode.OTHER_INSTANCE_TYPE
     if not labels.match(spec.labels, host.labels):
         return PlaceCode.HAS_NO_LABELS
+    if not isolates(host.isolation, spec.least_isolation):
+        return PlaceCode.TOO_LITTLE_ISOLATION
     if spec.image and host.isolation != "container":
         return PlaceCode.IMAGE_NOT_SUPPORTED
     return None
@@ -114,6 +117,7 @@ def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, 
         "instance_types": list(spec.instance_types or ()),
         "labels": labels.shown(spec.labels),
         "missing": [text for asked in missing for text in labels.shown(asked)],
+        "isolation": spec.least_isolation,
         "hosts_total": len(hosts),
     }
 

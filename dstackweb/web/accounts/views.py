@@ -24,6 +24,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from dstackweb.accounts import attempts, services, sessions
 from dstackweb.accounts.models import Role, User
+from dstackweb.backends.hosts.inventory import names_by_isolation
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound, TooMany
 from dstackweb.web.accounts.forms import (
     AccountForm,
@@ -35,6 +36,7 @@ from dstackweb.web.accounts.forms import (
     attempt,
 )
 from dstackweb.web.common.pages import PageRequest, account_page, done, project_page, public_url
+from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
 
 MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -203,6 +205,7 @@ def secrets(request: PageRequest) -> HttpResponse:
 def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
     values = {
         "project": request.project,
+        "isolation": [(host_words.isolation(how), ", ".join(hosts)) for how, hosts in names_by_isolation().items()],
         "secrets": request.project.secrets.defer("ciphertext").select_related("updated_by"),
         "form": form,
     }

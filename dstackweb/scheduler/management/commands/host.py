@@ -20,12 +20,13 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.inventory import HasLeft, heartbeat, register
-from dstackweb.backends.models import Host
+from dstackweb.backends.models import Host, Ports
 from dstackweb.lib import schema
 from dstackweb.lib.process import REFUSED
 from dstackweb.runner import machine
 from dstackweb.runner.isolation import Arrangement, arrange, prepare
 from dstackweb.runner.probe import BackgroundProbe, Probe, boot_id, probe
+from dstackweb.scheduler.processes.firewall import close_ports
 from dstackweb.spec.labels import read_pair
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ class Command(BaseCommand):
         if not local.take_heartbeats():
             log.warning("host %s: its runners send their heartbeats one by one", name)
         address = options["address"] or machine.address(settings.DSTACKWEB_API_URL) or "127.0.0.1"
-        presence = HostPresence(name, address, settings.DSTACKWEB_CLUSTERS["control"], labels)
+        ports = close_ports(settings.DSTACKWEB_JOB_USER, settings.DATABASES["default"], settings.REDIS_URL)
+        presence = HostPresence(name, address, settings.DSTACKWEB_CLUSTERS["control"], ports, labels)
         background_probe = BackgroundProbe(_probe)
         try:
             while not stopping.is_set():
@@ -85,6 +87,7 @@ class HostPresence:
     name: str
     address: str
     cluster: str
+    ports: Ports = Ports.NONE
     labels: Mapping[str, str] = field(default_factory=dict)
     host: Host | None = None
     written: tuple[Probe, Arrangement] | None = None
@@ -105,6 +108,7 @@ class HostPresence:
                     arrangement=arrangement,
                     starting=self.host is None,
                     labels=self.labels,
+                    ports=self.ports,
                 )
                 self.written = seen, arrangement
         except (DatabaseError, InterfaceError) as error:

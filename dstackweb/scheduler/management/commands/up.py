@@ -167,6 +167,7 @@ def prepare_reload() -> None:
 def prepare() -> Bootstrap:
     """Migrate the database, create the first admin, and request fresh offers."""
     try:
+        connections["default"].ensure_connection()
         if "redis" in settings.Q_CLUSTER:
             redis.from_url(settings.Q_CLUSTER["redis"]).ping()
         if found := protection.refusal(settings.DATABASES["default"], settings.Q_CLUSTER.get("redis", "")):
