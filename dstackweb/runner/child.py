@@ -15,7 +15,7 @@ from typing import Any
 
 from dstackweb.runner import sandbox
 from dstackweb.runner.cgroups import NO_GROUP, Group
-from dstackweb.runner.isolation import account_of
+from dstackweb.runner.isolation import account_of, uids_of
 from dstackweb.runner.tree import MARKER, forbid_new_privileges
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
@@ -70,9 +70,8 @@ class Job:
         try:
             return account_of(self.user, project) if self.user else pwd.getpwuid(os.getuid())
         except KeyError:
-            raise CannotStart(
-                f"this host has no user {self.user or os.getuid()!r} to run jobs of project {project} as"
-            ) from None
+            of = f" of project {project}" if uids_of(self.user or "") else ""
+            raise CannotStart(f"this host has no user {self.user or os.getuid()!r} to run jobs{of} as") from None
 
     @property
     def switches_user(self) -> bool:
@@ -109,7 +108,7 @@ def _fenced(job: Job, argv: list[str]) -> list[str]:
     """The command in the job's sandbox, if it has one."""
     if job.writable is None:
         return argv
-    return sandbox.wrapped(argv, job.account, job.run_dir, job.writable)
+    return sandbox.wrapped(argv, job.account, run_dir=job.run_dir, working_dir=os.getcwd(), writable=job.writable)
 
 
 def _identity(job: Job) -> Callable[[], None]:

@@ -35,7 +35,7 @@ def close_ports(job_user: str, database: dict[str, Any], redis_url: str) -> Port
     chain = "\n".join(["type filter hook output priority raw; policy accept;", *rules])
     table = f"table inet dstackweb_{hashlib.sha256(chain.encode()).hexdigest()[:8]}"
     # Made first, so that it can be deleted if it was not there.
-    script = f"{table}\ndelete {table}\n{table} {{ chain output {{\n{chain}\n}} }}\n"
+    script = f"{table}\ndelete {table}\n{table} {{\nchain output {{\n{chain}\n}}\n}}\n"
     return Ports.CLOSED if _nft(script) else Ports.OPEN
 
 
