@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dstackweb.runner import sandbox
+from dstackweb.runner import enter, sandbox
 from dstackweb.runner.cgroups import NO_GROUP, Group
 from dstackweb.runner.isolation import account_of, uids_of
 from dstackweb.runner.tree import MARKER, forbid_new_privileges
@@ -96,19 +96,29 @@ def spawn(job: Job, output: int) -> int:
 
 def _popen(job: Job, argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(
-            _fenced(job, argv), env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, umask=0o022, preexec_fn=_identity(job),
-        )  # fmt: skip
+        with _fenced(job, argv, env) as start:
+            return subprocess.Popen(
+                **start, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, umask=0o022, preexec_fn=_identity(job),
+            )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(f"{argv[0]} can't be started: {error}") from error
 
 
-def _fenced(job: Job, argv: list[str]) -> list[str]:
-    """The command in the job's sandbox, if it has one."""
+@contextlib.contextmanager
+def _fenced(job: Job, argv: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """What to start for a command of the job: the command, or its sandbox."""
     if job.writable is None:
-        return argv
-    return sandbox.wrapped(argv, job.account, run_dir=job.run_dir, working_dir=os.getcwd(), writable=job.writable)
+        yield {"args": argv, "env": env}
+        return
+    account, here = job.account, os.getcwd()
+    asked = {"uid": account.pw_uid, "gid": account.pw_gid, "working_dir": here, "env": env, "argv": argv}
+    orders = enter.stored(asked)
+    try:
+        args = sandbox.wrapped(orders, run_dir=job.run_dir, writable=job.writable)
+        yield {"args": args, "env": {**sandbox.ENV, MARKER: job.spec["job"]}, "pass_fds": [orders]}
+    finally:
+        os.close(orders)
 
 
 def _identity(job: Job) -> Callable[[], None]:
@@ -225,12 +235,13 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
         return {}
     # Files, not pipes: background processes of the snippet may keep them open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as chatter:
+        argv = [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"]
         try:
-            done = subprocess.run(
-                _fenced(job, [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"]), env=env,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, timeout=SETUP_S, check=False,
-                preexec_fn=_identity(job),
-            )  # fmt: skip
+            with _fenced(job, argv, env) as start:
+                done = subprocess.run(
+                    **start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, timeout=SETUP_S, check=False,
+                    preexec_fn=_identity(job),
+                )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
             raise CannotStart(f"the host's set-up snippet failed: {error}") from error
         output.seek(0)

@@ -1,7 +1,7 @@
 """Jobs in a sandbox of bubblewrap: they see no other processes, have a /tmp of their own, and can't change the system.
 
-`bwrap` starts as root, because many systems forbid users to make namespaces. `setpriv` then becomes the job's user
-without any capability, before the first of the job's commands.
+`bwrap` starts as root, because many systems forbid users to make namespaces. In the sandbox `enter` then becomes the
+job's user, without any capability, and the job's shell.
 """
 
 from __future__ import annotations
@@ -11,38 +11,48 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
+
+import dstackweb
+from dstackweb.runner import enter
 
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
 """What jobs get of /dev, if it is there, beside its usual files: GPUs and fast networks."""
 TMP = ("/tmp", "/var/tmp")
 TMP_BELOW = ("/tmp/", "/var/tmp/")
 TRIAL_S = 10.0
+ENV = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+"""Of what runs as root. Nothing of the job's: variables make programs load code."""
+ENTER = "import sys; sys.path.insert(0, sys.argv[1]); from dstackweb.runner.enter import main; main(int(sys.argv[2]))"
+ENTERS_WITH = ("CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH")
+PROGRAM = (os.path.dirname(os.path.dirname(os.path.abspath(dstackweb.__file__))), sys.prefix, sys.base_prefix)
+"""The folder or archive of this program, and its Python."""
 
 
-def wrapped(
-    argv: Sequence[str], account: pwd.struct_passwd, *, run_dir: str, working_dir: str, writable: Sequence[str] = ()
-) -> list[str]:
-    """The command that root runs to run `argv` in a sandbox as `account`, in a folder that it must be able to enter.
+def wrapped(orders: int, *, run_dir: str, writable: Sequence[str] = ()) -> list[str]:
+    """The command that root runs, with an environment of its own, to start what `orders` say (`enter.stored`).
 
     It can change `run_dir`, its /tmp (`make_tmp`), and those folders of `writable` that exist, as far as its user may.
+    Raises FileNotFoundError without bwrap.
     """
-    own = [(tmp_of(run_dir), folder) for folder in TMP]
-    folders = [(folder, folder) for folder in (*writable, run_dir)]
-    in_tmp = [str(above) for folder in (*writable, run_dir) for above in reversed(PurePath(folder).parents)]
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise FileNotFoundError("bwrap is not installed")
+    program = [path for path in PROGRAM if path.startswith(TMP_BELOW)]
+    above = [str(parent) for path in (*program, *writable, run_dir) for parent in reversed(PurePath(path).parents)]
     return [
-        "bwrap", "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",
+        bwrap, "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",
         "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm",
         *_each("--dev-bind-try", [(path, path) for pattern in DEVICES for path in sorted(glob.glob(pattern))]),
-        *_each("--bind", own),
-        *_each("--perms", [("0755", "--dir", above) for above in in_tmp if above.startswith(TMP_BELOW)]),
-        *_each("--bind-try", folders),
-        "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP",
-        "--", "setpriv", "--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), "--clear-groups",
-        "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all",
-        "env", f"--chdir={working_dir}", *argv,
+        *_each("--bind", [(tmp_of(run_dir), folder) for folder in TMP]),
+        *_each("--perms", [("0755", "--dir", parent) for parent in above if parent.startswith(TMP_BELOW)]),
+        *_each("--ro-bind", [(path, path) for path in program]),
+        *_each("--bind-try", [(folder, folder) for folder in (*writable, run_dir)]),
+        "--cap-drop", "ALL", *_each("--cap-add", [(right,) for right in ENTERS_WITH]), "--",
+        sys.executable, "-I", "-S", "-c", ENTER, PROGRAM[0], str(orders),
     ]  # fmt: skip
 
 
@@ -52,17 +62,23 @@ def _each(option: str, arguments: Iterable[tuple[str, ...]]) -> list[str]:
 
 def obstacle(account: pwd.struct_passwd) -> str:
     """Why this machine can't run jobs in a sandbox, as found by trying; empty if it can."""
-    if missing := [program for program in ("bwrap", "setpriv") if shutil.which(program) is None]:
-        return f"{' and '.join(missing)} not found: install bubblewrap and util-linux"
+    if shutil.which("bwrap") is None:
+        return "bwrap not found: install bubblewrap"
+    asked = {"uid": account.pw_uid, "gid": account.pw_gid, "working_dir": "/", "env": {}, "argv": ["/bin/true"]}
+    number = enter.stored(asked)
     try:
         with tempfile.TemporaryDirectory() as folder:
             run_dir = os.path.join(folder, "run")
             os.mkdir(run_dir)
             make_tmp(run_dir, account)
-            argv = wrapped(["true"], account, run_dir=run_dir, working_dir="/")
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S, check=False)
+            done = subprocess.run(
+                wrapped(number, run_dir=run_dir), env=ENV, pass_fds=[number], stdin=subprocess.DEVNULL,
+                capture_output=True, timeout=TRIAL_S, check=False,
+            )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         return f"bwrap can't be started: {error}"
+    finally:
+        os.close(number)
     if done.returncode == 0:
         return ""
     return done.stderr.decode(errors="replace").strip()[-300:] or f"bwrap failed with {done.returncode}"
