@@ -16,6 +16,7 @@ from dstackweb.audit.models import AuditEntry
 
 COLUMNS = ("at", "actor", "via", "address", "kind", "action", "name", "project", "changes")
 CHUNK = 1000
+FORMULA = tuple("=+-@＝＋－＠")
 
 
 @dataclass(frozen=True)
@@ -96,4 +97,5 @@ class _Echo:
 
 
 def _harmless(text: str) -> str:
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    """With a quote before what a spreadsheet would take for a formula, also behind spaces."""
+    return f"'{text}" if text[:1] in ("\t", "\r", "\n") or text.strip()[:1] in FORMULA else text

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-JOINERS = "\u200c\u200d"
-"""Invisible, but parts of words and emoji."""
+from dstackweb.lib.text import JOINERS
 
 
 def visible(name: str) -> str:

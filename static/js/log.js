@@ -6,15 +6,19 @@ const EVERY_S = 1;
 const TAIL_LINES = 2000;
 const KEEP_CHARS = 2_000_000;
 const NEAR_END_PX = 24;
+const LINE_CHARS = 65_536; // a longer line is broken, since an unfinished one is drawn again with each piece
 const CUTS = { job_limit: "logLimit", project_quota: "logQuota" };
 // Colours and cursor moves of terminals, hyperlinks and titles; what is left is shown as text.
 const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])/g;
-const INVISIBLE = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
+// As lib/text.py: what can't be seen, and what changes the order of the text around it.
+const INVISIBLE =
+  /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const ACCENTS = /(\p{M}{4})\p{M}+/gu;
 
 /** What a terminal shows of a finished line: a carriage return restarts it. */
 function shown(line) {
   const plain = line.replace(ESCAPES, "").replace(/\r+$/, "");
-  return plain.slice(plain.lastIndexOf("\r") + 1).replace(INVISIBLE, "·");
+  return plain.slice(plain.lastIndexOf("\r") + 1).replace(INVISIBLE, "·").replace(ACCENTS, "$1…");
 }
 
 class LogView {
@@ -125,6 +129,10 @@ class LogView {
     this.view.hidden = false;
     const lines = (this.rest + text).split("\n");
     this.rest = lines.pop();
+    if (this.rest.length > LINE_CHARS) {
+      lines.push(this.rest);
+      this.rest = "";
+    }
     if (lines.length) {
       const finished = new Text(lines.map(shown).join("\n") + "\n");
       this.current.before(finished);

@@ -257,6 +257,13 @@ def test_admins_of_a_project_see_its_entries_alone_and_others_none(project: Proj
         assert client.get("/api/v1/audit", headers=headers).status_code == 403
 
 
+def test_no_field_of_the_csv_is_a_formula() -> None:
+    for name in ("=1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "  =1", "＝1", "＠x"):
+        entries(1, name=name, project_id=98)
+    rows = csv.reader(io.StringIO("".join(log.as_csv(AuditFilter()))))
+    assert [row[6][0] for row in rows][1:] == ["'"] * 10
+
+
 def test_deployment_admins_search_all_and_export_what_they_see(project: Project, client: Client) -> None:
     client.force_login(make_user("root", is_superuser=True))
     entries(2, name="=cmd()", project_id=99, project_name="other", address="192.0.2.55")

@@ -214,6 +214,19 @@ def test_log_lines_arrive_within_two_seconds_and_any_bytes_are_shown(
     expect(text).to_have_text("one\ncafé\n��· raw\n100%\nred <b>&\nhalf", timeout=2000, use_inner_text=True)
 
 
+@pytest.mark.slow
+def test_hostile_output_is_text_in_its_own_order(page: Page, live_server, project: Project, mia: User) -> None:
+    job = placed_job(running(project, mia))
+    odd = "\x1b]0;title\x07\x1b]52;c;aGk=\x1b\\a\u202eb\u2066c\x9bd\u200be</pre><script>x</script>{{7*7}}"
+    files.append_log(job.pk, 0, f"{odd}u{chr(0x301) * 50}\n{'x' * 200_000}end".encode())
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    text = page.locator("[data-log-text]")
+    expect(text).to_contain_text("xend")
+    first = text.inner_text().split("\n")[0]
+    assert first == f"a·b·c·d·e</pre><script>x</script>{{{{7*7}}}}u{chr(0x301) * 4}…"
+    assert text.evaluate("view => view.lastChild.textContent.length") < 200_000
+
+
 def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
     page: Page, live_server, project: Project, mia: User
 ) -> None:

@@ -1,6 +1,8 @@
-"""The start page, the icon, and the compression of pages."""
+"""The start page, the icon, and what holds for all pages: they are readable, and compressed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
@@ -10,6 +12,7 @@ from django.shortcuts import redirect, render
 from django.templatetags.static import static
 
 from dstackweb.accounts.access import visible_projects
+from dstackweb.lib.text import seen_page
 
 
 @login_required
@@ -37,3 +40,15 @@ class CompressedPages(GZipMiddleware):
         if not response.get("Content-Type", "").startswith("text/html"):
             return response
         return super().process_response(request, response)
+
+
+def readable_pages(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """Middleware: whatever a text on a page is from, no character of it is hidden or changes what stands around it."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        response = get_response(request)
+        if isinstance(response, HttpResponse) and response.get("Content-Type", "").startswith("text/html"):
+            response.content = seen_page(response.content)
+        return response
+
+    return respond

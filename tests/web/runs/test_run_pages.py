@@ -127,6 +127,9 @@ def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_u
     assert b"".join(answer.streaming_content) == b"<script>\x1b[31m\xff"
     assert "attachment" in answer["Content-Disposition"]
     assert "noisy-1-0.log" in answer["Content-Disposition"]
+    polled = as_user(ann).get(f"/p/main/runs/{run.uid}/log/?offset=0")
+    for each, kind in ((answer, "text/plain; charset=utf-8"), (polled, "application/octet-stream")):
+        assert (each["Content-Type"], each["X-Content-Type-Options"]) == (kind, "nosniff")
 
 
 def test_a_lost_log_is_reported_in_place_of_the_log(project: Project, ann: User, as_user: SignIn) -> None:
