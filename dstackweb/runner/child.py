@@ -21,6 +21,7 @@ from dstackweb.runner.tree import MARKER, forbid_new_privileges
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
 """The kernel allows arguments of up to 128 KiB; a longer script is passed as a file."""
 SETUP_S = 120.0
+CONTROL_DEVICE, CUDA_DEVICE = "/dev/nvidiactl", "/dev/nvidia-uvm"
 
 
 @contextlib.contextmanager
@@ -81,6 +82,8 @@ class Job:
 
 def spawn(job: Job, output: int) -> int:
     """Start the commands, writing to the file descriptor `output`; returns the shell's pid. Raises CannotStart."""
+    if job.switches_user and job.spec["gpus"]:
+        make_gpu_devices()
     _enter_working_dir(job)
     try:
         env = _base_env(job)
@@ -92,6 +95,13 @@ def spawn(job: Job, output: int) -> int:
         os.chdir("/")
     child.returncode = 0  # the runner's loop reaps it, together with orphans
     return child.pid
+
+
+def make_gpu_devices() -> None:
+    """Have the driver make the device that CUDA needs. CUDA would with a setuid program, which jobs can't run."""
+    if os.path.exists(CONTROL_DEVICE) and not os.path.exists(CUDA_DEVICE):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["nvidia-modprobe", "-u", "-c=0"], stdin=subprocess.DEVNULL, timeout=SETUP_S, check=False)
 
 
 def _popen(job: Job, argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen[bytes]:

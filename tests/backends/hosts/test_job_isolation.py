@@ -15,7 +15,7 @@ import pytest
 from django.test import override_settings
 
 from dstackweb.backends.hosts import local
-from dstackweb.runner import sandbox
+from dstackweb.runner import child, sandbox
 from dstackweb.runner.isolation import PROJECT_UIDS, account_of, arrange, find_user, isolates, of_job, prepare
 from tests.backends.job_api import JobApi
 from tests.support import eventually
@@ -266,6 +266,21 @@ def test_a_broken_bubblewrap_is_noticed(open_home: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(open_home), prepend=os.pathsep)
     monkeypatch.setattr(os, "chown", lambda *_, **__: None)
     assert sandbox.obstacle(account_of(PROJECT_UIDS, 0)) == "cannot make a namespace"
+
+
+def test_the_device_that_jobs_may_not_make_is_made_for_them(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control, cuda = open_home / "nvidiactl", open_home / "nvidia-uvm"
+    (open_home / "nvidia-modprobe").write_text(f'#!/bin/sh\necho "$@" >> {cuda}\n')
+    (open_home / "nvidia-modprobe").chmod(0o755)
+    monkeypatch.setenv("PATH", str(open_home), prepend=os.pathsep)
+    monkeypatch.setattr(child, "CONTROL_DEVICE", str(control))
+    monkeypatch.setattr(child, "CUDA_DEVICE", str(cuda))
+    child.make_gpu_devices()
+    assert not cuda.exists(), "a machine without the driver"
+    control.touch()
+    child.make_gpu_devices()
+    child.make_gpu_devices()
+    assert cuda.read_text() == "-u -c=0\n"
 
 
 def test_a_stronger_isolation_meets_what_a_weaker_one_is_required_for() -> None:
