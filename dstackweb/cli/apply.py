@@ -24,9 +24,11 @@ from dstackweb.cli.output import (
     ApiError,
     CliError,
     Column,
+    Painted,
     UsageError,
     clean,
     clock_text,
+    echo,
     note,
     paint,
     plural,
@@ -121,7 +123,7 @@ def submit(api: Api, options: Options) -> int:
         return INTERRUPTED
     if options.detach:
         note(f"Submitted {run['name']}. To follow: dstackweb logs -f {run['name']}")
-        typer.echo(run["name"])
+        echo(run["name"])
         return 0
     return _follow(api, run)
 
@@ -224,13 +226,13 @@ def _follow(api: Api, run: dict[str, Any]) -> int:
 def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
     """Write a plan to `stream`: settings with their sources, offers, and the position; `code` says what is uploaded."""
     show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], _settings(plan), stream)
-    typer.echo(file=stream)
+    echo(file=stream)
     if plan["offers"]:
         show_table(*offer_table(plan["offers"][:OFFERS_SHOWN], None, without=("", "WHY")), stream)
         if (more := len(plan["offers"]) - OFFERS_SHOWN) > 0:
-            typer.echo(f"and {plural(more, 'more offer')}", file=stream)
-        typer.echo(file=stream)
-    typer.echo(f"Code: {code}", file=stream)
+            echo(f"and {plural(more, 'more offer')}", file=stream)
+        echo(file=stream)
+    echo(f"Code: {code}", file=stream)
     show_position(plan, stream)
 
 
@@ -239,7 +241,7 @@ def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
     outcome = f"would wait: {clean(plan['reason_detail'])}" if plan["reason"] else "can start now"
     queue, at = f"queue {clean(plan['queue'])}", plan["next_at"]
     position = f"Enters {queue} at {clock_text(at)}" if at else f"Position {plan['position']} in {queue}"
-    typer.echo(f"{position}; {outcome}", file=stream)
+    echo(f"{position}; {outcome}", file=stream)
 
 
 def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -365,7 +367,7 @@ def _place(error: dict[str, Any], file: LocalRunFile) -> list[str]:
         f"{gutter}--> {file.name}:{line}:{column + 1}",
         f"{gutter} |",
         f"{line} | {_printable(source)}",
-        f"{gutter} | {pointer} {message}",
+        Painted(f"{gutter} | {pointer} {message}"),
     ]
 
 

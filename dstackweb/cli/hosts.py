@@ -21,7 +21,9 @@ from dstackweb.cli.output import (
     Json,
     UsageError,
     age_text,
+    agreed,
     clock_text,
+    echo,
     note,
     plural,
     show_json,
@@ -131,7 +133,7 @@ def label(
     """Set or remove labels that runs can require: dstackweb host label box disk=nvme rack-"""
     host = _patch(name, {"labels": dict(_change(text) for text in labels)})
     shown = " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items()))
-    typer.echo(f"{host['name']}: {shown or 'no labels'}")
+    echo(f"{host['name']}: {shown or 'no labels'}")
 
 
 def _change(text: str) -> tuple[str, str | None]:
@@ -154,7 +156,7 @@ def leave(name: HostName) -> None:
     # Repeatable: removing a host that is already leaving changes nothing.
     host = api.json(api.send("POST", api.path("hosts", name, "leave"), repeatable=True))
     after = f"when its {plural(host['jobs'], 'job')} ended" if host["jobs"] else "now"
-    typer.echo(f"{host['name']} gets no new jobs and is removed {after}.")
+    echo(f"{host['name']} gets no new jobs and is removed {after}.")
     if not host["online"] and host["jobs"]:
         note(f"It is offline. If the machine is gone for good: dstackweb host gone {host['name']} --reason TEXT")
     note(f"To cancel: dstackweb host undrain {host['name']}")
@@ -172,7 +174,7 @@ def revoke(name: HostName) -> None:
     """Revoke a host's token: the server refuses its agent until the machine joins again. Running jobs continue."""
     api = config.connect()
     api.send("POST", api.path("hosts", name, "revoke"), repeatable=True)
-    typer.echo(f"{name} must join again: its token is revoked. Its running jobs continue.")
+    echo(f"{name} must join again: its token is revoked. Its running jobs continue.")
 
 
 @app.command()
@@ -187,11 +189,11 @@ def gone(
     """
     api = config.connect()
     question = f"Is the machine of {name} gone for good? Its jobs end"
-    if not yes and sys.stdin.isatty() and not typer.confirm(question, err=True):
+    if not yes and sys.stdin.isatty() and not agreed(question):
         note("Nothing was changed.")
         raise typer.Exit(1)
     ended = api.post(api.path("hosts", name, "gone"), {"reason": reason})["ended"]
-    typer.echo(f"{name}: {plural(ended, 'job')} ended.")
+    echo(f"{name}: {plural(ended, 'job')} ended.")
     note(f"To remove the host: dstackweb host leave {name}")
 
 
@@ -203,7 +205,7 @@ def _patch(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def _show_state(host: dict[str, Any]) -> None:
     jobs = f"; {plural(host['jobs'], 'job')} still running" if host["draining"] and host["jobs"] else ""
-    typer.echo(f"{host['name']}: {state_of(host)}{jobs}")
+    echo(f"{host['name']}: {state_of(host)}{jobs}")
 
 
 @app.command()
@@ -211,7 +213,7 @@ def invite() -> None:
     """Print the command that makes another machine a host. It works once, within an hour. For deployment admins."""
     api = config.connect()
     made = api.post(api.path("hosts", "invites"))
-    typer.echo(made["command"])
+    echo(made["command"])
     note(f"Works once, until {clock_text(made['expires_at'])}. Keep it secret: it makes a machine a host.")
     for obstacle in made["obstacles"]:
         note(f"Cannot add a host: {obstacle}.")
@@ -247,7 +249,7 @@ def join(
         home=home or default_home(),
     )
     file = use_token(request)
-    typer.echo(f"{request.name} joined {request.url}. Its token is in {file}, readable by this user only.")
+    echo(f"{request.name} joined {request.url}. Its token is in {file}, readable by this user only.")
     again = f"dstackweb host run --home {request.home}" if home else "dstackweb host run"
     note(f"To start it again, for example in a service: {again}")
     if start:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.output import DIM, INTERRUPTED, RunName, UsageError, note, paint
+from dstackweb.cli.output import DIM, INTERRUPTED, RunName, UsageError, clean, note, paint
 from dstackweb.cli.runs import ENDED, status_text
+from dstackweb.cli.terminal import to_stdout
 from dstackweb.spec.units import size_text
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt; the newest by default.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, max=100_000, metavar="N", help="Only the last N lines.")] = None,
 ) -> None:
-    """Print a run's output: stdout and stderr together, byte for byte."""
+    """Print a run's output: stdout and stderr together, byte for byte; on a terminal only text and colours."""
     api = config.connect()
     found = api.get(api.in_project("runs", run))
     if node >= found["spec"]["nodes"]:
@@ -48,7 +49,7 @@ def logs(
             note(f"\nStopped following; {found['name']} continues.")
             raise typer.Exit(INTERRUPTED) from None
         note(status_text(ended))
-    elif print_log(api, found["id"], cursor, to_stdout):
+    elif print_log(api, found["id"], cursor, to_stdout()):
         note_missing(cursor)
     else:
         note(f"No output yet. {status_text(found)}" if not cursor.complete else "No output.")
@@ -118,11 +119,6 @@ def print_log(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], ob
     return total
 
 
-def to_stdout(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
-
-
 class Follower:
     """Follows one node of a run until the run has ended, through all attempts and through outages of the server.
 
@@ -130,9 +126,9 @@ class Follower:
     """
 
     def __init__(
-        self, api: Api, cursor: Cursor, only: bool = False, write: Callable[[bytes], object] = to_stdout
+        self, api: Api, cursor: Cursor, only: bool = False, write: Callable[[bytes], object] | None = None
     ) -> None:
-        self._api, self._cursor, self._only, self._out = api, cursor, only, write
+        self._api, self._cursor, self._only, self._out = api, cursor, only, write or to_stdout()
         self._status = StatusLine()
 
     def follow(self, run: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +211,7 @@ class StatusLine:
         self._shown = text
         if sys.stderr.isatty():
             fitting = text[: shutil.get_terminal_size().columns - 1]
-            typer.echo(f"\r\x1b[K{paint(fitting, DIM, sys.stderr)}", nl=False, err=True)
+            typer.echo(f"\r\x1b[K{paint(clean(fitting), DIM, sys.stderr)}", nl=False, err=True)
         else:
             note(text)
 

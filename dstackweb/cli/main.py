@@ -16,6 +16,7 @@ from dstackweb.cli.output import (
     CliError,
     Column,
     UsageError,
+    echo,
     note,
     show_error,
     show_table,
@@ -87,7 +88,7 @@ def login(
     names = [item["name"] for item in api.get(api.path("projects"))["items"]]
     chosen = _choose_project(project, names)
     path = config.store(url, token, chosen)
-    typer.echo(f"Logged in to {url} as {user['username']}, project {chosen}.")
+    echo(f"Logged in to {url} as {user['username']}, project {chosen}.")
     if len(names) > 1 and not project:
         note(f"Your projects: {', '.join(names)}. To use another one: --project, or DSTACKWEB_PROJECT.")
     note(f"Saved in {path}, readable by you only.")
@@ -106,7 +107,7 @@ def _choose_project(wanted: str, names: list[str]) -> str:
 def logout() -> None:
     """Delete the saved token."""
     if config.forget():
-        typer.echo(f"Logged out: deleted {config.config_path()}.")
+        echo(f"Logged out: deleted {config.config_path()}.")
         note("The token stays valid until you revoke it under Account → API tokens.")
     else:
         note("Not logged in.")
@@ -130,9 +131,9 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     try:
-        typer.echo(f"dstackweb {installed('dstackweb')}")
+        echo(f"dstackweb {installed('dstackweb')}")
     except PackageNotFoundError:
-        typer.echo("dstackweb, from a source tree that is not installed")
+        echo("dstackweb, from a source tree that is not installed")
 
 
 for panel, commands in {

@@ -18,7 +18,9 @@ from dstackweb.cli.output import (
     age_text,
     bar,
     clean,
+    clean_lines,
     clock_text,
+    echo,
     note,
     plural,
     rich_table,
@@ -225,8 +227,8 @@ def _watch(api: Api, path: str, query: dict[str, Any], page: dict[str, Any], con
         if page["items"]:
             columns, rows = table(page["items"], console.width)
             yield rich_table(columns, [[clean(cell) for cell in cells] for cells in rows])
-        yield from (Text(line, style="dim") for line in remarks(page))
-        yield from (Text(f"warning: {line}", style="yellow") for line in problems(page["sources"]))
+        yield from (Text(clean_lines(line), style="dim") for line in remarks(page))
+        yield from (Text(f"warning: {clean_lines(line)}", style="yellow") for line in problems(page["sources"]))
 
     watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, api.sleep, WATCH_S)
 
@@ -286,7 +288,7 @@ def cache(
     titles = [Column(title, right=True) for title in COUNTERS.values()]
     if backend and (by_hour := found[backend]["items"]):
         show_table([Column("HOUR"), *titles, Column("")], list(_hours(by_hour)))
-        typer.echo()
+        echo()
     rows = [(name, *_counters(statistics["total"])) for name, statistics in found.items()]
     if rows:
         show_table([Column("BACKEND"), *titles], rows)

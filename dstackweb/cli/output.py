@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from dstackweb.lib.text import few_accents, in_json
 from dstackweb.spec.units import duration_text
 
 if TYPE_CHECKING:
@@ -119,26 +121,49 @@ def paint(text: str, code: str, stream: IO[str]) -> str:
 def clean(value: object) -> str:
     """Text from the server made safe for a terminal: it can't move the cursor or change colours."""
     text = "" if value is None else str(value)
-    return "".join(char if char.isprintable() else "\ufffd" for char in text.replace("\n", " "))
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else "\ufffd" for char in text.replace("\n", " "))
+    return text if text.isascii() else few_accents(text)
+
+
+def clean_lines(text: str) -> str:
+    """The same for several lines, which may have tabs."""
+    return "".join(part if part in ("\n", "\t") else clean(part) for part in re.split("([\n\t])", text))
+
+
+class Painted(str):
+    """Text with colours of our own. All else in it is clean already."""
+
+    __slots__ = ()
+
+
+def echo(text: str = "", file: IO[str] | None = None) -> None:
+    """Print lines: whatever is in a name or a message, it is only text."""
+    typer.echo(clean_lines(text), file=file)
+
+
+def agreed(question: str) -> bool:
+    """Whether the user says yes; no by default."""
+    return typer.confirm(clean_lines(question), err=True)
 
 
 def note(text: str) -> None:
-    typer.echo(paint(text, DIM, sys.stderr), err=True)
+    typer.echo(paint(clean_lines(text), DIM, sys.stderr), err=True)
 
 
 def warn(text: str) -> None:
-    typer.echo(f"{paint('warning:', YELLOW, sys.stderr)} {text}", err=True)
+    typer.echo(f"{paint('warning:', YELLOW, sys.stderr)} {clean_lines(text)}", err=True)
 
 
 def show_error(error: CliError) -> None:
     """The error on stderr: its message, then a line for each note."""
-    typer.echo(f"{paint('error:', RED, sys.stderr)} {error.message}", err=True)
+    typer.echo(f"{paint('error:', RED, sys.stderr)} {clean_lines(error.message)}", err=True)
     for line in error.notes:
-        typer.echo(f"  {line}", err=True)
+        typer.echo(f"  {line if isinstance(line, Painted) else clean_lines(line)}", err=True)
 
 
 def show_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    typer.echo("\n".join(map(in_json, json.dumps(data, indent=2, ensure_ascii=False).split("\n"))))
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stream: IO[str] | None = None) -> None:
@@ -220,7 +245,7 @@ def _print_columns(columns: Sequence[Column], cells: Sequence[Sequence[str]], st
             cell.rjust(width) if column.right else cell.ljust(width)
             for cell, width, column in zip(line, widths, columns, strict=True)
         )
-        typer.echo("  ".join(padded).rstrip(), file=stream)
+        echo("  ".join(padded).rstrip(), file=stream)
 
 
 def bar(value: float | None, most: float, cells: int = BAR) -> str:
@@ -271,7 +296,10 @@ def watch(
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                live.update(Group(*draw(value), *([Text(trouble, style="yellow")] if trouble else [])), refresh=True)
+                live.update(
+                    Group(*draw(value), *([Text(clean_lines(trouble), style="yellow")] if trouble else [])),
+                    refresh=True,
+                )
                 if is_over(value):
                     return
                 sleep(1)

@@ -16,7 +16,9 @@ from dstackweb.cli.output import (
     UsageError,
     age_text,
     clean,
+    clean_lines,
     columns_that_fit,
+    echo,
     note,
     plural,
     rich_table,
@@ -138,7 +140,7 @@ def show_failures(items: Sequence[dict[str, Any]]) -> None:
 
 def show_once(overview: dict[str, Any]) -> None:
     for line in summary(overview):
-        typer.echo(line)
+        echo(line)
     if _has_no_tasks(overview):
         note(NO_TASKS)
     elif overview["prefixes"] and sys.stdout.isatty():
@@ -156,7 +158,7 @@ def show_live(api: Api, path: str, query: dict[str, Any], overview: dict[str, An
     def draw(overview: dict[str, Any]) -> Iterator[RenderableType]:
         from rich.text import Text
 
-        yield from (Text(line) for line in summary(overview))
+        yield from (Text(clean_lines(line)) for line in summary(overview))
         if _has_no_tasks(overview):
             yield Text(NO_TASKS, style="dim")
         if overview["prefixes"]:

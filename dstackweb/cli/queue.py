@@ -23,6 +23,7 @@ from dstackweb.cli.output import (
     age_text,
     bar,
     clean,
+    echo,
     note,
     plural,
     show_items,
@@ -237,7 +238,7 @@ def _print(moved: dict[str, Any]) -> None:
         more = (moved["slips_total"] or 0) - len(slips)
         lines[-1] += "; " + ", ".join([*slips, *([f"{more} more runs change position"] if more > 0 else [])])
     for line in lines:
-        typer.echo(line)
+        echo(line)
 
 
 def _change_text(change: dict[str, Any]) -> str:
@@ -285,11 +286,11 @@ def history(
         note(f"No runs waited in {queue or 'any queue'} in the last {days} days.")
         return
     show_table([Column("DAY"), *NUMBERS, Column("")], list(_days(past)))
-    typer.echo()
+    echo()
     bands = [(f"{band['low']}–{band['high']}", *_numbers(band["total"])) for band in reversed(past["bands"])]
     show_table([Column("PRIORITY"), *NUMBERS], bands)
     if len(past.get("queues", ())) > 1:
-        typer.echo()
+        echo()
         show_table([Column("QUEUE"), *NUMBERS], [(each["queue"], *_numbers(each["total"])) for each in past["queues"]])
     note(f"Time zone {past['zone']}. Wait: from entering the queue to the start. WAITING: mean and maximum.")
 

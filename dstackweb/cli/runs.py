@@ -21,8 +21,10 @@ from dstackweb.cli.output import (
     RunName,
     UsageError,
     age_text,
+    agreed,
     clean,
     clock_text,
+    echo,
     note,
     plural,
     show_items,
@@ -81,7 +83,7 @@ def priority(
     text = f"{after['name']}: priority {before['priority']} → {after['priority']}"
     if after["position"]:
         text += f", position {before['position'] or '–'} → {after['position']} in {after['queue']}"
-    typer.echo(text)
+    echo(text)
 
 
 def stop(
@@ -95,12 +97,12 @@ def stop(
     question = f"{'Kill' if abort else 'Stop'} {found['name']} of {found['user']} ({found['status']})?"
     if found["spec"].get("schedule"):
         question += " Its schedule ends too."
-    if not yes and sys.stdin.isatty() and not typer.confirm(question, err=True):
+    if not yes and sys.stdin.isatty() and not agreed(question):
         note("Not stopped.")
         raise typer.Exit(1)
     # By id: a newer run may have taken the name while the question was open.
     stopped = api.post(api.in_project("runs", found["id"], "stop"), {"abort": abort})
-    typer.echo(f"{stopped['name']}: {stopped['status']}")
+    echo(f"{stopped['name']}: {stopped['status']}")
     if stopped["silent_detail"]:
         note(clean(stopped["silent_detail"]))
     if found["spec"].get("schedule"):
@@ -117,12 +119,12 @@ def delete(
     question = f"Delete {found['name']} of {found['user']} ({found['status']}), with its log and its directory?"
     if found["spec"].get("schedule") and found.get("next_at"):
         question += " Its schedule ends too."
-    if not yes and sys.stdin.isatty() and not typer.confirm(question, err=True):
+    if not yes and sys.stdin.isatty() and not agreed(question):
         note("Not deleted.")
         raise typer.Exit(1)
     # By id: a newer run may have taken the name while the question was open.
     api.send("DELETE", api.in_project("runs", found["id"]))
-    typer.echo(f"{found['name']}: deleted")
+    echo(f"{found['name']}: deleted")
 
 
 def message_of(run: dict[str, Any]) -> str:
@@ -204,7 +206,7 @@ def hold(
         raise typer.Exit(INTERRUPTED) from None
     if detach:
         note(f"Submitted {run['name']}. Connection details appear once it starts: dstackweb logs {run['name']}")
-        typer.echo(run["name"])
+        echo(run["name"])
         return
     raise typer.Exit(_wait(api, run, follow))
 
@@ -220,7 +222,7 @@ def extend(
 def _extend(api: Api, name: str, duration: str) -> None:
     run = api.post(api.in_project("runs", name, "extend"), {"for": duration})
     until = f"held until {clock_text(run['held_until'])}" if run["held_until"] else f"extended by {duration}"
-    typer.echo(f"{clean(run['name'])}: {until}")
+    echo(f"{clean(run['name'])}: {until}")
 
 
 def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
@@ -262,11 +264,11 @@ def show_connection(run: dict[str, Any]) -> None:
     hold, name = run["hold"], clean(run["name"])
     host = clean(hold["host"]) if hold["here"] else f"{clean(hold['host'])} ({clean(hold['address'])})"
     gpus = plural(len(hold["gpus"]), "GPU") if hold["gpus"] else "no GPU"
-    typer.echo(f"{name}: {host}, {gpus}, held until {clock_text(run['held_until'])}")
+    echo(f"{name}: {host}, {gpus}, held until {clock_text(run['held_until'])}")
     if hold["here"]:
         note("In a shell on the dstackweb server:")
     for line in hold["lines"]:
-        typer.echo(f"  {clean(line)}")
+        echo(f"  {clean(line)}")
     note(f"Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}")
 
 
@@ -275,7 +277,7 @@ def _interrupted(api: Api, run: dict[str, Any]) -> int:
     name, status = run["name"], run["status"]
     if sys.stdin.isatty() and status != "running":
         try:
-            if typer.confirm(f"\nCancel {name}?", default=False, err=True):
+            if agreed(f"\nCancel {name}?"):
                 api.send("POST", api.in_project("runs", run["id"], "stop"), json={})
                 note(f"{name} was canceled.")
                 return INTERRUPTED

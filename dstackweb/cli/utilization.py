@@ -18,8 +18,10 @@ from dstackweb.cli.output import (
     RunName,
     bar,
     clean,
+    clean_lines,
     clock_text,
     columns_that_fit,
+    echo,
     note,
     plural,
     rich_table,
@@ -63,7 +65,7 @@ def metrics(
     elif once or not sys.stdout.isatty() or found["status"] in ENDED:
         now = time.time() + skew_s
         for line in summary(found, now):
-            typer.echo(line)
+            echo(line)
         if _gpus(found):
             from rich.console import Console
 
@@ -92,7 +94,7 @@ def show_live(api: Api, path: str, found: Snapshot, console: Console) -> None:
         from rich.text import Text
 
         run, now = snapshot[0], time.time() + snapshot[1]
-        yield from (Text(line) for line in summary(run, now))
+        yield from (Text(clean_lines(line)) for line in summary(run, now))
         if _gpus(run):
             columns, rows = table(run, now, console.width)
             yield rich_table(columns, [[clean(cell) for cell in row] for row in rows])
@@ -198,7 +200,7 @@ def keep(
     body: dict[str, Any] = {"reason": reason} | ({"minutes": minutes} if minutes is not None else {})
     api = config.connect()
     kept = api.post(api.in_project("runs", run, "keep"), body)
-    typer.echo(f"{clean(kept['run'])}: kept until {clock_text(kept['until'])}")
+    echo(f"{clean(kept['run'])}: kept until {clock_text(kept['until'])}")
     left = kept["keeps_left"]
     note(f"You can extend this {plural(left, 'more time')}." if left else "This can't be extended again.")
 

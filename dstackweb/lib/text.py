@@ -5,6 +5,7 @@ Where people read text that programs or other people chose, each shows as its nu
 
 from __future__ import annotations
 
+import json
 import re
 
 JOINERS = "\u200c\u200d"
@@ -42,7 +43,22 @@ _SUSPECT = [
 
 def seen(text: str) -> str:
     """`text` with a number for each such character, but line ends and tabs; and at most a few accents on a letter."""
-    return _FLOOD.sub(r"\1…", _UNSEEN.sub(_number, text))
+    return few_accents(_UNSEEN.sub(_number, text))
+
+
+def few_accents(text: str) -> str:
+    """Without floods of accents, which cover the lines above and below."""
+    return _FLOOD.sub(r"\1…", text)
+
+
+def in_json(text: str) -> str:
+    """JSON with an escape for each such character. Its value is the same."""
+    text = _FLOOD.sub(lambda found: found[1] + _escaped(found[0][MOST_MARKS:]), text)
+    return _UNSEEN.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 def seen_page(page: bytes) -> bytes:
