@@ -20,9 +20,11 @@ from typing import IO
 from pathspec import GitIgnoreSpec
 
 from dstackweb.cli.output import CliError
+from dstackweb.runner.archive_limits import DEPTH_MAX, LIMITS, NAME_MAX, PATH_MAX, TEXT_MAX, Limits, is_too_long
 from dstackweb.spec.units import size_text
 
 LARGEST_NAMED = 5
+LEAVE_OUT = "Add files that the run doesn't need to .gitignore, download data in the run, or upload no code: --no-code"
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,17 @@ class _OverLimit(Exception):
     pass
 
 
-def pack(root: Path, limit: int, progress: Callable[[int, int], None] = lambda done, total: None) -> CodeArchive:
+def pack(
+    root: Path,
+    limit: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    hosts_take: Limits = LIMITS,
+) -> CodeArchive:
     """Pack the files below `root` that git doesn't ignore into at most `limit` bytes.
 
     `progress` gets the bytes read so far and in total. Links that point outside `root` are left out and listed: they
     would point nowhere in the run's directory. Raises CliError if the archive exceeds the limit (with the largest
-    files), or a file can't be read or becomes shorter.
+    files), hosts would not unpack it, or a file can't be read or becomes shorter.
     """
     root = root.resolve()
     try:
@@ -150,6 +157,9 @@ def pack(root: Path, limit: int, progress: Callable[[int, int], None] = lambda d
     left_out = [entry.path for entry in found if entry.is_link and _points_outside(root, entry.path)]
     kept = [entry for entry in found if entry.path not in set(left_out)]
     total = sum(entry.info.st_size for entry in kept)
+    _check_paths(root, kept, hosts_take)
+    if total > (most := hosts_take.of(limit).size):
+        raise _too_large(kept, _unpacks_to(root, total, most))
     file = tempfile.TemporaryFile(prefix="dstackweb-code-")  # noqa: SIM115  it outlives this function
     sink, done = _Sink(file, limit), 0
     try:
@@ -162,14 +172,50 @@ def pack(root: Path, limit: int, progress: Callable[[int, int], None] = lambda d
                 _add(tar, root, entry)
                 done += entry.info.st_size
                 progress(done, total)
+            unpacked = tar.offset + tarfile.BLOCKSIZE  # a reader goes to the block behind
     except _OverLimit:
         file.close()
-        raise _too_large(root, kept, limit) from None
+        why = f"the code in {root} exceeds the limit of {size_text(limit)} after packing. Nothing was sent."
+        raise _too_large(kept, why) from None
     except OSError as error:
         file.close()
         raise _unreadable(error) from None
+    if unpacked > (most := hosts_take.of(sink.size).size):
+        file.close()
+        raise _too_large(kept, _unpacks_to(root, unpacked, most))
     file.seek(0)
     return CodeArchive(file, sink.digest.hexdigest(), sink.size, len(kept), left_out)
+
+
+def _check_paths(root: Path, found: list[SourceFile], limits: Limits) -> None:
+    """Raises CliError if there are too many files and folders for a host, or a path is too long for it."""
+    paths = {os.fsencode(entry.path) for entry in found}
+    for path in sorted(paths):
+        if is_too_long(path):
+            raise CliError(
+                f"the path {os.fsdecode(path)} is too long. Nothing was sent.",
+                f"Hosts unpack paths of up to {PATH_MAX:,} bytes, with {DEPTH_MAX} names of {NAME_MAX} bytes each.",
+                LEAVE_OUT,
+            )
+    folders = {path[:at] for path in paths for at, byte in enumerate(path) if byte == ord("/")}
+    if (number := len(paths | folders)) > limits.entries:
+        raise CliError(
+            f"the code in {root} has {number:,} files and folders, and hosts unpack at most {limits.entries:,}. "
+            "Nothing was sent.",
+            LEAVE_OUT,
+        )
+    if sum(map(len, paths | folders)) > TEXT_MAX:
+        raise CliError(
+            f"the paths of the code in {root} are longer than {size_text(TEXT_MAX)} together. Nothing was sent.",
+            LEAVE_OUT,
+        )
+
+
+def _unpacks_to(root: Path, size: int, most: int) -> str:
+    return (
+        f"the code in {root} takes {size_text(size)} when unpacked, and hosts unpack at most {size_text(most)} of it. "
+        "Nothing was sent."
+    )
 
 
 def _add(tar: tarfile.TarFile, root: Path, entry: SourceFile) -> None:
@@ -201,11 +247,11 @@ def _unreadable(error: OSError) -> CliError:
     )
 
 
-def _too_large(root: Path, packed: list[SourceFile], limit: int) -> CliError:
+def _too_large(packed: list[SourceFile], why: str) -> CliError:
     largest = sorted(packed, key=lambda entry: entry.info.st_size, reverse=True)[:LARGEST_NAMED]
     return CliError(
-        f"the code in {root} exceeds the limit of {size_text(limit)} after packing. Nothing was sent.",
+        why,
         "Largest files not in .gitignore:",
         *(f"{size_text(entry.info.st_size):>9}  {entry.path}" for entry in largest),
-        "Add files that the run doesn't need to .gitignore, download data in the run, or upload no code: --no-code",
+        LEAVE_OUT,
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import BinaryIO
 
+from dstackweb.runner.archive_limits import LIMITS, TEXT_MAX, Limits, is_too_long
 from dstackweb.runner.child import CannotStart
 
 BLOCK, PIECE = 512, 1 << 20
@@ -28,11 +29,6 @@ STAGED = ".dstackweb-code-"
 EXTENSION_MAX = 1 << 16
 EXTENSIONS_MAX = 4
 """So many headers that only extend the next one may precede it, each with so many bytes."""
-PATH_MAX, NAME_MAX, DEPTH_MAX = 1024, 255, 64
-"""Bytes of a path and of each name in it, and how many names it may have."""
-TEXT_MAX = 32 << 20
-"""Bytes of all paths together, which are kept in memory."""
-RATIO_MAX = 20
 
 
 class Fault(str, Enum):  # noqa: UP042 - Python 3.9 has no StrEnum
@@ -61,21 +57,6 @@ def _shown(name: bytes) -> str:
     """A name that a log and a page can show."""
     text = name[:200].decode("utf-8", "replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of an unpacked archive: bytes, and how many files, folders and links."""
-
-    size: int = 4 << 30
-    entries: int = 200_000
-
-    def of(self, packed: int) -> Limits:
-        """Those of an archive of `packed` bytes: a large one may unpack to more."""
-        return Limits(max(self.size, RATIO_MAX * packed), self.entries)
-
-
-LIMITS = Limits()
 
 
 def unpack(archive: BinaryIO, sha256: str, target: str, limits: Limits = LIMITS) -> None:
@@ -326,7 +307,7 @@ def _path(name: bytes) -> bytes:
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if name.startswith(b"/") or b".." in parts or b"\0" in name:
         raise BadArchive(Fault.OUTSIDE, name)
-    if len(name) > PATH_MAX or len(parts) > DEPTH_MAX or max(map(len, parts), default=0) > NAME_MAX:
+    if is_too_long(name):
         raise BadArchive(Fault.TOO_LONG, name)
     return b"/".join(parts)
 

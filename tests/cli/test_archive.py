@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from dstackweb.cli.archive import CodeArchive, pack
 from dstackweb.cli.output import CliError
+from dstackweb.runner.archive import BadArchive, unpack
+from dstackweb.runner.archive_limits import Limits
 
 MB = 1 << 20
 
@@ -79,6 +82,50 @@ def test_code_over_the_limit_is_refused_with_the_largest_files_named(tmp_path: P
     assert "136.7 KB  data-6.bin" in told
     assert "small.py" not in told
     assert ".gitignore" in told
+
+
+TREE = 3 * (512 + 10_240) + 512
+"""Bytes of an archive of three files of 10,000 bytes, with the block that ends it."""
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(size=TREE - 1), "takes 32 KB when unpacked, and hosts unpack at most 32 KB of it"),
+        (Limits(entries=4), "has 5 files and folders, and hosts unpack at most 4"),
+    ],
+)
+def test_what_hosts_would_not_unpack_is_not_uploaded(tmp_path: Path, limits: Limits, words: str) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("x", "a/y", "a/b/z"):
+        (tmp_path / name).write_bytes(b"0" * 10_000)
+    fitting = Limits(size=TREE, entries=5)
+    packed = pack(tmp_path, 1_000, hosts_take=fitting)
+    (target := tmp_path / "target").mkdir()
+    unpack(packed.file, packed.sha256, str(target), fitting)
+    packed.file.seek(0)
+    with pytest.raises(BadArchive):
+        unpack(packed.file, packed.sha256, str(target), limits)
+    shutil.rmtree(target)
+    with pytest.raises(CliError) as refused:
+        pack(tmp_path, 1_000, hosts_take=limits)
+    assert words in refused.value.message
+    assert "Nothing was sent" in refused.value.message
+    assert ".gitignore" in refused.value.notes[-1]
+
+
+def test_code_that_is_far_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(CliError, match="takes 5 GB when unpacked"):
+        pack(tmp_path, MB, lambda done, total: pytest.fail("it was read"))
+
+
+def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
+    (deep := tmp_path.joinpath(*["d"] * 64)).mkdir(parents=True)
+    (deep / "file").touch()
+    with pytest.raises(CliError, match=r"d/file is too long\. Nothing was sent"):
+        pack(tmp_path, MB)
 
 
 def test_packing_stops_where_the_limit_is_passed(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.runner import archive
-from dstackweb.runner.archive import BadArchive, Fault, Limits, unpack
+from dstackweb.runner.archive import BadArchive, Fault, unpack
+from dstackweb.runner.archive_limits import LIMITS, RATIO_MAX, Limits
 from dstackweb.runner.child import CannotStart
 from tests.support import examples
 
@@ -70,7 +71,7 @@ def packed(*parts: bytes, end: bytes = bytes(1024)) -> bytes:
     return gzip.compress(b"".join(parts) + end, 1, mtime=0)
 
 
-def unpacked(data: bytes, target: Path, limits: Limits = archive.LIMITS) -> None:
+def unpacked(data: bytes, target: Path, limits: Limits = LIMITS) -> None:
     unpack(io.BytesIO(data), hashlib.sha256(data).hexdigest(), str(target), limits)
 
 
@@ -227,7 +228,7 @@ def test_results_in_the_place_of_code_stay_and_nothing_is_moved(tmp_path: Path, 
 
 def test_a_large_archive_may_unpack_to_more() -> None:
     assert Limits().of(64 << 20) == Limits()
-    assert Limits().of(1 << 30).size == archive.RATIO_MAX << 30
+    assert Limits().of(1 << 30).size == RATIO_MAX << 30
 
 
 ODD_NAMES = (b"", b"a\xff", b"n" * 99, b"x/" * 40, archive.STAGED.encode() + b"x")
