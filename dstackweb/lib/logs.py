@@ -11,8 +11,11 @@ import json
 import logging
 import re
 import secrets
+import textwrap
 from contextvars import ContextVar
 from typing import Any
+
+from dstackweb.lib.text import in_json, seen
 
 HEADER = "X-Request-ID"
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -34,15 +37,22 @@ def follow(sender: Any, task: dict[str, Any], **_signal: Any) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people; the request's id is its end."""
+    """One line for people; the request's id is its end.
+
+    Further lines of a message are indented: they can't look like lines of their own. Characters that can't be seen, or
+    that a terminal would act on, show as numbers.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
+        line = seen(super().formatMessage(record)).replace("\n", "\n    ")
         cause = request_id.get()
         return f"{line} [{cause}]" if cause else line
+
+    def formatException(self, ei: Any) -> str:
+        return textwrap.indent(seen(super().formatException(ei)), "    ")
 
 
 class JsonFormatter(logging.Formatter):
@@ -59,4 +69,4 @@ class JsonFormatter(logging.Formatter):
             facts["request_id"] = cause
         if record.exc_info:
             facts["error"] = self.formatException(record.exc_info)
-        return json.dumps(facts, ensure_ascii=False)
+        return in_json(json.dumps(facts, ensure_ascii=False))

@@ -31,6 +31,15 @@ def within(request_id: str, formatter: logging.Formatter, line: logging.LogRecor
     return contextvars.Context().run(write)
 
 
+def test_a_name_in_a_log_can_neither_forge_a_line_nor_reach_the_terminal() -> None:
+    name = "x\x1b[2J\u202e\x9b\n2026-01-01 00:00:00 INFO dstackweb.x: root signed in"
+    text = within("", logs.TextFormatter(), record("no user %s", name))
+    assert text.splitlines()[0].endswith("no user x[U+001B][2J[U+202E][U+009B]")
+    assert [line for line in text.splitlines()[1:] if not line.startswith("    ")] == []
+    line = within("", logs.JsonFormatter(), record("no user %s", name))
+    assert (line.isascii(), json.loads(line)["message"]) == (True, f"no user {name}")
+
+
 @pytest.mark.parametrize("sent", ["a1b2", "Root=1-67891233-abcdef", "0f8fad5b-d9cb-469f-a165-70867728950e"])
 def test_a_request_id_sent_by_the_client_is_kept(sent: str) -> None:
     assert contextvars.Context().run(logs.take, sent) == sent
@@ -55,5 +64,5 @@ def test_a_json_line_has_time_message_and_traceback() -> None:
 def test_a_line_of_text_ends_with_its_request() -> None:
     lines = within("a1", logs.TextFormatter(), record("job lost", error=True)).splitlines()
     assert lines[0].endswith(" ERROR dstackweb.x: job lost [a1]")
-    assert lines[-1] == "ValueError: no disk"
+    assert lines[-1] == "    ValueError: no disk"
     assert within("", logs.TextFormatter(), record("job lost")).endswith("x: job lost")
