@@ -1,8 +1,8 @@
 """A gunicorn worker in which waitress serves: a request gets a thread once it has arrived as a whole.
 
-So clients that are slow, or that withhold the rest of a request, hold a connection and no thread. gunicorn keeps the
-processes; waitress reads and writes the connections of each in one loop, and drops those that stand still. A body is
-stored only as far as its address allows (`web_limits`), and a client that sends more can still read why not.
+So clients that are slow, that withhold the rest of a request or don't take its answer, hold a connection and no thread.
+gunicorn keeps the processes; waitress reads and writes the connections of each in one loop, and drops those that stand
+still. A body is stored only as far as its address allows (`web_limits`), and whoever sends more can still read why not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import logging
 import os
 import resource
 import socket
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
@@ -24,7 +26,7 @@ from waitress.channel import HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask, WSGITask
-from waitress.utilities import RequestEntityTooLarge
+from waitress.utilities import BadRequest, RequestEntityTooLarge
 
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
 
@@ -34,7 +36,17 @@ RATE = 16 * 1024
 """Bytes per second that a larger one must have on average."""
 STILL_S = 30.0
 """A connection that waits for its client for longer is closed: for the next request, or to take the answer."""
-CONNECTIONS = 1000
+TAKE_RATE = 4 * 1024
+"""Bytes per second of an answer that a client must take on average, after `STILL_S`."""
+UNSENT = 512 << 20
+"""Bytes of answers that a process keeps, most of them in files, for clients that take them slowly."""
+LARGE = 256 * 1024
+"""An answer of which so much is unsent may cost another one its connection."""
+FRAME = 8 * 1024
+"""The longest size or trailer of a chunk, and what all of them may have beside a `FRAME_SHARE` of the body."""
+FRAME_SHARE = 64
+CONNECTIONS, SPARE = 1000, 100
+"""Beyond the first number each new connection costs an idle one; beyond both no more are taken."""
 STEP_S = 0.25
 LINGER_S = 5.0
 """How long what a client sends after its request was refused is thrown away, so that it reads the answer."""
@@ -58,6 +70,8 @@ class Parser(HTTPRequestParser):
 
     adj: Any
     error: Any
+    completed: bool
+    has_more = False
 
     def __init__(self, adj: Any, held: Callable[[], int] = int) -> None:
         super().__init__(adj)
@@ -69,19 +83,35 @@ class Parser(HTTPRequestParser):
             super().parse_header(header_plus)
         except ValueError:  # a number with thousands of digits
             raise ParsingError("Content-Length is invalid") from None
+        if self.chunked and "CONTENT_LENGTH" in self.headers:
+            raise ParsingError("Content-Length and Transfer-Encoding")
         self.adj = _with_limit(self.adj, limit_of(self.path))
 
     def received(self, data: bytes) -> int:
-        """How many bytes it took. What comes after a request that is refused belongs to it."""
+        """How many bytes it took. What comes after a request that is refused belongs to it.
+
+        So does a request before the answer to this one, and the connection ends with that answer: one packet of
+        requests would otherwise get any amount of answers.
+        """
         taken = super().received(data)
+        if self.chunked and not self.error and self._is_mostly_frames():
+            self.error = BadRequest("The chunks are too small")
         if isinstance(self.error, RequestEntityTooLarge):
             self.error = BodyTooLarge(self.path)
         elif self.body_bytes_received > SMALL and not self.error and self._held() > AT_ONCE:
             self.error = TooMuchAtOnce(self.path)
         if self.error is None:
-            return int(taken)
+            self.has_more = bool(self.completed and not self.empty and data[taken:].strip())
+            return len(data) if self.has_more else int(taken)
         self.completed, self.expect_continue = True, False
         return len(data)
+
+    def _is_mostly_frames(self) -> bool:
+        """Whether its chunks have too much beside what they are for: waitress reads that over and over."""
+        received: Any = self.body_rcv
+        frames = self.body_bytes_received - len(received)
+        unread = len(received.control_line) + len(received.trailer)
+        return bool(unread > FRAME or frames > FRAME + len(received) // FRAME_SHARE)
 
     def is_late(self, now: float) -> bool:
         """Whether the rest of it is not waited for any longer."""
@@ -90,11 +120,12 @@ class Parser(HTTPRequestParser):
 
 
 class Task(WSGITask):
-    """An answer; while the process stops, the last one of its connection."""
+    """An answer; while the process stops, or before a request that came too early, the last one of its connection."""
 
     def __init__(self, channel: Channel, request: Parser) -> None:
-        if not channel.server.accepting:
+        if not channel.server.accepting or request.has_more:
             request.headers["CONNECTION"] = "close"
+        channel.has_refused = channel.has_refused or request.has_more
         super().__init__(channel, request)
 
     def write(self, data: bytes) -> None:
@@ -127,6 +158,9 @@ class Channel(HTTPChannel):
     close_when_flushed: bool
     has_refused = False
     lingers_since: float | None = None
+    unsent_since: float | None = None
+    """Since when there was always something left to send; `taken` bytes were sent since then."""
+    taken = 0
 
     def parser_class(self, adj: Any) -> Parser:
         return Parser(adj, self._held)
@@ -157,11 +191,30 @@ class Channel(HTTPChannel):
                 return
         super().handle_write()
 
+    def write_soon(self, data: Any) -> int:
+        """Take a part of an answer, and never wait for the client. Raises ClientDisconnected."""
+        if not self.total_outbufs_len:
+            self.unsent_since, self.taken = time.time(), 0
+        elif self.total_outbufs_len > LARGE:
+            make_room(self.server.active_channels, UNSENT)
+        return int(super().write_soon(data))
+
+    def send(self, data: bytes, do_close: bool = True) -> int:
+        sent = int(super().send(data, do_close=do_close))
+        self.taken += sent
+        return sent
+
+    def is_slow(self, now: float) -> bool:
+        """Whether the client takes its answer at less than the least rate."""
+        if not self.total_outbufs_len or self.unsent_since is None:
+            return False
+        return now - self.unsent_since > STILL_S + self.taken / TAKE_RATE
+
     def must_end(self, now: float) -> bool:
         """Whether the client has stood still, or has sent what nobody reads, for too long."""
         if self.lingers_since is not None:
             return now - self.lingers_since > LINGER_S
-        if self.request is not None and self.request.is_late(now):
+        if self.is_slow(now) or (self.request is not None and self.request.is_late(now)):
             return True
         waits = not self.requests or self.total_outbufs_len
         return bool(waits and now - self.last_activity > STILL_S)
@@ -176,6 +229,28 @@ def maintain(channels: dict[int, Channel], now: float) -> None:
     for channel in list(channels.values()):
         if channel.must_end(now):
             channel.will_close = True
+
+
+def make_room(channels: dict[int, Channel], limit: int) -> None:
+    """Close the connections that have kept answers the longest, while all together keep more than `limit` bytes."""
+    keeping = [channel for channel in list(channels.values()) if channel.total_outbufs_len and not channel.will_close]
+    excess = sum(channel.total_outbufs_len for channel in keeping) - limit
+    for channel in sorted(keeping, key=lambda channel: channel.unsent_since or 0.0) if excess > 0 else ():
+        if excess <= 0:
+            return
+        excess -= channel.total_outbufs_len
+        channel.will_close = True
+
+
+def admit(server: Any, client: socket.socket, address: Any, adj: Any, map: Any) -> Channel:
+    """Take a connection. If there are too many, close one that has no request: of the address that has the most."""
+    if len(server.active_channels) >= CONNECTIONS:
+        idle = [one for one in list(server.active_channels.values()) if not one.requests and not one.total_outbufs_len]
+        if idle:
+            [(most, _count)] = Counter(one.addr[0] for one in idle).most_common(1)
+            oldest = min((one for one in idle if one.addr[0] == most), key=lambda one: one.creation_time)
+            oldest.will_close = True
+    return Channel(server, client, address, adj, map=map)
 
 
 def _is_any_busy(server: TcpWSGIServer) -> bool:
@@ -206,12 +281,13 @@ class WaitressWorker(Worker):
             threads=self.cfg.threads,
             ident=None,
             asyncore_use_poll=True,  # select() knows 1024 files
-            connection_limit=min(CONNECTIONS, most // 2),
+            connection_limit=min(CONNECTIONS + SPARE, most // 2),
+            outbuf_high_watermark=sys.maxsize,  # no thread waits until a client has taken an answer
             cleanup_interval=5,
             max_request_header_size=64 * 1024,
             clear_untrusted_proxy_headers=False,  # Django's settings say which are believed
         )
-        server.channel_class = Channel
+        server.channel_class = admit
         server.maintenance = lambda now: maintain(server.active_channels, now)
         return server
 

@@ -104,3 +104,38 @@ def test_programs_are_refused_in_json_and_people_with_a_page(
     assert toast.startswith("Nothing was changed: ")
     assert ("64 KiB" in toast) == (status[:3] == "413")
     assert ("Retry-After" in dict(headers)) == (status[:3] == "503")
+
+
+CHUNKED = "Transfer-Encoding: chunked"
+
+
+def test_a_request_before_the_answer_to_another_is_not_taken_and_ends_the_connection() -> None:
+    one = request("/login/", "Content-Length: 3")
+    for more, ends in ((b"", False), (b"\r\n", False), (b"GET / HTTP/1.1\r\n", True)):
+        parser = Parser(Adjustments())
+        data = one + b"abc" + more
+        while data:
+            data = data[parser.received(data) :] if not parser.completed else b""
+        assert (parser.error, parser.completed, parser.has_more) == (None, True, ends)
+        assert stored(parser) == 3
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [b"a" * 100_000, b"1" + b"0" * 50_000, b"0\r\n" + b"x: y\r\n" * 20_000, b"1\r\na\r\n" * 10_000],
+    ids=["no size", "long size", "trailer", "small chunks"],
+)
+def test_chunks_that_are_mostly_frames_are_refused(frames: bytes) -> None:
+    parser = parse(request(ARCHIVES, CHUNKED), frames)
+    assert (parser.error.code, parser.completed) == (400, True)
+    assert parser.body_bytes_received < 3 * PIECE
+
+
+def test_chunks_of_a_usual_size_are_taken() -> None:
+    body = b"".join(b"%x\r\n%b\r\n" % (1000, b"a" * 1000) for _ in range(1000)) + b"0\r\n\r\n"
+    parser = parse(request(ARCHIVES, CHUNKED), body)
+    assert (parser.error, parser.completed, stored(parser)) == (None, True, 1_000_000)
+
+
+def test_a_request_with_two_lengths_is_refused() -> None:
+    assert parse(request("/login/", CHUNKED, "Content-Length: 5")).error.code == 400
