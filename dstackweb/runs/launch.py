@@ -104,6 +104,8 @@ def masker(run: Run) -> Masker | None:
             found = Masker.of(_to_mask(*own, *secrets.values(), *masked.values()))
         except (DomainError, ValueError):
             found = None
+        for old in [old for old, (ends, _masker) in list(_maskers.items()) if ends <= now]:
+            _maskers.pop(old, None)
         if len(_maskers) >= MASKERS:
             _maskers.clear()
         _maskers[key] = now + MASKER_S, found

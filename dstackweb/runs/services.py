@@ -140,11 +140,11 @@ def submit(
     prepared = prepare(project, user, role, submission)
     spec = prepared.effective.spec
     name = spec.name or _free_name(project, "hold-" if spec.hold else "")
+    due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
     try:
         with transaction.atomic():
             queue = take_seniority(prepared.queue.pk)
             refuse_draining(queue)
-            due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
             seniority = seniority_us(due) if due else queue.last_seniority_us
             run = Run.objects.create(
                 project=project,

@@ -22,6 +22,8 @@ _ANY = re.compile(r"\$\{\{.*?(?:\}\}|\Z)", re.DOTALL)
 _OF_SECRETS = re.compile(r"\$\{\{\s*secrets\.")
 
 
+MAX_VALUE, MAX_ENV = 128 * 1024 - 1, 256 * 1024
+"""Bytes of one `NAME=value`, which is the kernel's limit, and of all of a run, with its secrets."""
 SECRET_MIN = 8
 COMMON = frozenset(
     {
@@ -78,7 +80,7 @@ def _check(key: str | int, name: str, value: str | None) -> str | None:
     if name in RESERVED or name.startswith(OURS):
         raise EnvError(key, f"{name} is set by dstackweb; remove it")
     for reference in bad_references(value or ""):
-        raise EnvError(key, f"{reference} is not supported; only ${{{{ secrets.NAME }}}} is")
+        raise EnvError(key, f"{reference[:100]} is not supported; only ${{{{ secrets.NAME }}}} is")
     return value
 
 
@@ -92,7 +94,26 @@ def fill_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str
     missing = sorted(secret_names(env) - set(secrets))
     if missing:
         raise Invalid.at("env", msg=f"the project has no secret {', '.join(missing)}")
+    texts = env.values()
+    plain = sum(len(key) + len(_REFERENCE.sub("", value)) for key, value in env.items())
+    if plain + sum(len(secrets[name]) for text in texts for name in _REFERENCE.findall(text)) > MAX_ENV:
+        raise Invalid.at("env", msg=too_large("all values with their secrets", MAX_ENV))
     return {key: _REFERENCE.sub(lambda found: secrets[found[1]], value) for key, value in env.items()}
+
+
+def too_large(what: str, limit: int) -> str:
+    """The error for a value, or all of them."""
+    return f"`env` has more than {(limit + 1) // 1024} KB in {what}; pass large data in files"
+
+
+def check_sizes(env: Mapping[str, str]) -> None:
+    """Raises EnvError for values that are too large, together or one by one."""
+    sizes = {name: len(f"{name}={value}".encode(errors="replace")) for name, value in env.items()}
+    for name, size in sizes.items():
+        if size > MAX_VALUE:
+            raise EnvError(name, too_large(name, MAX_VALUE))
+    if sum(sizes.values()) > MAX_ENV:
+        raise EnvError("", too_large("all values", MAX_ENV))
 
 
 def bad_references(value: str) -> Iterator[str]:

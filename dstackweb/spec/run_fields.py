@@ -21,6 +21,8 @@ MIN_TIME_WINDOW_S = 60
 SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
 PRIORITY_MIN, PRIORITY_MAX = 0, 100
 MAX_NODES = 1000
+MAX_CRONS, MAX_CRON = 20, 200
+"""Expressions of a schedule, and the characters of one."""
 _RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _RANDOM = re.compile(r"(?<![A-Z])[RH](?![A-Z])")
@@ -28,6 +30,8 @@ _RANDOM = re.compile(r"(?<![A-Z])[RH](?![A-Z])")
 
 def check_cron(line: str) -> str:
     """A cron expression of five fields that is due at some time. Raises ValueError with the reason."""
+    if len(line) > MAX_CRON:
+        raise ValueError(f"a cron expression has more than {MAX_CRON} characters")
     text = " ".join(line.split())
     if _RANDOM.search(text.upper()):
         raise ValueError(f"{line!r} has R or H, which stand for random times")
@@ -97,7 +101,7 @@ def _one_or_more(value: Any) -> Any:
 class ScheduleFields(Keys):
     """When a run is started automatically."""
 
-    cron: Annotated[tuple[Cron, ...], Field(min_length=1), BeforeValidator(_one_or_more)] = key(
+    cron: Annotated[tuple[Cron, ...], Field(min_length=1, max_length=MAX_CRONS), BeforeValidator(_one_or_more)] = key(
         "a cron expression such as `0 2 * * *`, or a list of them",
         "When the run enters its queue: minute, hour, day, month, weekday, in UTC.",
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from dstackweb.lib.errors import FieldError, Invalid
-from dstackweb.spec.env import EnvError, read_env
+from dstackweb.spec.env import EnvError, check_sizes, read_env
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.run_fields import ProfileFields, RunFields
 from dstackweb.spec.source import MAX_ERRORS, Source, read, unusable
@@ -58,10 +58,13 @@ def parse_run_file(
     env = {**(fields.env or {}), **_override_env(over_env)}
     masked = frozenset(name for name, value in env.items() if value is None)
     _check_client_env(masked, client_env or {}, source)
+    plain = {name: value for name, value in env.items() if value is not None}
+    try:
+        check_sizes(plain | {name: (client_env or {})[name] for name in masked})
+    except EnvError as error:
+        raise _invalid([at(source, ("env", error.key) if error.key else ("env",), str(error))]) from None
     overridden = frozenset(over) | ({"env"} if over_env and not fields.env else frozenset())
-    return RunFile(
-        fields, {name: value for name, value in env.items() if value is not None}, masked, source.lines, overridden
-    )
+    return RunFile(fields, plain, masked, source.lines, overridden)
 
 
 def parse_profile_settings(settings: str | Mapping[str, Any]) -> ProfileFields:

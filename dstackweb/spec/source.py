@@ -20,6 +20,9 @@ MAX_DEPTH = 20
 MAX_VALUES = 20_000
 """More than any real run file has: hostile text, and aliases that expand endlessly, stop here."""
 TOO_MANY = f"the file expands to more than {MAX_VALUES:,} values"
+TOO_LONG = f"the file expands to more than {MAX_BYTES // 1024} KB of text"
+MAX_PATH = 500
+"""Characters of a value's dotted path: hostile keys, which each of many items would repeat, stop here."""
 MAX_ERRORS = 20
 
 Path = tuple[str | int, ...]
@@ -136,12 +139,18 @@ def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
         raise _too_deep(None)
     if isinstance(value, str) and (problem := unusable(value)) is not None:
         errors.append({"loc": list(path), "line": None, "msg": problem})
+    _check_path(path, None)
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         if isinstance(key, str) and unusable(key):
             errors.append({"loc": list(path), "line": None, "msg": "a key must be plain text"})
         else:
             _check(child, (*path, key), errors)
+
+
+def _check_path(path: Path, line: int | None) -> None:
+    if sum(len(str(part)) for part in path) > MAX_PATH:
+        raise Invalid.at(msg=f"a key, with those around it, has more than {MAX_PATH} characters", line=line)
 
 
 def _too_deep(line: int | None) -> Invalid:
@@ -175,7 +184,7 @@ for _kind, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?[0-9]{1,18}", "-+0123456789"),
-    ("float", r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?", "-+.0123456789"),
+    ("float", r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?", "-+.0123456789"),
 ):
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z", re.ASCII), list(_first))
 
@@ -188,6 +197,8 @@ class _Reader:
     errors: list[FieldError] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     seen: int = 0
+    size: int = 0
+    """Characters of all texts, those that aliases repeat included."""
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         """The data of a node. Raises Invalid for too many, too deep or recursive values."""
@@ -199,6 +210,7 @@ class _Reader:
             raise Invalid.at(*path, msg="this value contains itself", line=line)
         if len(path) > MAX_DEPTH:
             raise _too_deep(line)
+        _check_path(path, line)
         self.open.add(id(node))
         try:
             match node:
@@ -218,7 +230,8 @@ class _Reader:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._wrong(path, line, "a key must be plain text")
                 continue
-            key = key_node.value
+            key = self._counted(key_node, path)
+            _check_path((*path, key), line)
             if unusable(key):
                 self._wrong(path, line, "a key must be plain text")
                 continue
@@ -239,7 +252,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
         """The value of a scalar. In `commands` and `env` it stays text: `1.10` is `1.10`, `true` is a command."""
-        text: str = node.value
+        text = self._counted(node, path)
         kind = node.tag.removeprefix(_TAG)
         if kind == "null":
             return None
@@ -259,6 +272,13 @@ class _Reader:
             pass
         self._wrong(path, node.start_mark.line + 1, f"the tag {node.tag} is not supported")
         return None
+
+    def _counted(self, node: yaml.Node, path: Path) -> str:
+        text: str = node.value
+        self.size += len(text)
+        if self.size > MAX_BYTES:
+            raise Invalid.at(*path, msg=TOO_LONG, line=node.start_mark.line + 1)
+        return text
 
     def _wrong(self, path: Path, line: int, msg: str) -> None:
         self.errors.append({"loc": list(path), "line": line, "msg": msg})
