@@ -50,7 +50,7 @@ def die_with_supervisor() -> None:
 def try_lock(path: Path) -> IO[str] | None:
     """Lock a file until the returned file is closed; None while it is locked elsewhere.
 
-    The kernel releases the lock of a process that dies.
+    The kernel releases the lock of a process that dies. Who can read the file can lock it, so only its owner can.
     """
     try:
         return wait_for_lock(path, fcntl.LOCK_NB)
@@ -61,8 +61,10 @@ def try_lock(path: Path) -> IO[str] | None:
 def wait_for_lock(path: Path, how: int = 0) -> IO[str]:
     """As `try_lock`, but waits until the file is free."""
     path.parent.mkdir(exist_ok=True)
-    file = open(path, "a+")  # noqa: SIM115  the caller closes it, which unlocks
+    file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a+")  # noqa: SIM115
     try:
+        if os.fstat(file.fileno()).st_uid == os.geteuid():
+            os.fchmod(file.fileno(), 0o600)  # an older version's
         fcntl.flock(file, fcntl.LOCK_EX | how)
     except BaseException:
         file.close()

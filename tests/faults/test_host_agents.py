@@ -60,6 +60,7 @@ def test_an_agent_that_is_killed_and_a_server_that_restarts_lose_no_job_and_star
     folder = machine.home / "runs" / running["id"] / "node-0"
     runner = int((machine.home / "jobs" / running["jobs"][0]["id"] / "lock").read_text())
 
+    assert (machine.home / "host.lock").stat().st_mode & 0o777 == 0o600, "a job could lock it"
     # The machine has nothing that opens the deployment.
     settings = json.loads((machine.home / "host.json").read_text())
     assert set(settings) == {"url", "name", "token", "insecure", "job_user", "job_writable", "shared_uid"}
