@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 
+from dstackweb.web.accounts.views import to_sign_in
+
 admin.site.site_header = admin.site.site_title = "dstackweb administration"
 
 handler400 = "dstackweb.web.common.errors.bad_request"
@@ -12,6 +14,7 @@ handler403 = "dstackweb.web.common.errors.denied"
 handler404 = "dstackweb.web.common.errors.not_found"
 handler500 = "dstackweb.web.common.errors.server_error"
 urlpatterns = [
+    path("admin/login/", to_sign_in),
     path("admin/", admin.site.urls),
     path("", include("dstackweb.api.urls")),
     path("", include("dstackweb.web.urls")),

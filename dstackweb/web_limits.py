@@ -19,7 +19,7 @@ AT_ONCE = max(8 * ARCHIVE, 256 << 20)
 LIMITS = (
     (re.compile(r"/api/v1/projects/[^/]+/archives/[^/]+"), ARCHIVE),
     (re.compile(r"/p/[^/]+/submit/(plan/)?"), ARCHIVE),
-    (re.compile(r"/(login|logout|invite|admin/login)(/.*)?"), SMALL),
+    (re.compile(r"/(login|logout|invite)(/.*)?"), SMALL),
 )
 """The limits of addresses in bytes; others have `USUAL`."""
 

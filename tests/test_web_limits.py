@@ -35,7 +35,7 @@ def stored(parser: Parser) -> int:
 @pytest.mark.parametrize(
     ("path", "limit"),
     [
-        ("/login/", SMALL), ("/login/in_token/", SMALL), ("/invite/inv_token/", SMALL), ("/admin/login/", SMALL),
+        ("/login/", SMALL), ("/login/in_token/", SMALL), ("/invite/inv_token/", SMALL),
         ("/p/main/queue/", USUAL), ("/api/v1/projects/main/runs", USUAL), ("/", USUAL), ("/loginx/", USUAL),
         (ARCHIVES, ARCHIVE), (f"{ARCHIVES}/more", USUAL), ("/p/main/submit/", ARCHIVE), ("/p/main/submit", USUAL),
     ],

@@ -166,3 +166,14 @@ def test_changing_a_password_requires_the_current_one(client: Client, ada: User)
     ada.refresh_from_db()
     assert ada.check_password(new)
     assert signed_in(client) == "ada"
+
+
+def test_the_admin_site_has_no_sign_in_of_its_own(client: Client, ada: User) -> None:
+    asked = client.get("/admin/accounts/user/", follow=True)
+    assert asked.redirect_chain[-1][0] == "/login/?next=/admin/accounts/user/"
+    assert client.post("/admin/login/", {"username": "ada", "password": PASSWORD}).status_code == 405
+    assert signed_in(client) is None
+    client.force_login(ada)
+    assert client.get("/admin/", follow=True).status_code == 403
+    client.force_login(make_user("root", is_superuser=True, is_staff=True))
+    assert client.get("/admin/").status_code == 200

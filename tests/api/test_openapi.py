@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.api import urls
 from tests.api.conftest import Api
 from tests.factories import make_run
 
@@ -49,3 +51,15 @@ def test_the_answer_to_a_stale_write_is_described(
     for path, method in ((f"{ANY_RUN}/{{name}}", "patch"), ("/api/v1/projects/{project}/queues/{name}/move", "post")):
         told = paths[path][method]["responses"]["412"]["content"]["application/json"]["schema"]
         assert told == {"$ref": "#/components/schemas/StaleOut"}
+
+
+def test_the_description_is_made_once_and_known_again_by_its_etag(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = client.get("/api/v1/openapi.json")
+    assert (first.status_code, first["Content-Type"]) == (200, "application/json")
+    monkeypatch.setattr(urls.api, "get_openapi_schema", lambda: pytest.fail("made again"))
+    again = client.get("/api/v1/openapi.json", headers={"If-None-Match": first["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/api/v1/openapi.json").content == first.content
+    assert client.post("/api/v1/openapi.json").json()["detail"] == "POST is not allowed here; allowed: GET, HEAD"

@@ -9,9 +9,11 @@ import datetime as dt
 from typing import Any
 
 from django.conf import settings
+from django.contrib.admin import site
 from django.contrib.auth import login
-from django.contrib.auth.views import LoginView, PasswordChangeView
+from django.contrib.auth.views import LoginView, PasswordChangeView, redirect_to_login
 from django.contrib.messages.views import SuccessMessageMixin
+from django.core.exceptions import PermissionDenied
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -61,6 +63,16 @@ class SignIn(LoginView):
     def form_invalid(self, form: Any) -> HttpResponse:
         attempts.count_failure(self.request.META.get("REMOTE_ADDR", ""))
         return super().form_invalid(form)
+
+
+@require_safe
+def to_sign_in(request: HttpRequest) -> HttpResponse:
+    """The admin site's sign-in is the one with limits. Who is signed in, and still not let in, has no access."""
+    if site.has_permission(request):
+        return redirect("admin:index")
+    if request.user.is_authenticated:
+        raise PermissionDenied
+    return redirect_to_login(request.GET.get("next") or reverse("admin:index"))
 
 
 class ChangePassword(SuccessMessageMixin[Any], PasswordChangeView):
