@@ -213,6 +213,13 @@ def admin(request: HttpRequest, what: str) -> User:
     return found
 
 
+def member_somewhere(request: HttpRequest) -> None:
+    """Raises Forbidden unless the caller is a deployment admin or in some project."""
+    found = caller(request)
+    if not found.may_administer and not found.memberships.exists():
+        raise Forbidden("you are not a member of any project")
+
+
 def caller(request: HttpRequest) -> User:
     user = auth_of(request)
     assert isinstance(user, User)

@@ -1,6 +1,6 @@
 """Offers of hosts and clouds for a project's runs, and their refresh.
 
-Backends, for deployment admins; their quotas and cache statistics, for all users.
+Backends, for deployment admins; their quotas and cache statistics, for members of any project.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.utils import timezone
 from ninja import Field, P, Path, PathEx, QueryEx, Router, Schema, Status
 from pydantic import BeforeValidator
 
-from dstackweb.api.app import admin, project_of, refusals
+from dstackweb.api.app import admin, member_somewhere, project_of, refusals
 from dstackweb.api.run_schemas import OfferOut
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Offer
@@ -269,13 +269,18 @@ def delete(request: HttpRequest, name: Path[str]) -> Status[None]:
 
 @backend_router.get("/{name}/quotas", response={200: QuotasOut, **REFUSALS}, summary="An account's quotas by region")
 def quotas(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
-    """Used and total, in vCPUs; `source` says how old they are. Empty for a backend without quotas."""
+    """For members of any project. Used and total, in vCPUs; `source` says how old they are.
+
+    Empty for a backend without quotas.
+    """
+    member_somewhere(request)
     return {"items": listing.quotas(services.find(name), timezone.now())}
 
 
 @backend_router.get("/{name}/cache", response={200: CacheOut, **REFUSALS}, summary="Statistics of the offer cache")
 def cache(request: HttpRequest, name: Path[str], hours: QueryEx[int, P(ge=1, le=2160)] = 24) -> dict[str, Any]:
-    """Cache hits, calls made and calls saved, by hour."""
+    """For members of any project. Cache hits, calls made and calls saved, by hour."""
+    member_somewhere(request)
     this_hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     found = counts.by_hour(services.find(name), this_hour - dt.timedelta(hours=hours - 1))
     return {

@@ -240,7 +240,7 @@ def move(
 @router.post("/{name}/undo", response={200: MoveOut, **MOVE_REFUSALS}, summary="Undo a move")
 def undo(request: HttpRequest, project: Path[str], name: str, body: UndoIn | None = None) -> MoveOut:
     """By its user, within ten seconds, while its runs are unchanged. Priority changes can be undone too."""
-    found, role = project_of(request, project, "member")
+    found, _role = project_of(request, project, "member")
     queue = services.find_queue(found, name)
     move_id = body.move if body else None
     if move_id is None:
@@ -248,7 +248,7 @@ def undo(request: HttpRequest, project: Path[str], name: str, body: UndoIn | Non
         if latest is None:
             raise Conflict(f"you moved nothing in queue {name} in the last {reorder.UNDO_S} seconds")
         move_id = latest.pk
-    return MoveOut.from_orm(reorder.undo(move_id, caller(request), role))
+    return MoveOut.from_orm(reorder.undo(move_id, caller(request)))
 
 
 def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:

@@ -21,6 +21,7 @@ from dstackweb.runner.tree import MARKER, forbid_new_privileges
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
 """The kernel allows arguments of up to 128 KiB; a longer script is passed as a file."""
 SETUP_S = 120.0
+SETUP_OUTPUT = 1 << 20
 CONTROL_DEVICE, CUDA_DEVICE = "/dev/nvidiactl", "/dev/nvidia-uvm"
 
 
@@ -254,10 +255,12 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
                 )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
             raise CannotStart(f"the host's set-up snippet failed: {error}") from error
+        if output.seek(0, os.SEEK_END) > SETUP_OUTPUT:
+            raise CannotStart("the host's set-up snippet leaves an environment of more than 1 MiB")
         output.seek(0)
         chatter.seek(0)
         if done.returncode:
-            message = chatter.read().decode(errors="replace").strip()[-300:]
+            message = chatter.read(SETUP_OUTPUT).decode(errors="replace").strip()[-300:]
             raise CannotStart(f"the host's set-up snippet failed with {done.returncode}: {message}")
         lines = output.read().decode(errors="surrogateescape").split("\0")
     pairs = (line.partition("=") for line in lines if "=" in line)

@@ -94,6 +94,12 @@ def test_own_hosts_can_be_disabled_and_not_deleted(root: Api) -> None:
     assert root("PUT", "backends/hosts", body()).status_code == 409
 
 
+def test_who_is_in_no_project_sees_neither_quotas_nor_figures(stranger: Api, root: Api) -> None:
+    for figures in ("quotas", "cache"):
+        assert stranger("GET", f"backends/hosts/{figures}").status_code == 403
+        assert root("GET", f"backends/none/{figures}").status_code == 404
+
+
 @pytest.mark.django_db(transaction=True)
 def test_every_user_sees_the_quotas_and_their_age(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     says: dict[str, Any] = {

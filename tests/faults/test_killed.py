@@ -178,7 +178,7 @@ def test_a_web_worker_killed_in_a_move_has_moved_all_runs_and_can_undo_it_or_has
         if Move.objects.exists():
             assert standing(queue) != before, told
             assert {event.kind for event in runs[0].events.all()} == {"submitted", "moved"}, told
-            reorder.undo(Move.objects.get().pk, user, role)
+            reorder.undo(Move.objects.get().pk, user)
             RunEvent.objects.filter(kind__in=("moved", "move_undone", "priority")).delete()
             Move.objects.all().delete()
         else:

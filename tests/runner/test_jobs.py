@@ -142,6 +142,12 @@ def test_the_host_s_snippet_prepares_the_environment_and_stays_out_of_the_log(bo
     assert job.lines() == ["/scratch run", "a", "b"]
 
 
+def test_a_setup_snippet_that_leaves_too_much_fails_the_job(box: MakeBox) -> None:
+    job = box("echo never", setup="head -c 2000000 /dev/zero >&3")
+    job.launch()
+    assert job.end()["message"] == "the host's set-up snippet leaves an environment of more than 1 MiB"
+
+
 def test_a_failing_setup_snippet_fails_the_job_before_its_commands(box: MakeBox) -> None:
     job = box("echo never", setup="sleep 60 & echo 'no such module: cuda' >&2; exit 4")
     job.launch()

@@ -35,7 +35,7 @@ class DiskStorage:
     def _opened(self, key: str) -> Iterator[int]:
         target = self.root / key
         with _explained(self.root):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 yield fd

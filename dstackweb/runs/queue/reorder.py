@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connection, transaction
 from django.utils import timezone
 
-from dstackweb.accounts.access import allows
+from dstackweb.accounts.access import allows, role_in
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import wakeups
@@ -129,16 +129,17 @@ def undoable(queue: Queue, user: User) -> Move | None:
     return Move.objects.filter(queue=queue, user=user, undone_at=None, at__gte=since).order_by("-at", "-id").first()
 
 
-def undo(move_id: int, user: User, role: str) -> MoveEffect:
-    """Undo a move, by its author and within UNDO_S: every run is as before the move.
+def undo(move_id: int, user: User) -> MoveEffect:
+    """Undo a move, by its author, who is still a member, and within UNDO_S: every run is as before the move.
 
     Raises Stale when one of the runs has changed since or left the queue, Conflict when it is too late or was undone
     already, Forbidden, NotFound.
     """
-    found = Move.objects.filter(pk=move_id).first()
+    found = Move.objects.select_related("queue__project").filter(pk=move_id).first()
     if found is None:
         raise NotFound("this move no longer exists and cannot be undone")
-    if found.user_id != user.pk or not allows(role, "member"):
+    role = role_in(found.queue.project, user)
+    if found.user_id != user.pk or role is None or not allows(role, "member"):
         raise Forbidden("only the author of a move can undo it")
     with transaction.atomic():
         queue = lock_queue(found.queue_id)

@@ -65,7 +65,7 @@ def undo(request: PageRequest, queue: str) -> HttpResponse:
     """Undo a move within its time limit."""
 
     def act() -> Result:
-        moved = reorder.undo(whole_number(request.POST.get("move")), request.user, request.role)
+        moved = reorder.undo(whole_number(request.POST.get("move")), request.user)
         return move_words.move_undone(moved), [change.run for change in moved.changes], None
 
     return _list_response(request, services.find_queue(request.project, queue), act)

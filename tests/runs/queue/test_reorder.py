@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.models import Project, TokenLimit, TokenScope, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Move, Run
@@ -21,7 +21,7 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
 from dstackweb.wording import events as event_words
 from dstackweb.wording import queue as move_words
-from tests.factories import join, make_host, make_run, make_user, place_all
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 
 pytestmark = pytest.mark.django_db
 
@@ -120,7 +120,7 @@ def test_far_back_a_move_is_recorded_with_its_target_and_without_positions(
     several = reorder.move([runs["a"], runs["b"]], manager, "manager", MoveTarget("bottom"))
     assert move_words.moved(several) == "2 runs moved to positions 4–5"
     assert several.move_id is not None
-    undone = reorder.undo(several.move_id, manager, "manager")
+    undone = reorder.undo(several.move_id, manager)
     assert sorted(change.position_after or 0 for change in undone.changes) == [0, 3]
 
 
@@ -139,7 +139,7 @@ def test_a_shifted_neighbour_is_restored_by_undo_and_has_no_event(project: Proje
     assert again(first).seniority_us == first.seniority_us + 1
     assert [event.kind for event in first.events.all()] == ["submitted"]
     assert done.move_id is not None
-    reorder.undo(done.move_id, manager, "manager")
+    reorder.undo(done.move_id, manager)
     assert {run.pk: (run.seniority_us, run.rank) for run in Run.objects.all()} == before
 
 
@@ -283,20 +283,20 @@ def test_undo_restores_all_of_a_run(project: Project, manager: User, member: Use
     before = list(Run.objects.order_by("pk").values_list(*fields))
     done = reorder.move([runs["e"], runs["d"]], manager, "manager", MoveTarget("top"))
     assert done.move_id is not None
-    undone = reorder.undo(done.move_id, manager, "manager")
+    undone = reorder.undo(done.move_id, manager)
     assert list(Run.objects.order_by("pk").values_list(*fields)) == before
     assert order(project) == ["a", "e", "b", "c", "d"]
     assert {(c.run.name, c.position_before, c.position_after) for c in undone.changes} == {("d", 2, 5), ("e", 1, 2)}
     assert runs["d"].events.filter(kind="move_undone", actor=manager).count() == 1
     with pytest.raises(Conflict, match="already"):
-        reorder.undo(done.move_id, manager, "manager")
+        reorder.undo(done.move_id, manager)
 
 
 def test_a_change_of_priority_can_be_undone_too(project: Project, member: User, runs: dict[str, Run]) -> None:
     done = reorder.set_priorities([runs["c"], runs["e"]], member, "member", 60)
     assert order(project) == ["c", "e", "a", "b", "d"]
     assert done.move_id is not None
-    undone = reorder.undo(done.move_id, member, "member")
+    undone = reorder.undo(done.move_id, member)
     assert order(project) == list("abcde")
     assert {(c.run.name, c.priority_before, c.priority_after) for c in undone.changes} == {("c", 60, 50), ("e", 60, 50)}
     assert [event.data for event in runs["c"].events.filter(kind="priority")] == [
@@ -324,14 +324,14 @@ def test_undo_expires_after_some_seconds(member: User, runs: dict[str, Run]) -> 
     assert reorder.undoable(queue, member) is None
     assert done.move_id is not None
     with pytest.raises(Conflict, match="10 seconds"):
-        reorder.undo(done.move_id, member, "member")
+        reorder.undo(done.move_id, member)
 
 
 def test_undo_is_offered_only_to_the_user_who_made_the_move(member: User, manager: User, runs: dict[str, Run]) -> None:
     done = reorder.set_priorities([runs["a"]], member, "member", 60)
     assert done.move_id is not None
     with pytest.raises(Forbidden):
-        reorder.undo(done.move_id, manager, "manager")
+        reorder.undo(done.move_id, manager)
 
 
 def test_undo_is_refused_once_one_of_its_runs_was_changed(
@@ -342,7 +342,7 @@ def test_undo_is_refused_once_one_of_its_runs_was_changed(
     now = order(project)
     assert done.move_id is not None
     with pytest.raises(Stale, match="run c was changed by mona"):
-        reorder.undo(done.move_id, member, "member")
+        reorder.undo(done.move_id, member)
     assert order(project) == now
 
 
@@ -351,7 +351,7 @@ def test_undo_is_refused_once_a_run_has_left_the_queue(project: Project, member:
     services.stop(runs["a"], member, "member")
     assert done.move_id is not None
     with pytest.raises(Stale, match="run a is terminated now"):
-        reorder.undo(done.move_id, member, "member")
+        reorder.undo(done.move_id, member)
 
 
 def test_a_stale_etag_refuses_the_whole_move_and_says_what_changed(
@@ -460,3 +460,20 @@ def test_a_preview_writes_nothing(manager: User, runs: dict[str, Run]) -> None:
     reorder.preview([runs["e"]], manager, "manager", MoveTarget("top"))
     assert list(Run.objects.order_by("pk").values_list("version", flat=True)) == versions
     assert not Move.objects.exists()
+
+
+def test_who_is_no_member_any_more_or_has_a_token_of_another_project_cannot_undo(
+    project: Project, member: User, runs: dict[str, Run]
+) -> None:
+    done = reorder.set_priorities([runs["c"]], member, "member", 60)
+    assert done.move_id is not None
+    elsewhere = make_project("elsewhere")
+    join(elsewhere, member, "member")
+    member.token_limit = TokenLimit(TokenScope.ADMIN, elsewhere.pk)
+    with pytest.raises(Forbidden):
+        reorder.undo(done.move_id, member)
+    member.token_limit = None
+    member.memberships.filter(project=project).delete()
+    with pytest.raises(Forbidden):
+        reorder.undo(done.move_id, member)
+    assert order(project) == ["c", "a", "b", "d", "e"]

@@ -51,7 +51,7 @@ def undo(rnd: random.Random) -> None:
         found = reorder.undoable(rnd.choice(list(Queue.objects.filter(project=who.project))), who.user)
         if found is None:
             raise Run.DoesNotExist
-        reorder.undo(found.pk, who.user, who.role)
+        reorder.undo(found.pk, who.user)
         return
     runs, target = _wanted(rnd, who)
     with transaction.atomic():
@@ -59,7 +59,7 @@ def undo(rnd: random.Random) -> None:
         before = _line(queue)
         moved = reorder.move(runs, who.user, who.role, target)
         if moved.move_id is not None:
-            reorder.undo(moved.move_id, who.user, who.role)
+            reorder.undo(moved.move_id, who.user)
         after = _line(queue)
         was, now = _both(before, after)
         assert was == now, f"undone, but {before} became {after}"
