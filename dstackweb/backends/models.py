@@ -235,6 +235,7 @@ class HostEventKind(StrEnum):
     TAKES_JOBS = "takes_jobs"
     GONE = "gone"
     REVOKED = "revoked"
+    ADMITTED = "admitted"
     NVML_MISSING = "nvml_missing"
     NVML_FOUND = "nvml_found"
     SAMPLING_FAILS = "sampling_fails"

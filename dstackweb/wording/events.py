@@ -335,6 +335,7 @@ HOST_EVENTS = words(
         HostEventKind.TAKES_JOBS: gettext_lazy("no longer held back: takes jobs again"),
         HostEventKind.GONE: gettext_lazy("declared gone, and its jobs ended: %(reason)s"),
         HostEventKind.REVOKED: gettext_lazy("its token was revoked: the machine must join again"),
+        HostEventKind.ADMITTED: gettext_lazy("a machine joined under this name with a join token"),
         HostEventKind.NVML_MISSING: gettext_lazy("no NVML library: GPUs cannot be detected"),
         HostEventKind.NVML_FOUND: gettext_lazy("NVML library found"),
         HostEventKind.SAMPLING_FAILS: gettext_lazy("some GPUs cannot be read: %(error)s"),

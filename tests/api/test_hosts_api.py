@@ -16,6 +16,7 @@ from django.utils import timezone
 import dstackweb
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
+from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from dstackweb.backends.hosts import joining, starts
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.gpus.samples import intake
@@ -186,6 +187,18 @@ def test_a_join_token_works_once_and_returns_a_token_for_this_host(
         assert (refused.status_code, "was used already by far" in refused.json()["detail"]) == (403, True)
     repeated = caller(invite[1])("POST", "/join", machine(nonce="n1")).json()["token"]
     assert Host.objects.get().token_digest == digest(repeated)
+
+
+def test_a_machine_that_joins_under_a_hosts_name_is_recorded_with_who_let_it_in(
+    invite: tuple[HostInvite, str],
+) -> None:
+    make_host("far", silent_s=1e6)
+    for _again in range(2):
+        assert caller(invite[1])("POST", "/join", machine(nonce="n1")).status_code == 200
+    [event] = HostEvent.objects.all()
+    assert (event.kind, event.actor) == ("admitted", invite[0].created_by)
+    entry = AuditEntry.objects.filter(kind=AuditKind.HOST, action=AuditAction.CHANGED).get()
+    assert (entry.name, entry.actor_name) == ("far", invite[0].created_by.username)
 
 
 def test_only_admins_revoke_a_hosts_token_and_it_is_recorded_as_one_event(root: Call, member: User) -> None:

@@ -136,7 +136,7 @@ def register(
             host.labels = {**host.labels, **(labels or {})}
             host.save(update_fields=["left_at", "leaving", "draining", "labels"])
         if created or starting:
-            first = created or not host.events.exists()
+            first = created or not host.events.filter(kind=HostEventKind.JOINED).exists()
             size = {"cpus": probe.cpus, "memory_mib": probe.memory_mib, "gpus": len(probe.gpus)}
             kind = HostEventKind.JOINED if first else HostEventKind.STARTED
             HostEvent.objects.create(host=host, kind=kind, data=size)
