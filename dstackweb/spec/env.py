@@ -98,7 +98,12 @@ def fill_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str
     plain = sum(len(key) + len(_REFERENCE.sub("", value)) for key, value in env.items())
     if plain + sum(len(secrets[name]) for text in texts for name in _REFERENCE.findall(text)) > MAX_ENV:
         raise Invalid.at("env", msg=too_large("all values with their secrets", MAX_ENV))
-    return {key: _REFERENCE.sub(lambda found: secrets[found[1]], value) for key, value in env.items()}
+    filled = {key: _REFERENCE.sub(lambda found: secrets[found[1]], value) for key, value in env.items()}
+    try:
+        check_sizes(filled)
+    except EnvError as error:
+        raise Invalid.at("env", error.key, msg=str(error)) from None
+    return filled
 
 
 def too_large(what: str, limit: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dstackweb.lib.errors import Invalid
-from dstackweb.spec import env
+from dstackweb.spec import env, run_fields
 from dstackweb.spec.run_file import parse_run_file
 from dstackweb.spec.source import MAX_BYTES, read
 from tests.support import REPO
@@ -99,8 +99,16 @@ def test_the_environment_has_the_kernels_limits() -> None:
         parse_run_file(task, overrides={"env": {"A": "x" * env.MAX_VALUE}})
 
 
+def test_no_expression_of_a_schedule_with_too_many_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_fields, "croniter", lambda *_: pytest.fail("looked at"))
+    with pytest.raises(Invalid, match="at most 20 expressions"):
+        parse_run_file(f"{TASK}schedule:\n  cron: [&a '0 0 30 2 *'{', *a' * 19_000}]\n")
+
+
 def test_secrets_are_not_filled_in_beyond_the_limit() -> None:
     secrets = {"S": "s" * 1000}
-    assert len(env.fill_secrets({"A": "${{ secrets.S }}" * 200}, secrets)["A"]) == 200_000
+    assert len(env.fill_secrets({"A": "${{ secrets.S }}" * 100}, secrets)["A"]) == 100_000
+    with pytest.raises(Invalid, match="more than 128 KB in A"):
+        env.fill_secrets({"A": "${{ secrets.S }}" * 200}, secrets)
     with pytest.raises(Invalid, match="more than 256 KB in all values with their secrets"):
         env.fill_secrets({"A": "${{ secrets.S }}" * 5000, "B": "${{ secrets.S }}" * 5000}, secrets)
