@@ -310,8 +310,8 @@ def main(arguments: list[str]) -> int:
     tree.protect_memory()
     home = os.path.realpath(options.home)
     try:
-        lock = os.open(os.path.join(home, "host.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.fchmod(lock, 0o600)  # jobs that can read it could lock it
+        lock = open(os.path.join(home, "host.lock"), "a")  # noqa: SIM115 - until this process ends
+        os.fchmod(lock.fileno(), 0o600)  # jobs that can read it could lock it
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         say(f"another host uses {home}: choose another --home")
