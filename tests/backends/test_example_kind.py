@@ -12,14 +12,14 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from dstackweb.accounts.models import User
+from dstackweb.accounts.models import Project, User
 from dstackweb.backends import registry, services
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.secrets import decrypt
 from dstackweb.web import health
 from tests.api.conftest import Api
-from tests.factories import make_user
+from tests.factories import join, make_project, make_user
 
 PACKAGE = Path(__file__).parent / "example_kind"
 CONFIG = {"sites": ["berlin", "oslo"], "api_key": "hush-hush"}
@@ -104,7 +104,7 @@ def test_without_its_package_the_rest_works_and_health_names_it(admin_client: Cl
     assert (
         "No installed package serves backend kind rental" in admin_client.get(f"/p/{project}/offers/").content.decode()
     )
-    (line,) = [check for check in health.checks() if check.name == "Backend rented"]
+    (line,) = [check for check in health.checks(Project.objects.get()) if check.name == "Backend rented"]
     assert line.tone == "bad"
     assert "Install it, or delete the backend" in line.hint
     assert admin_client.get(reverse("admin:backends_backend_changelist")).status_code == 200
@@ -124,13 +124,11 @@ def test_a_package_that_cannot_be_loaded_leaves_the_other_kinds(
     monkeypatch.setattr(registry, "KINDS", registry._load())
     assert set(registry.KINDS) >= {"aws", "hosts"}
     Backend.objects.create(name="odd", kind="broken")
-    (line,) = [check for check in health.checks() if check.name == "Backend odd"]
+    (line,) = [check for check in health.checks(make_project()) if check.name == "Backend odd"]
     assert "No module named 'no_such_module'" in line.hint
 
 
 def _project_of(client: Client) -> str:
-    from tests.factories import join, make_project
-
     project = make_project("main")
     join(project, User.objects.get(username="admin"))
     return project.name
