@@ -115,8 +115,8 @@ def postgres(folder: Path, *, durable: bool = False, address: str = "127.0.0.1")
     with (data / "pg_hba.conf").open("a") as rules:
         rules.write(f"host all all {address}/24 password\n")
     options: dict[str, object] = {
-        "listen_addresses": address, "port": port, "unix_socket_directories": "", "max_connections": 200,
-    }  # fmt: skip
+        "listen_addresses": address, "port": port, "unix_socket_directories": "", "max_connections": 500,
+    }  # fmt: skip  # several tests with eighty threads each may be under way
     if not durable:
         options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
     argv = [str(binaries / "postgres"), "-D", str(data), *(f"--{name}={value}" for name, value in options.items())]
