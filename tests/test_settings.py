@@ -26,9 +26,13 @@ print(json.dumps({name: getattr(settings, name) for name in sys.argv[1:]}, defau
 """
 
 
+OTHERS = {"DATABASE_URL", "REDIS_URL", "DJANGO_ALLOW_ASYNC_UNSAFE"}
+"""Of the tests' own environment; the last is that of browsers' tests."""
+
+
 def start(home: Path, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DSTACKWEB_")}
-    clean = {name: value for name, value in clean.items() if name not in {"DATABASE_URL", "REDIS_URL"}}
+    clean = {name: value for name, value in clean.items() if name not in OTHERS}
     return subprocess.run(
         [sys.executable, *argv], cwd=REPO, capture_output=True, text=True, check=False,
         env={**clean, "DJANGO_SETTINGS_MODULE": "dstackweb.settings", "DSTACKWEB_HOME": str(home), **variables},
