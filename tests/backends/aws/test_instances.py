@@ -69,7 +69,7 @@ def subnets(cloud: Cloud, *zones: str) -> list[str]:
 
 
 def test_the_registry_knows_that_aws_starts_machines_and_hosts_do_not(backend: Backend) -> None:
-    assert registry.cloud_kinds() == ["aws"]
+    assert "aws" in registry.cloud_kinds()
     assert list(registry.cloud(backend).regions()) == [REGION]
     with pytest.raises(registry.UnknownKind):
         registry.hosts(backend)

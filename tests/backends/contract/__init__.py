@@ -1,0 +1,1 @@
+"""What each kind that starts instances must do, whatever happens on the way: `suite.CloudContract`."""
