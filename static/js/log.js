@@ -17,8 +17,11 @@ const ACCENTS = /(\p{M}{4})\p{M}+/gu;
 
 /** What a terminal shows of a finished line: a carriage return restarts it. */
 function shown(line) {
-  const plain = line.replace(ESCAPES, "").replace(/\r+$/, "");
-  return plain.slice(plain.lastIndexOf("\r") + 1).replace(INVISIBLE, "·").replace(ACCENTS, "$1…");
+  const plain = line.replace(ESCAPES, "");
+  let end = plain.length;
+  while (plain[end - 1] === "\r") end -= 1; // a pattern would try each of a hundred thousand in a row, to its end
+  const from = end ? plain.lastIndexOf("\r", end - 1) + 1 : 0;
+  return plain.slice(from, end).replace(INVISIBLE, "·").replace(ACCENTS, "$1…");
 }
 
 class LogView {

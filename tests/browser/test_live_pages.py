@@ -227,6 +227,16 @@ def test_hostile_output_is_text_in_its_own_order(page: Page, live_server, projec
     assert text.evaluate("view => view.lastChild.textContent.length") < 200_000
 
 
+@pytest.mark.slow
+def test_a_line_of_carriage_returns_does_not_hold_the_page(
+    page: Page, live_server, project: Project, mia: User
+) -> None:
+    job = placed_job(running(project, mia))
+    files.append_log(job.pk, 0, b"begin\n" + b"\r" * 200_000 + b"x\r\r\nend\n")
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    expect(page.locator("[data-log-text]")).to_have_text("begin\nx\nend\n", use_inner_text=True)
+
+
 def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
     page: Page, live_server, project: Project, mia: User
 ) -> None:
