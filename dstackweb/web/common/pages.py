@@ -44,7 +44,7 @@ class PageRequest(HttpRequest):
 
 
 View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
-NUMBER_MAX = 2**53
+NUMBER_MAX, SENTENCE_MAX = 2**53, 2000
 Routed = Callable[..., HttpResponseBase]
 """A view as the URL resolver calls it: with the project's name, and the rest by keyword."""
 
@@ -112,9 +112,9 @@ def _error_response(request: PageRequest, error: DomainError) -> HttpResponse:
 
 
 def sentence(text: str) -> str:
-    """An error's detail as a sentence: capitalized, with a full stop."""
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    """An error's detail as a sentence: capitalized, with a full stop. What was typed may be in it, and be megabytes."""
+    text = text[:1].upper() + text[1:SENTENCE_MAX] + ("…" if len(text) > SENTENCE_MAX else "")
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def fingerprint(*shown: object) -> str:

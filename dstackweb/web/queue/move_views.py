@@ -200,8 +200,8 @@ def _anchor(form: QueryDict, queue: Queue) -> Run:
         found = waiting.filter(pk=whole_number(form.get("anchor"))).first()
     else:
         found = waiting.filter(name=name).first()
-        if found is None and name.isdigit() and 0 < int(name) <= queue.count.submitted:
-            found = waiting[int(name) - 1]
+        if found is None and 0 < (place := whole_number(name)) <= queue.count.submitted:
+            found = waiting[place - 1]
     if found is None:
         raise NotFound(_("no waiting run named %s in this queue") % (name or "?"))
     return found

@@ -199,10 +199,12 @@ def announcements(request: PageRequest) -> Announcements:
     """What others or the scheduler did to the reader's runs in this project, and policy warnings."""
     last = RunEvent.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     since = request.headers.get(ANNOUNCED_HEADER, "")
-    if not request.htmx or not since.isdigit() or int(since) >= last:
+    if not request.htmx or not since.isdecimal() or whole_number(since) >= last:
         return Announcements(last, [])
     events = (
-        RunEvent.objects.filter(pk__gt=max(int(since), last - LOOK_BACK), pk__lte=last, kind__in=ANNOUNCED_KINDS)
+        RunEvent.objects.filter(
+            pk__gt=max(whole_number(since), last - LOOK_BACK), pk__lte=last, kind__in=ANNOUNCED_KINDS
+        )
         .filter(run__user=request.user, run__project=request.project)
         .exclude(actor=request.user)
         .select_related("run")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.models import Project, Session, User
 from dstackweb.runs import services
 from dstackweb.runs.concurrency import etag
 from dstackweb.runs.models import Move, Run
@@ -236,6 +236,28 @@ def test_without_scripts_the_rows_own_buttons_work(
     assert Run.objects.get(name="c").status == "terminated"
     client.post(CHANGE, {"run": [token(five["e"])], "do": "top"})
     assert names(project) == ["e", "b", "d", "a"]
+
+
+def test_a_position_that_only_looks_like_a_number_is_no_run(
+    five: dict[str, Run], project: Project, ann: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+    for name in ("²", "9" * 5000):
+        assert act(client, five["e"], do="before", name=name).status_code == 404
+        assert client.get("/p/main/queue/", headers={**HTMX, "DW-Announced": name}).status_code == 200
+    assert act(client, five["e"], do="before", name="3").status_code == 200
+    assert names(project) == ["a", "b", "e", "d", "c"]
+
+
+def test_megabytes_that_were_typed_are_not_kept_with_the_session(
+    five: dict[str, Run], ann: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+    for _ in range(3):
+        client.post(CHANGE, {"run": token(five["e"]), "do": "before", "name": "x" * 1_000_000})
+    refused = act(client, five["e"], do="priority", priority="x" * 1_000_000)
+    assert len(toast_of(refused)["text"]) < 3000
+    assert len(Session.objects.get(user=ann).session_data) < 20_000
 
 
 def test_a_poll_announces_new_events_of_the_readers_own_runs(
