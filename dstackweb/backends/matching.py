@@ -70,11 +70,15 @@ def name_matches(wanted: str, name: str) -> bool:
     by its profile, "MIG 1g.5gb".
     """
     joined = "".join(_WORD.findall(wanted.lower()))
+    return joined in _models(name) and (PART in joined or not is_part(name))
+
+
+@functools.lru_cache(256)
+def _models(name: str) -> frozenset[str]:
+    """All models, in small letters and without spaces, whose name is in a card's: few cards are compared with many."""
     words = _WORD.findall(name.lower())
-    if is_part(name) and PART not in joined:
-        return False
     spans = itertools.combinations(range(len(words) + 1), 2)
-    return any("".join(words[i:j]) == joined and not OTHER_MODEL & {*words[j : j + 1]} for i, j in spans)
+    return frozenset("".join(words[i:j]) for i, j in spans if not OTHER_MODEL & {*words[j : j + 1]})
 
 
 def is_part(name: str) -> bool:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.lib.errors import FieldError, Invalid
 from dstackweb.spec.effective import Requirements
+from dstackweb.spec.fields import MOST_NAMES
 from dstackweb.spec.run_fields import ResourcesFields
 from dstackweb.spec.source import Source
 from dstackweb.spec.wording import field_errors
@@ -124,12 +125,16 @@ def read(
         wrong("spot", f"`spot` should be true, false or auto, not {spot[:80]!r}")
     if price and not _PRICE.fullmatch(price):
         wrong("max_price", f"`max_price` should be a number of USD per hour such as 2.50, not {price[:80]!r}")
+    named = {"backend": _names(backends), "region": _names(regions)}
+    for name, several in named.items():
+        if len(several) > MOST_NAMES:
+            wrong(name, f"`{name}` has more than {MOST_NAMES} names")
     if errors:
         raise Invalid(errors[0]["msg"], errors)
     return Filter(
         requirements=requirements,
-        backends=_names(backends),
-        regions=_names(regions),
+        backends=named["backend"],
+        regions=named["region"],
         spot=SPOT[spot],
         max_price=Decimal(price) if price else None,
     )

@@ -12,6 +12,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from dstackweb.spec.units import Range, parse_count, parse_duration, parse_memory, parse_range, positive
 
+MOST_NAMES, MAX_NAME = 100, 100
+"""Names in a list, and the characters of one: they are compared with every offer, and shown beside each run."""
+
 
 class Keys(BaseModel):
     """A mapping with known keys; unknown keys are refused."""
@@ -31,7 +34,10 @@ def _not_blank(text: str) -> str:
 
 
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(values))
+    found = tuple(dict.fromkeys(values))
+    if len(found) > MOST_NAMES or any(len(name) > MAX_NAME for name in found):
+        raise ValueError(f"it has more than {MOST_NAMES} names, or one with more than {MAX_NAME} characters")
+    return found
 
 
 def read_text(parse: Callable[[str], Any]) -> BeforeValidator:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MOST = 50
-"""The most labels of a host, and of a run."""
+MOST, MOST_VALUES = 50, 100
+"""The most labels of a host, and of a run; and the most values that a run accepts, of all of them."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 _LONGEST = 100
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.env import read_env
 from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
-from dstackweb.spec.labels import MOST, check_name, check_value
+from dstackweb.spec.labels import MOST, MOST_VALUES, check_name, check_value
 from dstackweb.spec.units import Range, parse_gpu, parse_gpu_count, parse_gpu_memory, parse_names
 
 RetryEvent = Literal["no-capacity", "interruption", "error"]
@@ -21,6 +21,7 @@ MIN_TIME_WINDOW_S = 60
 SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
 PRIORITY_MIN, PRIORITY_MAX = 0, 100
 MAX_NODES = 1000
+MAX_IMAGE = 500
 MAX_CRONS, MAX_CRON = 20, 200
 """Expressions of a schedule, and the characters of one."""
 _RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
@@ -120,7 +121,10 @@ def _labels(value: Any) -> Any:
         return value
     if not 0 < len(value) <= MOST:
         raise ValueError(f"give 1 to {MOST} labels")
-    return {check_name(name): _label_values(accepted) for name, accepted in value.items()}
+    found = {check_name(name): _label_values(accepted) for name, accepted in value.items()}
+    if sum(map(len, found.values())) > MOST_VALUES:
+        raise ValueError(f"the labels have more than {MOST_VALUES} accepted values")
+    return found
 
 
 def _label_values(accepted: Any) -> tuple[str, ...]:
@@ -201,7 +205,9 @@ def _shell(shell: str) -> str:
 def _image(image: str) -> str:
     """An image becomes an argument of a command: it must not look like an option or contain spaces."""
     if image.startswith("-") or not image.isprintable() or any(char.isspace() for char in image):
-        raise ValueError(f"{image!r} is not valid")
+        raise ValueError(f"{image[:MAX_IMAGE]!r} is not valid")
+    if len(image) > MAX_IMAGE:
+        raise ValueError(f"it has more than {MAX_IMAGE} characters")
     return image
 
 

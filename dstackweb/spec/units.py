@@ -17,13 +17,15 @@ MAX_COUNT = 100_000
 MAX_MEMORY_MIB = 1 << 30
 MAX_DURATION_S = 3650 * 86_400
 """Bounds beyond any real request: each parsed number fits a 32-bit column."""
+MOST_GPU_NAMES = 50
+"""Each of them is compared with every GPU and every offer there is."""
 
 OTHER_VENDORS = {"amd": "AMD", "google": "Google", "tpu": "Google", "intel": "Intel", "tenstorrent": "Tenstorrent"}
 
 _MIB = {"mb": 1, "gb": 1024, "tb": 1024 * 1024}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(mb|gb|tb)?", re.ASCII)
-_GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]*")
+_GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]{0,99}")
 _SPAN = re.compile(r"(\d{1,12})\s*([smhdw])\s*", re.ASCII)
 
 
@@ -144,13 +146,15 @@ def _gpu_part(part: str) -> tuple[str, Any]:
 
 def parse_names(names: list[str]) -> list[str]:
     """GPU names without spaces around them. Raises ValueError for an invalid name or an unsupported vendor."""
-    stripped = [name.strip() for name in names]
+    stripped = list(dict.fromkeys(name.strip() for name in names))
+    if len(stripped) > MOST_GPU_NAMES:
+        raise ValueError(f"it has more than {MOST_GPU_NAMES} names")
     for name in stripped:
         if not _GPU_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a GPU name such as A100")
+            raise ValueError(f"{name[:120]!r} is not a GPU name such as A100")
         if name.lower() in OTHER_VENDORS:
             raise ValueError(f"{OTHER_VENDORS[name.lower()]} GPUs are not supported, only NVIDIA GPUs")
-    return list(dict.fromkeys(stripped))
+    return stripped
 
 
 def parse_gpu_memory(text: str) -> Range:

@@ -121,6 +121,14 @@ def test_names_may_be_repeated_or_separated_by_commas() -> None:
     assert (read.regions, read.backends) == (("eu-west-1", "us-east-1"), ("aws", "hosts"))
 
 
+@pytest.mark.parametrize("name", ["gpu", "regions", "backends"])
+def test_no_more_names_than_a_run_may_have(name: str) -> None:
+    """Each is compared with every offer."""
+    many = ",".join(f"n{number}" for number in range(101))
+    with pytest.raises(Invalid, match="has more than"):
+        filters.read(**{name: many if name == "gpu" else [many]})  # type: ignore[arg-type]
+
+
 def test_all_invalid_parameters_are_reported_with_their_locations() -> None:
     with pytest.raises(Invalid) as refused:
         filters.read(gpu="A100:x..", cpu="many", spot="maybe", max_price="-1", within=("query",))

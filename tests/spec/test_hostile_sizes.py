@@ -105,6 +105,40 @@ def test_no_expression_of_a_schedule_with_too_many_is_looked_at(monkeypatch: pyt
         parse_run_file(f"{TASK}schedule:\n  cron: [&a '0 0 30 2 *'{', *a' * 19_000}]\n")
 
 
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"resources": {"gpu": ",".join(f"G{n}" for n in range(51))}}, "more than 50 names"),
+        ({"resources": {"gpu": {"name": [f"G{n}" for n in range(51)]}}}, "more than 50 names"),
+        ({"resources": {"gpu": "G" * 101}}, "is not a GPU name"),
+        ({"backends": [f"b{n}" for n in range(101)]}, "more than 100 names"),
+        ({"regions": [f"r{n}" for n in range(101)]}, "more than 100 names"),
+        ({"instance_types": ["i" * 101]}, "more than 100 characters"),
+        ({"labels": {"disk": [f"d{n}" for n in range(101)]}}, "more than 100 accepted values"),
+        ({"labels": {f"l{n}": ["a", "b", "c"] for n in range(34)}}, "more than 100 accepted values"),
+        ({"image": "i" * 501}, "more than 500 characters"),
+    ],
+)
+def test_a_run_names_no_more_than_anybody_needs(keys: dict[str, Any], says: str) -> None:
+    """Each pass compares what it names with all GPUs and offers, and each list of runs shows what is missing."""
+    with pytest.raises(Invalid, match=says):
+        parse_run_file({"type": "task", "commands": ["a"], **keys})
+
+
+def test_a_run_may_name_as_much_as_the_limits_say() -> None:
+    keys: dict[str, Any] = {
+        "resources": {"gpu": ",".join([*(f"G{n}" for n in range(49)), "G" * 100, "G1"])},
+        "regions": ["r" * 100, *(f"r{n}" for n in range(99)), "r1"],
+        "labels": {f"l{n}": ["a", "b"] for n in range(50)},
+        "image": "i" * 500,
+    }
+    fields = parse_run_file({"type": "task", "commands": ["a"], **keys}).fields
+    assert fields.resources
+    assert fields.resources.gpu
+    assert len(fields.resources.gpu.name or ()) == 50
+    assert len(fields.regions or ()) == 100
+
+
 def test_secrets_are_not_filled_in_beyond_the_limit() -> None:
     secrets = {"S": "s" * 1000}
     assert len(env.fill_secrets({"A": "${{ secrets.S }}" * 100}, secrets)["A"]) == 100_000
