@@ -165,8 +165,8 @@ def submit(
                 idempotency_key=idempotency_key,
                 body_digest=submission.digest() if idempotency_key else "",
             )
-            count_new_run(run)
             note(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
+            count_new_run(run)
             wakeups.request_pass()
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):

@@ -172,13 +172,14 @@ def move_runs(
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
     if over and finalize.end(over, to_ms(now)):
         wakeups.request_task_settling()
-    _count_moves(runs, new, touched)
-    prefix_counters.count_moved(runs, new, now)
     kind, was = event or RunEventKind(new.value), {run.pk: RunStatus(run.status).value for run in runs}
     RunEvent.objects.bulk_create(
         RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **more}, at=now)
         for run, more in zip(runs, data, strict=True)
     )
+    # The rows that all share come last: other transactions wait for what follows them.
+    _count_moves(runs, new, touched)
+    prefix_counters.count_moved(runs, new, now)
     if new == RunStatus.PROVISIONING:
         count_placed(runs, now)
     for run in runs:

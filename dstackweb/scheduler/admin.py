@@ -17,7 +17,7 @@ class PeriodicJobAdmin(ReadOnly):
 
 @admin.register(PassState)
 class PassStateAdmin(ReadOnly):
-    list_display = ("generation", "ended_at", "duration_ms", "placed", "requested", "expires_at")
+    list_display = ("generation", "ended_at", "duration_ms", "placed", "expires_at")
 
 
 @admin.register(Watch)

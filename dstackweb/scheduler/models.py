@@ -38,6 +38,40 @@ class PeriodicJob(models.Model):
         return f"jobs:{host}", f"gpus:{host}", f"files:{host}", f"probe:{host}"
 
 
+class PassRequest(models.Model):
+    """Whether a placement pass is requested that has not begun: one row, apart from PassState.
+
+    So what requests a pass, such as a submit, never waits for one that is being written.
+    """
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    waiting = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_pass_request")]
+
+    def __str__(self) -> str:
+        return "waiting" if self.waiting else "none"
+
+    @classmethod
+    def make(cls) -> bool:
+        """Request a pass; True when the caller must enqueue it, False when one is queued already."""
+        waiting = cls.objects.filter(pk=1).values_list("waiting", flat=True).first()
+        if waiting is None:
+            cls.objects.get_or_create(pk=1)
+        return not waiting and bool(cls.objects.filter(pk=1, waiting=False).update(waiting=True))
+
+    @classmethod
+    def is_waiting(cls) -> bool:
+        """Whether a pass was requested since the last one was claimed."""
+        return cls.objects.filter(pk=1, waiting=True).exists()
+
+    @classmethod
+    def take(cls) -> None:
+        """A pass begins, and reads what was committed before each request so far."""
+        cls.objects.filter(pk=1, waiting=True).update(waiting=False)
+
+
 class PassState(models.Model):
     """The one row that makes placement passes exclusive.
 
@@ -50,7 +84,6 @@ class PassState(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     generation = models.BigIntegerField(default=0)
     expires_at = models.DateTimeField(null=True, help_text="Null: no pass is at work")
-    requested = models.BooleanField(default=False, help_text="A pass is queued that has not begun")
     ended_at = models.DateTimeField(null=True)
     duration_ms = models.FloatField(default=0)
     placed = models.PositiveIntegerField(default=0, help_text="Runs placed by the last pass")
@@ -63,19 +96,6 @@ class PassState(models.Model):
         return f"generation {self.generation}"
 
     @classmethod
-    def request(cls) -> bool:
-        """Request a pass; True when the caller must enqueue it, False when one is queued already."""
-        requested = cls.objects.filter(pk=1).values_list("requested", flat=True).first()
-        if requested is None:
-            cls.objects.get_or_create(pk=1)
-        return not requested and bool(cls.objects.filter(pk=1, requested=False).update(requested=True))
-
-    @classmethod
-    def is_requested(cls) -> bool:
-        """Whether a pass was requested since the last one was claimed."""
-        return cls.objects.filter(pk=1, requested=True).exists()
-
-    @classmethod
     def claim(cls, now: dt.datetime) -> int | None:
         """Claim the right to run a pass, and return its generation; None while another pass runs.
 
@@ -85,13 +105,13 @@ class PassState(models.Model):
         lifetime = dt.timedelta(seconds=cls.EXPIRES_S)
         free = Q(expires_at=None) | Q(expires_at__lte=now) | Q(expires_at__gt=now + 2 * lifetime)
         with transaction.atomic():
-            claimed = {"generation": F("generation") + 1, "expires_at": now + lifetime, "requested": False}
-            if cls.objects.filter(free, pk=1).update(**claimed):
+            if cls.objects.filter(free, pk=1).update(generation=F("generation") + 1, expires_at=now + lifetime):
+                PassRequest.take()
                 generation: int = cls.objects.values_list("generation", flat=True).get(pk=1)
                 return generation
-            # The running pass checks this when it ends, so the request is not lost.
-            if cls.objects.filter(pk=1).update(requested=True):
-                return None
+        if cls.objects.filter(pk=1).exists():
+            PassRequest.make()  # the running pass checks this when it ends, so the request is not lost
+            return None
         cls.objects.get_or_create(pk=1)
         return cls.claim(now)
 

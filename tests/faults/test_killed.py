@@ -16,7 +16,7 @@ from dstackweb.runs.models import Allocation, Job, Move, Queue, QueueCount, Queu
 from dstackweb.runs.queue import ordering, queues, reorder
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.models import PassState
+from dstackweb.scheduler.models import PassRequest, PassState
 from dstackweb.scheduler.passes.placement_pass import run_passes
 from tests.factories import count_runs_anew, join, make_host, make_project, make_run, make_user
 from tests.faults.killing import killed_at_each_statement
@@ -59,7 +59,8 @@ def take_back() -> None:
     Queue.objects.get().hours.all().delete()
     count = Run.objects.filter(status=RunStatus.PROVISIONING).update(status=RunStatus.SUBMITTED)
     QueueCount.objects.update(submitted=F("submitted") + count, provisioning=F("provisioning") - count)
-    PassState.objects.update(expires_at=None, requested=False)
+    PassState.objects.update(expires_at=None)
+    PassRequest.take()
     count_runs_anew()
 
 

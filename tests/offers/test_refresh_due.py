@@ -14,7 +14,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.offers import sources
 from dstackweb.offers.models import SourceRow
 from dstackweb.scheduler.management.commands import up
-from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.scheduler.models import PassRequest, PeriodicJob
 from dstackweb.scheduler.processes import tasks
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
@@ -166,7 +166,7 @@ def test_a_disabled_or_misconfigured_backend_is_not_refreshed(
 
 def test_a_stored_result_requests_a_scheduling_pass(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     due(clock, cloud)
-    assert PassState.objects.get().requested
+    assert PassRequest.is_waiting()
 
 
 def test_ticks_are_enqueued_only_if_a_cloud_is_configured(

@@ -29,12 +29,21 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='PassRequest',
+            fields=[
+                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ('waiting', models.BooleanField(default=False)),
+            ],
+            options={
+                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='one_pass_request')],
+            },
+        ),
+        migrations.CreateModel(
             name='PassState',
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
                 ('generation', models.BigIntegerField(default=0)),
                 ('expires_at', models.DateTimeField(help_text='Null: no pass is at work', null=True)),
-                ('requested', models.BooleanField(default=False, help_text='A pass is queued that has not begun')),
                 ('ended_at', models.DateTimeField(null=True)),
                 ('duration_ms', models.FloatField(default=0)),
                 ('placed', models.PositiveIntegerField(default=0, help_text='Runs placed by the last pass')),

@@ -18,7 +18,7 @@ from dstackweb.lib import sql
 from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
-from dstackweb.scheduler.models import ClaimLost, PassState
+from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
 from dstackweb.scheduler.monitoring import utilization
 from dstackweb.scheduler.passes import apply, loading
 from dstackweb.scheduler.passes.apply import STALE, Placement, ReservationChange
@@ -51,7 +51,7 @@ def run_passes() -> int:
     while (generation := PassState.claim(timezone.now())) is not None:
         done = _run_one(generation)
         placed += done
-        wanted = done >= MAX_PLACED or PassState.is_requested()
+        wanted = done >= MAX_PLACED or PassRequest.is_waiting()
         if not wanted or time.monotonic() - began > WORK_S:
             break
     return placed
@@ -59,7 +59,7 @@ def run_passes() -> int:
 
 def run_requested() -> int:
     """`run_passes`, unless a pass that began after the request has done its work: many requests make few passes."""
-    return run_passes() if PassState.is_requested() else 0
+    return run_passes() if PassRequest.is_waiting() else 0
 
 
 def _run_one(generation: int) -> int:
@@ -111,7 +111,7 @@ class PlacementPass:
         except STALE as stale:
             # Continuing would place later runs before this one: another pass starts over.
             log.info("pass %s: %s, starting over", self.generation, stale)
-            PassState.request()
+            PassRequest.make()
         return self.written
 
     def _next(self) -> Iterator[tuple[QueueScan, Run]]:

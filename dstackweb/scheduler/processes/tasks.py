@@ -29,7 +29,7 @@ from dstackweb.runs import history, spend
 from dstackweb.scheduler import hosts
 from dstackweb.scheduler.cloud import instances
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.scheduler.models import PassRequest, PeriodicJob
 from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.processes import housekeeping, retention
@@ -202,7 +202,7 @@ def remove_old_files(host: str) -> None:
 
 def enqueue_pass(**_signal: Any) -> None:
     """Enqueue a placement pass unless one is queued already."""
-    if PassState.request():
+    if PassRequest.make():
         enqueue(placement_pass.run_requested, cluster=settings.DSTACKWEB_CLUSTERS["control"])
 
 

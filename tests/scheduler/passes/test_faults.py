@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
@@ -18,7 +20,7 @@ from dstackweb.runs.queue import queues
 from dstackweb.runs.recount import differences
 from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.models import PassState
+from dstackweb.scheduler.models import PassRequest, PassState
 from dstackweb.scheduler.passes import apply, loading, placement_pass, queue_scan
 from tests.factories import make_host, make_run, place_all
 
@@ -106,7 +108,7 @@ def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_t
 
     def run(self: placement_pass.PlacementPass) -> int:
         counted.append(self.generation)
-        PassState.request()
+        PassRequest.make()
         return 0
 
     monkeypatch.setattr(placement_pass.PlacementPass, "run", run)
@@ -118,11 +120,30 @@ def test_passes_that_are_wanted_without_end_leave_the_worker_to_others_now_and_t
 def test_a_request_served_by_an_earlier_pass_starts_no_other(project: Project, member: User) -> None:
     make_host()
     make_run(project, member)
-    PassState.request()
+    PassRequest.make()
     assert placement_pass.run_requested() == 1
     generation = PassState.objects.get().generation
     assert placement_pass.run_requested() == 0
     assert PassState.objects.get().generation == generation
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_a_request_does_not_wait_for_a_pass_that_is_being_written() -> None:
+    def request() -> bool:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '10s'")
+            return PassRequest.make()
+        finally:
+            connection.close()
+
+    generation = PassState.claim(timezone.now())
+    assert generation is not None
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        PassState.renew(generation)
+        assert pool.submit(request).result()
+    assert PassRequest.is_waiting()
 
 
 @pytest.mark.parametrize("setting", [{"paused": True}, {"max_running": 1}, {"max_gpus_per_user": 0}])
@@ -133,7 +154,7 @@ def test_a_limit_set_during_a_pass_holds_at_once(project: Project, member: User,
     Queue.objects.filter(pk=run.queue_id).update(**setting)
     assert started.run() == 0
     assert fresh(run).status == RunStatus.SUBMITTED
-    assert PassState.objects.get().requested
+    assert PassRequest.is_waiting()
 
 
 def test_a_concurrently_stopped_run_affects_only_the_runs_behind_it(

@@ -15,7 +15,7 @@ from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.selectors import why
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.models import ClaimLost, PassState
+from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.placement import capacity
 from tests.factories import make_host, make_project, make_run, place_all
@@ -176,7 +176,7 @@ def test_a_second_concurrent_pass_exits_and_the_first_serves_its_request(project
     make_host()
     make_run(project, member)
     assert place_all() == 0
-    assert PassState.objects.get().requested
+    assert PassRequest.is_waiting()
 
 
 def test_the_claim_of_a_pass_that_died_expires(project: Project, member: User) -> None:
