@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Set
+from collections.abc import Iterator, Set
+from itertools import islice
+from typing import Any
 
 from django.db.models import QuerySet
 from pydantic import ValidationError
@@ -24,9 +26,14 @@ COLUMNS = (
 )  # fmt: skip
 """Columns that a pass reads: any other would cost a query per run. Specs are read once per shape."""
 MAX_KEPT = 2000
+READS = 20
+"""The heads of very many shapes are read in so many steps: each step looks at all of them."""
+DECIDES_NOTHING: dict[str, Any] = {"commands": (), "env": {}, "masked_env": (), "shell": "", "working_dir": None}
+"""What may be large, and says nothing about where a run fits."""
 
 _specs: dict[str, EffectiveSpec] = {}
-"""Specs by shape, cached across passes. A shape hashes everything that decisions depend on: never stale."""
+"""Specs by shape, cached across passes, the oldest first. A shape hashes everything that decisions depend on: never
+stale. They lack what decides nothing."""
 
 
 class QueueScan:
@@ -73,7 +80,8 @@ class QueueScan:
     def spec(self, run: Run) -> EffectiveSpec | None:
         """The spec of the run's shape; None if this version cannot read it."""
         if run.shape not in _specs and run.shape not in self._unreadable:
-            self._read_specs([run, *self._batch, *(self._shapes.upcoming() if self._shapes else ())])
+            upcoming = self._shapes.upcoming() if self._shapes else ()
+            self._read_specs([run, *self._batch, *islice(upcoming, BATCH)])
         return _specs.get(run.shape)
 
     def _fetch(self) -> None:
@@ -84,13 +92,13 @@ class QueueScan:
         self._batch.extend(found)
 
     def _read_specs(self, runs: list[Run]) -> None:
-        if len(_specs) > MAX_KEPT:
-            _specs.clear()
         first = {run.shape: run.pk for run in reversed(runs) if run.shape not in _specs}
+        for shape in list(islice(_specs, max(0, len(_specs) + len(first) - MAX_KEPT))):
+            del _specs[shape]
         self._unreadable |= set(first)
         for shape, stored in Run.objects.filter(pk__in=first.values()).values_list("shape", "spec"):
             try:
-                _specs[shape] = EffectiveSpec.model_validate(stored)
+                _specs[shape] = EffectiveSpec.model_validate(stored).model_copy(update=DECIDES_NOTHING)
             except ValidationError:
                 continue
         self._unreadable -= set(_specs)
@@ -112,6 +120,7 @@ class _Shapes:
             _, pk, shape = self._heads[0]
             if shape in blocked:
                 heapq.heappop(self._heads)
+                self._read.pop(pk, None)
                 continue
             if pk not in self._read:
                 self._read_heads(blocked)
@@ -132,13 +141,13 @@ class _Shapes:
             self._read[run.pk] = run
             heapq.heappush(self._heads, (run.rank, run.pk, shape))
 
-    def upcoming(self) -> Iterable[Run]:
-        """Runs that were read already."""
+    def upcoming(self) -> Iterator[Run]:
+        """Runs that were read already, and not passed yet."""
         return (run for run in self._read.values() if run is not None)
 
     def _read_heads(self, blocked: Set[str]) -> None:
         unread = (head for head in self._heads if head[2] not in blocked and head[1] not in self._read)
-        keys = [pk for _, pk, _ in heapq.nsmallest(BATCH, unread)]
+        keys = [pk for _, pk, _ in heapq.nsmallest(max(BATCH, len(self._heads) // READS), unread)]
         # Filtered as waiting again: a run may have been stopped or moved since the first query.
         self._read |= dict.fromkeys(keys)
         self._read |= {run.pk: run for run in in_order(self._queue).filter(pk__in=keys).only(*COLUMNS)}

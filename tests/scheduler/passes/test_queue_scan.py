@@ -13,6 +13,7 @@ from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes import queue_scan
 from dstackweb.scheduler.passes.queue_scan import QueueScan
+from dstackweb.spec.effective import EffectiveSpec
 from tests.factories import make_run
 
 pytestmark = pytest.mark.django_db
@@ -92,3 +93,44 @@ def test_a_run_behind_many_that_fit_nowhere_costs_the_same_however_many_they_are
             assert scan.head().shape == shape
             scan.block(shape)
         assert scan.head() == runs[-1]
+
+
+def test_each_spec_is_read_once_where_shapes_are_more_than_are_kept(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a pass over runs that all differ would take the square of their number, and hold all other projects up."""
+    monkeypatch.setattr(queue_scan, "BATCH", 2)
+    monkeypatch.setattr(queue_scan, "MAX_KEPT", 6)
+    queue_scan._specs.clear()
+    read: list[object] = []
+
+    class Counted:
+        @staticmethod
+        def model_validate(stored: dict[str, object]) -> EffectiveSpec:
+            read.append(stored)
+            return EffectiveSpec.model_validate(stored)
+
+    runs = waiting(project, member, [(index, f"shape-{index:02}") for index in range(60)])
+    monkeypatch.setattr(queue_scan, "EffectiveSpec", Counted)
+    scan, seen = QueueScan(ensure_queue(project)), []
+    while (head := scan.head()) is not None:
+        assert scan.spec(head) is not None
+        seen.append(head)
+        scan.block(head.shape)
+    assert seen == runs
+    assert len(read) == len(runs)
+    assert len(queue_scan._specs) <= 6
+
+
+def test_kept_specs_lack_what_decides_nothing(project: Project, member: User) -> None:
+    """A member's thousands of runs, each with commands of 256 KB, would fill the worker's memory."""
+    make_run(project, member, commands=["x" * 1000], env={"A": "y" * 1000}, working_dir="z" * 1000)
+    queue_scan._specs.clear()
+    scan = QueueScan(ensure_queue(project))
+    run = scan.head()
+    assert run is not None
+    spec = scan.spec(run)
+    assert spec is not None
+    assert len(spec.model_dump_json()) < 1500
+    stored = EffectiveSpec.model_validate(Run.objects.get().spec)
+    assert spec.shape_key(member.pk) == stored.shape_key(member.pk) == run.shape
