@@ -6,7 +6,7 @@ import logging
 from typing import Annotated, Any, cast
 
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from ninja import HeaderEx, NinjaAPI, P, Schema
@@ -108,6 +108,12 @@ def on_unstorable(request: HttpRequest, error: Exception) -> HttpResponse:
 def on_too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
     detail = f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB"
     return api.create_response(request, {"detail": detail}, status=413)
+
+
+@api.exception_handler(SuspiciousOperation)
+def on_unreadable(request: HttpRequest, error: SuspiciousOperation) -> HttpResponse:
+    """More parameters than any client sends."""
+    return api.create_response(request, {"detail": "the request can't be read"}, status=400)
 
 
 @api.exception_handler(UnreadablePostError)

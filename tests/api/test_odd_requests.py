@@ -32,6 +32,7 @@ TASK = {"type": "task", "commands": ["a"]}
         f"projects/main/runs/hello/logs?offset={2**62 - 1}",
         f"projects/main/runs/hello/logs?node={HUGE}",
         f"projects/main/runs/hello/logs?attempt={HUGE}",
+        f"projects/main/runs?{'status=done&' * 3000}",
     ],
 )
 def test_an_address_that_no_database_can_hold_is_refused(api: Api, project: Project, member: User, path: str) -> None:
