@@ -25,6 +25,15 @@ from dstackweb.accounts.services import create_token, revoke_token, set_secret
 from dstackweb.lib.pages import ReadOnly
 
 
+def is_admin(request: HttpRequest) -> bool:
+    """Whether a deployment admin asks, and not staff with some permissions."""
+    return isinstance(request.user, User) and request.user.is_superuser
+
+
+def _may_touch(request: HttpRequest, user: Model | None) -> bool:
+    return is_admin(request) or not (isinstance(user, User) and (user.is_superuser or user.is_staff))
+
+
 class ViewAndDeleteAdmin(ReadOnly):
     """Rows that only services create and change: the admin site shows and deletes them."""
 
@@ -66,6 +75,18 @@ class AccountAdmin(UserAdmin[User]):
     list_filter = ("is_active", "is_superuser", "is_staff", "memberships__project")
     inlines = (UserProjects,)
 
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        """Staff who may change users can't make themselves more than they are."""
+        own = super().get_readonly_fields(request, obj)  # type: ignore[arg-type]
+        return own if is_admin(request) else (*own, "is_staff", "is_superuser", "groups", "user_permissions")
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """The password and the address of a deployment admin are for deployment admins."""
+        return _may_touch(request, obj) and super().has_change_permission(request, obj)  # type: ignore[arg-type]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return _may_touch(request, obj) and super().has_delete_permission(request, obj)  # type: ignore[arg-type]
+
 
 @admin.register(Project)
 class ProjectAdmin(admin.ModelAdmin[Project]):
@@ -95,6 +116,12 @@ class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **more: Any) -> Any:
+        """Staff make tokens for themselves alone: one for another would be that person's permissions."""
+        if db_field.name == "user" and not is_admin(request):
+            more["queryset"] = User.objects.filter(pk=request.user.pk or 0)
+        return super().formfield_for_foreignkey(db_field, request, **more)
 
     def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
         row, token = create_token(obj.user, obj.name, scope=obj.scope, project=obj.project, expires_at=obj.expires_at)

@@ -7,6 +7,7 @@ import re
 import pytest
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.auth.models import Permission
 from django.test import Client
 
 from dstackweb.accounts import services
@@ -138,3 +139,40 @@ def test_a_secret_that_no_environment_can_hold_is_refused_and_not_sent_back(clie
     response = client.post("/admin/accounts/projectsecret/add/", values)
     assert "64 KiB" in response.content.decode()
     assert "éé" not in response.content.decode()
+
+
+@pytest.fixture
+def staff(client: Client) -> User:
+    """Who may do all to accounts, and is no deployment admin."""
+    user = make_user("sam", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="accounts"))
+    client.force_login(user)
+    return user
+
+
+def test_staff_make_tokens_for_themselves_alone(client: Client, staff: User) -> None:
+    others = [make_user("root", is_superuser=True, is_staff=True), make_user("ada")]
+    add = "/admin/accounts/apitoken/add/"
+    for user in others:
+        assert client.post(add, {"user": user.pk, "name": "CI", "scope": "admin"}).status_code == 200
+    assert not ApiToken.objects.exists()
+    assert client.post(add, {"user": staff.pk, "name": "CI", "scope": "admin"}).status_code == 302
+    assert ApiToken.objects.get().user == staff
+
+
+def test_staff_cannot_become_deployment_admins(client: Client, staff: User) -> None:
+    root = make_user("root", is_superuser=True, is_staff=True)
+    ada = make_user("ada")
+    for user, path in ((root, "password/"), (root, "change/"), (root, "delete/"), (staff, "change/")):
+        answer = client.post(f"/admin/accounts/user/{user.pk}/{path}", {"password1": PASSWORD, "password2": PASSWORD})
+        assert answer.status_code == 403, (user, path)
+    page = client.get(f"/admin/accounts/user/{ada.pk}/change/").content.decode()
+    assert 'name="email"' in page
+    assert 'name="is_superuser"' not in page
+    assert 'name="user_permissions"' not in page
+    form = {"username": "ada", "is_active": "on", "is_superuser": "on", "is_staff": "on", "date_joined_0": "2026-01-01",
+            "date_joined_1": "00:00:00", "email": "ada@example.org", "memberships-TOTAL_FORMS": "0",
+            "memberships-INITIAL_FORMS": "0"}  # fmt: skip
+    assert client.post(f"/admin/accounts/user/{ada.pk}/change/", form).status_code == 302
+    ada.refresh_from_db()
+    assert (ada.email, ada.is_superuser, ada.is_staff) == ("ada@example.org", False, False)
