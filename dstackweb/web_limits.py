@@ -1,9 +1,15 @@
-"""How large the body of a request may be, by its address: decided before any of it is stored or understood."""
+"""How large the body of a request may be, by its address: decided before any of it is stored or understood.
+
+And of how many parts a form may be.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
+from django.core.exceptions import TooManyFieldsSent
+from django.utils.http import parse_header_parameters
 from waitress.utilities import Error
 
 from dstackweb import settings
@@ -16,6 +22,9 @@ ARCHIVE = (settings.DSTACKWEB_ARCHIVE_LIMIT_MB + 1) << 20
 AT_ONCE = max(8 * ARCHIVE, 256 << 20)
 """Bytes of requests that a process holds until they are answered; then it takes small ones only."""
 
+PARTS = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS + 200
+"""Of a form: its fields, and files."""
+
 LIMITS = (
     (re.compile(r"/api/v1/projects/[^/]+/archives/[^/]+"), ARCHIVE),
     (re.compile(r"/p/[^/]+/submit/(plan/)?"), ARCHIVE),
@@ -26,6 +35,39 @@ LIMITS = (
 
 def limit_of(path: str) -> int:
     return next((limit for pattern, limit in LIMITS if pattern.fullmatch(path)), USUAL)
+
+
+class Form:
+    """The body of a form in parts, each of which costs time, however small. Django counts those alone that have a name.
+
+    It is read before anybody is known: the protection against forged requests looks for its token there. Raises
+    TooManyFieldsSent.
+    """
+
+    def __init__(self, body: Any, boundary: str) -> None:
+        self._body, self._boundary, self._left = body, b"--" + boundary.encode("latin-1", "replace"), PARTS
+
+    def read(self, size: int = -1) -> bytes:
+        return self._counted(self._body.read(size))
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._counted(self._body.readline(size))
+
+    def _counted(self, data: bytes) -> bytes:
+        self._left -= data.count(self._boundary)
+        if self._left < 0:
+            raise TooManyFieldsSent(f"a form has more than {PARTS} parts")
+        return data
+
+
+def limit_parts(environ: dict[str, Any]) -> None:
+    """Have a request's form be refused while it is read, if it has too many parts."""
+    try:
+        kind, more = parse_header_parameters(environ.get("CONTENT_TYPE", ""))
+    except ValueError:  # Django refuses it too
+        return
+    if kind == "multipart/form-data" and more.get("boundary"):
+        environ["wsgi.input"] = Form(environ["wsgi.input"], more["boundary"])
 
 
 class BodyTooLarge(Error):

@@ -19,6 +19,7 @@ from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from dstackweb.lib import latency, logs, proxies
+from dstackweb.web_limits import limit_parts
 
 FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
 MIDDLEWARE = (
@@ -65,5 +66,7 @@ _ = get_resolver().url_patterns
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer a request: a program's or a browser's, by its path."""
     proxies.see_through(environ, settings.DSTACKWEB_TRUSTED_PROXIES)
-    handler = for_programs if environ["PATH_INFO"].startswith(FOR_PROGRAMS) else for_pages
-    return handler(environ, start_response)
+    if environ["PATH_INFO"].startswith(FOR_PROGRAMS):
+        return for_programs(environ, start_response)
+    limit_parts(environ)
+    return for_pages(environ, start_response)

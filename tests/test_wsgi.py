@@ -12,6 +12,7 @@ from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from django.test import RequestFactory
 
+from dstackweb import web_limits
 from dstackweb.accounts.models import Project
 from dstackweb.accounts.services import create_token
 from dstackweb.audit.models import AuditEntry
@@ -112,3 +113,31 @@ def test_a_change_over_the_api_is_recorded_with_its_user_and_address_behind_a_pr
     assert answer == ["200 OK"]
     entry = AuditEntry.objects.get(kind="queue", action="changed")
     assert (entry.actor_name, entry.via, entry.address) == ("boss", "ci", "198.51.100.7")
+
+
+def post_parts(part: bytes, count: int) -> int:
+    """The status of a stranger's form of such parts."""
+    from dstackweb.wsgi import application
+
+    body = part * count + b"--b--\r\n"
+    headers = {"Host": "localhost", "Cookie": f"{django_settings.CSRF_COOKIE_NAME}={'a' * 32}"}
+    request = RequestFactory(headers=headers).post("/p/main/submit/", body, "multipart/form-data; boundary=b")
+    answer: list[str] = []
+    list(application(request.environ, lambda status, _sent: answer.append(status)))
+    return int(answer[0].split()[0])
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"--b\r\n\r\n",
+        b"--b\r\nContent-Disposition: form-data; filename=a\r\n\r\n\r\n",
+        b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n',
+    ],
+)
+def test_a_form_of_very_many_parts_is_refused_while_it_is_read(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is signed in yet, and a body for code has room for a million parts."""
+    monkeypatch.setattr(web_limits, "PARTS", 20)
+    assert post_parts(part, 15) == 403  # no token against forged requests
+    assert post_parts(part, 50_000) == 400
