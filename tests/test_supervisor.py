@@ -15,7 +15,7 @@ import psutil
 import pytest
 from pytest_django import Settings
 
-from dstackweb.accounts.services import Bootstrap
+from dstackweb.accounts.bootstrap import Bootstrap
 from dstackweb.scheduler.management.commands.up import banner
 from dstackweb.scheduler.processes import supervisor as supervisor_module
 from dstackweb.scheduler.processes.supervisor import ProcessLog

@@ -6,6 +6,7 @@ import pytest
 from pytest_django import Settings
 
 from dstackweb.accounts import services
+from dstackweb.accounts.bootstrap import bootstrap
 from dstackweb.accounts.models import ApiToken, Membership, Project, User
 from dstackweb.lib.errors import Conflict, Invalid
 from tests.accounts.races import all_read_before_any_writes, at_once
@@ -65,7 +66,7 @@ def test_two_admins_who_remove_each_other_leave_one(project: Project) -> None:
 def test_two_concurrent_first_starts_create_one_admin_and_one_gets_the_password(settings: Settings, given: str) -> None:
     settings.DSTACKWEB_ADMIN_PASSWORD = ""
     settings.DSTACKWEB_ADMIN_TOKEN = given
-    outcomes = at_once(*[services.bootstrap] * 3)
+    outcomes = at_once(*[bootstrap] * 3)
     assert sorted(outcome.created for outcome in outcomes) == [False, False, True]
     (password,) = {outcome.password for outcome in outcomes} - {None}
     assert User.objects.get().check_password(password)

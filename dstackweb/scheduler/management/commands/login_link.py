@@ -9,8 +9,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError
 
+from dstackweb.accounts.bootstrap import first_admin
 from dstackweb.accounts.models import User
-from dstackweb.accounts.services import first_admin, make_login_link
+from dstackweb.accounts.services import make_login_link
 from dstackweb.lib.errors import DomainError
 from dstackweb.scheduler.processes.home_lock import running_server
 

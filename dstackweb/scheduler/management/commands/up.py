@@ -27,7 +27,7 @@ from django_q.status import Stat
 from gunicorn.systemd import sd_notify
 
 from dstackweb import env
-from dstackweb.accounts.services import Bootstrap, bootstrap
+from dstackweb.accounts.bootstrap import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
 from dstackweb.lib import latency, schema
 from dstackweb.lib.errors import DomainError
