@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Annotated, Any, cast
 
@@ -11,6 +12,7 @@ from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from ninja import HeaderEx, NinjaAPI, P, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.parser import Parser
 from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
@@ -18,11 +20,29 @@ from dstackweb.accounts import attempts
 from dstackweb.accounts.access import allows, need_role, project_for, scope_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import authenticate_token
-from dstackweb.lib.errors import DomainError, Forbidden, TooMany
+from dstackweb.lib.errors import DomainError, Forbidden, Invalid, TooMany
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 
 log = logging.getLogger(__name__)
+
+MOST_KEYS, MOST_ERRORS = 10_000, 50
+"""Of an object in a body, and of an answer: pydantic notes each unknown key, and each wrong value."""
+SHORT = 64 * 1024
+"""A body that has no room for so many."""
+
+
+class BodyParser(Parser):
+    """Reads the JSON of a body. Raises Invalid for an object with more keys than any client sends."""
+
+    def parse_body(self, request: HttpRequest) -> Any:
+        return json.loads(request.body, object_pairs_hook=_few if len(request.body) > SHORT else None)
+
+
+def _few(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MOST_KEYS:
+        raise Invalid(f"an object in the body has more than {MOST_KEYS:,} keys")
+    return dict(pairs)
 
 
 class Token(HttpBearer):
@@ -58,6 +78,7 @@ api = NinjaAPI(
     urls_namespace="api",
     docs_url=None,
     auth=Token(),
+    parser=BodyParser(),
 )
 
 
@@ -81,7 +102,7 @@ def on_no_token(request: HttpRequest, error: AuthenticationError) -> HttpRespons
 def on_bad_body(request: HttpRequest, error: ValidationError) -> HttpResponse:
     errors = [
         {"loc": [part for part in item["loc"] if part not in ("body", "data")], "line": None, "msg": item["msg"]}
-        for item in error.errors
+        for item in error.errors[:MOST_ERRORS]
     ]
     where = ".".join(str(part) for part in errors[0]["loc"]) if errors else ""
     detail = f"{where}: {errors[0]['msg']}" if where else "the request does not match the schema"
@@ -93,7 +114,8 @@ def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     """An error of the framework, such as a body that is not JSON."""
     detail, status = str(error), error.status_code
     if status == 400:
-        detail, status = "the body is not valid JSON", 422
+        cause = error.__cause__
+        detail, status = cause.detail if isinstance(cause, Invalid) else "the body is not valid JSON", 422
     return api.create_response(request, {"detail": detail}, status=status)
 
 

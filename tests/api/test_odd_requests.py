@@ -175,3 +175,23 @@ def test_only_the_runner_that_claimed_a_job_ends_it(api: Api, project: Project, 
     assert api("POST", f"runner/jobs/{job.pk}/exit", end, **token, X_Nonce="other").status_code == 409
     assert Run.objects.get().status == "running"
     assert api("POST", f"runner/jobs/{job.pk}/exit", end, **token, X_Nonce="nonce").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"config": "a", **{f"key-{number:06}": 1 for number in range(10_001)}},
+        {"config": "a", "env": {f"A{number:06}": 1 for number in range(10_001)}},
+    ],
+    ids=["unknown", "wrong"],
+)
+def test_an_object_of_very_many_keys_is_refused_before_each_is_an_error(api: Api, body: dict) -> None:
+    """400,000 errors took hundreds of megabytes, and any token of a project may be refused so."""
+    answer = api("POST", "projects/main/runs/plan", body)
+    assert (answer.status_code, "more than 10,000 keys" in answer.json()["detail"]) == (422, True)
+
+
+def test_an_answer_lists_the_first_errors(api: Api) -> None:
+    body = {"config": "a", **{f"k{number}": 1 for number in range(2000)}}
+    answer = api("POST", "projects/main/runs/plan", body)
+    assert (answer.status_code, len(answer.json()["errors"])) == (422, 50)
