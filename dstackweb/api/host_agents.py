@@ -73,7 +73,7 @@ class FactsIn(Schema):
     cpus: int = Field(ge=1, lt=2**15)
     memory_mib: int = Field(ge=0, lt=2**40)
     boot_id: str = Field("", max_length=64)
-    gpus: list[HostGpuIn] = Field(max_length=MANY * 8)
+    gpus: list[HostGpuIn] = Field(max_length=MANY * 8, fail_fast=True)
     cgroups: CgroupsIn
     isolation: Literal["sandbox", "project", "user", "shared", "none"]
     job_user: str = Field("", max_length=60)
@@ -92,14 +92,14 @@ class HostSampleIn(Schema):
     took_ms: float = Field(0, ge=0, le=DAY_S * 1000)
     library: bool = True
     error: Message = ""
-    gpus: list[GpuIn] = Field(max_length=MANY * 8)
+    gpus: list[GpuIn] = Field(max_length=MANY * 8, fail_fast=True)
 
 
 class PollIn(Schema):
     jobs: dict[UUID, Literal["starting", "runner", "left", "gone"]] = Field(max_length=JOBS)
     failed: dict[UUID, Message] = Field(default_factory=dict, max_length=JOBS)
     probe: ProbeIn | None = None
-    samples: list[HostSampleIn] = Field([], max_length=100)
+    samples: list[HostSampleIn] = Field([], max_length=100, fail_fast=True)
 
     def report(self) -> HostReport:
         samples = [

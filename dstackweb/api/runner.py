@@ -72,7 +72,7 @@ class GpuIn(Schema):
     power_limit_w: Watts | None = None
     temperature_c: int | None = Field(None, ge=-273, le=1000)
     throttle: int | None = Field(None, ge=0, lt=2**62)
-    processes: list[ProcessIn] = Field([], max_length=MANY)
+    processes: list[ProcessIn] = Field([], max_length=MANY, fail_fast=True)
 
     def sample(self) -> Sample:
         values = self.dict()
@@ -81,11 +81,11 @@ class GpuIn(Schema):
 
 class SampleIn(Schema):
     age_s: float = Field(ge=0, le=DAY_S)
-    gpus: list[GpuIn] = Field(max_length=MANY)
+    gpus: list[GpuIn] = Field(max_length=MANY, fail_fast=True)
 
 
 class SamplesIn(Schema):
-    samples: list[SampleIn] = Field(max_length=100)
+    samples: list[SampleIn] = Field(max_length=100, fail_fast=True)
 
     def taken(self, now: dt.datetime) -> list[tuple[int, list[Sample]]]:
         """The samples with their times in ms."""
@@ -121,7 +121,7 @@ class JobHeartbeatIn(Schema):
 
 
 class HeartbeatsIn(Schema):
-    jobs: list[JobHeartbeatIn] = Field(max_length=relay.MOST)
+    jobs: list[JobHeartbeatIn] = Field(max_length=relay.MOST, fail_fast=True)
 
 
 class InterruptionIn(Schema):

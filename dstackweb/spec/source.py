@@ -122,7 +122,8 @@ def _read_object(config: Mapping[str, Any]) -> Source:
     _check_size(len(text))
     data = json.loads(text)
     errors: list[FieldError] = []
-    _check(data, (), errors)
+    if _check(data, (), errors) > MAX_VALUES:
+        raise Invalid.at(msg=TOO_MANY)
     if errors:
         raise Invalid(errors[0]["msg"], errors[:MAX_ERRORS])
     return Source(data)
@@ -133,8 +134,9 @@ def _check_size(size: int) -> None:
         raise TooLarge(f"the run file has {size / 1024:.0f} KB; the limit is {MAX_BYTES // 1024} KB")
 
 
-def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
-    """Add the errors that the text form would have too: depth, and text that can't be stored."""
+def _check(value: Any, path: Path, errors: list[FieldError]) -> int:
+    """Add the errors that the text form would have too: depth, and text that can't be stored. The number of values."""
+    values = 1
     if len(path) > MAX_DEPTH:
         raise _too_deep(None)
     if isinstance(value, str) and (problem := unusable(value)) is not None:
@@ -145,7 +147,8 @@ def _check(value: Any, path: Path, errors: list[FieldError]) -> None:
         if isinstance(key, str) and unusable(key):
             errors.append({"loc": list(path), "line": None, "msg": "a key must be plain text"})
         else:
-            _check(child, (*path, key), errors)
+            values += _check(child, (*path, key), errors)
+    return values
 
 
 def _check_path(path: Path, line: int | None) -> None:

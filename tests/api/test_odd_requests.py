@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from django.conf import LazySettings
+from pydantic import ValidationError
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.api.host_agents import PollIn
+from dstackweb.api.runner import SamplesIn
 from dstackweb.runs import files, rows
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
@@ -195,3 +198,12 @@ def test_an_answer_lists_the_first_errors(api: Api) -> None:
     body = {"config": "a", **{f"k{number}": 1 for number in range(2000)}}
     answer = api("POST", "projects/main/runs/plan", body)
     assert (answer.status_code, len(answer.json()["errors"])) == (422, 50)
+
+
+def test_samples_stop_at_the_first_error() -> None:
+    """A body has room for a million GPUs and processes that are none, and each would become an error."""
+    gpus = [{"processes": [{}] * 64}] * 64
+    for schema in (SamplesIn, PollIn):
+        with pytest.raises(ValidationError) as refused:
+            schema.model_validate({"jobs": {}, "samples": [{"age_s": 1, "gpus": gpus}] * 100})
+        assert refused.value.error_count() < 5

@@ -125,6 +125,13 @@ def test_a_run_names_no_more_than_anybody_needs(keys: dict[str, Any], says: str)
         parse_run_file({"type": "task", "commands": ["a"], **keys})
 
 
+def test_an_object_has_as_many_values_as_text_may_have() -> None:
+    task = {"type": "task", "commands": ["a"] * 19_990}
+    assert len(read(task).data["commands"]) == 19_990
+    with pytest.raises(Invalid, match="more than 20,000 values"):
+        read({"type": "task", "commands": ["a"] * 20_000})
+
+
 def test_a_run_may_name_as_much_as_the_limits_say() -> None:
     keys: dict[str, Any] = {
         "resources": {"gpu": ",".join([*(f"G{n}" for n in range(49)), "G" * 100, "G1"])},
