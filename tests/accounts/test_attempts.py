@@ -43,6 +43,29 @@ def test_after_the_window_it_may_try_again(client: Client, ada: User, monkeypatc
     assert sign_in(client, HERE, "ada") == 302
 
 
+def test_a_stolen_session_does_not_find_the_password_out(client: Client, ada: User) -> None:
+    client.force_login(ada)
+    new = {"new_password1": "another long password", "new_password2": "another long password"}
+
+    def change(old: str, **fields: str) -> int:
+        return client.post("/account/password/", {"old_password": old, **new, **fields}, REMOTE_ADDR=HERE).status_code
+
+    assert change(PASSWORD, new_password2="other") == 200  # no guess
+    assert [change(f"guess-{number}") for number in range(4)] == [200, 200, 200, 429]
+    assert change(PASSWORD) == 429
+    ada.refresh_from_db()
+    assert ada.check_password(PASSWORD)
+
+
+def test_the_admin_site_has_no_password_page_of_its_own(client: Client) -> None:
+    client.force_login(make_user("root", is_superuser=True, is_staff=True))
+    for answer in (
+        client.get("/admin/password_change/"),
+        client.post("/admin/password_change/", {"old_password": "x"}),
+    ):
+        assert (answer.status_code, answer["Location"]) == (302, "/account/password/")
+
+
 def test_wrong_tokens_count_and_a_valid_one_always_works(client: Client, ada: User) -> None:
     _row, token = services.create_token(ada, "ci")
 

@@ -23,6 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.generic import FormView
 
 from dstackweb.accounts import attempts, services, sessions
 from dstackweb.accounts.models import Role, User
@@ -45,12 +46,8 @@ MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
 page_or_form = require_http_methods(["GET", "HEAD", "POST"])
 
 
-class SignIn(LoginView):
-    """Password sign-in; axes counts failures and locks sign-in for a while."""
-
-    template_name = "accounts/login.html"
-    authentication_form = SignInForm
-    redirect_authenticated_user = True
+class AsksPassword(FormView[Any]):
+    """A page that asks for a password: too many wrong ones from an address are refused for a while."""
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         try:
@@ -61,8 +58,21 @@ class SignIn(LoginView):
         return super().post(request, *args, **kwargs)
 
     def form_invalid(self, form: Any) -> HttpResponse:
-        attempts.count_failure(self.request.META.get("REMOTE_ADDR", ""))
+        if self.was_wrong(form):
+            attempts.count_failure(self.request.META.get("REMOTE_ADDR", ""))
         return super().form_invalid(form)
+
+    def was_wrong(self, form: Any) -> bool:
+        """Whether the form was refused for its password."""
+        return True
+
+
+class SignIn(AsksPassword, LoginView):
+    """Password sign-in; axes counts failures and locks sign-in for a while."""
+
+    template_name = "accounts/login.html"
+    authentication_form = SignInForm
+    redirect_authenticated_user = True
 
 
 @require_safe
@@ -75,13 +85,16 @@ def to_sign_in(request: HttpRequest) -> HttpResponse:
     return redirect_to_login(request.GET.get("next") or reverse("admin:index"))
 
 
-class ChangePassword(SuccessMessageMixin[Any], PasswordChangeView):
-    """The signed-in person's own password."""
+class ChangePassword(SuccessMessageMixin[Any], AsksPassword, PasswordChangeView):
+    """The signed-in person's own password. Who has somebody else's session must not find it out here."""
 
     template_name = "accounts/password.html"
     form_class = ChangePasswordForm
     success_url = reverse_lazy("tokens")
     success_message = gettext_lazy("Password changed.")
+
+    def was_wrong(self, form: Any) -> bool:
+        return "old_password" in form.errors
 
 
 @never_cache
