@@ -114,7 +114,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _offer_failed(data)
         case RunEventKind.MACHINE_STARTED:
             numbers = {"what": _offer(data), "id": data["cloud_id"], "price": dollars(data["price"])}
-            return _("%(what)s starts as %(id)s at %(price)s per hour") % numbers
+            paid = _("%(what)s starts as %(id)s at %(price)s per hour")
+            return (paid if float(data["price"]) else _("%(what)s starts as %(id)s")) % numbers
         case RunEventKind.MACHINE_ASKED:
             return _("a signal ended its commands; asking the cloud about its machine")
         case RunEventKind.CLAIMED:

@@ -68,6 +68,8 @@ def test_an_instance_start_is_worded_with_its_price() -> None:
     data = {"backend": "aws", "region": "eu", "instance_type": "m5.large", "spot": True, "cloud_id": "i-1"}
     event = RunEvent(kind="machine_started", data=data | {"price": "0.0350"})
     assert event_words.event_text(event, nodes=1) == "aws eu m5.large (spot) starts as i-1 at $0.035 per hour"
+    event = RunEvent(kind="machine_started", data={**data, "backend": "dask", "spot": False, "price": "0.0000"})
+    assert event_words.event_text(event, nodes=1) == "dask eu m5.large starts as i-1"
 
 
 def test_an_event_of_a_newer_server_is_still_shown() -> None:

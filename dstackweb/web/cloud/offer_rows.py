@@ -182,9 +182,9 @@ class OfferLine:
 
 
 def lines(
-    offers: Sequence[Offer], needs: Requirements, sources: Iterable[SourceLine], own: set[str]
+    offers: Sequence[Offer], needs: Requirements, sources: Iterable[SourceLine], free: set[str]
 ) -> list[OfferLine]:
-    """The rows of a page; `own` are the backends of the team's own machines, which have no sources and no price."""
+    """The rows of a page; `free` are the backends that cost nothing."""
     most = max((offer.price for offer in offers), default=Decimal(0))
     at: defaultdict[tuple[str, str], list[SourceLine]] = defaultdict(list)
     for source in sources:
@@ -195,8 +195,8 @@ def lines(
         used = [one for one in at[offer.backend, offer.region] if one.of.source != other]
         share = float(100 * offer.price / most) if most else 0.0
         each = units.dollars(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
-        source = None if offer.backend in own else worst(used)
-        price = units.dollars(offer.price) if offer.price or offer.backend not in own else ""
+        source = worst(used)
+        price = units.dollars(offer.price) if offer.price or offer.backend not in free else ""
         badge = offer_words.availability(offer.availability)
         gpus = gpu(offer.gpu_name, offer.gpu_count, offer.gpu_memory_mib)
         # What concerns all offers is above them.

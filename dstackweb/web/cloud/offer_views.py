@@ -144,14 +144,14 @@ def _context(request: PageRequest, chosen: OfferFilters, backends: Sequence[Back
     except Invalid:  # a page of another order
         page, following = filters.page(offers, chosen.order, PER_PAGE)
     lines = [SourceLine.of_source(age, now) for age in everything.sources]
-    own = {backend.name for backend in backends if registry.is_hosts(backend)}
-    has_clouds = any(backend.name not in own for backend in backends)
+    free = {backend.name for backend in backends if not registry.costs_money(backend)}
+    has_clouds = any(not registry.is_hosts(backend) for backend in backends)
     unreachable = next((offer for offer in everything.offers if "quota" in offer.detail), None)
     known = [line for line in lines if line.of.fetched_at is not None]
     return {
         "tab": "offers",
         "filters": chosen,
-        "lines": offer_rows.lines(page, chosen.wanted.requirements, lines, own),
+        "lines": offer_rows.lines(page, chosen.wanted.requirements, lines, free),
         "count": len(offers),
         "count_all": len(everything.offers),
         "more": chosen.query(after=following) if following else "",
@@ -159,7 +159,7 @@ def _context(request: PageRequest, chosen: OfferFilters, backends: Sequence[Back
         "sorted_by": {
             header: _header(chosen, header) for header in ("price", "gpu_price", "region", "gpu", "availability")
         },
-        "cheapest": _cheapest(offers, own),
+        "cheapest": _cheapest(offers, free),
         "regions": offer_rows.by_region(lines),
         "troubles": offer_rows.troubles(lines),
         "unreachable": _without_quota(unreachable) if unreachable else "",
@@ -185,8 +185,8 @@ def _admins() -> list[str]:
     return list(found.values_list("username", flat=True)[:3])
 
 
-def _cheapest(offers: Sequence[Offer], own: set[str]) -> Offer | None:
-    paid = [offer for offer in offers if offer.backend not in own and offer.availability in USABLE]
+def _cheapest(offers: Sequence[Offer], free: set[str]) -> Offer | None:
+    paid = [offer for offer in offers if offer.backend not in free and offer.availability in USABLE]
     return min(paid, key=lambda offer: (offer.price, offer.instance_type), default=None)
 
 
