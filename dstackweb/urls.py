@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.contrib.auth.decorators import login_required
 from django.urls import include, path
 from django.views.generic import RedirectView
 
@@ -16,7 +17,7 @@ handler404 = "dstackweb.web.common.errors.not_found"
 handler500 = "dstackweb.web.common.errors.server_error"
 urlpatterns = [
     path("admin/login/", to_sign_in),
-    path("admin/password_change/", RedirectView.as_view(pattern_name="password-change")),
+    path("admin/password_change/", login_required(RedirectView.as_view(pattern_name="password-change"))),
     path("admin/", admin.site.urls),
     path("", include("dstackweb.api.urls")),
     path("", include("dstackweb.web.urls")),
