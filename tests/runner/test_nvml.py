@@ -150,7 +150,7 @@ def test_the_fake_load_follows_its_schedule(nvml: Nvml) -> None:
 def test_mig_devices_are_read_in_the_place_of_the_gpu_that_they_are_parts_of(nvml: Nvml) -> None:
     nvml.show(
         FakeGpu("GPU-a", power=300, temp=50, throttle=1, gpm=1, util=99),
-        FakeGpu("MIG-1", name="NVIDIA H100 MIG 3g.40gb", memory_mib=40000, util=80, mem=1000, pids=["7:900"]),
+        FakeGpu("MIG-1", name="NVIDIA H100 MIG 3g.40gb", memory_mib=40000, util=80, mem=1000, pids=[f"{2**22 + 7}:900"]),
         FakeGpu("MIG-2", name="NVIDIA H100 MIG 1g.10gb", memory_mib=10000, util=0),
         FakeGpu("GPU-b", util=12),
     )
@@ -158,7 +158,7 @@ def test_mig_devices_are_read_in_the_place_of_the_gpu_that_they_are_parts_of(nvm
     assert (first.uuid, first.index, first.name, first.memory_mib) == ("MIG-1", 0, "NVIDIA H100 MIG 3g.40gb", 40000)
     assert (first.utilization, first.memory_used_mib, first.power_w) == (80, 1000, None)
     assert (first.temperature_c, first.throttle) == (50, 1)
-    assert first.processes[0]["pid"] == 7
+    assert first.processes[0]["pid"] == 2**22 + 7
     assert (second.uuid, second.index, second.utilization) == ("MIG-2", 0, 0)
     assert (third.uuid, third.index, third.utilization) == ("GPU-b", 1, 12)
 
@@ -182,16 +182,16 @@ def test_a_split_gpu_without_devices_is_none(nvml: Nvml) -> None:
 
 
 def test_mig_devices_are_listed_as_gpus_of_their_own(nvml: Nvml) -> None:
-    nvml.show(FakeGpu("GPU-a"), FakeGpu("MIG-1", memory_mib=10000, pids=[41]), FakeGpu("MIG-2", memory_mib=20000))
+    nvml.show(FakeGpu("GPU-a"), FakeGpu("MIG-1", memory_mib=10000, pids=[2**22 + 41]), FakeGpu("MIG-2", memory_mib=20000))
     gpus, error = probe_gpus(lambda pid: False)
     assert [(gpu.uuid, gpu.memory_mib) for gpu in gpus] == [("MIG-1", 10000), ("MIG-2", 20000)]
-    assert gpus[0].stranger == {"pid": 41, "user": None}
+    assert gpus[0].stranger == {"pid": 2**22 + 41, "user": None}
     assert error == ""
 
 
 def test_an_old_driver_without_some_functions_is_no_error(tmp_path: Path) -> None:
     stub = Nvml(tmp_path, old=True)
-    stub.show(replace(BUSY, pids=[41]))
+    stub.show(replace(BUSY, pids=[2**22 + 41]))
     seen = snapshot(stub.env())
     assert seen["error"] == ""
     assert seen["samples"] == [
