@@ -11,7 +11,6 @@ import contextlib
 import gzip
 import hashlib
 import os
-import shutil
 import stat
 import tempfile
 import zlib
@@ -22,6 +21,7 @@ from typing import BinaryIO
 
 from dstackweb.runner.archive_limits import LIMITS, TEXT_MAX, Limits, is_too_long
 from dstackweb.runner.child import CannotStart
+from dstackweb.runner.removal import remove
 
 BLOCK, PIECE = 512, 1 << 20
 STAGED = ".dstackweb-code-"
@@ -74,7 +74,7 @@ def unpack(archive: BinaryIO, sha256: str, target: str, limits: Limits = LIMITS)
     archive.seek(0)
     for name in os.listdir(target):  # of a runner that was killed
         if name.startswith(STAGED):
-            shutil.rmtree(os.path.join(target, name), ignore_errors=True)
+            remove(os.path.join(target, name))
     staged = tempfile.mkdtemp(prefix=STAGED, dir=target)
     try:
         limits = limits.of(packed)
@@ -85,7 +85,7 @@ def unpack(archive: BinaryIO, sha256: str, target: str, limits: Limits = LIMITS)
         for check_only in (True, False):
             _move(staged, target, check_only=check_only)
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        remove(staged)
 
 
 class _Stream:

@@ -1,8 +1,8 @@
 """A control group (cgroup) for each job, of version 2 or 1, where the machine lets this process make one.
 
 No process leaves its group by changing its parent, session or environment. So the group says what is left of a job
-whose runner was killed, ends all of it, and limits its memory and CPUs. `python -m dstackweb.runner.cgroups` prints
-what this machine allows.
+whose runner was killed, ends all of it, and limits its memory, CPUs and processes. `python -m
+dstackweb.runner.cgroups` prints what this machine allows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTROLLERS = ("memory", "cpu")
+"""What a folder must give to jobs' groups to be their parent; `pids` comes with them where it can."""
 PREFIX = "dstackweb-"
 PERIOD_US = 100_000
 MIB = 1 << 20
@@ -36,11 +37,15 @@ class CannotMake(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job may use; None is no limit. While CPUs are short, jobs get them in proportion to `cpu_share`."""
+    """What a job may use; None is no limit. While CPUs are short, jobs get them in proportion to `cpu_share`.
+
+    `processes` counts threads too.
+    """
 
     memory_mib: int | None = None
     cpus: int | None = None
     cpu_share: int | None = None
+    processes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def read(state_dir: str) -> Group:
 
 def make(name: str, limits: Limits) -> Group:
     """Make the group of a job, or find it again. Raises CannotMake; limits that can't be set are left out."""
-    used = [one for one in hierarchies() if one.version == 2 or one.controllers & {*CONTROLLERS, "freezer"}]
+    used = [one for one in hierarchies() if one.version == 2 or one.controllers & {*CONTROLLERS, "pids", "freezer"}]
     if not used:
         raise CannotMake("not_mounted")
     folders, problem = _made([os.path.join(hierarchy.parent(), PREFIX + name) for hierarchy in used])
@@ -137,6 +142,9 @@ def make(name: str, limits: Limits) -> Group:
         raise CannotMake(_code(problem), str(problem))
     memory = [_limit_memory(folder, limits.memory_mib) for folder in folders]
     cpu = [_limit_cpu(folder, limits) for folder in folders]
+    if limits.processes:
+        for folder in folders:
+            _attempt(folder, "pids.max", str(limits.processes))
     return Group(tuple(folders), limits.memory_mib if any(memory) else None, limits.cpus if any(cpu) else None)
 
 
@@ -176,6 +184,12 @@ def support() -> dict[str, Any]:
     return {"version": version, "memory": memory, "cpu": cpu, "code": code, "error": ""}
 
 
+def jobs_of(pid: int) -> set[str]:
+    """The jobs whose groups a process is in, by their names: none, one, or more where a job has started a host."""
+    names = _read(f"/proc/{pid}", "cgroup").replace("\n", "/").split("/")
+    return {name[len(PREFIX) :] for name in names if name.startswith(PREFIX)}
+
+
 def _version(group: Group) -> str:
     """That of the limits, or of the group where it has none. Every group of version 2 has `cgroup.controllers`."""
     limiting = [folder for folder in group.folders if _has(folder, "memory.max") or _has(folder, "memory.failcnt")]
@@ -200,6 +214,7 @@ class Hierarchy:
         if self.version == 2 and wanted:
             for folder in _upwards(self.own, self.top):
                 if _gives(folder, wanted):
+                    _attempt(folder, "cgroup.subtree_control", "+pids")
                     return folder
         return self.own
 

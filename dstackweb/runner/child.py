@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import resource
 import shlex
 import subprocess
 import tempfile
@@ -20,6 +21,8 @@ from dstackweb.runner.tree import MARKER, forbid_new_privileges
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
 """The kernel allows arguments of up to 128 KiB; a longer script is passed as a file."""
+USER_FACTOR = 8
+"""A user may have as many processes as so many jobs: all jobs of a project share one."""
 SETUP_S = 120.0
 SETUP_OUTPUT = 1 << 20
 CONTROL_DEVICE, CUDA_DEVICE = "/dev/nvidiactl", "/dev/nvidia-uvm"
@@ -136,11 +139,30 @@ def _identity(job: Job) -> Callable[[], None]:
     """What a new process of the job does first: enter its group, and become its user, unless its sandbox does."""
     account = job.account if job.switches_user and job.writable is None else None
     groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
-    return partial(_become, job.group, _oom_score(job.spec), account, groups)
+    return partial(_become, job.group, _oom_score(job.spec), _user_limit(job), account, groups)
 
 
-def _become(group: Group, oom_score: int | None, account: pwd.struct_passwd | None, groups: list[int]) -> None:
+def _user_limit(job: Job) -> int | None:
+    """How many processes the job's user may have, where its cgroup has no limit; never where that is the runner's own.
+
+    The kernel counts all of the user's, and so those of other jobs: this keeps only the machine from being filled.
+    """
+    limit = job.spec.get("process_limit")
+    return USER_FACTOR * limit if limit and job.switches_user else None
+
+
+def _become(
+    group: Group,
+    oom_score: int | None,
+    user_limit: int | None,
+    account: pwd.struct_passwd | None,
+    groups: list[int],
+) -> None:
     group.enter()  # still as root, who alone may
+    if user_limit is not None:
+        _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        limit = user_limit if hard == resource.RLIM_INFINITY else min(hard, user_limit)
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
     if oom_score is not None:
         with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
             file.write(str(oom_score))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -16,9 +15,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import dstackweb
-from dstackweb.runner import cgroups, tree
+from dstackweb.runner import cgroups, removal, tree
 from dstackweb.runner.launcher import Launcher, NotLaunched
-from dstackweb.runner.state import StateDir, runner_lives, say
+from dstackweb.runner.state import StateDir, job_uid, runner_lives, say
 
 KILL_S = 2.0
 """How long a kill waits for the processes to end; the next call continues."""
@@ -52,7 +51,7 @@ class LocalJobs:
         except OSError as error:
             raise NotLaunched(f"{type(error).__name__}: {error}") from error
         finally:
-            shutil.rmtree(self.folder(job), ignore_errors=True)
+            removal.remove(self.folder(job))
 
     def make_folder(self) -> None:
         """The parent of the jobs' folders, closed to others."""
@@ -129,7 +128,8 @@ class LocalJobs:
         return sum(_removed(self.folder(job)) for job in gone)
 
     def _processes(self, job: str, runner: int | None) -> set[int]:
-        return tree.processes(job, cgroups.read(self.folder(job)), {runner} if runner else set())
+        folder = self.folder(job)
+        return tree.processes(job, cgroups.read(folder), {runner} if runner else set(), job_uid(folder))
 
     def _runner(self, job: str) -> int | None:
         """The runner's PID. The one in the lock file counts only while the lock is held: PIDs are reused."""
@@ -177,8 +177,7 @@ def _folders(above: str) -> Iterator[tuple[str, float]]:
 
 def _removed(folder: str) -> bool:
     """Failed removals are retried next time."""
-    shutil.rmtree(folder, onerror=lambda _call, path, error: say(f"can't remove {path}: {error[1]}"))
-    return not os.path.exists(folder)
+    return removal.remove(folder, say)
 
 
 def _is_uuid(text: str) -> bool:

@@ -18,7 +18,7 @@ from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.masking import Masker
-from dstackweb.runner.state import StateDir, say
+from dstackweb.runner.state import StateDir, job_uid, say
 from dstackweb.runner.task_lines import TaskLines
 
 POLL_S = 0.2
@@ -48,7 +48,7 @@ class Runner:
         self.job_id: str = orders["job"]
         self.client = self._new_client()
         self.spool = state.path("spool")
-        self.group = cgroups.read(state.folder)
+        self.group, self.uid = cgroups.read(state.folder), job_uid(state.folder)
         self.spec: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
         self.heartbeats = 0
@@ -89,7 +89,7 @@ class Runner:
             say(f"the API rejected this runner: {rejected}")
             # Without a start of its own, the processes belong to the runner that has the job.
             if self.state.has("started"):
-                tree.end(self.job_id, self.group)
+                tree.end(self.job_id, self.group, self.uid)
                 self.group.remove()
 
     def _go(self) -> None:
@@ -133,7 +133,7 @@ class Runner:
             refused = {"fault": bad.fault.value, "name": bad.name, "limit": bad.limit}
             self._finish(None, "code_refused", str(bad), code_refused=refused)
         except (CannotStart, OSError) as error:
-            tree.end(self.job_id, self.group)
+            tree.end(self.job_id, self.group, self.uid)
             self._finish(None, "executor_error", str(error))
         else:
             if self.task_lines is not None:
@@ -150,7 +150,8 @@ class Runner:
             job.group = self.group = self._make_group()
             tree.adopt_orphans()
             # From here on the commands must not be started again, whatever happens to this process.
-            self.state.write("started", "")
+            self.uid = job.account.pw_uid if job.switches_user else None
+            self.state.write("started", "" if self.uid is None else str(self.uid))
             return spawn(job, pipe)
         finally:
             os.close(pipe)
@@ -158,7 +159,10 @@ class Runner:
     def _make_group(self) -> cgroups.Group:
         """The job's cgroup, stored before anything enters it; one without folders where none can be made."""
         self.group.remove()  # of a runner that ended before it started anything, perhaps elsewhere
-        limits = cgroups.Limits(self.spec.get("memory_max_mib"), self.spec.get("cpu_max"), self.spec.get("cpus"))
+        spec = self.spec
+        limits = cgroups.Limits(
+            spec.get("memory_max_mib"), spec.get("cpu_max"), spec.get("cpus"), spec.get("process_limit")
+        )
         try:
             group = cgroups.make(self.job_id, limits)
         except cgroups.CannotMake as cannot:
@@ -169,7 +173,7 @@ class Runner:
 
     def processes(self) -> set[int]:
         """The living processes of the commands that this runner has started: its descendants, or in the group."""
-        return self.group.processes() if tree.is_childless() else tree.processes(self.job_id, self.group)
+        return self.group.processes() if tree.is_childless() else tree.processes(self.job_id, self.group, uid=self.uid)
 
     def _prepare(self, job: Job) -> None:
         """Make the job's directory, owned by its user, and unpack the code with that user's rights.
@@ -215,7 +219,7 @@ class Runner:
 
     def _salvage(self) -> None:
         """An earlier runner died after the start: end its processes and report that."""
-        tree.end(self.job_id, self.group)
+        tree.end(self.job_id, self.group, self.uid)
         self._finish(None, "instance_unreachable", "its runner was killed; the job's remaining processes were ended")
 
     def _finish(self, exit_code: int | None, reason: str, message: str, **more: Any) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 import dstackweb
-from dstackweb.runner import enter
+from dstackweb.runner import enter, removal
+from dstackweb.runner.state import say
 
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
 """What jobs get of /dev, if it is there, beside its usual files: GPUs and fast networks."""
@@ -98,4 +99,4 @@ def make_tmp(run_dir: str, account: pwd.struct_passwd) -> None:
 
 def remove_tmp(run_dir: str) -> None:
     """Remove it, if the job had one."""
-    shutil.rmtree(tmp_of(run_dir), ignore_errors=True)
+    removal.remove(tmp_of(run_dir), say)

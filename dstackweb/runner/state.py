@@ -1,7 +1,7 @@
 """A runner's state as files that survive it: a later runner decides from them what remains to be done.
 
-`lock` is held for the runner's life, `nonce` identifies it at the API, `started` exists before the commands can run,
-`spool` is their output, locked while more may come, `exit` is how they ended.
+`lock` is held for the runner's life, `nonce` identifies it at the API, `started` exists before the commands can run and
+has their user, `spool` is their output, locked while more may come, `exit` is how they ended.
 """
 
 from __future__ import annotations
@@ -42,6 +42,15 @@ def is_locked(path: str) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def job_uid(folder: str) -> int | None:
+    """The user that a job's commands run as; None before their start, and where they run as the runner's own."""
+    try:
+        with open(os.path.join(folder, "started"), encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
 
 
 class StateDir:

@@ -1,6 +1,7 @@
 """A job's processes: all of its cgroup, all descendants of the runner, which adopts orphans, and all with its marker.
 
-The cgroup finds them all. The others are what there is without one, and cost little beside it.
+The cgroup finds them all. The others are what there is without one, and cost little beside it. Any program can set any
+marker, so it counts only where neither the cgroup nor the user says that the process is another job's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from dstackweb.runner.cgroups import Group
+from dstackweb.runner.cgroups import Group, jobs_of
 
 MARKER = "DSTACKWEB_JOB"
 _VARIABLE = f"{MARKER}=".encode()
@@ -63,11 +64,14 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def processes(job: str, group: Group, runner: set[int] | None = None) -> set[int]:
-    """The living processes of a job except its runner: this process, or those given. A zombie runs nothing."""
+def processes(job: str, group: Group, runner: set[int] | None = None, uid: int | None = None) -> set[int]:
+    """The living processes of a job except its runner: this process, or those given. A zombie runs nothing.
+
+    `uid` is the user that the job's commands run as, if that is another than the runner's.
+    """
     own = {os.getpid()} if runner is None else runner
     parents = _parents()
-    found = {pid for pid in parents if job_of(pid) == job}
+    found = {pid for pid in parents if job_of(pid) == job and _may_be_of(pid, uid)}
     above = found | own
     while below := {pid for pid, parent in parents.items() if parent in above} - above:
         above |= below
@@ -116,13 +120,33 @@ def _parents() -> dict[int, int]:
 
 
 def job_of(pid: int) -> str:
-    """The job that a process was started for, by the marker in its environment; empty if there is none to read."""
+    """The job that a process was started for, by the marker in its environment; empty if there is none to read.
+
+    In the cgroup of a job, the marker of another is false.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")
     except OSError:
         return ""
-    return next((one[len(_VARIABLE) :].decode(errors="replace") for one in variables if one.startswith(_VARIABLE)), "")
+    job = next((one[len(_VARIABLE) :].decode(errors="replace") for one in variables if one.startswith(_VARIABLE)), "")
+    if not job:
+        return ""
+    # This process may itself be in a job, whose groups then say nothing of the processes below.
+    groups = jobs_of(pid) - jobs_of(os.getpid())
+    return job if not groups or job in groups else ""
+
+
+def _may_be_of(pid: int, uid: int | None) -> bool:
+    """Whether a process can be of a job that runs as this user: the user's, or of its sandbox, which root starts."""
+    if uid is None:
+        return True
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            of = next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
+    except OSError:
+        return False
+    return of in (uid, os.getuid())
 
 
 def send(pids: set[int], number: signal.Signals) -> None:
@@ -154,10 +178,10 @@ def reap() -> dict[int, int]:
         ended[pid] = status
 
 
-def end(job: str, group: Group) -> None:
+def end(job: str, group: Group, uid: int | None = None) -> None:
     """Kill what is left of a job, until the last process is confirmed gone."""
     pause_s = 0.01
-    while left := processes(job, group):
+    while left := processes(job, group, uid=uid):
         kill(left, group)
         time.sleep(pause_s)
         # A process that hangs in the kernel may take long.

@@ -149,6 +149,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "max_duration_s": run.limit_s,
         "stop_duration_s": spec.stop_duration_s,
         "lost_after_s": settings.DSTACKWEB_LOST_AFTER_S if spec.retry else None,
+        "process_limit": settings.DSTACKWEB_JOB_PROCESSES,
         "log_limit": settings.DSTACKWEB_LOG_LIMIT_MB * 1024 * 1024,
         "image": spec.image,
     }

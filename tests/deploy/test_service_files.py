@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from configparser import RawConfigParser
 from pathlib import Path
 
@@ -13,6 +18,7 @@ from django.urls import resolve
 
 from dstackweb.cli.main import app
 from dstackweb.lib.process import REFUSED
+from dstackweb.runner import cgroups, sandbox
 from dstackweb.runner.host_agent import NEVER
 from tests.support import REPO
 
@@ -50,6 +56,50 @@ def test_units_start_existing_commands_and_do_not_kill_jobs(path: Path) -> None:
     has_jobs = "--no-host" not in argv
     assert found["KillMode"] == ("process" if has_jobs else "mixed")
     assert ("User" in found, found.get("Delegate")) == (not has_jobs, "yes" if has_jobs else None)
+
+
+JOB_UNITS = [path for path in UNITS if "Delegate" in service(path)]
+MAKES = """
+import json
+from dstackweb.runner import cgroups, sandbox
+from dstackweb.runner.isolation import PROJECT_UIDS, account_of
+from dstackweb.scheduler.processes.firewall import close_ports
+ports = close_ports(PROJECT_UIDS, {"ENGINE": "sqlite3"}, "redis://127.0.0.1:6379")
+print(json.dumps([sandbox.obstacle(account_of(PROJECT_UIDS, 0)), cgroups.support(), ports]))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has rights to leave to a service")
+@pytest.mark.parametrize("path", JOB_UNITS, ids=lambda path: path.name)
+def test_services_that_start_jobs_keep_the_rights_for_sandboxes_cgroups_and_closed_ports(path: Path) -> None:
+    kept = set(re.findall(r"CAP_\w+", path.read_text()))
+    assert set(sandbox.ENTERS_WITH) <= kept, "else bwrap drops none"
+    bounding = ",".join(["-all", *(f"+{right.removeprefix('CAP_').lower()}" for right in sorted(kept))])
+    rights = ["setpriv", f"--bounding-set={bounding}", "--inh-caps=-all"]
+    env = {"PATH": os.environ["PATH"], "DJANGO_SETTINGS_MODULE": "dstackweb.settings", "PYTHONPATH": str(REPO)}
+    argv = ["unshare", "--net", *rights, sys.executable, "-c", f"import django; django.setup()\n{MAKES}"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=os.environ | env)
+    obstacle, made, ports = json.loads(done.stdout)
+    assert (obstacle, made) == ("", cgroups.support())
+    joined = path.name == "dstackweb-host.service"
+    assert ports == ("open" if joined else "closed"), "a joined machine has neither database nor Redis of the server"
+
+
+@pytest.mark.parametrize("path", JOB_UNITS, ids=lambda path: path.name)
+def test_services_that_start_jobs_leave_them_gpus_and_the_machine_processes(path: Path) -> None:
+    found = service(path)
+    assert not {"ProtectClock", "PrivateDevices", "DeviceAllow", "DevicePolicy", "NoNewPrivileges"} & set(found)
+    assert not {"RestrictNamespaces", "ProtectControlGroups", "PrivateUsers", "SystemCallFilter"} & set(found)
+    assert found["TasksMax"] == "80%"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    for path in UNITS:  # the programs are not installed here
+        (tmp_path / path.name).write_text(re.sub("^ExecStart=.*", "ExecStart=/bin/true", path.read_text(), flags=re.M))
+    argv = ["systemd-analyze", "verify", *(str(tmp_path / path.name) for path in UNITS)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert not [line for line in done.stderr.splitlines() if str(tmp_path) in line]
 
 
 def test_the_container_runs_unprivileged_and_its_health_check_address_answers() -> None:

@@ -115,6 +115,38 @@ def test_a_job_above_its_memory_request_is_killed_first(box: MakeBox) -> None:
     assert _oom_score({}) is None
 
 
+FORKS = """
+import os, signal, time
+for made in range(300):
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except BlockingIOError:
+        break
+print(made)
+"""
+
+
+@pytest.mark.skipif(not OTHER_USER, reason="only root may surely make cgroups")
+def test_a_job_that_forks_without_end_has_no_more_processes_than_its_limit(box: MakeBox) -> None:
+    job = box(f"python3 -S -c '{FORKS}'", process_limit=100)
+    job.launch()
+    assert job.end()["exit_code"] == 0
+    [made] = map(int, job.lines())
+    limited = support()["version"] and any("pids" in one.controllers for one in cgroups.hierarchies())
+    assert 80 < made < 100 if limited else made == 299
+
+
+def test_jobs_with_a_user_of_their_own_are_limited_by_user_too_and_others_not(box: MakeBox) -> None:
+    job = box("grep 'Max processes' /proc/self/limits", process_limit=64)
+    job.launch()
+    job.end()
+    own = Path("/proc/self/limits").read_text()
+    assert (job.lines()[0] in own) == (OTHER_USER is None)
+    if OTHER_USER:
+        assert job.lines()[0].split()[2:4] == ["512", "512"]
+
+
 def test_a_frozen_forking_crowd_is_killed_to_the_last(box: MakeBox) -> None:
     crowd = "(env -i setsid sh -c 'while :; do (sleep 0.01; exit) & (setsid sleep 30 &); sleep 0.01; done' &)"
     job = box(f"{crowd} > /dev/null 2>&1", "echo up", WORK)
@@ -170,6 +202,36 @@ def test_a_kill_ends_frozen_processes_and_ignores_zombies(group: cgroups.Group) 
     tree.kill({process.pid}, group)
     eventually(lambda: not group.processes())
     assert process.wait() == -signal.SIGKILL
+
+
+@pytest.fixture
+def marked() -> Iterator[Callable[..., int]]:
+    """Starts processes with the marker of a job."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(job: str, **how: Any) -> int:
+        started.append(subprocess.Popen(["/bin/sleep", "600"], env={tree.MARKER: job}, **how))
+        return started[-1].pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_another_jobs_marker_makes_no_process_part_of_that_job(
+    group: cgroups.Group, marked: Callable[..., int]
+) -> None:
+    job = str(uuid4())
+    own, in_anothers_group = marked(job), marked(job, preexec_fn=group.enter)
+    assert tree.processes(job, cgroups.NO_GROUP, set()) == ({own} if group.folders else {own, in_anothers_group})
+
+
+@pytest.mark.skipif(not OTHER_USER, reason="only root may start processes of others")
+def test_without_cgroups_a_marker_counts_for_processes_of_the_jobs_user(marked: Callable[..., int]) -> None:
+    job, jobs_user = str(uuid4()), 1900000007
+    own, sandbox, _other = marked(job, user=jobs_user), marked(job), marked(job, user=1900000008)
+    assert tree.processes(job, cgroups.NO_GROUP, set(), jobs_user) == {own, sandbox}
 
 
 def _read(folder: str, name: str) -> str:

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -21,12 +20,11 @@ import psutil
 from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.runner import cgroups
+from dstackweb.runner import cgroups, removal, tree
 from dstackweb.runner.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner.launcher import Launcher, NotLaunched
 from dstackweb.runner.relay import start_relay
-from dstackweb.runner.state import runner_lives
-from dstackweb.runner.tree import MARKER
+from dstackweb.runner.state import job_uid, runner_lives
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +118,7 @@ def probe_runner(runs_dir: str, job_id: UUID, token: str) -> None:
             }
         )
     finally:
-        shutil.rmtree(state_dir(job_id), ignore_errors=True)
+        removal.remove(state_dir(job_id))
 
 
 def _launch(order: Mapping[str, object]) -> dict[str, object]:
@@ -166,7 +164,7 @@ def is_ours(pid: int) -> bool:
         pids = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
     except psutil.Error:
         pids = [pid]
-    marked = {job for job in map(job_of, pids) if job is not None}
+    marked = set(map(tree.job_of, pids))
     if any(_is_uuid(job) and runner_alive(UUID(job)) for job in marked):
         return True
     # A process that cleaned its environment is still below its runner.
@@ -215,7 +213,7 @@ def forget(job_id: UUID) -> bool:
     if not tree_gone(job_id):
         return False
     cgroups.read(str(state_dir(job_id))).remove()
-    shutil.rmtree(state_dir(job_id), onerror=_log_error)
+    removal.remove(state_dir(job_id), log.warning)
     return True
 
 
@@ -245,10 +243,10 @@ def forget_all(jobs: Sequence[UUID], ends: float) -> int:
     for start in range(0, len(jobs), AT_ONCE):
         if time.monotonic() >= ends:
             break
-        marked = {job_of(pid) for pid in psutil.pids()}
+        marked = {tree.job_of(pid) for pid in psutil.pids()}
         for job_id in jobs[start : start + AT_ONCE]:
             if str(job_id) not in marked and not runner_alive(job_id):
-                shutil.rmtree(state_dir(job_id), onerror=_log_error)
+                removal.remove(state_dir(job_id), log.warning)
                 forgotten += 1
     return forgotten
 
@@ -272,8 +270,7 @@ def remove_run_dirs(runs_dir: str, uids: Collection[str], ends: float) -> int:
             break
         folder = Path(runs_dir) / str(UUID(uid))
         if folder.is_dir() and not folder.is_symlink():
-            shutil.rmtree(folder, onerror=_log_error)
-            removed += not folder.exists()
+            removed += removal.remove(folder, log.warning)  # else it is retried next time
     return removed
 
 
@@ -310,40 +307,15 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
-def _log_error(_function: object, path: str, error: tuple[object, object, object]) -> None:
-    """Failed removals are retried next time."""
-    log.warning("could not remove %s: %s", path, error[1])
-
-
-_VARIABLE = f"{MARKER}=".encode()
-
-
-def job_of(pid: int) -> str | None:
-    """The id of the job that a process was started for, by the marker in its environment."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
-    except OSError:
-        return None
-    return next(
-        (line.removeprefix(_VARIABLE).decode(errors="replace") for line in variables if line.startswith(_VARIABLE)),
-        None,
-    )
-
-
 def tree_of(job_id: UUID, runner: psutil.Process | None) -> list[psutil.Process]:
     """The living processes of a job without its runner: those in its cgroup, those with its marker, and all below these
     and the runner.
 
     Without a cgroup, a process that cleaned its environment is found only while its runner lives, which adopts orphans.
     """
-    everything = [process for process in psutil.process_iter(["pid", "ppid", "status"]) if _is_alive(process)]
-    found = {process.pid for process in everything if job_of(process.pid) == str(job_id)}
-    own = {runner.pid} if runner else set()
-    above = found | own | cgroups.read(str(state_dir(job_id))).processes()
-    while below := {process.pid for process in everything if process.info["ppid"] in above} - above:
-        above |= below
-    return [process for process in everything if process.pid in above - own]
+    everything, folder = list(psutil.process_iter()), str(state_dir(job_id))
+    found = tree.processes(str(job_id), cgroups.read(folder), {runner.pid} if runner else set(), job_uid(folder))
+    return [process for process in everything if process.pid in found]
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
@@ -351,8 +323,3 @@ def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    """A zombie runs nothing and holds nothing."""
-    return process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

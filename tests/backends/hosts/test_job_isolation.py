@@ -203,6 +203,26 @@ def test_no_daemon_outlives_its_job(launch: Launch, writable: list[str] | None) 
 
 
 @as_root
+@each_level
+def test_another_job_cannot_keep_a_jobs_end_from_being_confirmed(launch: Launch, writable: list[str] | None) -> None:
+    api, _folder = launch(7, "true", writable=writable)
+    output(api)
+    eventually(lambda: not local.runner_alive(api.job))
+    other, _folder = launch(7, f"export DSTACKWEB_JOB={api.job}; sleep 600 & echo started; wait", writable=writable)
+    eventually(lambda: b"started" in other.log)
+    assert local.tree_gone(api.job)
+    assert len(local.tree_of(other.job, None)) >= 2
+
+
+@as_root
+@each_level
+def test_a_projects_user_has_a_limit_of_processes(launch: Launch, writable: list[str] | None) -> None:
+    see = "grep 'Max processes' /proc/self/limits"
+    api, _folder = launch(7, see, writable=writable, process_limit=1000)
+    assert output(api).split()[2:4] == ["8000", "8000"]
+
+
+@as_root
 def test_a_killed_runner_leaves_nothing_of_a_sandbox(launch: Launch) -> None:
     pid, _folder = victim(launch, 7, SANDBOX)
     [job] = local.jobs_here()
