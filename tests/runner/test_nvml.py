@@ -150,7 +150,9 @@ def test_the_fake_load_follows_its_schedule(nvml: Nvml) -> None:
 def test_mig_devices_are_read_in_the_place_of_the_gpu_that_they_are_parts_of(nvml: Nvml) -> None:
     nvml.show(
         FakeGpu("GPU-a", power=300, temp=50, throttle=1, gpm=1, util=99),
-        FakeGpu("MIG-1", name="NVIDIA H100 MIG 3g.40gb", memory_mib=40000, util=80, mem=1000, pids=[f"{2**22 + 7}:900"]),
+        FakeGpu(
+            "MIG-1", name="NVIDIA H100 MIG 3g.40gb", memory_mib=40000, util=80, mem=1000, pids=[f"{2**22 + 7}:900"]
+        ),
         FakeGpu("MIG-2", name="NVIDIA H100 MIG 1g.10gb", memory_mib=10000, util=0),
         FakeGpu("GPU-b", util=12),
     )
@@ -182,7 +184,9 @@ def test_a_split_gpu_without_devices_is_none(nvml: Nvml) -> None:
 
 
 def test_mig_devices_are_listed_as_gpus_of_their_own(nvml: Nvml) -> None:
-    nvml.show(FakeGpu("GPU-a"), FakeGpu("MIG-1", memory_mib=10000, pids=[2**22 + 41]), FakeGpu("MIG-2", memory_mib=20000))
+    nvml.show(
+        FakeGpu("GPU-a"), FakeGpu("MIG-1", memory_mib=10000, pids=[2**22 + 41]), FakeGpu("MIG-2", memory_mib=20000)
+    )
     gpus, error = probe_gpus(lambda pid: False)
     assert [(gpu.uuid, gpu.memory_mib) for gpu in gpus] == [("MIG-1", 10000), ("MIG-2", 20000)]
     assert gpus[0].stranger == {"pid": 2**22 + 41, "user": None}
