@@ -45,8 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # While tests are collected: nothing of it is garbage, and looking takes a third of the time.
 
 
-def pytest_collection_finish() -> None:
-    """What was collected stays: no later search for garbage looks at it."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests of a group stay together, and what was collected stays: no later search for garbage looks at it."""
+    if getattr(session.config.option, "loadgroup", False):
+        apart = [one.nodeid for one in session.items if one.get_closest_marker("xdist_group") and "@" not in one.nodeid]
+        assert not apart, f"pytest-xdist does not group {apart[0]}"
     gc.freeze()
     gc.enable()
 
@@ -78,6 +81,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("both_sides")
         if hasattr(getattr(item, "obj", None), "hypothesis"):
             item.add_marker("examples")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """What failed has its own name, without the group that pytest-xdist adds: `--last-failed` looks for it."""
+    name, at, group = report.nodeid.rpartition("@")
+    if hasattr(report, "node") and at and "]" not in group:
+        report.nodeid = name
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -72,33 +72,29 @@ def _open(page: Page, look: Look, address: str) -> None:
         expect(page.locator("html")).to_have_attribute("data-bs-theme", look.theme)
 
 
-def take_picture(page: Page, name: str, folder: Path) -> None:
-    """Write what the page shows, which is not too wide, into the folder in SCREENSHOTS or `folder`."""
-    folder = Path(os.environ.get("SCREENSHOTS") or folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def check_fits(page: Page, name: str) -> None:
+    """What the page shows now is not wider than the window. With SCREENSHOTS=folder a picture of it is kept there."""
     settle(page)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
-    theme, width = page.evaluate("[document.documentElement.dataset.bsTheme, innerWidth]")
-    page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page="wall" not in name)
+    if folder := os.environ.get("SCREENSHOTS"):
+        theme, width = page.evaluate("[document.documentElement.dataset.bsTheme, innerWidth]")
+        page.screenshot(path=f"{folder}/{name}-{width}-{theme}.png", full_page="wall" not in name)
 
 
-def check_now(page: Page, name: str, folder: Path) -> None:
-    """What the page shows now fits the window, and axe-core finds nothing; with a picture."""
-    take_picture(page, name, folder)
+def check_now(page: Page, name: str) -> None:
+    """What the page shows now fits the window, and axe-core finds nothing."""
+    check_fits(page, name)
     assert (name, accessibility_faults(page)) == (name, [])
 
 
-def check_pages(page: Page, addresses: Mapping[str, str], folder: Path) -> None:
-    """Each page fits a desktop and a phone in both themes; axe-core finds nothing in either theme or width.
-
-    Takes pictures by the pages' names.
-    """
+def check_pages(page: Page, addresses: Mapping[str, str]) -> None:
+    """Each page fits a desktop and a phone in both themes; axe-core finds nothing in either theme or width."""
     faults = {}
     for name, address in addresses.items():
         for look, other_width in ((Look("light", 1360), 390), (Look("dark", 390), 1360)):
             _open(page, look, address)
-            take_picture(page, name, folder)
+            check_fits(page, name)
             faults[f"{address} {look}"] = accessibility_faults(page)
             page.set_viewport_size({"width": other_width, "height": 844})
-            take_picture(page, name, folder)
+            check_fits(page, name)
     assert {address: found for address, found in faults.items() if found} == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -11,7 +10,7 @@ from playwright.sync_api import Page, expect
 from dstackweb.backends.models import Backend
 from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from tests.browser.conftest import Complaints
-from tests.browser.support import accessibility_faults, sign_in, take_picture
+from tests.browser.support import accessibility_faults, check_fits, sign_in
 from tests.devtools.fixtures import cloud
 from tests.factories import make_user
 
@@ -69,7 +68,6 @@ def test_pictures_of_the_form(
     new_page: Callable[..., Page],
     cloud: Cloud,
     complaints: Complaints,
-    tmp_path: Path,
     theme: str,
     width: int,
 ) -> None:
@@ -78,10 +76,10 @@ def test_pictures_of_the_form(
 
     sign_in(page, live_server.url, "root")
     page.goto(f"{live_server.url}/admin/backends/backend/add/")
-    take_picture(page, "backend-new", tmp_path)
+    check_fits(page, "backend-new")
     for summary in page.locator("fieldset summary").all():
         summary.click()
-    take_picture(page, "backend-all", tmp_path)
+    check_fits(page, "backend-all")
     page.reload()
     fill(page, cloud, SECRET_KEY)
     cloud.deny("ec2", "RunInstances", "eu-west-1")
@@ -90,9 +88,9 @@ def test_pictures_of_the_form(
     cloud.region("me-south-1", enabled=False)
     page.get_by_role("button", name="Test connection").click()
     expect(page.get_by_text("Signed in to account 123456789012")).to_be_visible(timeout=30_000)
-    take_picture(page, "backend-tested", tmp_path)
+    check_fits(page, "backend-tested")
     assert [fault for fault in accessibility_faults(page) if any("dwb" in place for place in fault["at"])] == []
     complaints.clear()  # axe's own styles
     page.get_by_role("button", name="Save and continue editing").click()
     page.get_by_text("none yet").wait_for()
-    take_picture(page, "backend-saved", tmp_path)
+    check_fits(page, "backend-saved")

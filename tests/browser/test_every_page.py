@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -52,13 +51,13 @@ PAGES = {
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_every_page_is_accessible_and_fits_in_both_themes(
-    live_server, new_page: Callable[..., Page], complaints: Complaints, tmp_path: Path
+    live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     demo.build()
     page = new_page(reduced_motion="reduce")
-    check_pages(page, {"login": f"{live_server.url}/login/"}, tmp_path)
+    check_pages(page, {"login": f"{live_server.url}/login/"})
     sign_in(page, live_server.url, "mia")
-    check_pages(page, {name: live_server.url + path for name, path in PAGES.items()}, tmp_path)
+    check_pages(page, {name: live_server.url + path for name, path in PAGES.items()})
     complaints.remove_failed_loads()  # the page that is not found
 
 
@@ -69,7 +68,6 @@ def test_dialogs_and_menus_are_accessible_and_fit(
     live_server,
     new_page: Callable[..., Page],
     complaints: Complaints,
-    tmp_path: Path,
     theme: str,
     width: int,
 ) -> None:
@@ -79,24 +77,24 @@ def test_dialogs_and_menus_are_accessible_and_fit(
     page.goto(f"{live_server.url}/p/main/hosts/")
     page.get_by_role("button", name="Create join command").click()
     expect(page.get_by_label("Run this on the new host, as root")).to_have_value(re.compile("host join"))
-    check_now(page, "hosts-join", tmp_path)
+    check_now(page, "hosts-join")
     page.get_by_role("button", name="Remove").first.click()
     expect(page.get_by_role("dialog")).to_contain_text("Remove host cpu-box-2?")
-    check_now(page, "hosts-remove", tmp_path)
+    check_now(page, "hosts-remove")
     page.context.clear_cookies()
     sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/hold/")
     page.get_by_label("GPUs", exact=True).fill("99")
     page.get_by_role("button", name="Hold", exact=True).click()
     page.get_by_text("This hold cannot start").wait_for()
-    check_now(page, "hold-never", tmp_path)
+    check_now(page, "hold-never")
     page.goto(f"{live_server.url}/p/main/queue/")
     page.get_by_role("button", name="Stop hotfix-serving").click()
-    check_now(page, "queue-confirm", tmp_path)
+    check_now(page, "queue-confirm")
     page.keyboard.press("Escape")
     if width < 1000:
         page.get_by_role("button", name="Menu").click()
-        check_now(page, "menu", tmp_path)
+        check_now(page, "menu")
     complaints.remove_failed_loads()  # the hold that cannot start
 
 
@@ -104,7 +102,7 @@ def test_dialogs_and_menus_are_accessible_and_fit(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
 def test_moves_of_rows_are_accessible_and_fit(
-    live_server, new_page: Callable[..., Page], tmp_path: Path, theme: str, width: int
+    live_server, new_page: Callable[..., Page], theme: str, width: int
 ) -> None:
     demo.build()
     page = new_page(color_scheme=theme, viewport={"width": width, "height": 844}, reduced_motion="reduce")
@@ -114,26 +112,26 @@ def test_moves_of_rows_are_accessible_and_fit(
     handle = page.get_by_role("button", name="Move sweep-lr-0030")
     handle.press("ArrowUp")
     expect(page.locator(".would")).to_contain_text("position 3 → 2")
-    check_now(page, "queue-carried", tmp_path)
+    check_now(page, "queue-carried")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Undo")).to_be_visible()
-    check_now(page, "queue-moved", tmp_path)
+    check_now(page, "queue-moved")
     handle.press("Enter")
-    check_now(page, "queue-menu", tmp_path)
+    check_now(page, "queue-menu")
     page.get_by_role("menuitem", name="Before…").click()
     page.get_by_label("Reference run").fill("nobody")
     expect(page.locator("#place [data-effect]")).to_contain_text("No waiting run named nobody")
-    check_now(page, "queue-place", tmp_path)
+    check_now(page, "queue-place")
     page.keyboard.press("Escape")
     page.get_by_role("checkbox", name="Select sweep-lr-0032").check()
     page.get_by_role("checkbox", name="Select too-large").check()
-    check_now(page, "queue-chosen", tmp_path)
+    check_now(page, "queue-chosen")
 
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked(
-    live_server, new_page: Callable[..., Page], complaints: Complaints, tmp_path: Path
+    live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
     demo.build()
     page = new_page()
@@ -142,7 +140,7 @@ def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked
     page.get_by_label("Run file", exact=True).fill("type: task\ncommands: [echo]\nresurces: {gpu: 1}\n")
     page.get_by_role("button", name="Line 3").wait_for()
     assert page.locator("[data-gutter] .bad").all_text_contents() == ["3"]
-    check_now(page, "submit-error", tmp_path)
+    check_now(page, "submit-error")
     assert page.locator(".dw-toast").count() == 0  # said beside the field, and not once more
     page.get_by_role("button", name="Line 3").click()
     assert page.evaluate("getSelection().toString()") == "resurces: {gpu: 1}"
@@ -151,7 +149,7 @@ def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked
     page.get_by_label("Run file", exact=True).fill("type: task\ncommands: [echo]\nresources: {gpu: 99}\n")
     page.get_by_label("Submit anyway").wait_for()
     assert page.locator("[data-gutter] .bad").count() == 0
-    check_now(page, "submit-plan", tmp_path)
+    check_now(page, "submit-plan")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -49,10 +48,10 @@ def page(live_server, new_page: Callable[..., Page], cloud: Callable[[], Backend
 
 
 def test_every_page_about_clouds_is_accessible_in_both_themes_and_widths(
-    live_server, page: Page, cloud: Callable[[], Backend], complaints: Complaints, tmp_path: Path
+    live_server, page: Page, cloud: Callable[[], Backend], complaints: Complaints
 ) -> None:
     cloud()
-    check_pages(page, {name: live_server.url + path for name, path in PAGES.items()}, tmp_path)
+    check_pages(page, {name: live_server.url + path for name, path in PAGES.items()})
     assert complaints == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import CDPSession, Page, expect
@@ -37,13 +36,11 @@ def opened(page: Page, base: str, path: str) -> None:
     page.goto(f"{base}/p/main/{path}")
 
 
-def test_they_are_accessible_in_both_themes_and_widths(
-    live_server, new_page: Callable[..., Page], tmp_path: Path
-) -> None:
+def test_they_are_accessible_in_both_themes_and_widths(live_server, new_page: Callable[..., Page]) -> None:
     progress_demo.build()
     page = new_page(reduced_motion="reduce")
     sign_in(page, live_server.url, "mia")
-    check_pages(page, {name: f"{live_server.url}/p/main/{path}" for name, path in PAGES.items()}, tmp_path)
+    check_pages(page, {name: f"{live_server.url}/p/main/{path}" for name, path in PAGES.items()})
 
 
 def test_bars_move_without_a_reload(live_server, new_page: Callable[..., Page]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -145,7 +144,7 @@ def test_the_gpus_of_a_run_appear_on_its_open_page(page: Page, live_server, run:
     expect(page.locator('[data-read="utilization"] li').first).to_contain_text("77 %")
 
 
-def test_they_are_accessible_and_fit_in_both_themes(page: Page, live_server, tmp_path: Path) -> None:
+def test_they_are_accessible_and_fit_in_both_themes(page: Page, live_server) -> None:
     run_path = "runs/train-llama-sft/"
     pages = {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}
-    check_pages(page, {f"gpus-{name}": f"{live_server.url}/p/main/{path}" for name, path in pages.items()}, tmp_path)
+    check_pages(page, {f"gpus-{name}": f"{live_server.url}/p/main/{path}" for name, path in pages.items()})

@@ -6,7 +6,6 @@ import datetime as dt
 import re
 from collections.abc import Callable
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -77,5 +76,5 @@ def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(
 TRIED = "?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s"
 
 
-def test_it_is_accessible_in_both_themes_and_widths(page: Page, tmp_path: Path) -> None:
-    check_pages(page, {"utilization": page.url + TRIED}, tmp_path)
+def test_it_is_accessible_in_both_themes_and_widths(page: Page) -> None:
+    check_pages(page, {"utilization": page.url + TRIED})

@@ -15,7 +15,7 @@ from tests import databases
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.slow
 
 IN_FLIGHT = ("echo once >> executed", "for i in 1 2 3; do echo line $i; done", "while [ ! -e go ]; do sleep 0.1; done")
 

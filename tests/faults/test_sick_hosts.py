@@ -17,7 +17,7 @@ from tests.second_machine import Machine
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.slow, pytest.mark.both_sides]
 SOON = {"DSTACKWEB_PASS_EVERY_S": "0.5", "DSTACKWEB_WATCH_EVERY_S": "0.3", "DSTACKWEB_HOST_SILENT_S": "3"}
 
 

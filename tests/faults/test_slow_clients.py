@@ -17,6 +17,8 @@ from dstackweb import web_worker
 from dstackweb.web_worker import Channel, Parser, maintain
 from tests.server import PASSWORD, TOKEN, Server
 
+pytestmark = pytest.mark.xdist_group("faults")
+
 CLIENTS = 40
 HEADERS = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 BODY = b"POST /login/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nusername="
