@@ -27,7 +27,6 @@ from django.core.cache import caches
 from django.db import DatabaseError
 from django.utils import timezone
 from pydantic import TypeAdapter
-from redis.exceptions import RedisError
 
 from dstackweb import __version__
 
@@ -40,7 +39,6 @@ V = TypeVar("V")
 STAMP_TTL_S = 30 * 86400.0
 RETRY_S = 5.0
 """The pause between attempts to reach a cache that is down: each may take as long as its time-out."""
-CONNECTION_ERRORS = (RedisError, OSError, DatabaseError)
 
 
 @dataclass(frozen=True)
@@ -182,13 +180,20 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """Of a cache that is down. Redis is loaded only here: it takes a seventh of a program's start."""
+    from redis.exceptions import RedisError
+
+    return RedisError, OSError, DatabaseError
+
+
 def _try(call: Callable[[], T], name: str) -> T | None:
     global _health, _retry_at
     if _health is not None and time.monotonic() < _retry_at:
         return None
     try:
         found = call()
-    except CONNECTION_ERRORS as error:
+    except _connection_errors() as error:
         if _health is None:
             log.error("the cache of offers is down, so each process has only its own copies: %s", error)
             _health = Health(timezone.now(), f"{type(error).__name__}: {error}")
@@ -197,7 +202,7 @@ def _try(call: Callable[[], T], name: str) -> T | None:
     except Exception as error:
         log.warning("the entry %s of the cache of offers can't be read, and is deleted: %s", name, error)
         _health = None
-        with contextlib.suppress(*CONNECTION_ERRORS):
+        with contextlib.suppress(*_connection_errors()):
             caches["offers"].delete(name)
         return None
     if _health is not None:

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import psycopg
-import redis
 
 DEFAULTS = frozenset({"postgres", "postgresql", "dstackweb", "redis", "password", "secret", "changeme", "admin"})
 TIMEOUT_S = 5
@@ -59,6 +58,8 @@ def _of_redis(url: str) -> str | None:
         )
     if parts.scheme == "unix" and not _others_may_write(Path(parts.path)):
         return None
+    import redis
+
     try:
         with redis.from_url(_without_credentials(url), socket_timeout=TIMEOUT_S) as bare:
             bare.ping()

@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-import redis
 from django.conf import settings
 from django.contrib.staticfiles.finders import get_finders
 from django.core.management import call_command
@@ -169,7 +168,7 @@ def prepare() -> Bootstrap:
     try:
         connections["default"].ensure_connection()
         if "redis" in settings.Q_CLUSTER:
-            redis.from_url(settings.Q_CLUSTER["redis"]).ping()
+            reach_redis(settings.Q_CLUSTER["redis"])
         if found := protection.refusal(settings.DATABASES["default"], settings.Q_CLUSTER.get("redis", "")):
             refuse(found)
         # Several servers may start on one database: the first sets it up.
@@ -181,12 +180,20 @@ def prepare() -> Bootstrap:
         return admin
     except DatabaseError as error:
         refuse(f"cannot use the database: {str(error).strip().splitlines()[0]}")
-    except redis.RedisError as error:
-        refuse(f"cannot use Redis at REDIS_URL: {error}")
     except DomainError as error:
         refuse(error.detail)
     finally:
         connections.close_all()
+
+
+def reach_redis(url: str) -> None:
+    """Refuse to start without it. Its library takes long to load, and is for deployments that use it."""
+    import redis
+
+    try:
+        redis.from_url(url).ping()
+    except redis.RedisError as error:
+        refuse(f"cannot use Redis at REDIS_URL: {error}")
 
 
 def collect_static() -> Path:
@@ -221,6 +228,11 @@ def _static_fingerprint() -> str:
 
 def _manage(*argv: str) -> list[str]:
     return [sys.executable, str(settings.BASE_DIR / "manage.py"), *argv]
+
+
+def _role(*argv: str) -> list[str]:
+    """Checks are for developers, and load all pages: as long as the start of the process itself."""
+    return _manage(*argv, "--skip-checks")
 
 
 class ReadyPipe:
@@ -270,14 +282,14 @@ def server_processes(static_root: Path, listener: int, *, with_host: bool = True
         *(
             ProcessSpec(
                 "workers" if name == settings.DSTACKWEB_CLUSTERS["control"] else name,
-                _manage("qcluster"),
+                _role("qcluster"),
                 {"Q_CLUSTER_NAME": name},
                 _cluster_is_alive,
             )
             for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
         ),
-        ProcessSpec("ticker", _manage("ticker") if with_host else _manage("ticker", "--deployment-only")),
-        *([ProcessSpec("host", _manage("host"), ready=host_is_alive, alone=True)] if with_host else []),
+        ProcessSpec("ticker", _role("ticker") if with_host else _role("ticker", "--deployment-only")),
+        *([ProcessSpec("host", _role("host"), ready=host_is_alive, alone=True)] if with_host else []),
     ]
 
 
