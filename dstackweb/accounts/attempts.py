@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv6Address, IPv6Network, ip_address
 
-from django.core.cache import cache
+from django.db.models import F
 
+from dstackweb.accounts.models import AddressFailures
 from dstackweb.lib.errors import TooMany
 
 WINDOW_S = 600
@@ -15,26 +16,31 @@ MOST = 60
 
 
 def count_failure(address: str) -> None:
-    """Count a wrong password or token. While the cache is away nothing is counted."""
-    key = _key(address)
-    cache.add(key, 0, WINDOW_S)
-    try:
-        cache.incr(key)
-    except ValueError:
-        return
+    """Count a wrong password or token."""
+    row, _ = AddressFailures.objects.get_or_create(address=_place(address), window=_window())
+    AddressFailures.objects.filter(pk=row.pk).update(count=F("count") + 1)
 
 
 def check(address: str) -> None:
     """Raises TooMany after too many failures from there."""
-    if (cache.get(_key(address)) or 0) >= MOST:
+    if AddressFailures.objects.filter(address=_place(address), window=_window(), count__gte=MOST).exists():
         wait_s = WINDOW_S - time.time() % WINDOW_S
         raise TooMany("there were too many wrong passwords or tokens from your address", retry_after=wait_s)
 
 
-def _key(address: str) -> str:
+def forget_old() -> None:
+    """Delete the counts of earlier windows."""
+    AddressFailures.objects.filter(window__lt=_window() - 1).delete()
+
+
+def _place(address: str) -> str:
     try:
         found = ip_address(address)
-        place = str(ip_network(f"{found}/64", strict=False)) if isinstance(found, IPv6Address) else str(found)
     except ValueError:
-        place = "unknown"
-    return f"failures:{place.replace(':', '.')}:{int(time.time() // WINDOW_S)}"
+        return "unknown"
+    # Without a link's name, which is no part of the address.
+    return str(IPv6Network((int(found), 64), strict=False)) if isinstance(found, IPv6Address) else str(found)
+
+
+def _window() -> int:
+    return int(time.time() // WINDOW_S)

@@ -203,6 +203,21 @@ class LoginLink(models.Model):
         return f"for {self.user} until {self.expires_at:%Y-%m-%d %H:%M} UTC"
 
 
+class AddressFailures(models.Model):
+    """How many wrong passwords and tokens came from an address in one window of time (`attempts`)."""
+
+    address = models.CharField(max_length=64)
+    window = models.PositiveBigIntegerField(db_index=True)
+    count = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["address", "window"], name="failures_of_address_once")]
+        verbose_name_plural = "address failures"
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.count}"
+
+
 class Session(AbstractBaseSession):
     """A browser's session. It ends at `expire_date`, which each use puts off; `user` is null until it signs in."""
 

@@ -21,6 +21,8 @@ HEADER = "X-Request-ID"
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Of the request, or of the task that a request caused, that this thread works on; empty for none."""
 
+_LINK = re.compile(r"(/(?:invite|login)/)[^/\s\"'?#]{16,}")
+"""The address of an invite or a sign-in link, which lets in whoever has it."""
 _VALID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,64}")
 
 
@@ -36,6 +38,11 @@ def follow(sender: Any, task: dict[str, Any], **_signal: Any) -> None:
     request_id.set(task.get("group") or "")
 
 
+def without_links(line: str) -> str:
+    """A line without the tokens of invites and sign-in links: Django logs the addresses of refused requests."""
+    return _LINK.sub(r"\1***", line)
+
+
 class TextFormatter(logging.Formatter):
     """One line for people; the request's id is its end.
 
@@ -45,6 +52,9 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_links(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = seen(super().formatMessage(record)).replace("\n", "\n    ")
@@ -69,4 +79,4 @@ class JsonFormatter(logging.Formatter):
             facts["request_id"] = cause
         if record.exc_info:
             facts["error"] = self.formatException(record.exc_info)
-        return in_json(json.dumps(facts, ensure_ascii=False))
+        return in_json(without_links(json.dumps(facts, ensure_ascii=False)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from django.core.cache import caches
+from django.db import connection
 from django.test import Client
 
 from dstackweb.accounts import attempts, services
-from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.models import AddressFailures, Project, User
 from dstackweb.lib.errors import TooMany
 from tests.factories import join, make_user
 
@@ -85,9 +88,30 @@ def test_addresses_of_one_ipv6_network_count_together(ada: User) -> None:
     attempts.check("2001:db8:0:1::1")
 
 
-def test_a_cache_that_forgets_locks_nobody(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(caches["default"]), "get", lambda _self, _key, default=None, **_more: default)
-    monkeypatch.setattr(type(caches["default"]), "add", lambda *given, **more: False)
-    for _ in range(9):
-        attempts.count_failure(HERE)
+def test_failures_at_the_same_moment_all_count(
+    ada: User, transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "MOST", 40)
+
+    def fail() -> None:
+        for _ in range(10):
+            attempts.count_failure(HERE)
+        connection.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(fail) for _ in range(4)]:
+            done.result()
+    with pytest.raises(TooMany):
         attempts.check(HERE)
+
+
+def test_counts_last_for_their_window_and_are_deleted_then(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        attempts.count_failure(HERE)
+    caches["default"].clear()
+    attempts.forget_old()
+    with pytest.raises(TooMany):
+        attempts.check(HERE)
+    monkeypatch.setattr(attempts.time, "time", lambda: 6_000_000_100.0 + 2 * attempts.WINDOW_S)
+    attempts.forget_old()
+    assert not AddressFailures.objects.exists()

@@ -6,9 +6,11 @@ import contextvars
 import json
 import logging
 import re
+import secrets
 import sys
 
 import pytest
+from django.test import Client
 
 from dstackweb.lib import logs
 
@@ -66,3 +68,17 @@ def test_a_line_of_text_ends_with_its_request() -> None:
     assert lines[0].endswith(" ERROR dstackweb.x: job lost [a1]")
     assert lines[-1] == "    ValueError: no disk"
     assert within("", logs.TextFormatter(), record("job lost")).endswith("x: job lost")
+
+
+@pytest.mark.parametrize("formatter", [logs.TextFormatter(), logs.JsonFormatter()], ids=["text", "json"])
+@pytest.mark.parametrize("kind", ["invite", "login"])
+def test_the_token_of_a_link_that_is_refused_is_in_no_log(
+    formatter: logging.Formatter, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = secrets.token_urlsafe(32)
+    client = Client(enforce_csrf_checks=True)
+    assert client.post(f"/{kind}/{token}/", {"name": "x"}).status_code == 403
+    assert client.get(f"/{kind}/{token}/more").status_code == 404
+    lines = [formatter.format(record) for record in caplog.records]
+    assert len([line for line in lines if f"/{kind}/***/" in line]) == 2
+    assert not [line for line in lines if token in line]

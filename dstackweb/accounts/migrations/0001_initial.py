@@ -65,6 +65,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='AddressFailures',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('address', models.CharField(max_length=64)),
+                ('window', models.PositiveBigIntegerField(db_index=True)),
+                ('count', models.PositiveIntegerField(default=0)),
+            ],
+            options={
+                'verbose_name_plural': 'address failures',
+                'constraints': [models.UniqueConstraint(fields=('address', 'window'), name='failures_of_address_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='Session',
             fields=[
                 ('session_key', models.CharField(max_length=40, primary_key=True, serialize=False, verbose_name='session key')),

@@ -10,6 +10,7 @@ from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from django_q.models import OrmQ
 
+from dstackweb.accounts import attempts
 from dstackweb.accounts.sessions import SessionStore
 from dstackweb.backends import services
 from dstackweb.backends.models import HostInvite
@@ -36,6 +37,7 @@ def keep_house() -> None:
         # Kept while their clouds are searched for left instances.
         partial(services.forget_secrets, now - instances.SEARCHED_FOR),
         SessionStore.clear_expired,
+        attempts.forget_old,
         partial(counts.prune, now),
         CacheRow.expired().delete,
         Lease.objects.filter(expires_at__lt=now - LOST_TASK_AGE).delete,
