@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -203,9 +203,25 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
         gate.spend(run.pk, len(raw), now_us)
         parsed = parse_request(_json(raw), reporter, now_us)
         gate.owe(run.pk, parsed.entries)
-        batch = reports.with_messages(parsed.batch, lambda message: _masked(run, message))
-        receipt = _count(run, parsed.attempt if attempt is None else attempt, batch, now_us // 1000)
+        receipt = _count(run, parsed.attempt if attempt is None else attempt, parsed.batch, now_us // 1000)
         return TasksOut.of(run.attempt, parsed, receipt)
+
+
+def _without_secrets(run: Run, batch: Batch) -> Batch:
+    batch = reports.with_names(batch, lambda names: _masked_names(run, names))
+    return reports.with_messages(batch, lambda message: _masked(run, message))
+
+
+def _masked_names(run: Run, names: Collection[str]) -> dict[str, str]:
+    """Other names for those with secrets of the run: masked, or for all of them a digest if these can't be read."""
+    if (found := masker(run)) is None:
+        return {name: hashlib.sha256(name.encode()).hexdigest()[:16] for name in names}
+    before = list(names)
+    data = "\0".join(before).encode()  # no name and no secret has a NUL
+    if (masked := found.mask(data)) == data:
+        return {}
+    after = masked.decode("utf-8", "replace").split("\0")
+    return {old: new[: len(old)] for old, new in zip(before, after, strict=True) if old != new}
 
 
 def _masked(run: Run, message: str) -> str:
@@ -218,11 +234,12 @@ def _masked(run: Run, message: str) -> str:
 
 
 def _count(run: Run, attempt: int | None, batch: Batch, now_ms: int) -> Receipt:
+    """Secrets are masked once the attempt is known to be open: reports after its end cost nothing more."""
     try:
-        return together.ingest(scope_for(run, attempt), batch, now_ms)
+        return together.ingest(scope_for(run, attempt), _without_secrets(run, batch), now_ms)
     except Conflict:  # the attempt may have ended since the run was read: a reporter of any attempt goes on
         run.refresh_from_db(fields=["status", "attempt"])
-        return together.ingest(scope_for(run, attempt), batch, now_ms)
+        return together.ingest(scope_for(run, attempt), _without_secrets(run, batch), now_ms)
 
 
 def _job(job_id: UUID, name: str) -> Job:

@@ -276,6 +276,30 @@ def with_messages(batch: Batch, change: Callable[[str], str]) -> Batch:
     return replace(batch, events=events, failures=failures)
 
 
+def with_names(batch: Batch, change: Callable[[Collection[str]], Mapping[str, str]]) -> Batch:
+    """The batch with other keys, prefixes and groups: those that `change` has another one for.
+
+    A prefix and a group that come from a key come from the changed one.
+    """
+    entries = (*batch.events, *batch.counts, *batch.failures)
+    names = {name for entry in entries for name in (entry.prefix, entry.group)}
+    names.update(entry.key for entry in (*batch.events, *batch.failures))
+    if not names or not (new := change(names)):
+        return batch
+
+    def placed(entry: Event | Count | Failure, key: str = "") -> dict[str, Any]:
+        if key in new and (entry.prefix, entry.group) == split(key):
+            return split(new[key])._asdict()
+        return {"prefix": new.get(entry.prefix, entry.prefix), "group": new.get(entry.group, entry.group)}
+
+    events = tuple([replace(each, key=new.get(each.key, each.key), **placed(each, each.key)) for each in batch.events])
+    failures = tuple(
+        [replace(each, key=new.get(each.key, each.key), **placed(each, each.key)) for each in batch.failures]
+    )
+    counts = tuple([replace(each, **placed(each)) for each in batch.counts])
+    return replace(batch, events=events, counts=counts, failures=failures)
+
+
 def _bounded(given: object, fields: Collection[str]) -> object:
     """A mapping with at most one unknown field, and at most one unknown state: pydantic would report them all."""
     if type(given) is not dict:

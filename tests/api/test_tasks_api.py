@@ -16,7 +16,7 @@ from dstackweb.accounts.services import set_secret
 from dstackweb.api import tasks
 from dstackweb.api.tasks import Gate
 from dstackweb.lib.errors import TooMany
-from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
+from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
 from dstackweb.progress.reports import MESSAGE_MAX
 from dstackweb.runs.launch import job_token, tasks_token
 from dstackweb.runs.models import Run
@@ -132,6 +132,32 @@ def test_messages_of_tasks_have_no_secrets(secretive: Run) -> None:
     assert messages == [shown] * 3
 
 
+def test_names_of_tasks_have_no_secrets(secretive: Run) -> None:
+    commands, stars = Commands(secretive), "*" * 15
+    events = [
+        {"key": "train-hunter2-hunter2-1", "state": "done", "seq": 1},
+        {"key": "hunter2-hunter2", "state": "done", "seq": 2},
+        {"key": "fit-1", "prefix": "fit", "group": "HF=hunter2-hunter2", "state": "done", "seq": 3},
+    ]
+    counts = [{"prefix": "üü hunter2-hunter2", "group": "g", "seq": 4, "states": {"done": 1}}]
+    assert commands.tell({"reporter": "r", "events": events, "counts": counts}).json()["applied"] == 4
+    assert set(Task.objects.values_list("key", flat=True)) == {f"train-{stars}-1", stars, "fit-1"}
+    groups = TaskGroup.objects.exclude(name="search")  # the run's own
+    assert set(groups.values_list("prefix__name", "name")) == {
+        ("train", "train"), (stars, stars), ("fit", f"HF={stars}"), (f"üü {stars}", "g"),
+    }  # fmt: skip
+
+
+def test_reports_to_an_ended_run_are_refused_before_its_secrets_are_read(
+    secretive: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, read = Commands(secretive), list[Run]()
+    Run.objects.update(status="done")
+    monkeypatch.setattr("dstackweb.api.tasks.masker", read.append)
+    answer = commands.tell({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "no memory"}]})
+    assert (answer.status_code, read) == (409, [])
+
+
 def test_a_secret_at_a_messages_cut_shows_no_beginning(secretive: Run) -> None:
     told = "x" * (MESSAGE_MAX - 9) + "hunter2-hunter2"
     Commands(secretive).tell({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": told}]})
@@ -141,8 +167,11 @@ def test_a_secret_at_a_messages_cut_shows_no_beginning(secretive: Run) -> None:
 def test_without_the_secrets_no_message_is_shown(secretive: Run) -> None:
     ProjectSecret.objects.update(ciphertext="of another key")
     commands = Commands(secretive)
-    answer = commands.tell({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "hunter2-hunter2"}]})
+    answer = commands.tell(
+        {"events": [{"key": "hunter2-hunter2-1", "state": "failed", "seq": 1, "message": "hunter2-hunter2"}]}
+    )
     assert (answer.json()["applied"], TaskFailure.objects.get().message) == (1, "")
+    assert "hunter2" not in TaskFailure.objects.get().key
 
 
 def test_counts_failures_and_the_end_of_a_reporter_are_stored(run: Run, commands: Commands) -> None:
