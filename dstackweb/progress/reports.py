@@ -281,9 +281,9 @@ def with_names(batch: Batch, change: Callable[[Collection[str]], Mapping[str, st
 
     A prefix and a group that come from a key come from the changed one.
     """
-    entries = (*batch.events, *batch.counts, *batch.failures)
-    names = {name for entry in entries for name in (entry.prefix, entry.group)}
-    names.update(entry.key for entry in (*batch.events, *batch.failures))
+    tasks: tuple[Event | Failure, ...] = (*batch.events, *batch.failures)
+    entries: tuple[Event | Failure | Count, ...] = (*tasks, *batch.counts)
+    names = {entry.key for entry in tasks}.union(*((entry.prefix, entry.group) for entry in entries))
     if not names or not (new := change(names)):
         return batch
 

@@ -9,10 +9,11 @@ import resource
 import shlex
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 from dstackweb.runner import enter, sandbox
 from dstackweb.runner.cgroups import NO_GROUP, Group
@@ -24,7 +25,9 @@ SCRIPT_ARGUMENT_LIMIT = 96 * 1024
 USER_FACTOR = 8
 """A user may have as many processes as so many jobs: all jobs of a project share one."""
 SETUP_S = 120.0
-SETUP_OUTPUT = 1 << 20
+SETUP_OUTPUT, SETUP_WRITTEN = 1 << 20, 16 << 20
+"""What a set-up snippet may leave as the environment, and what it may write in all, in bytes."""
+SETUP_LOOK_S = 0.05
 CONTROL_DEVICE, CUDA_DEVICE = "/dev/nvidiactl", "/dev/nvidia-uvm"
 
 
@@ -271,19 +274,36 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
         argv = [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"]
         try:
             with _fenced(job, argv, env) as start:
-                done = subprocess.run(
-                    **start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, timeout=SETUP_S, check=False,
-                    preexec_fn=_identity(job),
-                )  # fmt: skip
+                process = subprocess.Popen(
+                    **start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, preexec_fn=_identity(job)
+                )
+            with process:
+                status = _setup_status(process, output, chatter)
         except (OSError, subprocess.SubprocessError) as error:
             raise CannotStart(f"the host's set-up snippet failed: {error}") from error
         if output.seek(0, os.SEEK_END) > SETUP_OUTPUT:
             raise CannotStart("the host's set-up snippet leaves an environment of more than 1 MiB")
         output.seek(0)
         chatter.seek(0)
-        if done.returncode:
+        if status:
             message = chatter.read(SETUP_OUTPUT).decode(errors="replace").strip()[-300:]
-            raise CannotStart(f"the host's set-up snippet failed with {done.returncode}: {message}")
+            raise CannotStart(f"the host's set-up snippet failed with {status}: {message}")
         lines = output.read().decode(errors="surrogateescape").split("\0")
     pairs = (line.partition("=") for line in lines if "=" in line)
     return {name: value for name, _, value in pairs if name not in ("_", "PWD", "SHLVL")}
+
+
+def _setup_status(process: subprocess.Popen[bytes], *written: IO[bytes]) -> int:
+    """Wait for a set-up snippet. Raises CannotStart for too much output, TimeoutExpired."""
+    until = time.monotonic() + SETUP_S
+    try:
+        while True:
+            try:
+                return process.wait(SETUP_LOOK_S)
+            except subprocess.TimeoutExpired:
+                if sum(os.fstat(file.fileno()).st_size for file in written) > SETUP_WRITTEN:
+                    raise CannotStart("the host's set-up snippet writes more than 16 MiB") from None
+                if time.monotonic() > until:
+                    raise subprocess.TimeoutExpired(process.args, SETUP_S) from None
+    finally:
+        process.kill()

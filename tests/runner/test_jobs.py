@@ -148,6 +148,13 @@ def test_a_setup_snippet_that_leaves_too_much_fails_the_job(box: MakeBox) -> Non
     assert job.end()["message"] == "the host's set-up snippet leaves an environment of more than 1 MiB"
 
 
+def test_a_setup_snippet_that_writes_without_end_is_ended(box: MakeBox) -> None:
+    job = box("echo never", setup="cat /dev/zero")
+    job.launch()
+    assert job.end()["message"] == "the host's set-up snippet writes more than 16 MiB"
+    assert job.processes() == set()
+
+
 def test_a_failing_setup_snippet_fails_the_job_before_its_commands(box: MakeBox) -> None:
     job = box("echo never", setup="sleep 60 & echo 'no such module: cuda' >&2; exit 4")
     job.launch()
