@@ -12,6 +12,7 @@ from django.http import HttpRequest
 
 from dstackweb.accounts.fields import SecretField
 from dstackweb.accounts.models import (
+    AddressFailures,
     ApiToken,
     Invite,
     LoginLink,
@@ -150,6 +151,15 @@ class LoginLinkAdmin(ViewAndDeleteAdmin):
     list_filter = (("used_at", admin.EmptyFieldListFilter), "expires_at")
     search_fields = ("user__username",)
     list_select_related = ("user",)
+
+
+@admin.register(AddressFailures)
+class AddressFailuresAdmin(ViewAndDeleteAdmin):
+    """Deleting a row lets its address try again."""
+
+    list_display = ("address", "count", "window")
+    list_filter = ("window",)
+    search_fields = ("address",)
 
 
 class ProjectSecretForm(forms.ModelForm[ProjectSecret]):
