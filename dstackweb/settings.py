@@ -52,6 +52,11 @@ _control = env.text("DSTACKWEB_CLUSTER_CONTROL", f"dstackweb-{DSTACKWEB_HOST_NAM
 DSTACKWEB_CLUSTERS = {"control": _control, "cloud": env.text("DSTACKWEB_CLUSTER_CLOUD", _control)}
 DSTACKWEB_JOB_USER = env.text("DSTACKWEB_JOB_USER", PROJECT_UIDS)
 DSTACKWEB_JOB_WRITABLE = env.folders("DSTACKWEB_JOB_WRITABLE")
+DSTACKWEB_ENGINE = env.text("DSTACKWEB_ENGINE", pattern="docker|podman|none", expected="docker, podman or none")
+DSTACKWEB_CONTAINER_NETWORK = env.text(
+    "DSTACKWEB_CONTAINER_NETWORK", "host", pattern="host|bridge", expected="host or bridge"
+)
+DSTACKWEB_JOB_VOLUMES = env.folders("DSTACKWEB_JOB_VOLUMES")
 DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID")
 DSTACKWEB_INSECURE_HTTP = env.boolean("DSTACKWEB_INSECURE_HTTP")
 DSTACKWEB_HEARTBEAT_S = env.seconds("DSTACKWEB_HEARTBEAT_S", 5)

@@ -63,6 +63,16 @@ class CgroupsIn(Schema):
     error: Message = ""
 
 
+class EngineIn(Schema):
+    """As `runner.engine.find`."""
+
+    name: str = Field("", max_length=20)
+    version: str = Field("", max_length=40)
+    code: str = Field("", max_length=40)
+    error: Message = ""
+    volumes: list[Annotated[str, Field(max_length=1000)]] = Field([], max_length=100, fail_fast=True)
+
+
 class FactsIn(Schema):
     """What a machine has, as `runner.probe.Probe` and `runner.isolation.Arrangement`."""
 
@@ -75,6 +85,7 @@ class FactsIn(Schema):
     boot_id: str = Field("", max_length=64)
     gpus: list[HostGpuIn] = Field(max_length=MANY * 8, fail_fast=True)
     cgroups: CgroupsIn
+    engine: EngineIn | None = None
     isolation: Literal["sandbox", "project", "user", "shared", "none"]
     job_user: str = Field("", max_length=60)
     runs_dir: str = Field(min_length=1, max_length=1024, pattern=r"^/")
@@ -135,7 +146,8 @@ def facts(request: HttpRequest, name: str, body: FactsIn) -> dict[str, Any]:
     except ValueError as error:
         raise Invalid.at("labels", msg=str(error)) from None
     gpus = tuple(GpuProbe(**gpu.model_dump()) for gpu in body.gpus)
-    seen = Probe(body.cpus, body.memory_mib, gpus, body.boot_id, body.error, body.cgroups.model_dump())
+    engine = body.engine.model_dump() if body.engine and (body.engine.name or body.engine.code) else {}
+    seen = Probe(body.cpus, body.memory_mib, gpus, body.boot_id, body.error, body.cgroups.model_dump(), engine)
     host_agents.register(
         known,
         seen,

@@ -81,6 +81,16 @@ class CgroupsOut(Schema):
     error: str = ""
 
 
+class EngineOut(Schema):
+    """Its container engine. `code` says why it can't be used, if not; `volumes` are folders that jobs may mount."""
+
+    name: str = ""
+    version: str = ""
+    code: str = ""
+    error: str = ""
+    volumes: list[str] = []
+
+
 class HostOut(Schema):
     """`gpus_used` counts GPUs of jobs and GPUs used outside dstackweb; `jobs` counts active jobs."""
 
@@ -90,6 +100,7 @@ class HostOut(Schema):
     leaving: bool
     isolation: str
     cgroups: CgroupsOut
+    engine: EngineOut
     address: str
     cpus: int
     cpus_used: int

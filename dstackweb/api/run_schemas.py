@@ -101,6 +101,7 @@ class JobOut(Schema):
     cpus: int
     memory_mib: int
     gpus: list[str]
+    image_digest: str = Field(description="The image that its container was made of")
     placed_at: dt.datetime
     started_at: dt.datetime | None
     ended_at: dt.datetime | None

@@ -31,6 +31,7 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.monitoring import utilization
+from dstackweb.spec.containers import MAX_IMAGE
 
 MESSAGE_CHARS = 4000
 FOREIGN = "this token is for another job"
@@ -112,7 +113,7 @@ class ClaimIn(Schema):
 
 class HeartbeatIn(Schema):
     beat: int
-    phase: Literal["waiting", "running", "stopping", "exited"] = "running"
+    phase: Literal["pulling", "waiting", "running", "stopping", "exited"] = "running"
 
 
 class JobHeartbeatIn(Schema):
@@ -136,6 +137,17 @@ class CodeRefusedIn(Schema):
     limit: int | None = Field(None, ge=0, lt=2**62)
 
 
+class ImagePullIn(Schema):
+    """As `runner.images.PullFailed`."""
+
+    fault: str = Field(max_length=40, pattern="^[a-z_]+$")
+    image: Annotated[str, Field(max_length=MAX_IMAGE), BeforeValidator(storable)]
+
+
+class StartedIn(Schema):
+    image_digest: Annotated[str, Field(max_length=300), BeforeValidator(storable)] = ""
+
+
 class ExitIn(Schema):
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
     reason: str = Field(max_length=60, pattern="^[a-z_]+$")
@@ -144,6 +156,7 @@ class ExitIn(Schema):
     log_missing: int = Field(0, ge=0, lt=2**62)
     memory_mib: int | None = Field(None, ge=0, lt=2**40)
     code_refused: CodeRefusedIn | None = None
+    image_pull_failed: ImagePullIn | None = None
     signalled: bool = False
     interruption: InterruptionIn | None = None
 
@@ -202,6 +215,8 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
     """A heartbeat. The answer is to go on, to wait for the other nodes, or to stop."""
     job = _heard(request, job_id)
     answer = _orders(job)
+    if body.phase == "pulling":
+        heartbeats.note_pull(job_id)
     if body.phase != "waiting" or answer["action"] == "stop":
         return answer
     if _others_unclaimed(job):
@@ -239,10 +254,10 @@ def _orders(job: HeardJob) -> dict[str, Any]:
 
 
 @router.post("/{job_id}/started", include_in_schema=False)
-def started(request: HttpRequest, job_id: UUID) -> dict[str, Any]:
+def started(request: HttpRequest, job_id: UUID, body: StartedIn) -> dict[str, Any]:
     """The commands were started; answered as a heartbeat."""
     job = _heard(request, job_id)
-    attempts.start_job(job_id)
+    attempts.start_job(job_id, image_digest=body.image_digest)
     return _orders(job)
 
 
@@ -290,6 +305,8 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
         detail = {"code": MessageCode.OUT_OF_MEMORY, "memory_mib": body.memory_mib}
     elif body.reason == Reason.CODE_REFUSED and body.code_refused is not None:
         detail = {"code": MessageCode.CODE_REFUSED, **body.code_refused.dict()}
+    elif body.reason == Reason.IMAGE_PULL_FAILED and body.image_pull_failed is not None:
+        detail = {"code": MessageCode.IMAGE_PULL_FAILED, **body.image_pull_failed.dict()}
     if body.interruption is not None and instance_id is not None:
         agents.record_interruption(instance_id, body.interruption.at)
     attempts.report_end(

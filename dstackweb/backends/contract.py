@@ -108,6 +108,7 @@ class LaunchSpec:
     api_url: str
     token: str = field(repr=False)
     gpu_uuids: tuple[str, ...] = ()
+    image: str | None = None
 
 
 @dataclass(frozen=True)

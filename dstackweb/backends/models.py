@@ -118,6 +118,15 @@ class CgroupCode(StrEnum):
     FAILED = "failed"
 
 
+class EngineCode(StrEnum):
+    """Why a host runs no containers: `code` of `Host.engine`, from `runner.engine`."""
+
+    NOT_FOUND = "not_found"
+    AWAY = "away"
+    NOT_PERMITTED = "not_permitted"
+    FAILED = "failed"
+
+
 class Host(models.Model):
     """A machine of the team, which writes its own hardware.
 
@@ -159,6 +168,11 @@ class Host(models.Model):
         default=dict,
         blank=True,
         help_text="Whether cgroups end and limit its jobs: version, memory, cpu, code, error",
+    )
+    engine: models.JSONField[Any, Any] = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="Its container engine: name, version, code and error if it can't be used, volumes",
     )
     ports = models.CharField(
         max_length=10,

@@ -315,6 +315,9 @@ def use_token(request: JoinRequest) -> Path:
         "insecure": request.insecure,
         "job_user": os.environ.get("DSTACKWEB_JOB_USER", ""),
         "job_writable": [folder for folder in os.environ.get("DSTACKWEB_JOB_WRITABLE", "").split(",") if folder],
+        "engine": os.environ.get("DSTACKWEB_ENGINE", ""),
+        "container_network": os.environ.get("DSTACKWEB_CONTAINER_NETWORK", ""),
+        "job_volumes": [folder for folder in os.environ.get("DSTACKWEB_JOB_VOLUMES", "").split(",") if folder],
         "shared_uid": os.environ.get("DSTACKWEB_SHARED_UID", "") not in ("", "0", "false", "no"),
     }
     return config.write_private(home / HOST_CONFIG, [json.dumps(settings, indent=2), "\n"])

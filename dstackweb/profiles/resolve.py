@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstackweb.spec.codes import UtilizationAction
-from dstackweb.spec.effective import EffectiveSpec, Requirements, Retry, Schedule, UtilizationPolicy
-from dstackweb.spec.run_fields import ProfileFields, ResourcesFields, RetryFields, ScheduleFields, UtilizationFields
+from dstackweb.spec.effective import EffectiveSpec, RegistryAuth, Requirements, Retry, Schedule, UtilizationPolicy
+from dstackweb.spec.run_fields import (
+    ProfileFields,
+    RegistryAuthFields,
+    ResourcesFields,
+    RetryFields,
+    ScheduleFields,
+    UtilizationFields,
+)
 from dstackweb.spec.run_file import RunFile
 
 
@@ -87,6 +94,8 @@ def _converted(value: Any) -> Any:
             return Retry(on_events=value.on_events, duration_s=value.duration, max_attempts=value.max_attempts)
         case UtilizationFields():
             return UtilizationPolicy.of(value)
+        case RegistryAuthFields():
+            return RegistryAuth(username=value.username, password=value.password)
         case ScheduleFields():
             return Schedule(cron=value.cron)
     return value

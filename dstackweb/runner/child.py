@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from dstackweb.runner import enter, sandbox
 from dstackweb.runner.cgroups import NO_GROUP, Group
+from dstackweb.runner.engine import Engine
 from dstackweb.runner.isolation import account_of, uids_of
 from dstackweb.runner.tree import MARKER, forbid_new_privileges
 
@@ -61,6 +62,7 @@ class Job:
     """The parts of orders and spec that a start needs, and the group that its processes enter.
 
     `writable` is None without a sandbox; else the folders that jobs may change in it, beside their own.
+    `engine` makes the container of a job with an image.
     """
 
     spec: dict[str, Any]
@@ -70,6 +72,7 @@ class Job:
     api: str
     group: Group = NO_GROUP
     writable: list[str] | None = None
+    engine: Engine | None = None
 
     @property
     def account(self) -> pwd.struct_passwd:
@@ -95,8 +98,8 @@ def spawn(job: Job, output: int) -> int:
     try:
         env = _base_env(job)
         env |= _after_setup(job, env)
-        env |= {**job.spec["env"], **_dstack_env(job), MARKER: job.spec["job"]}
-        argv = [job.spec["shell"], *_script_arguments(job, _script(job))]
+        env |= {**job.spec["env"], **dstack_env(job), MARKER: job.spec["job"]}
+        argv = [job.spec["shell"], *_script_arguments(job, script(job))]
         child = _popen(job, argv, env, output)
     finally:
         os.chdir("/")
@@ -142,7 +145,7 @@ def _identity(job: Job) -> Callable[[], None]:
     """What a new process of the job does first: enter its group, and become its user, unless its sandbox does."""
     account = job.account if job.switches_user and job.writable is None else None
     groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
-    return partial(_become, job.group, _oom_score(job.spec), _user_limit(job), account, groups)
+    return partial(_become, job.group, oom_score(job.spec), _user_limit(job), account, groups)
 
 
 def _user_limit(job: Job) -> int | None:
@@ -156,7 +159,7 @@ def _user_limit(job: Job) -> int | None:
 
 def _become(
     group: Group,
-    oom_score: int | None,
+    score: int | None,
     user_limit: int | None,
     account: pwd.struct_passwd | None,
     groups: list[int],
@@ -166,9 +169,9 @@ def _become(
         _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         limit = user_limit if hard == resource.RLIM_INFINITY else min(hard, user_limit)
         resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
-    if oom_score is not None:
+    if score is not None:
         with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
-            file.write(str(oom_score))
+            file.write(str(score))
     if account is not None:
         os.setgroups(groups)
         os.setgid(account.pw_gid)
@@ -176,7 +179,7 @@ def _become(
         forbid_new_privileges()
 
 
-def _oom_score(spec: dict[str, Any]) -> int | None:
+def oom_score(spec: dict[str, Any]) -> int | None:
     """How soon the kernel ends the job when the host is out of memory: before all that use less than they asked for.
 
     Its measure is 1000 for a process with all memory, plus this. So one above the job's own share counts over 1000.
@@ -197,7 +200,7 @@ def _enter_working_dir(job: Job) -> None:
         raise CannotStart(f"working_dir {folder!r} can't be entered: {error}") from error
 
 
-def _script(job: Job) -> str:
+def script(job: Job) -> str:
     """The commands, which stop at the first that fails.
 
     Each is an `eval` of its own, so that `set -e` sees its whole status: a bare `a && b` would not stop if `a` fails.
@@ -237,7 +240,7 @@ def _base_env(job: Job) -> dict[str, str]:
     }
 
 
-def _dstack_env(job: Job) -> dict[str, str]:
+def dstack_env(job: Job) -> dict[str, str]:
     """dstack's variables for a job's place among its nodes, and its GPUs."""
     spec = job.spec
     return _tasks_env(job) | {

@@ -28,6 +28,7 @@ from dstackweb.runner import isolation, machine, nvml, tree
 from dstackweb.runner.agent import job_path
 from dstackweb.runner.cleanup import Cleanup
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
+from dstackweb.runner.engine import Finder
 from dstackweb.runner.jobs import LocalJobs
 from dstackweb.runner.launcher import NotLaunched
 from dstackweb.runner.probe import BackgroundProbe, Probe, probe
@@ -73,6 +74,11 @@ class HostAgent:
         with open(os.path.join(self.home, HOST_CONFIG), encoding="utf-8") as file:
             self.config: dict[str, Any] = json.load(file)
         self.insecure = bool(self.config.get("insecure"))
+        self.engine = Finder(
+            str(self.config.get("engine", "")),
+            network=str(self.config.get("container_network") or "host"),
+            volumes=self.config.get("job_volumes", []),
+        )
         self.client = self.connect()
 
     def connect(self) -> Client:
@@ -162,7 +168,7 @@ class HostAgent:
         at = time.monotonic()
         snapshot = nvml.read()
         self.snapshots.append((at, snapshot))
-        return probe(self.jobs.is_ours, snapshot)
+        return probe(self.jobs.is_ours, snapshot, self.engine.current()[1])
 
     def _report(self) -> dict[str, Any]:
         self.sending = self._due_samples()
@@ -260,6 +266,7 @@ class HostAgent:
     def _complete(self, job: str, token: str, **more: Any) -> dict[str, Any]:
         """A runner's orders."""
         account = isolation.find_user(self.how.job_user) if self.how.job_user else None
+        engine = self.engine.current()[0]
         return {
             "api": self.config["url"],
             "job": job,
@@ -267,6 +274,7 @@ class HostAgent:
             "state_dir": self.jobs.folder(job),
             "user": self.how.job_user or None,
             "writable": self.config.get("job_writable", []) if self.how.isolation == isolation.SANDBOX else None,
+            "engine": engine.stored() if engine else None,
             "path": job_path(account),
             "insecure": self.insecure,
             "relay": self.relay,

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import dstackweb
-from dstackweb.runner import cgroups, removal, tree
+from dstackweb.runner import cgroups, container, removal, tree
 from dstackweb.runner.launcher import Launcher, NotLaunched
 from dstackweb.runner.state import StateDir, job_uid, runner_lives, say
 
@@ -75,7 +75,9 @@ class LocalJobs:
 
     def has_orphans(self, job: str) -> bool:
         """Whether processes of a job run without a runner."""
-        return not self.has_runner(job) and bool(self._processes(job, None))
+        if self.has_runner(job):
+            return False
+        return bool(self._processes(job, None)) or not container.is_gone(self.folder(job))
 
     def is_ours(self, pid: int) -> bool:
         """Whether a process belongs to a job whose runner is alive. What an earlier job left is a stranger's."""
@@ -112,7 +114,7 @@ class LocalJobs:
             tree.send({runner}, signal.SIGKILL)
             while self.has_runner(job) and time.monotonic() < until + KILL_S:
                 time.sleep(0.01)
-        if self.has_runner(job) or self._processes(job, None):
+        if self.has_runner(job) or not container.end(self.folder(job)) or self._processes(job, None):
             return False
         group.remove()
         return True
@@ -125,7 +127,7 @@ class LocalJobs:
         """Remove the files of these jobs unless something of them lives; returns how many."""
         marked = {tree.job_of(pid) for pid in tree.pids()}
         gone = [job for job in jobs if _is_uuid(job) and job not in marked and not self.has_runner(job)]
-        return sum(_removed(self.folder(job)) for job in gone)
+        return sum(_removed(self.folder(job)) for job in gone if container.end(self.folder(job)))
 
     def _processes(self, job: str, runner: int | None) -> set[int]:
         folder = self.folder(job)

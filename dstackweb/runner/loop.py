@@ -12,10 +12,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dstackweb.runner import cgroups, isolation, output, relay, samples, sandbox, spool, tree
+from dstackweb.runner import (
+    cgroups,
+    contained,
+    container,
+    images,
+    isolation,
+    output,
+    relay,
+    samples,
+    sandbox,
+    spool,
+    tree,
+)
 from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
+from dstackweb.runner.commands import Commands, Processes
+from dstackweb.runner.engine import Engine, EngineError
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.masking import Masker
 from dstackweb.runner.state import StateDir, job_uid, say
@@ -31,6 +45,12 @@ SPEC_S = 1.0
 
 RELAY_AGAIN_S = 60.0
 """A relay that gave no answer is not asked again for this long."""
+
+PULL_SHOWN_S = 2.0
+"""How often the log shows how a pull goes on."""
+
+ENGINE_AGAIN_S = 2.0
+"""How long until an engine that can't say what is left of a job is asked again."""
 
 LAST_OUTPUT_S = 5.0
 """How long to wait for output after the last process is gone; later output is of a process that escaped."""
@@ -59,6 +79,9 @@ class Runner:
         self.has_child = False
         self.signalled = False
         """Whether this runner got SIGTERM while commands were running, as when its machine is shut down."""
+        self.pipe: int | None = None
+        """Where the commands' output goes, while this runner may write to it as well."""
+        self.image: images.Image | None = None
         self.samples: samples.Samples | None = None
         self.task_lines: TaskLines | None = None
         self._nudged = False
@@ -89,7 +112,7 @@ class Runner:
             say(f"the API rejected this runner: {rejected}")
             # Without a start of its own, the processes belong to the runner that has the job.
             if self.state.has("started"):
-                tree.end(self.job_id, self.group, self.uid)
+                self._end_everything()
                 self.group.remove()
 
     def _go(self) -> None:
@@ -104,7 +127,8 @@ class Runner:
         elif self.state.has("started"):
             self._salvage()
         else:
-            self.shipper.offset = 0  # nothing was started before, so nothing was sent
+            if not self.spec.get("image"):
+                self.shipper.offset = 0  # nothing was started before, so nothing was sent
             self._begin()
         self._report_end()
         sandbox.remove_tmp(self.orders["run_dir"])
@@ -122,39 +146,112 @@ class Runner:
         job = Job(
             self.spec, orders["run_dir"], orders.get("user"), orders["path"], orders["api"],
             writable=orders.get("writable"),
+            engine=Engine.of(orders["engine"]) if orders.get("engine") else None,
         )  # fmt: skip
         try:
             self._prepare(job)
+            if self.spec.get("image") and not self._pull(job):
+                return
             if not self._barrier():
                 return
             self.has_child = True
-            pid = self._start(job)
+            commands = self._start(job)
         except BadArchive as bad:
             refused = {"fault": bad.fault.value, "name": bad.name, "limit": bad.limit}
             self._finish(None, "code_refused", str(bad), code_refused=refused)
+        except images.PullFailed as failed:
+            fault = {"fault": failed.fault.value, "image": failed.image}
+            self._finish(None, "image_pull_failed", str(failed), image_pull_failed=fault)
+        except contained.CannotContain as cannot:
+            self._end_everything()
+            self._finish(None, "creating_container_error", str(cannot))
         except (CannotStart, OSError) as error:
-            tree.end(self.job_id, self.group, self.uid)
+            self._end_everything()
             self._finish(None, "executor_error", str(error))
         else:
             if self.task_lines is not None:
                 self.task_lines.start()
-            CommandsRun(self, pid).until_it_ends()
+            CommandsRun(self, commands).until_it_ends()
         finally:
             self.has_child = False
+            self._close_pipe()
 
-    def _start(self, job: Job) -> int:
-        pipe = output.start_relay(self.spool, self.spec["log_limit"], job.account)
+    def _pull(self, job: Job) -> bool:
+        """Have the image on this machine; False if the job is to stop instead. Raises PullFailed, CannotContain."""
+        engine, image, policy = contained.engine_of(job), self.spec["image"], self.spec["pull_policy"]
+        self.pipe = output.start_relay(self.spool, self.spec["log_limit"], job.account)
+        images.forget_credentials(self.state.folder)  # of an earlier runner
+        try:
+            self.image = images.find(engine, image) if policy != "always" else None
+            if self.image is None and policy == "never":
+                raise images.PullFailed(images.ImageFault.NOT_PRESENT, image, "it is not on this host")
+            if self.image is None:
+                self._write_line(f"pulling {image}")
+                if not self._pulled(images.Pull(engine, image, self.spec["registry_auth"], self.state.folder)):
+                    return False
+                self.image = images.find(engine, image)
+        except EngineError as error:
+            raise contained.CannotContain(str(error)) from error
+        if self.image is None:
+            raise images.PullFailed(images.ImageFault.NOT_FOUND, image, "it was removed after it was pulled")
+        self._write_line(f"image {image}: {self.image.digest}")
+        return True
+
+    def _pulled(self, pull: images.Pull) -> bool:
+        """Wait for a pull, with heartbeats; False if the job is to stop instead."""
+        next_call = 0.0
+        try:
+            while not pull.is_done():
+                for line in pull.progress():
+                    self._write_line(line)
+                if time.monotonic() >= next_call or self.nudged():
+                    try:
+                        answer = self.heartbeat("pulling")
+                        self.shipper.ship()
+                    except Unreachable as error:
+                        say(f"the API can't be reached, pulling goes on: {error}")
+                    except Refused as refused:
+                        raise Rejected(str(refused)) from None
+                    else:
+                        if answer["action"] == "stop":
+                            self._finish(None, answer["reason"], "stopped before its commands were started")
+                            return False
+                    next_call = time.monotonic() + min(self.heartbeat_s, PULL_SHOWN_S)
+                self.pause(POLL_S)
+        finally:
+            pull.close()
+        return True
+
+    def _write_line(self, text: str) -> None:
+        """A line of the runner's own in the job's output."""
+        assert self.pipe is not None
+        os.write(self.pipe, f"[dstackweb: {text}]\n".encode(errors="replace"))
+
+    def _close_pipe(self) -> None:
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
+
+    def _start(self, job: Job) -> Commands:
+        if self.pipe is None:
+            self.pipe = output.start_relay(self.spool, self.spec["log_limit"], job.account)
         if every_s := self.spec.get("sample_every_s"):
             self.samples = samples.Samples(self.client, samples.start(self.spec["gpus"], float(every_s)))
         try:
-            job.group = self.group = self._make_group()
+            if self.image is None:
+                job.group = self.group = self._make_group()
+            else:
+                container.store(self.state, container.Container(contained.engine_of(job), self.job_id))
             tree.adopt_orphans()
             # From here on the commands must not be started again, whatever happens to this process.
             self.uid = job.account.pw_uid if job.switches_user else None
             self.state.write("started", "" if self.uid is None else str(self.uid))
-            return spawn(job, pipe)
+            if self.image is not None:
+                return contained.spawn(job, self.image, self.state, os.dup(self.pipe))
+            pid, fenced = spawn(job, self.pipe), job.writable is not None
+            return Processes(self.job_id, self.group, pid, self.uid, fenced=fenced)
         finally:
-            os.close(pipe)
+            self._close_pipe()
 
     def _make_group(self) -> cgroups.Group:
         """The job's cgroup, stored before anything enters it; one without folders where none can be made."""
@@ -171,23 +268,20 @@ class Runner:
         self.state.write("cgroup", group.stored())
         return group
 
-    def processes(self) -> set[int]:
-        """The living processes of the commands that this runner has started: its descendants, or in the group."""
-        return self.group.processes() if tree.is_childless() else tree.processes(self.job_id, self.group, uid=self.uid)
-
     def _prepare(self, job: Job) -> None:
         """Make the job's directory, owned by its user, and unpack the code with that user's rights.
 
         The host may have lost its sandbox since it got the job. Raises CannotStart, BadArchive, OSError.
         """
-        has, least = isolation.of_job(job.user, job.writable), self.spec.get("least_isolation", "")
+        has = isolation.CONTAINER if self.spec.get("image") else isolation.of_job(job.user, job.writable)
+        least = self.spec.get("least_isolation", "")
         if not isolation.isolates(has, least):
             raise CannotStart(f"the project requires the isolation {least!r}, and this host has {has!r} now")
         os.makedirs(job.run_dir, exist_ok=True)
         if job.switches_user:
             os.chown(job.run_dir, job.account.pw_uid, job.account.pw_gid, follow_symlinks=False)
             os.chmod(job.run_dir, 0o700)
-        if job.writable is not None:
+        if job.writable is not None and not self.spec.get("image"):
             sandbox.make_tmp(job.run_dir, job.account)
         if self.spec["archive"]:
             self._unpack(job, self.spec["archive"]["sha256"])
@@ -217,9 +311,18 @@ class Runner:
                 return True
             self.pause(float(answer["heartbeat_s"]))
 
+    def _end_everything(self) -> None:
+        """End what is left of the job, until it is confirmed gone. An engine that is away is waited for."""
+        tree.end(self.job_id, self.group, self.uid)
+        while not container.end(self.state.folder):
+            with contextlib.suppress(Unreachable, Refused):
+                self.heartbeat("stopping")
+            self.pause(ENGINE_AGAIN_S)
+        tree.end(self.job_id, self.group, self.uid)
+
     def _salvage(self) -> None:
         """An earlier runner died after the start: end its processes and report that."""
-        tree.end(self.job_id, self.group, self.uid)
+        self._end_everything()
         self._finish(None, "instance_unreachable", "its runner was killed; the job's remaining processes were ended")
 
     def _finish(self, exit_code: int | None, reason: str, message: str, **more: Any) -> None:
@@ -230,15 +333,17 @@ class Runner:
         except OSError as error:
             say(f"the end can't be stored: {error}")
 
-    def finish(self, status: int, reason: str | None) -> None:
+    def finish(self, commands: Commands, status: int, reason: str | None) -> None:
         """The commands ended with this wait status; `reason` is why they were stopped, if they were."""
         code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
-        ran_out = self.group.ran_out_of_memory()
+        ran_out = commands.ran_out_of_memory()
         if ran_out and reason in (None, OUT_OF_MEMORY):
-            self._finish(code, OUT_OF_MEMORY, "", memory_mib=self.group.memory_mib if ran_out == "limit" else None)
+            self._finish(code, OUT_OF_MEMORY, "", memory_mib=commands.memory_mib() if ran_out == "limit" else None)
         elif reason is not None:
             self._finish(code, reason, "")
+        elif own := commands.own_end():
+            self._finish(code, *own)
         elif code == 0:
             self._finish(0, "done_by_runner", "")
         else:
@@ -268,6 +373,7 @@ class Runner:
             self.samples.send_last()
         if self.task_lines is not None:
             self.task_lines.finish()
+        container.end(self.state.folder)  # it has ended; where the engine gives no answer, the host removes it later
         log = {"log_size": self.shipper.size(), "log_missing": self.shipper.missing()}
         self._retry(lambda: self.client.post("exit", self.end | log))
         self.group.remove()
@@ -282,7 +388,7 @@ class Runner:
 
     def report_start(self) -> dict[str, Any]:
         """Report that the commands were started, which is a heartbeat as well."""
-        answer = self.client.post("started", {})
+        answer = self.client.post("started", {"image_digest": self.image.digest} if self.image else {})
         return self._note(answer) if "action" in answer else self.heartbeat("running")  # an older server's is empty
 
     def _note(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -350,8 +456,8 @@ class Runner:
 class CommandsRun:
     """The commands from start to end."""
 
-    def __init__(self, runner: Runner, pid: int) -> None:
-        self.runner, self.pid = runner, pid
+    def __init__(self, runner: Runner, commands: Commands) -> None:
+        self.runner, self.commands = runner, commands
         self.began = time.monotonic()
         self.reported_start = False
         self.kill_at: float | None = None
@@ -370,16 +476,14 @@ class CommandsRun:
         Then its output may still wait for a full disk.
         """
         status: int | None = None
-        while status is None or self.runner.processes() or self._output_waits():
+        while status is None or self.commands.processes() or self._output_waits():
             self._keep_limits()
             self._communicate()
             self.runner.pause(min(POLL_S, max(0.0, self.next_heartbeat - time.monotonic())))
             ended = tree.reap()
-            if self.pid in ended:
-                status = ended[self.pid]
-                if self.kill_at is None:
-                    self._stop(None, LEFTOVER_GRACE_S)
-        self.runner.finish(status, self.reason)
+            if status is None and (status := self.commands.status(ended)) is not None and self.kill_at is None:
+                self._stop(None, LEFTOVER_GRACE_S)
+        self.runner.finish(self.commands, status, self.reason)
         if not self.wanted:
             raise Rejected("the API ended this job")
 
@@ -393,11 +497,11 @@ class CommandsRun:
             self._stop("max_duration_exceeded", spec["stop_duration_s"])
         if spec["lost_after_s"] is not None and now - self.runner.contact > spec["lost_after_s"]:
             self._stop("instance_unreachable", spec["stop_duration_s"])
-        if self.runner.group.ran_out_of_memory():
+        if self.commands.ran_out_of_memory():
             # The kernel may have killed one process of many.
             self._stop(OUT_OF_MEMORY, 0)
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            tree.kill(self.runner.processes(), self.runner.group)
+            self.commands.kill()
 
     def _stop(self, reason: str | None, grace_s: float) -> None:
         """Send TERM to the whole tree now, KILL after the grace. The first reason and the shortest grace apply."""
@@ -405,8 +509,7 @@ class CommandsRun:
         self.may_wait = self.may_wait and reason is None
         if self.kill_at is None:
             self.kill_at, self.reason = kill_at, reason
-            fence = set() if self.runner.orders.get("writable") is None else {self.pid}
-            tree.send(self.runner.processes() - fence, signal.SIGTERM)
+            tree.send(self.commands.processes() - self.commands.spared(), signal.SIGTERM)
         self.kill_at = min(self.kill_at, kill_at)
 
     def _communicate(self) -> None:

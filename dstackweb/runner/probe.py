@@ -40,7 +40,7 @@ class GpuProbe:
 class Probe:
     """A machine's capacity. `error` says what could not be read; a machine without NVML has no GPUs.
 
-    `cgroups` is as `runner.cgroups.support` has it.
+    `cgroups` is as `runner.cgroups.support` has it, `engine` as `runner.engine.find`.
     """
 
     cpus: int
@@ -49,15 +49,18 @@ class Probe:
     boot_id: str
     error: str = ""
     cgroups: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
 
 
-def probe(is_ours: Callable[[int], bool], snapshot: nvml.Snapshot | None = None) -> Probe:
+def probe(
+    is_ours: Callable[[int], bool], snapshot: nvml.Snapshot | None = None, engine: dict[str, Any] | None = None
+) -> Probe:
     """Probe this machine; never raises. `is_ours`: whether a PID belongs to a job that runs here.
 
-    `snapshot` is what NVML has just answered, if it has.
+    `snapshot` is what NVML has just answered, if it has; `engine` what is known of the container engine.
     """
     gpus, error = probe_gpus(is_ours, snapshot)
-    return Probe(usable_cpus(), usable_memory_mib(), gpus, boot_id(), error, cgroup_support())
+    return Probe(usable_cpus(), usable_memory_mib(), gpus, boot_id(), error, cgroup_support(), engine or {})
 
 
 @cache

@@ -39,9 +39,9 @@ class Writer:
     def __init__(self, file: int, path: str, limit: int) -> None:
         self._file, self._folder = file, f"{path}.tail"
         self._size = max(1, limit // SEGMENTS)
-        self._room = max(0, limit - 2 * self._size)
+        self._at = os.fstat(file).st_size  # of an earlier runner that started nothing
+        self._room = max(0, limit - 2 * self._size - self._at)
         self._segments: list[str] = []
-        self._at = 0
         self._closed = False
 
     def write(self, data: bytes) -> None:

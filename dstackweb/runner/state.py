@@ -16,7 +16,8 @@ import time
 from typing import Any
 
 HOST_CONFIG = "host.json"
-"""In the home of a host's agent: `url`, `name`, `token`, `insecure`, `job_user`, `job_writable`, `shared_uid`."""
+"""In the home of a host's agent: `url`, `name`, `token`, `insecure`, `job_user`, `job_writable`, `shared_uid`,
+`engine`, `container_network`, `job_volumes`."""
 LOCK_TRIES, LOCK_WAIT_S = 100, 0.02
 """Checking for a runner takes a shared lock for an instant, which must not be mistaken for a runner."""
 

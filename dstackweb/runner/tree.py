@@ -78,6 +78,24 @@ def processes(job: str, group: Group, runner: set[int] | None = None, uid: int |
     return (above | group.processes()) - own
 
 
+def below(above: set[int]) -> set[int]:
+    """The living descendants of these processes."""
+    parents, found = _parents(), set(above)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - above
+
+
+def born(pid: int) -> str:
+    """When a process was started, in the kernel's ticks, to tell it from a later one of its number; empty if gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
 def pids() -> set[int]:
     """All living processes."""
     return set(_parents())

@@ -73,12 +73,12 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
     return job
 
 
-def start_job(job_id: UUID) -> None:
-    """Record that the runner has started the job's commands."""
+def start_job(job_id: UUID, *, image_digest: str = "") -> None:
+    """Record that the runner has started the job's commands, and the image of their container."""
     with transaction.atomic():
         job = lock_job(job_id)
         if job.status == JobStatus.PROVISIONING:
-            move_job(job, JobStatus.RUNNING, now=timezone.now())
+            move_job(job, JobStatus.RUNNING, now=timezone.now(), image_digest=image_digest)
             settle_run(job.run)
 
 

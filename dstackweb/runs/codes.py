@@ -183,6 +183,8 @@ class MessageCode(StrEnum):
     """`memory_mib`: the job's limit, null where its machine had no more."""
     CODE_REFUSED = "code_refused"
     """`fault`, `name` of the member at fault, `limit` that was exceeded or null."""
+    IMAGE_PULL_FAILED = "image_pull_failed"
+    """`fault` and `image`; the message is the engine's."""
     OUT_OF_CAPACITY = "out_of_capacity"
     LOW_UTILIZATION = "low_utilization"
     """What was low, as the event has it."""

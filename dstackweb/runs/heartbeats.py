@@ -11,7 +11,7 @@ from django.db import transaction
 from dstackweb.lib.errors import Conflict, DomainError, NotFound
 from dstackweb.lib.models import watch_time
 from dstackweb.runs.models import Job
-from dstackweb.runs.states import JOB_ACTIVE
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus
 
 
 class Heartbeat(NamedTuple):
@@ -50,6 +50,11 @@ def take(heartbeats: Sequence[Heartbeat]) -> dict[UUID, HeardJob | DomainError]:
     taken = {one.job: _refusal(jobs.get(one.job), one.nonce) or jobs[one.job] for one in heartbeats}
     _note([job for job, answer in taken.items() if isinstance(answer, HeardJob)])
     return taken
+
+
+def note_pull(job: UUID) -> None:
+    """A job whose image is being pulled has the time to start from now on."""
+    Job.objects.filter(pk=job, status=JobStatus.PROVISIONING).update(status_at_s=watch_time())
 
 
 def _refusal(job: HeardJob | None, nonce: str) -> DomainError | None:

@@ -62,7 +62,7 @@ def _secrets(run: Run, spec: EffectiveSpec) -> tuple[dict[str, str], dict[str, s
 
     Raises Conflict for a secret that can't be read.
     """
-    wanted = secret_names(spec.env)
+    wanted = secret_names(spec.with_secrets())
     values = secret_values(run.project) if wanted else {}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
     return {name: value for name, value in values.items() if name in wanted}, masked
@@ -119,7 +119,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
     (host, address), token = _name_and_address(job), tasks_token(job.pk)
     secrets, masked = _secrets(run, spec)
     if job.started_at is not None:  # a later runner starts nothing, and can do without a secret that was deleted
-        secrets = dict.fromkeys(secret_names(spec.env), "") | secrets
+        secrets = dict.fromkeys(secret_names(spec.with_secrets()), "") | secrets
     return {
         "job": str(job.pk),
         "project": run.project_id,
@@ -152,6 +152,18 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "process_limit": settings.DSTACKWEB_JOB_PROCESSES,
         "log_limit": settings.DSTACKWEB_LOG_LIMIT_MB * 1024 * 1024,
         "image": spec.image,
+        **(_container(spec, secrets) if spec.image else {}),
+    }
+
+
+def _container(spec: EffectiveSpec, secrets: dict[str, str]) -> dict[str, Any]:
+    """What a run with an image needs beside it."""
+    auth = spec.registry_auth
+    return {
+        "entrypoint": spec.entrypoint,
+        "pull_policy": spec.pull_policy,
+        "registry_auth": fill_secrets(auth.model_dump(), secrets) if auth else None,
+        "volumes": list(spec.volumes or ()),
     }
 
 

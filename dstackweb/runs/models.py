@@ -247,6 +247,7 @@ class Job(models.Model):
     cpus = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
     gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs")
+    image_digest = models.CharField(max_length=300, blank=True, help_text="The image that its container was made of")
 
     claim_nonce = models.CharField(max_length=64, blank=True, help_text="The one runner that may execute this job")
     secrets_held = models.TextField(

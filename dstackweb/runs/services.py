@@ -103,10 +103,11 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     if queue is not None:
         refuse_draining(queue)
     check_priority(project, role, spec.priority, line=run_file.line("priority"))
-    wanted = secret_names(spec.env)
+    wanted = secret_names(spec.with_secrets())
     if wanted and (missing := sorted(wanted - set(project_secret_names(project)))):
         msg = f"the project has no secret {missing[0]!r}. Admins can add it on the secrets page"
-        raise Invalid.at("env", msg=msg, line=run_file.line("env"))
+        place = "env" if missing[0] in secret_names(spec.env) else "registry_auth"
+        raise Invalid.at(place, msg=msg, line=run_file.line(place))
     archive = _archive(project, submission.archive) if submission.archive else None
     text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
     return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive)

@@ -78,6 +78,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     EXECUTOR_ERROR = "executor_error"
     CODE_REFUSED = "code_refused"
+    IMAGE_PULL_FAILED = "image_pull_failed"
     INSTANCE_UNREACHABLE = "instance_unreachable"
     NO_CAPACITY = "failed_to_start_due_to_no_capacity"
     OUT_OF_CAPACITY = "out_of_capacity"
@@ -106,6 +107,7 @@ RETRY_EVENT: dict[str, str] = {
     Reason.OUT_OF_MEMORY: "error",
     Reason.EXECUTOR_ERROR: "error",
     Reason.CREATING_CONTAINER_ERROR: "error",
+    Reason.IMAGE_PULL_FAILED: "error",
 }
 
 # Nothing of the job was ever executed, for want of a machine: its run waits for one again, with `retry` or without.

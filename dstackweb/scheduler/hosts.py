@@ -146,6 +146,7 @@ def _launch_spec(job: Job) -> LaunchSpec:
         api_url=settings.DSTACKWEB_API_URL,
         token=job_token(job.pk),
         gpu_uuids=tuple(job.gpus),
+        image=job.run.spec.get("image"),
     )
 
 

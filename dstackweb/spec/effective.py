@@ -118,6 +118,13 @@ class UtilizationPolicy(_StoredModel):
         }
 
 
+class RegistryAuth(_StoredModel):
+    """How to sign in to an image's registry, with references to secrets."""
+
+    username: str
+    password: str
+
+
 class Schedule(_StoredModel):
     """Cron expressions in UTC: the run enters its queue when any of them is due."""
 
@@ -133,12 +140,16 @@ class EffectiveSpec(_StoredModel):
 
     type: Literal["task"] = "task"
     name: str | None = None
-    commands: tuple[str, ...]
+    commands: tuple[str, ...] = ()
     shell: str = "/bin/sh"
     working_dir: str | None = None
     env: dict[str, str] = {}
     masked_env: tuple[str, ...] = ()
     image: str | None = None
+    entrypoint: str | None = None
+    pull_policy: Literal["always", "missing", "never"] = "missing"
+    registry_auth: RegistryAuth | None = None
+    volumes: tuple[str, ...] | None = None
     nodes: int = 1
     requirements: Requirements = Requirements()
     priority: int = 50
@@ -162,6 +173,13 @@ class EffectiveSpec(_StoredModel):
     least_isolation: str = ""
     """What its project requires of hosts now (`runner.isolation`). Not a key of the run file, and not stored."""
 
+    def with_secrets(self) -> dict[str, str]:
+        """The texts that may refer to secrets of the project, by key: those of `env` and of `registry_auth`."""
+        auth = self.registry_auth
+        return self.env | (
+            {"registry_auth.username": auth.username, "registry_auth.password": auth.password} if auth else {}
+        )
+
     def shape_key(self, user_id: int) -> str:
         """SHA-256 (hex) of all that decides where a run fits: runs with the same key fit in the same places."""
         decides = {
@@ -178,6 +196,7 @@ class EffectiveSpec(_StoredModel):
             "stop_duration_s": self.stop_duration_s,
             "preemptible": self.preemptible,
             "image": self.image,
+            "volumes": _unordered(self.volumes),
         }
         return hashlib.sha256(json.dumps(decides, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -189,11 +208,15 @@ class EffectiveSpec(_StoredModel):
         shown: dict[str, Any] = {
             "type": self.type,
             "name": self.name,
-            "commands": list(self.commands),
+            "commands": list(self.commands) or None,
             "shell": self.shell,
             "working_dir": self.working_dir,
             "env": self.env | dict.fromkeys(self.masked_env, MASK) or None,
             "image": self.image,
+            "entrypoint": self.entrypoint,
+            "pull_policy": self.pull_policy if self.image else None,
+            "registry_auth": self.registry_auth.model_dump() if self.registry_auth else None,
+            "volumes": _listed(self.volumes),
             "nodes": self.nodes,
             "resources": self.requirements.as_resources(),
             "priority": self.priority,

@@ -10,6 +10,7 @@ from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
+from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Password, Username, Volume
 from dstackweb.spec.env import read_env
 from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
 from dstackweb.spec.labels import MOST, MOST_VALUES, check_name, check_value
@@ -21,7 +22,6 @@ MIN_TIME_WINDOW_S = 60
 SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
 PRIORITY_MIN, PRIORITY_MAX = 0, 100
 MAX_NODES = 1000
-MAX_IMAGE = 500
 MAX_CRONS, MAX_CRON = 20, 200
 """Expressions of a schedule, and the characters of one."""
 _RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
@@ -202,13 +202,11 @@ def _shell(shell: str) -> str:
     return path
 
 
-def _image(image: str) -> str:
-    """An image becomes an argument of a command: it must not look like an option or contain spaces."""
-    if image.startswith("-") or not image.isprintable() or any(char.isspace() for char in image):
-        raise ValueError(f"{image[:MAX_IMAGE]!r} is not valid")
-    if len(image) > MAX_IMAGE:
-        raise ValueError(f"it has more than {MAX_IMAGE} characters")
-    return image
+class RegistryAuthFields(Keys):
+    """How to sign in to the image's registry."""
+
+    username: Username = key("a name, or ${{ secrets.NAME }}", "Its user.")
+    password: Password = key("${{ secrets.NAME }}", "Its password or token, a secret of the project.")
 
 
 def _gpu_names(value: Any) -> Any:
@@ -254,22 +252,41 @@ class RunFields(ProfileFields):
     )
     commands: Annotated[tuple[Text, ...], Field(min_length=1)] = key(
         "a list of shell commands, at least one",
-        "Run in order in one shell; the first one that fails ends the run.",
+        "Run in order in one shell; the first one that fails ends the run. Required without `image`.",
+        default=(),
     )
     shell: Annotated[str, AfterValidator(_shell)] | None = key(
         "sh, bash, or the absolute path of a shell", "The shell that runs the commands.", default=None
     )
     working_dir: Text | None = key(
-        "a directory", "Working directory of the commands, relative to the run's directory.", default=None
+        "a directory",
+        "Working directory of the commands, relative to the run's directory; absolute ones are the image's.",
+        default=None,
     )
     env: Annotated[dict[str, str | None], BeforeValidator(read_env)] | None = key(
         "a mapping such as {LR: 0.1}, or a list of NAME=value and bare NAME",
         "Environment variables. A bare name copies the value from the shell that runs `dstackweb apply`, and masks it.",
         default=None,
     )
-    image: Annotated[Text, AfterValidator(_image)] | None = key(
+    image: Image | None = key(
         "a container image such as python:3.12",
-        "Image for the commands. No backend runs containers yet: a run with an image waits.",
+        "The commands run in a container of this image, on hosts with Docker. Without `commands` its own are run.",
+        default=None,
+    )
+    entrypoint: Entrypoint | None = key(
+        "a program with its arguments",
+        "What the container runs instead of a shell, with `commands` as further arguments.",
+        default=None,
+    )
+    pull_policy: Literal["always", "missing", "never"] | None = key(
+        "`always`, `missing` or `never`", "Whether the host pulls the image before each start.", default=None
+    )
+    registry_auth: RegistryAuthFields | None = key(
+        "a mapping with `username` and `password`", "How to sign in to the image's registry.", default=None
+    )
+    volumes: Annotated[tuple[Volume, ...], Field(min_length=1, max_length=MOST_VOLUMES)] | None = key(
+        "a list of /host/folder:/container/folder, each with :ro or :rw at its end or not",
+        "Folders of the host in the container, of those that its admin has listed for jobs.",
         default=None,
     )
     nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = key(

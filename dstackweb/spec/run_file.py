@@ -13,7 +13,7 @@ from dstackweb.spec.env import EnvError, check_sizes, read_env
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.run_fields import ProfileFields, RunFields
 from dstackweb.spec.source import MAX_ERRORS, Source, read, unusable
-from dstackweb.spec.wording import at, field_errors, missing_values, secrets_elsewhere
+from dstackweb.spec.wording import at, field_errors, missing_values, secrets_elsewhere, without_image
 
 M = TypeVar("M", bound=Keys)
 
@@ -74,6 +74,8 @@ def parse_profile_settings(settings: str | Mapping[str, Any]) -> ProfileFields:
 
 def _validated(model: type[M], source: Source) -> M:
     errors = [*missing_values(source, source.data), *secrets_elsewhere(source, source.data)]
+    if model is RunFields:
+        errors += without_image(source)
     known = [error["loc"] for error in errors]
     try:
         fields = model.model_validate(source.data)

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dstackweb.lib.errors import FieldError
+from dstackweb.spec.containers import NEEDS_IMAGE
 from dstackweb.spec.env import EnvError, refers_to_secret
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.source import Path, Source, dotted
@@ -27,16 +28,13 @@ REFUSED_TYPES = {
 REFUSED_KEYS = {
     "services": "a run file has one task; start other processes in its `commands`, or submit more runs",
     "ports": "ports are not forwarded; commands listen on the host's own network",
-    "volumes": "use a directory that your hosts share, or DSTACK_RUN_DIR for files that all attempts of a run use",
     "files": "`dstackweb apply` uploads the current directory",
     "repos": "`dstackweb apply` uploads the current directory; or clone in the `commands`",
     "python": "call the interpreter in `commands`",
     "nvcc": "install it on the hosts, or with the `commands`",
-    "entrypoint": "write it as the first of the `commands`",
     "docker": "jobs can't start containers",
     "privileged": "jobs get no privileges on the host",
     "user": "the host's admin sets the user of jobs",
-    "registry_auth": "jobs don't run in containers",
     "fleets": "use `backends`, `regions` or `instance_types`",
     "availability_zones": "use `regions`",
     "reservation": "use `instance_types`",
@@ -44,7 +42,7 @@ REFUSED_KEYS = {
     "tags": "put them into the run's `name`",
     "startup_order": "all nodes start together",
     "stop_criteria": "a run ends when all its nodes have ended",
-    "resources.shm_size": "jobs use the host's own /dev/shm",
+    "resources.shm_size": "jobs use the host's own /dev/shm; in containers it may fill the job's memory",
     "resources.disk": "jobs use the host's own disk",
     "resources.gpu.vendor": "only NVIDIA GPUs are supported; remove this key",
     "resources.gpu.total_memory": "use `memory` (of each GPU) and `count`",
@@ -73,12 +71,26 @@ def missing_values(source: Source, value: Any, path: Path = ()) -> Iterator[Fiel
             yield from missing_values(source, child, here)
 
 
+def without_image(source: Source) -> Iterator[FieldError]:
+    """Errors for keys that need an image, and for missing commands."""
+    data = source.data
+    if "image" not in data:
+        for name in (name for name in NEEDS_IMAGE if name in data):
+            yield at(source, (name,), f"`{name}` is for containers; it needs an `image`")
+        if "commands" not in data:
+            yield at(
+                source, ("commands",), "`commands` is missing; it should be a list of shell commands, at least one"
+            )
+    elif "entrypoint" in data and "shell" in data:
+        yield at(source, ("shell",), "`shell` runs nothing where there is an `entrypoint`; remove one of them")
+
+
 def secrets_elsewhere(source: Source, value: Any, path: Path = ()) -> Iterator[FieldError]:
-    """Errors for references to secrets outside `env`, where they are not filled in."""
+    """Errors for references to secrets outside `env` and `registry_auth`, where they are not filled in."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in children:
         here = (*path, name)
-        if here == ("env",):
+        if here in (("env",), ("registry_auth",)):
             continue
         if isinstance(child, str) and refers_to_secret(child):
             msg = f"`{dotted(here)}` can't contain a secret; set a variable in `env` to it, and use the variable here"

@@ -76,6 +76,7 @@ class HostLine:
     of: HostSummary
     isolation: str
     limits: str
+    engine: str
     gpus: list[HostGpuLine]
     events: list[tuple[HostEvent, str]]
     kept_hidden: bool
@@ -102,7 +103,7 @@ class HostLine:
         taken = [(g.gpu.uuid, g.gpu.present, g.run.pk if g.run else None, g.stranger, g.held) for g in self.gpus]
         seen = None if self.of.online else host.seen_at
         return (host.name, self.of.online, seen, host.draining, host.leaving, host.error, host.isolation,
-                host.held_back_at, host.start_error, self.limits,
+                host.held_back_at, host.start_error, self.limits, self.engine,
                 str(host.labels), host.cpus, host.cpus_used, host.memory_mib, host.memory_used_mib, taken,
                 self.of.jobs, (kept.run.pk, kept.cpus, kept.memory_mib, sorted(kept.gpus)) if kept else None,
                 [event.pk for event, _text in self.events])  # fmt: skip
@@ -113,6 +114,7 @@ def host_line(found: HostSummary, known: Visible) -> HostLine:
         of=found,
         isolation=host_words.isolation(found.host.isolation),
         limits=host_words.limits(found.host.cgroups),
+        engine=host_words.engine(found.host.engine),
         gpus=[_gpu_line(gpu, run, found.kept, known) for gpu, run in found.gpus],
         events=[(event, events.host_event_text(event)) for event in found.events],
         may_leave=inventory.may_leave(found.host),

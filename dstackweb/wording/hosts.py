@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils.translation import gettext_lazy as _
 
-from dstackweb.backends.models import CgroupCode, Isolation
+from dstackweb.backends.models import CgroupCode, EngineCode, Isolation
 from dstackweb.wording.sentence import words
 
 isolation = words(
@@ -32,6 +32,31 @@ no_cgroups = words(
     }
 )
 """Why a host's jobs are not limited by cgroups."""
+
+
+no_engine = words(
+    {
+        EngineCode.NOT_FOUND: _("neither Docker nor Podman is installed"),
+        EngineCode.AWAY: _("its daemon gives no answer"),
+        EngineCode.NOT_PERMITTED: _("the host's user may not use it; start the host as root"),
+        EngineCode.FAILED: _("it can't be used"),
+    }
+)
+"""Why a host runs no containers."""
+
+ENGINES = {"docker": "Docker", "podman": "Podman"}
+
+
+def engine(found: Mapping[str, Any]) -> str:
+    """What a host runs containers with."""
+    name = ENGINES.get(found.get("name", ""), "")
+    if not found:
+        return str(_("none"))
+    if not found.get("code"):
+        return f"{name} {found.get('version', '')}".strip()
+    if not name:
+        return str(_("none: %s") % no_engine(found["code"]))
+    return str(_("%(engine)s: %(why)s") % {"engine": name, "why": no_engine(found["code"])})
 
 
 def limits(cgroups: Mapping[str, Any]) -> str:

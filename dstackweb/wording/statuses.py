@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
 from dstackweb.runner.archive import Fault
+from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run
 from dstackweb.runs.rows import RunRow
@@ -50,6 +51,7 @@ termination = words(
         Reason.OUT_OF_MEMORY: _("It ran out of memory."),
         Reason.EXECUTOR_ERROR: _("Its runner failed."),
         Reason.CODE_REFUSED: _("Its code could not be unpacked. Nothing was executed."),
+        Reason.IMAGE_PULL_FAILED: _("Its image could not be pulled. Nothing was executed."),
         Reason.INSTANCE_UNREACHABLE: _("Interrupted: its host or its runner was lost."),
         Reason.NO_CAPACITY: _("Its host did not start it in time."),
         Reason.NOT_CLAIMED: _("Its host did not start it. Nothing was executed."),
@@ -190,6 +192,26 @@ def code_refused(data: Mapping[str, Any]) -> str:
     return text % values + " " + str(_("Change it and submit the run again."))
 
 
+def image_pull_failed(data: Mapping[str, Any]) -> str:
+    """Why an image could not be pulled, and what to do."""
+    match known(ImageFault, str(data.get("fault", ""))):
+        case ImageFault.NOT_FOUND:
+            text = _("The registry has no image %s. Check its name and tag.")
+        case ImageFault.DENIED:
+            text = _("The registry refused to give out the image %s. Check registry_auth, or whether it exists.")
+        case ImageFault.NO_SPACE:
+            text = _("The disk of its host has no room for the image %s.")
+        case ImageFault.UNREACHABLE:
+            text = _("Its host can't reach the registry of the image %s.")
+        case ImageFault.NOT_PRESENT:
+            text = _("Its host does not have the image %s, and pull_policy is never.")
+        case ImageFault.FAILED | None:
+            text = _("The image %s could not be pulled.")
+        case never:
+            assert_never(never)
+    return str(text % data.get("image", "?"))
+
+
 def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
     match code:
         case MessageCode.EXITED:
@@ -198,6 +220,8 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
             return out_of_memory(data.get("memory_mib"))
         case MessageCode.CODE_REFUSED:
             return code_refused(data)
+        case MessageCode.IMAGE_PULL_FAILED:
+            return " ".join(filter(None, [image_pull_failed(data), text]))
         case MessageCode.OUT_OF_CAPACITY:
             return f"{termination(Reason.OUT_OF_CAPACITY)} {text}".strip()
         case MessageCode.LOW_UTILIZATION:

@@ -197,7 +197,7 @@ def _impossible(data: ImpossibleData) -> str:
         case Impossible.NO_OFFER:
             return _no_offer(data.get("refused", {}))
         case Impossible.IMAGE_NOT_SUPPORTED:
-            return _("it needs the image %s, and no host runs containers") % data.get("image", "")
+            return _("it needs the image %s, and no host has Docker or Podman") % data.get("image", "")
         case Impossible.NO_SUCH_PLACE:
             return _no_such_place(data)
         case Impossible.TOO_LARGE:

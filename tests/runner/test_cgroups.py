@@ -19,7 +19,7 @@ import pytest
 
 from dstackweb.backends.models import CgroupCode
 from dstackweb.runner import cgroups, tree
-from dstackweb.runner.child import _oom_score
+from dstackweb.runner.child import oom_score
 from tests.runner.conftest import OTHER_USER, Box, runs
 from tests.support import eventually
 
@@ -110,9 +110,9 @@ def test_a_job_above_its_memory_request_is_killed_first(box: MakeBox) -> None:
     job.launch()
     job.end()
     assert job.lines() == ["750"]
-    assert _oom_score({"memory_mib": 8000, "host_memory_mib": 8000}) == 2
-    assert _oom_score({"memory_mib": 1, "host_memory_mib": 8000}) == 999
-    assert _oom_score({}) is None
+    assert oom_score({"memory_mib": 8000, "host_memory_mib": 8000}) == 2
+    assert oom_score({"memory_mib": 1, "host_memory_mib": 8000}) == 999
+    assert oom_score({}) is None
 
 
 FORKS = """

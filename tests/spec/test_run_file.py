@@ -182,7 +182,6 @@ def test_an_object_and_its_yaml_are_equal() -> None:
         ("retry: {durations: 3h}", ["retry", "durations"], "did you mean `retry.duration`?"),
         ("services: {}", ["services"], "`services` is not supported: "),
         ("ports: [80]", ["ports"], "`ports` is not supported: "),
-        ("volumes: [a]", ["volumes"], "`volumes` is not supported: "),
         ("resources: {shm_size: 8GB}", ["resources", "shm_size"], "/dev/shm"),
         ("resources: {disk: 8GB}", ["resources", "disk"], "not supported"),
         ("resources: {gpu: {vendor: nvidia}}", ["resources", "gpu", "vendor"], "remove this key"),

@@ -11,10 +11,11 @@ import pytest
 from django.utils import translation
 
 from dstackweb.backends.contract import Availability, InstanceEnd, LaunchFailure, PlaceCode
-from dstackweb.backends.models import CgroupCode, HostEvent, HostEventKind, Isolation
+from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEventKind, Isolation
 from dstackweb.gpus.samples.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runner.archive import Fault
+from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import (
     Impossible,
     LimitCode,
@@ -84,11 +85,13 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     LogCut: lambda code: _event(RunEventKind.LOG_CUT, why=code),
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
     MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),
+    ImageFault: lambda code: statuses.image_pull_failed({"image": "X:1", "fault": code.value}),
     Fault: lambda code: statuses.code_refused({**DATA, "fault": code.value}),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
     HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),
     Isolation: hosts.isolation,
     CgroupCode: hosts.no_cgroups,
+    EngineCode: hosts.no_engine,
     ThrottleReason: policy.throttled,
     UtilizationAction: lambda code: policy.rule(_policy(action=code)),
     UtilizationScope: lambda code: policy.rule(_policy(scope=code)),

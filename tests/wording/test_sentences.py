@@ -97,7 +97,7 @@ def test_an_event_of_a_newer_server_is_still_shown() -> None:
         (
             "impossible",
             {"code": "image_not_supported", "image": "x:1"},
-            "it needs the image x:1, and no host runs containers",
+            "it needs the image x:1, and no host has Docker or Podman",
         ),
         ("backend_unavailable", {"code": "no_hosts"}, "no host has joined yet"),
         (

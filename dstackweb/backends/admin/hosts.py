@@ -67,7 +67,7 @@ class HostAdmin(admin.ModelAdmin[Host]):
     readonly_fields = (
         "name", "backend", "address", "cluster", "online", "error",
         "held_back_at", "start_error", "cpus", "cpus_used", "memory_mib", "memory_used_mib",
-        "isolation", "cgroups", "ports", "job_user", "runs_dir", "boot_id", "seen_at", "leaving", "left_at",
+        "isolation", "cgroups", "engine", "ports", "job_user", "runs_dir", "boot_id", "seen_at", "leaving", "left_at",
     )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "backend", "online", "leaving", "left_at", "error", "held_back_at", "start_error")}),
@@ -81,6 +81,7 @@ class HostAdmin(admin.ModelAdmin[Host]):
                     "cluster",
                     "isolation",
                     "cgroups",
+                    "engine",
                     "ports",
                     "job_user",
                     "runs_dir",

@@ -49,6 +49,8 @@ class HostView:
     gpus: tuple[GpuView, ...] = ()
     labels: Mapping[str, Any] = field(default_factory=dict)
     held_back: bool = False
+    has_engine: bool = False
+    """Whether it runs jobs in containers, for which `isolation` does not count."""
 
     @property
     def takes_jobs(self) -> bool:
@@ -165,7 +167,7 @@ def host_offers(
 def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: str, image: str | None) -> Offer:
     gpus = gpus_matching(host, needs) or host.gpus
     detail: dict[str, Any]
-    if image is not None and host.isolation != "container":
+    if image is not None and not host.has_engine:
         availability, detail = Availability.NOT_AVAILABLE, {"code": PlaceCode.IMAGE_NOT_SUPPORTED, "image": image}
     elif isinstance(outcome, Miss):
         availability = Availability.BUSY if outcome.code == PlaceCode.BUSY else Availability.NOT_AVAILABLE

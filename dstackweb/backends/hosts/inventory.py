@@ -47,6 +47,11 @@ def may_leave(host: Host) -> bool:
     return not host.cluster or not is_online(host)
 
 
+def runs_containers(host: Host) -> bool:
+    """Whether the host has a container engine that can be used."""
+    return bool(host.engine) and not host.engine.get("code")
+
+
 def host_views(backend: Backend | None = None) -> list[HostView]:
     """The joined hosts of one backend, or of all enabled ones, by name; two queries."""
     hosts = Host.joined.filter(**({"backend__enabled": True} if backend is None else {"backend": backend}))
@@ -65,6 +70,7 @@ def host_views(backend: Backend | None = None) -> list[HostView]:
             gpus=tuple(gpus[host.pk]),
             labels=host.labels,
             held_back=host.held_back_at is not None,
+            has_engine=runs_containers(host),
         )
         for host in hosts.order_by("name")
     ]
@@ -115,6 +121,7 @@ def register(
         "boot_id": probe.boot_id,
         "isolation": arrangement.isolation,
         "cgroups": probe.cgroups,
+        "engine": probe.engine,
         "ports": ports,
         "job_user": arrangement.job_user,
         "runs_dir": str(arrangement.runs_dir),

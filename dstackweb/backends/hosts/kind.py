@@ -42,6 +42,7 @@ class HostsBackend(Hosts):
                 "run_dir": str(local.run_dir(host.runs_dir, UUID(launch.run_uid), launch.node)),
                 "user": host.job_user or None,
                 "writable": settings.DSTACKWEB_JOB_WRITABLE if host.isolation == Isolation.SANDBOX else None,
+                "engine": local.engine_orders(launch.image),
                 "path": local.job_path(),
                 "insecure": settings.DSTACKWEB_INSECURE_HTTP,
                 "relay": str(local.relay_path()),

@@ -20,7 +20,8 @@ import psutil
 from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.runner import cgroups, removal, tree
+from dstackweb.runner import cgroups, container, removal, tree
+from dstackweb.runner.engine import Finder
 from dstackweb.runner.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner.launcher import Launcher, NotLaunched
 from dstackweb.runner.relay import start_relay
@@ -84,6 +85,22 @@ def _job_path(path: str, job_user: str, _moment: float) -> str:
         and (user is None or can_traverse(folder.resolve(), user.pw_uid, gids))
     ]
     return os.pathsep.join(kept) or os.defpath
+
+
+@functools.cache
+def engine() -> Finder:
+    """This machine's container engine, as found by this process."""
+    return Finder(
+        settings.DSTACKWEB_ENGINE,
+        network=settings.DSTACKWEB_CONTAINER_NETWORK,
+        volumes=settings.DSTACKWEB_JOB_VOLUMES,
+    )
+
+
+def engine_orders(image: str | None) -> dict[str, object] | None:
+    """What a runner needs to know of the container engine; None for a job without an image, or without an engine."""
+    found = engine().current()[0] if image else None
+    return found.stored() if found else None
 
 
 def ensure_runner(order: Mapping[str, object]) -> None:
@@ -152,7 +169,7 @@ def nudge(job_id: UUID) -> bool:
 
 def tree_gone(job_id: UUID) -> bool:
     """Whether the job's runner and all its processes have certainly ended here."""
-    return not runner_alive(job_id) and not tree_of(job_id, None)
+    return not runner_alive(job_id) and not tree_of(job_id, None) and container.is_gone(str(state_dir(job_id)))
 
 
 def is_ours(pid: int) -> bool:
@@ -189,7 +206,7 @@ def kill_job(job_id: UUID) -> bool:
         ends = time.monotonic() + KILL_S
         while runner_alive(job_id) and time.monotonic() < ends:
             time.sleep(0.01)
-    if not tree_gone(job_id):
+    if not container.end(str(state_dir(job_id))) or not tree_gone(job_id):
         return False
     cgroups.read(str(state_dir(job_id))).remove()
     return True
@@ -210,7 +227,7 @@ def _kill_until_gone(job_id: UUID, runner: psutil.Process | None) -> bool:
 
 def forget(job_id: UUID) -> bool:
     """Remove the files of a job's runner, after its end was reported. False while a process of the job is alive."""
-    if not tree_gone(job_id):
+    if not tree_gone(job_id) or not container.end(str(state_dir(job_id))):
         return False
     cgroups.read(str(state_dir(job_id))).remove()
     removal.remove(state_dir(job_id), log.warning)
@@ -245,7 +262,7 @@ def forget_all(jobs: Sequence[UUID], ends: float) -> int:
             break
         marked = {tree.job_of(pid) for pid in psutil.pids()}
         for job_id in jobs[start : start + AT_ONCE]:
-            if str(job_id) not in marked and not runner_alive(job_id):
+            if str(job_id) not in marked and not runner_alive(job_id) and container.end(str(state_dir(job_id))):
                 removal.remove(state_dir(job_id), log.warning)
                 forgotten += 1
     return forgotten

@@ -59,6 +59,7 @@ class Migration(migrations.Migration):
                 ('memory_used_mib', models.PositiveBigIntegerField(default=0, editable=False)),
                 ('isolation', models.CharField(choices=[('sandbox', 'a sandbox'), ('project', 'a user for each project'), ('user', 'another user'), ('container', 'a container'), ('shared', "none: jobs share the server's user"), ('none', 'none: jobs are refused')], default='none', max_length=10)),
                 ('cgroups', models.JSONField(blank=True, default=dict, help_text='Whether cgroups end and limit its jobs: version, memory, cpu, code, error')),
+                ('engine', models.JSONField(blank=True, default=dict, help_text="Its container engine: name, version, code and error if it can't be used, volumes")),
                 ('ports', models.CharField(blank=True, choices=[('', 'no ports there'), ('closed', 'closed to jobs'), ('open', 'open to jobs')], help_text="Whether its jobs can connect to the server's database and Redis there, which need passwords", max_length=10)),
                 ('job_user', models.CharField(blank=True, help_text="The user jobs run as; empty: the host's own", max_length=60)),
                 ('runs_dir', models.CharField(blank=True, help_text="The directory of runs on the host", max_length=1024)),

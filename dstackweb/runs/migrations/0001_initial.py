@@ -78,6 +78,7 @@ class Migration(migrations.Migration):
                 ('cpus', models.PositiveIntegerField(default=0)),
                 ('memory_mib', models.PositiveBigIntegerField(default=0)),
                 ('gpus', models.JSONField(default=list, help_text='NVML UUIDs')),
+                ('image_digest', models.CharField(blank=True, help_text='The image that its container was made of', max_length=300)),
                 ('claim_nonce', models.CharField(blank=True, help_text='The one runner that may execute this job', max_length=64)),
                 ('secrets_held', models.TextField(db_default='', help_text='The values of project secrets that its runners got, encrypted')),
                 ('placed_at', models.DateTimeField(default=django.utils.timezone.now)),

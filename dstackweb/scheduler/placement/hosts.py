@@ -12,7 +12,7 @@ from typing import Any
 
 from dstackweb.backends.contract import PlaceCode
 from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, shortfall, taken
-from dstackweb.runner.isolation import isolates
+from dstackweb.runner.isolation import CONTAINER, isolates
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -100,10 +100,10 @@ def host_refusal(spec: EffectiveSpec, host: HostView) -> PlaceCode | None:
         return PlaceCode.OTHER_INSTANCE_TYPE
     if not labels.match(spec.labels, host.labels):
         return PlaceCode.HAS_NO_LABELS
-    if not isolates(host.isolation, spec.least_isolation):
-        return PlaceCode.TOO_LITTLE_ISOLATION
-    if spec.image and host.isolation != "container":
+    if spec.image and not host.has_engine:
         return PlaceCode.IMAGE_NOT_SUPPORTED
+    if not isolates(CONTAINER if spec.image else host.isolation, spec.least_isolation):
+        return PlaceCode.TOO_LITTLE_ISOLATION
     return None
 
 
@@ -147,7 +147,7 @@ def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Wait | None:
     """Why the run can never start on own hosts, for a reason other than size; None if it can."""
     if spec.spot_policy == "spot":
         return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_SPOT_ON_HOSTS})
-    if spec.image and hosts and not any(host.isolation == "container" for host in hosts):
+    if spec.image and hosts and not any(host.has_engine for host in hosts):
         return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.IMAGE_NOT_SUPPORTED, "image": spec.image})
     return None
 

@@ -33,7 +33,8 @@ def host_of(draw: st.DrawFn, number: int) -> HostView:
     )  # fmt: skip
     return HostView(
         number, f"box-{number}", online=draw(often(True, False)), draining=draw(often(False, True)),
-        isolation=draw(st.sampled_from(["user", "container", "container", "none"])),
+        isolation=draw(st.sampled_from(["user", "sandbox", "none"])),
+        has_engine=draw(st.booleans()),
         cpus=cpus, cpus_free=draw(often(cpus, 0, 1, 2)), memory_mib=memory,
         memory_free_mib=draw(often(memory, 0, 1024, 2048)), gpus=gpus,
         labels={"region": draw(often("cellar", "attic"))},
@@ -60,7 +61,7 @@ some_specs = st.builds(
 
 def allowed(spec: EffectiveSpec, host: HostView) -> bool:
     in_region = spec.regions is None or host.labels["region"] in spec.regions
-    return in_region and (spec.image is None or host.isolation == "container")
+    return in_region and (spec.image is None or host.has_engine)
 
 
 def ready(host: HostView) -> bool:

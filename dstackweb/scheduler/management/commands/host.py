@@ -77,7 +77,7 @@ class Command(BaseCommand):
 
 
 def _probe() -> Probe:
-    return probe(local.is_ours)
+    return probe(local.is_ours, engine=local.engine().current()[1])
 
 
 @dataclass

@@ -1,0 +1,144 @@
+"""The container engine of a machine, Docker or Podman: found and used by its command.
+
+The command gets an environment of its own, never a job's: variables such as `DOCKER_HOST` or `LD_PRELOAD` would turn
+it, which may do anything on the machine, to the job's ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CALL_S = 60.0
+FOUND_FOR_S, AWAY_FOR_S = 300.0, 30.0
+"""How long a host believes that its engine is there, or away."""
+NAMES = ("docker", "podman")
+_AWAY = ("cannot connect to the docker daemon", "error during connect", "is the docker daemon running",
+         "connection refused", "unexpected eof", "connection reset by peer", "broken pipe")  # fmt: skip
+_FORBIDDEN = ("permission denied while trying to connect", "got permission denied")
+
+
+class EngineError(Exception):
+    """The engine refused a call; the message is its own."""
+
+
+class EngineAway(EngineError):
+    """The engine gave no answer: what it runs is unknown."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine. `volumes` are the host's folders that jobs may mount, with `:rw` where they may write.
+
+    `socket` is where Docker's daemon listens, empty for its default.
+    """
+
+    name: str
+    program: str
+    socket: str = ""
+    network: str = "host"
+    volumes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, orders: Mapping[str, Any]) -> Engine:
+        """From a runner's orders, or what `stored` made."""
+        return cls(
+            orders["name"], orders["program"], orders["socket"], orders["network"], tuple(orders["volumes"])
+        )  # fmt: skip
+
+    def stored(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return asdict(self) | {"volumes": list(self.volumes)}
+
+    def environment(self, config: str = "/nonexistent") -> dict[str, str]:
+        """Of its command. `config`: the folder with the credentials for registries."""
+        env = {"PATH": os.defpath, "LANG": "C.UTF-8", "DOCKER_CONFIG": config}
+        if self.name == "podman":
+            env |= {"HOME": "/root", "REGISTRY_AUTH_FILE": os.path.join(config, "config.json")}
+        return env | ({"DOCKER_HOST": self.socket} if self.socket else {})
+
+    def call(self, *arguments: str, timeout_s: float = CALL_S, pass_fds: Sequence[int] = ()) -> str:
+        """What the engine's command prints. Raises EngineAway, EngineError."""
+        try:
+            done = subprocess.run(
+                [self.program, *arguments], env=self.environment(), pass_fds=pass_fds, stdin=subprocess.DEVNULL,
+                capture_output=True, timeout=timeout_s, check=False, cwd="/",
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise EngineAway(f"{self.name} gave no answer within {timeout_s:.0f} s") from None
+        except (OSError, ValueError) as error:
+            raise EngineAway(f"{self.program} can't be started: {error}") from None
+        if done.returncode:
+            raise error_of(self.name, done.stderr.decode(errors="replace"), done.returncode)
+        return done.stdout.decode(errors="replace")
+
+
+def error_of(name: str, text: str, code: int) -> EngineError:
+    """The error for what the engine's command wrote when it failed."""
+    found = text.strip()[-1000:] or f"{name} failed with {code}"
+    return EngineAway(found) if any(words in found.lower() for words in _AWAY) else EngineError(found)
+
+
+def find(
+    wanted: str = "", *, network: str = "host", volumes: Sequence[str] = ()
+) -> tuple[Engine | None, dict[str, Any]]:
+    """This machine's engine if it can be used, and what hosts report of it (`name`, `version`, `code`, `error`).
+
+    `wanted` is an engine's name, "none", or empty for the first that works.
+    """
+    if wanted == "none":
+        return None, {}
+    failed: dict[str, Any] | None = None
+    for name in [wanted] if wanted else NAMES:
+        program = shutil.which(name)
+        if program is None:
+            continue
+        engine = Engine(name, program, os.environ.get("DOCKER_HOST", ""), network, tuple(volumes))
+        try:
+            version = _version(engine)
+        except EngineError as error:
+            failed = failed or _report(name, code=_code(error), error=str(error)[-300:])
+        else:
+            return engine, _report(name, version=version, volumes=list(volumes))
+    return None, failed or _report(wanted, code="not_found")
+
+
+def _report(
+    name: str, *, version: str = "", code: str = "", error: str = "", volumes: Sequence[str] = ()
+) -> dict[str, Any]:
+    return {"name": name, "version": version, "code": code, "error": error, "volumes": list(volumes)}
+
+
+def _version(engine: Engine) -> str:
+    """That of the part that runs containers. Raises EngineAway, EngineError."""
+    found = json.loads(engine.call("version", "--format", "{{json .}}", timeout_s=10.0))
+    return str((found.get("Server") or found.get("Client") or {}).get("Version", ""))[:40]
+
+
+def _code(error: EngineError) -> str:
+    if any(words in str(error).lower() for words in _FORBIDDEN):
+        return "not_permitted"
+    return "away" if isinstance(error, EngineAway) else "failed"
+
+
+class Finder:
+    """Finds the engine again every few minutes: a start does not ask for it."""
+
+    def __init__(self, wanted: str = "", *, network: str = "host", volumes: Sequence[str] = ()) -> None:
+        self._asked = (wanted, network, tuple(volumes))
+        self._found: tuple[Engine | None, dict[str, Any]] = (None, {})
+        self._until = 0.0
+
+    def current(self) -> tuple[Engine | None, dict[str, Any]]:
+        """As `find`, of some minutes ago at most."""
+        if time.monotonic() >= self._until:
+            wanted, network, volumes = self._asked
+            self._found = find(wanted, network=network, volumes=volumes)
+            self._until = time.monotonic() + (FOUND_FOR_S if self._found[0] else AWAY_FOR_S)
+        return self._found

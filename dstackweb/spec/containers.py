@@ -1,0 +1,78 @@
+"""The keys of a run file that are about its container: what its texts may be."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from dstackweb.spec.env import bad_references, refers_to_secret
+from dstackweb.spec.fields import Text
+
+MAX_IMAGE, MAX_VOLUME, MOST_VOLUMES = 500, 1000, 20
+NEEDS_IMAGE = ("entrypoint", "pull_policy", "registry_auth", "volumes")
+"""Keys that mean nothing without an image."""
+_FOLDER = re.compile(r"/[^\0-\x1f\x7f:,\"']*")
+_KERNELS = ("/proc", "/sys", "/dev")
+
+
+def check_image(image: str) -> str:
+    """An image becomes an argument of a command: it must not look like an option or contain spaces."""
+    if image.startswith("-") or not image.isprintable() or any(char.isspace() for char in image):
+        raise ValueError(f"{image[:MAX_IMAGE]!r} is not valid")
+    if len(image) > MAX_IMAGE:
+        raise ValueError(f"it has more than {MAX_IMAGE} characters")
+    return image
+
+
+def check_entrypoint(text: str) -> str:
+    """A program and its arguments, quoted as in a shell."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"it can't be split into words: {error}") from None
+    if not words or not words[0] or words[0].startswith("-"):
+        raise ValueError("it does not begin with a program")
+    return text
+
+
+def check_volume(text: str) -> str:
+    """`/host/folder:/container/folder`, with `:ro` or `:rw` or without."""
+    if len(text) > MAX_VOLUME:
+        raise ValueError(f"it has more than {MAX_VOLUME} characters")
+    host, _, rest = text.partition(":")
+    inside, _, mode = rest.partition(":")
+    if mode not in ("", "ro", "rw") or text.endswith(":"):
+        raise ValueError(f"{text!r} does not end with a folder, :ro or :rw")
+    for folder in (host, inside):
+        if not _FOLDER.fullmatch(folder):
+            raise ValueError(f"{folder!r} is not an absolute path without colons, commas and quotes")
+        if posixpath.normpath(folder).lstrip("/") != folder.strip("/") or folder.strip("/") == "":
+            raise ValueError(f"{folder!r} is / or has parts such as . and ..")
+    if any(inside == top or inside.startswith(f"{top}/") for top in _KERNELS):
+        raise ValueError(f"{inside!r} is the container's own")
+    return text
+
+
+def check_name(text: str) -> str:
+    """Text that may refer to secrets of the project."""
+    for reference in bad_references(text):
+        raise ValueError(f"{reference[:100]} is not supported; only ${{{{ secrets.NAME }}}} is")
+    return text
+
+
+def check_password(text: str) -> str:
+    """A reference to a secret: the file is stored, and shown to all of the project."""
+    if not refers_to_secret(text):
+        raise ValueError("a password in the file could be read by all; set a secret of the project")
+    return check_name(text)
+
+
+Image = Annotated[Text, AfterValidator(check_image)]
+Entrypoint = Annotated[Text, AfterValidator(check_entrypoint)]
+Volume = Annotated[Text, AfterValidator(check_volume)]
+Username = Annotated[Text, AfterValidator(check_name)]
+Password = Annotated[Text, AfterValidator(check_password)]

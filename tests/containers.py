@@ -1,0 +1,125 @@
+"""A Docker daemon and a registry of the tests' own, and images made of busybox."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dstackweb.runner.engine import Engine
+from tests.servers import free_port
+from tests.support import eventually
+
+USER, PASSWORD = "ada", "pass-of-the-registry"
+HTPASSWD = "ada:$2y$05$abcdefghijklmnopqrstuueakZwMHfS9QuOyg3RI.tRGeAbu9FHSy\n"
+IMAGE = "busybox-of-tests:1"
+TOOLS = ("sh", "cat", "id", "env", "sleep", "echo", "head", "touch", "ls", "grep", "dd", "mount", "su", "stat", "tail")
+
+
+class Docker:
+    """The daemon, which can be killed and started again."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.socket = f"unix://{home}/s"
+        self.engine = Engine("docker", str(shutil.which("docker")), self.socket)
+        self.start()
+        self._make_image()
+
+    def start(self) -> None:
+        for stale in ("pid", "exec/containerd/containerd.pid"):  # processes that were killed may still be zombies
+            (self.home / stale).unlink(missing_ok=True)
+        with (self.home / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["dockerd", "--iptables=false", "--bridge=none", "-H", self.socket, "--data-root", self.home / "data",
+                 "--exec-root", self.home / "exec", "-p", self.home / "pid", "--shutdown-timeout", "1"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        eventually(lambda: self.engine.call("version"), every=0.05)
+
+    def kill(self) -> None:
+        """SIGKILL, as for a crash. What it runs goes on."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process.poll() is not None:
+            self.start()
+        for found in self.engine.call("ps", "-aq").split():
+            self.engine.call("rm", "-f", found)
+        self._process.terminate()
+        self._process.wait(30)
+
+    def _make_image(self) -> None:
+        root = self.home / "root"
+        for name in ("bin", "tmp", "etc", "proc", "dev", "sys"):
+            (root / name).mkdir(parents=True)
+        (root / "tmp").chmod(0o1777)
+        shutil.copy("/bin/busybox", root / "bin")
+        for name in TOOLS:
+            (root / "bin" / name).symlink_to("busybox")
+        (root / "setuid").mkdir()
+        shutil.copy("/bin/busybox", root / "setuid")
+        (root / "setuid/busybox").chmod(0o4755)
+        (root / "etc/passwd").write_text("root::0:0:root:/:/bin/sh\n")
+        subprocess.run(
+            f"tar -C {root} -c . | {self.engine.program} import"
+            f" -c 'ENTRYPOINT [\"/bin/echo\",\"own program\"]' -c 'ENV FROM_IMAGE=yes' - {IMAGE}",
+            shell=True, check=True, stdout=subprocess.DEVNULL, env=self.engine.environment(),
+        )  # fmt: skip
+
+    def push(self, image: str) -> None:
+        """Put the image into a registry, with the tests' credentials, and forget it here."""
+        config = self.home / "push"
+        config.mkdir(exist_ok=True)
+        registry = image.partition("/")[0]
+        auth = {"auths": {registry: {"auth": "YWRhOnBhc3Mtb2YtdGhlLXJlZ2lzdHJ5"}}}
+        (config / "config.json").write_text(json.dumps(auth))
+        self.engine.call("tag", IMAGE, image)
+        env = self.engine.environment(str(config))
+        subprocess.run([self.engine.program, "push", image], check=True, env=env, capture_output=True)
+        self.engine.call("rmi", image)
+
+    def left(self) -> list[str]:
+        """All containers of jobs."""
+        return self.engine.call("ps", "-aq", "--filter", "label=dstackweb.job").split()
+
+
+@contextmanager
+def docker() -> Iterator[Docker]:
+    """A daemon in a folder of its own; nothing of it is left."""
+    home = Path(tempfile.mkdtemp(prefix="dw-docker-", dir="/tmp"))
+    home.chmod(0o755)
+    made = Docker(home)
+    try:
+        yield made
+    finally:
+        made.stop()
+        for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+            if (place := line.split()[1]).startswith(f"{home}/"):
+                subprocess.run(["umount", "-l", place], check=False)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def registry(home: Path) -> Iterator[str]:
+    """A registry that wants credentials; its address."""
+    address = f"127.0.0.1:{free_port()}"
+    (home / "htpasswd").write_text(HTPASSWD)
+    (home / "registry.yml").write_text(
+        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {home}/registry}}}}\n"
+        f"http: {{addr: {address}}}\nauth: {{htpasswd: {{realm: tests, path: {home}/htpasswd}}}}\n"
+    )
+    process = subprocess.Popen(
+        ["docker-registry", "serve", home / "registry.yml"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield address
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()

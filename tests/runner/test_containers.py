@@ -1,0 +1,305 @@
+"""Jobs in containers of a real Docker daemon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstackweb.runner import container, tree
+from tests import containers
+from tests.containers import IMAGE, PASSWORD, USER, Docker
+from tests.runner.conftest import Box
+from tests.server import Server
+from tests.servers import free_port
+from tests.support import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("containers"),
+    pytest.mark.skipif(os.getuid() != 0 or not shutil.which("dockerd"), reason="needs root and docker.io"),
+]
+UIDS = "1900000000-1900999999"
+UID = 1900000007
+
+
+@pytest.fixture(scope="module")
+def docker() -> Iterator[Docker]:
+    with containers.docker() as made:
+        yield made
+
+
+@pytest.fixture
+def contained(docker: Docker, box: Callable[..., Box]) -> Iterator[Callable[..., Box]]:
+    """Makes jobs in containers; none of them is left behind."""
+
+    def make(*commands: str, volumes: tuple[str, ...] = (), **spec: Any) -> Box:
+        defaults = {
+            "image": IMAGE, "pull_policy": "missing", "registry_auth": None, "entrypoint": None, "project": 7,
+            "memory_max_mib": 64, "cpu_max": 1,
+        }  # fmt: skip
+        job = box(*commands, **{**defaults, **spec})
+        job.orders |= {"user": UIDS, "engine": docker.engine.stored() | {"volumes": list(volumes)}}
+        return job
+
+    yield make
+    assert docker.left() == []
+
+
+def ended(job: Box) -> dict[str, Any]:
+    job.launch()
+    return job.end()
+
+
+def test_commands_run_in_the_image_as_the_projects_user_in_the_runs_directory(contained: Callable[..., Box]) -> None:
+    job = contained(
+        "echo $FROM_IMAGE $LR $DSTACK_RUN_NAME", "id -u", "pwd > here", "echo $NVIDIA_VISIBLE_DEVICES",
+        "grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status",
+        "ls /proc | grep -c '^[0-9]' | grep -v '^.$' || echo alone",
+        env={"LR": "1e-4"},
+    )  # fmt: skip
+    assert ended(job)["reason"] == "done_by_runner", job.lines()
+    lines = job.lines()
+    assert lines[0].startswith(f"[dstackweb: image {IMAGE}: sha256:")
+    assert lines[1:4] == ["yes 1e-4 night", str(UID), "void"]
+    assert {"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "alone"} <= set(lines)
+    assert (job.run_dir / "here").read_text().strip() == str(job.run_dir)
+    assert (job.run_dir / "here").stat().st_uid == UID
+    started = next(call.said for call in job.api.calls if call.what == "started")
+    assert started["image_digest"].startswith("sha256:")
+    assert container.read(str(job.state)) is None
+
+
+@pytest.mark.parametrize(
+    ("commands", "entrypoint", "printed"),
+    [
+        ([], None, ["own program"]),
+        ([], "/bin/echo 'a b' c", ["a b c"]),
+        (["d e", "f"], "/bin/echo x", ["x d e f"]),
+    ],
+)
+def test_the_entrypoint_gets_the_commands_as_arguments_and_the_images_own_program_runs_without_any(
+    contained: Callable[..., Box], commands: list[str], entrypoint: str | None, printed: list[str]
+) -> None:
+    job = contained(*commands, entrypoint=entrypoint)
+    assert ended(job)["exit_code"] == 0, job.lines()
+    assert job.lines()[1:] == printed
+
+
+def test_no_value_of_the_environment_is_in_an_argument(contained: Callable[..., Box]) -> None:
+    """Values of several lines too, which Docker's file of variables can't have."""
+    job = contained(
+        'echo "$KEY"', "echo $TOKEN; echo go > up; while [ ! -e on ]; do sleep 0.1; done",
+        env={"KEY": "line one\nline 'two'", "TOKEN": "the-secret-token", "LD_PRELOAD": "/evil.so"},
+        redact=["the-secret-token", "line 'two'"],
+    )  # fmt: skip
+    job.launch()
+    eventually(lambda: (job.run_dir / "up").exists(), every=0.02)
+    arguments = b"".join(_arguments())
+    assert b"line one" not in arguments
+    assert b"the-secret-token" not in arguments
+    (job.run_dir / "on").touch()
+    assert job.end()["exit_code"] == 0
+    assert job.lines()[1:] == ["line one", "*" * 10, "*" * 16]
+    assert not (job.state / container.SCRIPT_FILE).exists()
+
+
+def _arguments() -> Iterator[bytes]:
+    for pid in tree.pids():
+        try:
+            yield Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+
+
+def test_an_end_is_the_containers_own(contained: Callable[..., Box]) -> None:
+    failed = contained("echo out", "echo err >&2", "exit 7")
+    assert (ended(failed)["reason"], ended_code(failed)) == ("container_exited_with_error", 7)
+    assert failed.lines()[1:] == ["out", "err"]
+    odd = contained("true", shell="/bin/no-such-shell")
+    assert ended(odd)["exit_code"] == 127
+    assert "no-such-shell" in odd.lines()[-1]
+
+
+def ended_code(job: Box) -> int | None:
+    assert job.api.exit is not None
+    code: int | None = job.api.exit["exit_code"]
+    return code
+
+
+def test_a_job_over_its_memory_ends_with_out_of_memory(contained: Callable[..., Box]) -> None:
+    job = contained("x=$(head -c 200000000 /dev/zero | tail -c 190000000)", memory_max_mib=32)
+    end = ended(job)
+    assert (end["reason"], end["memory_mib"]) == ("out_of_memory", 32)
+
+
+def test_a_stop_gives_the_commands_their_grace_and_then_kills_all(contained: Callable[..., Box]) -> None:
+    job = contained("trap 'echo bye; exit 3' TERM", "echo ready", "while :; do sleep 0.1; done")
+    job.launch()
+    job.wait_for("ready")
+    job.api.action = {"action": "stop", "grace_s": 30, "reason": "terminated_by_user"}
+    end = job.end(nudged=True)
+    assert (end["reason"], end["exit_code"], job.lines()[-1]) == ("terminated_by_user", 3, "bye")
+    deaf = contained("trap '' TERM", "echo ready", "(setsid sh -c 'env -i sleep 300' &)", "while :; do sleep 0.1; done")
+    deaf.launch()
+    deaf.wait_for("ready")
+    deaf.api.action = {"action": "stop", "grace_s": 0.2, "reason": "terminated_by_user"}
+    end = deaf.end(nudged=True)
+    assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 137)
+
+
+def test_the_runner_is_killed_and_the_next_one_ends_the_container_and_reports_it_once(
+    contained: Callable[..., Box], docker: Docker
+) -> None:
+    job = contained("echo ran >> times", "echo ready", "env -i sleep 300")
+    job.launch()
+    job.wait_for("ready")
+    job.kill()
+    assert not container.is_gone(str(job.state))
+    job.launch()
+    assert job.end()["reason"] == "instance_unreachable"
+    assert docker.left() == []
+    assert (job.run_dir / "times").read_text() == "ran\n"
+    assert len(job.api.exits) == 1
+
+
+def test_the_host_ends_a_container_whose_runner_is_gone(contained: Callable[..., Box], docker: Docker) -> None:
+    from dstackweb.runner.jobs import LocalJobs
+
+    job = contained("echo ready", "env -i sleep 300")
+    job.launch()
+    job.wait_for("ready")
+    jobs = LocalJobs(str(job.state.parents[1]))
+    job.kill()
+    tree.send(job.processes(), signal.SIGKILL)
+    eventually(lambda: not job.processes(), every=0.02)
+    assert jobs.kill(job.api.job)
+    assert not jobs.has_orphans(job.api.job)
+    assert docker.left() == []
+
+
+def test_the_daemon_is_killed_and_the_job_goes_on_until_the_daemon_is_back(
+    contained: Callable[..., Box], docker: Docker
+) -> None:
+    job = contained("echo ran >> times", "echo ready", "while :; do sleep 0.1; done")
+    job.launch()
+    job.wait_for("ready")
+    docker.kill()
+    assert not container.is_gone(str(job.state))
+    beats = job.api.count("heartbeat")
+    eventually(lambda: job.api.count("heartbeat") > beats + 3, every=0.02)
+    assert job.api.exit is None
+    docker.start()
+    end = job.end(nudged=True)
+    assert end["reason"] == "instance_unreachable"
+    assert (job.run_dir / "times").read_text() == "ran\n"
+    assert len(job.api.exits) == 1
+
+
+def test_a_stop_works_without_the_daemon_and_is_reported_when_it_is_back(
+    contained: Callable[..., Box], docker: Docker
+) -> None:
+    job = contained("echo ready", "while :; do sleep 0.1; done")
+    job.launch()
+    job.wait_for("ready")
+    docker.kill()
+    inside = {pid for pid in job.processes() if b"docker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    job.api.action = {"action": "stop", "grace_s": 0.2, "reason": "terminated_by_user"}
+    eventually(lambda: job.nudge() and not job.processes() & inside, every=0.05)
+    assert job.api.exit is None
+    docker.start()
+    assert job.end(nudged=True)["reason"] == "terminated_by_user"
+
+
+def test_an_image_is_pulled_with_the_runs_credentials_which_are_gone_afterwards(
+    contained: Callable[..., Box], docker: Docker
+) -> None:
+    with containers.registry(docker.home) as address:
+        image = f"{address}/team/tool:1"
+        docker.push(image)
+        refused = contained("true", image=image)
+        end = ended(refused)
+        assert (end["reason"], end["image_pull_failed"]["fault"]) == ("image_pull_failed", "denied"), end
+        wrong = contained("true", image=image, registry_auth={"username": USER, "password": "wrong"})
+        assert ended(wrong)["image_pull_failed"]["fault"] == "denied"
+        auth = {"username": USER, "password": PASSWORD}
+        other = contained("true", image=f"{address}/team/other:1", registry_auth=auth)
+        end = ended(other)
+        assert end["image_pull_failed"] == {"fault": "not_found", "image": f"{address}/team/other:1"}, end
+        job = contained("echo it runs", image=image, registry_auth=auth)
+        assert ended(job)["reason"] == "done_by_runner"
+        assert job.lines()[-2].startswith(f"[dstackweb: image {image}: {address}/team/tool@sha256:")
+        assert job.lines()[0] == f"[dstackweb: pulling {image}]"
+        assert not (job.state / "registry").exists()
+        assert job.api.count("heartbeat")
+    never = contained("true", image="nowhere:1", pull_policy="never")
+    assert ended(never)["image_pull_failed"]["fault"] == "not_present"
+    away = contained("true", image=f"127.0.0.1:{free_port()}/x:1")
+    assert ended(away)["image_pull_failed"]["fault"] == "unreachable"
+
+
+def test_a_stop_ends_a_pull_that_hangs(contained: Callable[..., Box]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+        threading.Thread(target=lambda: held.append(server.accept()[0]), daemon=True).start()
+        job = contained("true", image=f"127.0.0.1:{server.getsockname()[1]}/slow:1")
+        job.launch()
+        eventually(lambda: held and job.api.count("heartbeat") > 2, every=0.02)
+        assert job.api.calls[-1].what != "started"
+        job.api.action = {"action": "stop", "grace_s": 30, "reason": "terminated_by_user"}
+        assert job.end(nudged=True)["reason"] == "terminated_by_user"
+
+
+def test_a_hostile_job_is_not_root_and_reaches_no_other_run_and_no_folder_that_is_not_listed(
+    contained: Callable[..., Box], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    for name in ("data", "scratch"):
+        (tmp_path / name).mkdir(mode=0o777)
+        (tmp_path / name).chmod(0o777)
+    listed = (f"{tmp_path}/data", f"{tmp_path}/scratch:rw")
+    other = contained("echo private > mine")
+    ended(other)
+    job = contained(
+        "/setuid/busybox su -c 'id -u' 2>&1 || echo no root", "mount -t tmpfs x /tmp 2>/dev/null || echo no mount",
+        f"cat {other.run_dir}/mine 2>/dev/null || echo no other",
+        "ls /var/run/docker.sock 2>/dev/null || echo no socket",
+        "touch /data/x 2>/dev/null || echo read-only", "touch /scratch/x && echo written",
+        volumes=listed,
+    )  # fmt: skip
+    job.api.spec["volumes"] = [f"{tmp_path}/data:/data", f"{tmp_path}/scratch:/scratch"]
+    assert ended(job)["exit_code"] == 0, job.lines()
+    assert job.lines()[1:] == [
+        "su: must be suid to work properly", "no root", "no mount", "no other", "no socket", "read-only",
+        "written",
+    ]  # fmt: skip
+    (tmp_path / "scratch/link").symlink_to("/etc")
+    for asked in ("/etc:/x", f"{tmp_path}/scratch/link:/x", f"{tmp_path}/data/../../..:/x", f"{tmp_path}/data:/x:rw"):
+        refused = contained("true", volumes=listed)
+        refused.api.spec["volumes"] = [asked]
+        end = ended(refused)
+        assert end["reason"] == "executor_error"
+        assert end["message"].startswith("volumes: "), end
+
+
+def test_a_run_with_an_image_runs_on_a_host_with_docker_and_shows_what_it_ran_in(
+    docker: Docker, open_home: Path
+) -> None:
+    with Server(open_home, DOCKER_HOST=docker.socket, DSTACKWEB_ENGINE="docker") as server:
+        (host,) = server.http.get("/hosts").json()["items"]
+        assert (host["engine"]["name"], host["engine"]["code"]) == ("docker", "")
+        run = server.wait(server.submit("echo $FROM_IMAGE; ls /setuid", image=IMAGE), deadline=60)
+        assert run["status"] == "done", run
+        assert run["jobs"][0]["image_digest"].startswith("sha256:")
+        assert server.log(run["name"]).endswith(b"yes\nbusybox\n")
+        lost = server.wait(server.submit("true", image="127.0.0.1:9/nothing:1"), deadline=60)
+        assert (lost["status"], lost["jobs"][0]["termination_reason"]) == ("failed", "image_pull_failed")
+        assert "Its host can't reach the registry of the image 127.0.0.1:9/nothing:1." in lost["status_message"]
+    assert docker.left() == []
