@@ -42,14 +42,18 @@ class Docker:
             )  # fmt: skip
         eventually(lambda: self.engine.call("version"), every=0.05)
 
+    def ensure(self) -> None:
+        """Have it run again after a test that failed while it was away."""
+        if self._process.poll() is not None:
+            self.start()
+
     def kill(self) -> None:
         """SIGKILL, as for a crash. What it runs goes on."""
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        if self._process.poll() is not None:
-            self.start()
+        self.ensure()
         for found in self.engine.call("ps", "-aq").split():
             self.engine.call("rm", "-f", found)
         self._process.terminate()

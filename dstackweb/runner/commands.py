@@ -79,7 +79,8 @@ class Contained:
     """
 
     def __init__(self, container: Container, output: int, memory_mib: int, uid: int) -> None:
-        self._container, self._output, self._limit, self._uid = container, output, memory_mib, uid
+        self._container, self._limit, self._uid = container, memory_mib, uid
+        self._output = os.dup(output)
         self._first, self._born = 0, ""
         self._ask_at = 0.0
         self._was_away = False

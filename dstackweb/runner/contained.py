@@ -32,7 +32,7 @@ def engine_of(job: Job) -> Engine:
 
 
 def spawn(job: Job, image: Image, state: StateDir, output: int) -> Contained:
-    """Make the container and start it, with its output to the descriptor `output`, which is taken over.
+    """Make the container and start it, with its output to the descriptor `output`.
 
     Raises CannotContain, CannotStart, OSError.
     """

@@ -247,7 +247,7 @@ class Runner:
             self.uid = job.account.pw_uid if job.switches_user else None
             self.state.write("started", "" if self.uid is None else str(self.uid))
             if self.image is not None:
-                return contained.spawn(job, self.image, self.state, os.dup(self.pipe))
+                return contained.spawn(job, self.image, self.state, self.pipe)
             pid, fenced = spawn(job, self.pipe), job.writable is not None
             return Processes(self.job_id, self.group, pid, self.uid, fenced=fenced)
         finally:

@@ -63,7 +63,8 @@ def test_an_agent_that_is_killed_and_a_server_that_restarts_lose_no_job_and_star
     assert (machine.home / "host.lock").stat().st_mode & 0o777 == 0o600, "a job could lock it"
     # The machine has nothing that opens the deployment.
     settings = json.loads((machine.home / "host.json").read_text())
-    assert set(settings) == {"url", "name", "token", "insecure", "job_user", "job_writable", "shared_uid"}
+    assert set(settings) == {"url", "name", "token", "insecure", "job_user", "job_writable", "shared_uid",
+                             "engine", "container_network", "job_volumes"}  # fmt: skip
     secret = (server.home / "secret_key").read_bytes().strip()
     assert not [path for path in machine.home.rglob("*") if path.is_file() and secret in path.read_bytes()]
 

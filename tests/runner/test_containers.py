@@ -50,6 +50,7 @@ def contained(docker: Docker, box: Callable[..., Box]) -> Iterator[Callable[...,
         return job
 
     yield make
+    docker.ensure()
     assert docker.left() == []
 
 
@@ -112,11 +113,14 @@ def test_no_value_of_the_environment_is_in_an_argument(contained: Callable[..., 
 
 
 def _arguments() -> Iterator[bytes]:
-    for pid in tree.pids():
-        try:
-            yield Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
+    return map(_arguments_of, tree.pids())
+
+
+def _arguments_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_an_end_is_the_containers_own(contained: Callable[..., Box]) -> None:
@@ -141,7 +145,7 @@ def test_a_job_over_its_memory_ends_with_out_of_memory(contained: Callable[..., 
 
 
 def test_a_stop_gives_the_commands_their_grace_and_then_kills_all(contained: Callable[..., Box]) -> None:
-    job = contained("trap 'echo bye; exit 3' TERM", "echo ready", "while :; do sleep 0.1; done")
+    job = contained("trap 'echo bye; exit 3' TERM", "echo ready", "while :; do sleep 0.1 || true; done")
     job.launch()
     job.wait_for("ready")
     job.api.action = {"action": "stop", "grace_s": 30, "reason": "terminated_by_user"}
@@ -210,9 +214,9 @@ def test_a_stop_works_without_the_daemon_and_is_reported_when_it_is_back(
     job.launch()
     job.wait_for("ready")
     docker.kill()
-    inside = {pid for pid in job.processes() if b"docker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    (first,) = {pid for pid in job.processes() if b"docker-init" in _arguments_of(pid)}
     job.api.action = {"action": "stop", "grace_s": 0.2, "reason": "terminated_by_user"}
-    eventually(lambda: job.nudge() and not job.processes() & inside, every=0.05)
+    eventually(lambda: job.nudge() and first not in tree.pids(), every=0.05)
     assert job.api.exit is None
     docker.start()
     assert job.end(nudged=True)["reason"] == "terminated_by_user"
