@@ -31,13 +31,13 @@ class Docker:
         self.start()
         self._make_image()
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         for stale in ("pid", "exec/containerd/containerd.pid"):  # processes that were killed may still be zombies
             (self.home / stale).unlink(missing_ok=True)
         with (self.home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 ["dockerd", "--iptables=false", "--bridge=none", "-H", self.socket, "--data-root", self.home / "data",
-                 "--exec-root", self.home / "exec", "-p", self.home / "pid", "--shutdown-timeout", "1"],
+                 "--exec-root", self.home / "exec", "-p", self.home / "pid", "--shutdown-timeout", "1", *more],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         eventually(lambda: self.engine.call("version"), every=0.05)

@@ -76,6 +76,7 @@ class PlaceCode(enum.StrEnum):
     NO_QUOTA = "no_quota"
     NOT_AVAILABLE = "not_available"
     IMAGE_NOT_SUPPORTED = "image_not_supported"
+    VOLUME_NOT_LISTED = "volume_not_listed"
     OTHER_REGION = "other_region"
     OTHER_INSTANCE_TYPE = "other_instance_type"
     HAS_NO_LABELS = "has_no_labels"

@@ -136,6 +136,7 @@ class ImpossibleData(Shortfall, total=False):
     missing: list[str]
     hosts_total: int
     isolation: str
+    volumes: list[str]
     refused: dict[str, int]
 
 

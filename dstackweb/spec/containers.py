@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -55,6 +56,16 @@ def check_volume(text: str) -> str:
     if any(inside == top or inside.startswith(f"{top}/") for top in _KERNELS):
         raise ValueError(f"{inside!r} is the container's own")
     return text
+
+
+def is_listed(volume: str, listed: Iterable[str]) -> bool:
+    """Whether a host that lists these folders may mount a volume, going by names. The host itself follows links."""
+    asked, _, rest = volume.partition(":")
+    for entry in listed:
+        folder, _, mode = entry.partition(":")
+        if f"{asked.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/") and (mode == "rw" or not rest.endswith(":rw")):
+            return True
+    return False
 
 
 def check_name(text: str) -> str:

@@ -245,6 +245,8 @@ def _no_such_place(data: ImpossibleData) -> str:
         if total == 1:
             one, more = _("the only host lacks the label %(labels)s"), _("the only host lacks the labels %(labels)s")
         return (one if len(missing) == 1 else more) % {"total": total, "labels": ", ".join(missing)}
+    if folders := data.get("volumes"):
+        return _("no host lets jobs mount %s") % ", ".join(folders)
     if least := data.get("isolation"):
         return _no_isolated_place(least, data)
     named = ", ".join([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
@@ -319,6 +321,9 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
             return Label(_("isolation"), _("the project requires: %s") % isolation(data.get("isolation", "")), "bad")
         case PlaceCode.IMAGE_NOT_SUPPORTED:
             return Label(_("no containers"), _("it cannot run the image %s") % data.get("image", ""), "bad")
+        case PlaceCode.VOLUME_NOT_LISTED:
+            asked = ", ".join(data.get("asked", ()))
+            return Label(_("volumes"), _("jobs may not mount there: %s") % asked, "bad")
         case PlaceCode.NO_SUCH_BACKEND:
             return Label(_("not set up"), _("no enabled backend has this name"), "bad")
         case PlaceCode.NOT_SERVED:

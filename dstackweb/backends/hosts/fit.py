@@ -51,6 +51,8 @@ class HostView:
     held_back: bool = False
     has_engine: bool = False
     """Whether it runs jobs in containers, for which `isolation` does not count."""
+    volumes: tuple[str, ...] = ()
+    """Folders that containers may mount."""
 
     @property
     def takes_jobs(self) -> bool:

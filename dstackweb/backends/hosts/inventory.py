@@ -71,6 +71,7 @@ def host_views(backend: Backend | None = None) -> list[HostView]:
             labels=host.labels,
             held_back=host.held_back_at is not None,
             has_engine=runs_containers(host),
+            volumes=tuple(host.engine.get("volumes", ())),
         )
         for host in hosts.order_by("name")
     ]

@@ -154,6 +154,8 @@ def _refusal_data(spec: EffectiveSpec, why: PlaceCode) -> dict[str, Any]:
             return {"asked": labels.shown(spec.labels)}
         case PlaceCode.TOO_LITTLE_ISOLATION:
             return {"isolation": spec.least_isolation}
+        case PlaceCode.VOLUME_NOT_LISTED:
+            return {"asked": [volume.partition(":")[0] for volume in spec.volumes or ()]}
         case PlaceCode.IMAGE_NOT_SUPPORTED:
             return {"image": spec.image}
         case PlaceCode.TOO_EXPENSIVE:

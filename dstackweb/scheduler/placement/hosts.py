@@ -15,6 +15,7 @@ from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, sho
 from dstackweb.runner.isolation import CONTAINER, isolates
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.spec import labels
+from dstackweb.spec.containers import is_listed
 from dstackweb.spec.effective import EffectiveSpec
 
 HOSTS = "hosts"
@@ -102,6 +103,8 @@ def host_refusal(spec: EffectiveSpec, host: HostView) -> PlaceCode | None:
         return PlaceCode.HAS_NO_LABELS
     if spec.image and not host.has_engine:
         return PlaceCode.IMAGE_NOT_SUPPORTED
+    if not all(is_listed(volume, host.volumes) for volume in spec.volumes or ()):
+        return PlaceCode.VOLUME_NOT_LISTED
     if not isolates(CONTAINER if spec.image else host.isolation, spec.least_isolation):
         return PlaceCode.TOO_LITTLE_ISOLATION
     return None
@@ -118,8 +121,18 @@ def _no_such_place(spec: EffectiveSpec, hosts: Sequence[HostView]) -> dict[str, 
         "labels": labels.shown(spec.labels),
         "missing": [text for asked in missing for text in labels.shown(asked)],
         "isolation": spec.least_isolation,
+        "volumes": _unlisted(spec, hosts),
         "hosts_total": len(hosts),
     }
+
+
+def _unlisted(spec: EffectiveSpec, hosts: Sequence[HostView]) -> list[str]:
+    """The folders that the run mounts and no host lists; all that it mounts, if no host lists them together."""
+    asked = spec.volumes or ()
+    if any(all(is_listed(volume, host.volumes) for volume in asked) for host in hosts):
+        return []
+    alone = [volume for volume in asked if not any(is_listed(volume, host.volumes) for host in hosts)]
+    return [volume.partition(":")[0] for volume in alone or asked]
 
 
 def _fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dstackweb.backends.contract import PlaceCode
 from dstackweb.backends.hosts.fit import HostView
-from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, place_on_hosts
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, host_refusal, place_on_hosts
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.wording.waiting import reason
 
@@ -52,3 +55,25 @@ def test_a_run_that_no_host_isolates_enough_says_what_its_project_requires() -> 
         "its project requires hosts with this isolation or a stronger one: "
         "a sandbox for each job, and a user for each project"
     )
+
+
+def test_a_run_with_volumes_gets_a_host_that_lists_them() -> None:
+    spec = EffectiveSpec(image="python:3.12", volumes=("/data/sets:/sets", "/scratch:/s:rw"))
+    none, some, both = (
+        replace(host(number, "project"), name=f"box-{number}", has_engine=True, volumes=volumes)
+        for number, volumes in enumerate([(), ("/data",), ("/data", "/scratch:rw")], 1)
+    )
+    placed = place_on_hosts(spec, [none, some, both])
+    assert isinstance(placed, HostPlacement)
+    assert placed.fits[0].host_name == "box-3"
+    wait = place_on_hosts(spec, [none, some])
+    assert isinstance(wait, Wait)
+    assert wait.data["volumes"] == ["/scratch"]
+    assert "no host lets jobs mount /scratch" in reason(wait.reason, wait.data).text
+
+
+def test_a_project_that_requires_containers_needs_an_image() -> None:
+    docker = replace(host(1, "project"), has_engine=True)
+    plain = EffectiveSpec(commands=("true",), least_isolation="container")
+    assert host_refusal(plain, docker) is PlaceCode.TOO_LITTLE_ISOLATION
+    assert host_refusal(plain.model_copy(update={"image": "python:3.12"}), docker) is None
