@@ -1,4 +1,4 @@
-"""A Docker daemon and a registry of the tests' own, and images made of busybox."""
+"""A Docker daemon, Podman and a registry of the tests' own, and images made of busybox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Docker:
         self.socket = f"unix://{home}/s"
         self.engine = Engine("docker", str(shutil.which("docker")), self.socket)
         self.start()
-        self._make_image()
+        make_root(home / "root")
+        _import(self.engine, home / "root", IMAGE)
 
     def start(self, *more: str) -> None:
         for stale in ("pid", "exec/containerd/containerd.pid"):  # processes that were killed may still be zombies
@@ -59,24 +60,6 @@ class Docker:
         self._process.terminate()
         self._process.wait(30)
 
-    def _make_image(self) -> None:
-        root = self.home / "root"
-        for name in ("bin", "tmp", "etc", "proc", "dev", "sys"):
-            (root / name).mkdir(parents=True)
-        (root / "tmp").chmod(0o1777)
-        shutil.copy("/bin/busybox", root / "bin")
-        for name in TOOLS:
-            (root / "bin" / name).symlink_to("busybox")
-        (root / "setuid").mkdir()
-        shutil.copy("/bin/busybox", root / "setuid")
-        (root / "setuid/busybox").chmod(0o4755)
-        (root / "etc/passwd").write_text("root::0:0:root:/:/bin/sh\n")
-        subprocess.run(
-            f"tar -C {root} -c . | {self.engine.program} import"
-            f" -c 'ENTRYPOINT [\"/bin/echo\",\"own program\"]' -c 'ENV FROM_IMAGE=yes' - {IMAGE}",
-            shell=True, check=True, stdout=subprocess.DEVNULL, env=self.engine.environment(),
-        )  # fmt: skip
-
     def push(self, image: str) -> None:
         """Put the image into a registry, with the tests' credentials, and forget it here."""
         config = self.home / "push"
@@ -94,6 +77,27 @@ class Docker:
         return self.engine.call("ps", "-aq", "--filter", "label=dstackweb.job").split()
 
 
+def make_root(root: Path) -> None:
+    """The files of the image: busybox, also as a program that sets its user, and a root without a password."""
+    for name in ("bin", "tmp", "etc", "proc", "dev", "sys", "setuid"):
+        (root / name).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    shutil.copy("/bin/busybox", root / "bin")
+    for name in TOOLS:
+        (root / "bin" / name).symlink_to("busybox")
+    shutil.copy("/bin/busybox", root / "setuid")
+    (root / "setuid/busybox").chmod(0o4755)
+    (root / "etc/passwd").write_text("root::0:0:root:/:/bin/sh\n")
+
+
+def _import(engine: Engine, root: Path, image: str) -> None:
+    changes = """-c 'ENTRYPOINT ["/bin/echo","own program"]' -c 'ENV FROM_IMAGE=yes'"""
+    subprocess.run(
+        f"tar -C {root} -c . | {engine.program} import {changes} - {image}",
+        shell=True, check=True, capture_output=True, env=engine.environment(),
+    )  # fmt: skip
+
+
 @contextmanager
 def docker() -> Iterator[Docker]:
     """A daemon in a folder of its own; nothing of it is left."""
@@ -108,6 +112,19 @@ def docker() -> Iterator[Docker]:
             if (place := line.split()[1]).startswith(f"{home}/"):
                 subprocess.run(["umount", "-l", place], check=False)
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def podman() -> Iterator[Engine]:
+    """Podman with the image of the tests, in the machine's own store."""
+    engine = Engine("podman", str(shutil.which("podman")))
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        make_root(Path(folder))
+        _import(engine, Path(folder), f"localhost/{IMAGE}")
+    try:
+        yield engine
+    finally:
+        engine.call("rmi", "--force", f"localhost/{IMAGE}")
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class Contained:
     def __init__(self, container: Container, output: int, memory_mib: int, uid: int) -> None:
         self._container, self._limit, self._uid = container, memory_mib, uid
         self._output = os.dup(output)
-        self._first, self._born = 0, ""
+        self._first, self._born, self._keeper = 0, "", 0
         self._ask_at = 0.0
         self._was_away = False
         self._killed = False
@@ -132,18 +132,23 @@ class Contained:
     def _first_process(self) -> int:
         if not self._first:
             try:
-                self._first = int(self._container.state().get("Pid", 0))
+                state = self._container.state()
             except EngineError:
                 return 0
+            self._first, self._keeper = int(state.get("Pid", 0)), int(state.get("ConmonPid", 0))
             self._born = tree.born(self._first)
         return self._first if self._born and tree.born(self._first) == self._born else 0
 
     def spared(self) -> set[int]:
-        return {pid for pid in (self._attached, self._first_process()) if pid}
+        return {pid for pid in (self._first_process(), *self._outside()) if pid}
+
+    def _outside(self) -> set[int]:
+        """The engine's own: the attached command, and Podman's process that notes the end."""
+        return {self._attached or 0, self._keeper}
 
     def kill(self) -> None:
         self._killed = True
-        tree.kill(self.processes() - {self._attached or 0}, NO_GROUP)
+        tree.kill(self.processes() - self._outside(), NO_GROUP)
         if not self._first:
             self._kill_by_engine()
 

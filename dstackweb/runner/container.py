@@ -11,6 +11,7 @@ import json
 import os
 import posixpath
 import pwd
+import resource
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ SCRIPT = "/dstackweb-commands.sh"
 MEMORY_LEAST_MIB = 16
 ENV_LINE = 60_000
 """Bytes of a line in the file of variables; Docker reads 64 KiB at most."""
+USER_FACTOR = 8
+"""As for jobs without a container (`child`)."""
 ENDED = ("exited", "dead", "stopped")
 
 
@@ -211,9 +214,25 @@ def arguments(engine: Engine, start: Start, env_file: str) -> list[str]:
     if start.oom_score is not None:
         found += ["--oom-score-adj", str(start.oom_score)]
     found += _gpu_options(engine.name, start.gpus)
+    if engine.name == "podman":
+        found += _own_limits(start.processes)
     if start.entrypoint is not None:
         found += ["--entrypoint", start.entrypoint]
     return [*found, "--", start.image, *start.argv]
+
+
+def _own_limits(processes: int) -> list[str]:
+    """Podman asks for more than this machine may allow. The kernel counts the processes of all of the user's jobs."""
+    asked = {
+        "nofile": (resource.RLIMIT_NOFILE, None),
+        "nproc": (resource.RLIMIT_NPROC, USER_FACTOR * processes or None),
+    }
+    found = []
+    for name, (kind, most) in asked.items():
+        numbers = [one for one in (resource.getrlimit(kind)[1], most) if one not in (None, resource.RLIM_INFINITY)]
+        if numbers:
+            found += ["--ulimit", f"{name}={min(numbers)}:{min(numbers)}"]
+    return found
 
 
 def _gpu_options(engine: str, gpus: Sequence[str]) -> list[str]:

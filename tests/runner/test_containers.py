@@ -1,4 +1,4 @@
-"""Jobs in containers of a real Docker daemon."""
+"""Jobs in containers of a real Docker daemon, and of Podman."""
 
 from __future__ import annotations
 
@@ -303,6 +303,38 @@ def test_a_hostile_job_is_not_root_and_reaches_no_other_run_and_no_folder_that_i
         end = ended(refused)
         assert end["reason"] == "executor_error"
         assert end["message"].startswith("volumes: "), end
+
+
+@pytest.mark.skipif(not shutil.which("podman"), reason="needs podman and catatonit")
+def test_podman_runs_stops_and_ends_what_its_killed_runner_left(box: Callable[..., Box]) -> None:
+    with containers.podman() as engine:
+
+        def contained(*commands: str) -> Box:
+            job = box(
+                *commands, image=f"localhost/{IMAGE}", pull_policy="never", project=7, memory_max_mib=64,
+                process_limit=200, env={"LR": "1e-4"}, volumes=[], entrypoint=None, registry_auth=None,
+            )  # fmt: skip
+            job.orders |= {"user": UIDS, "engine": engine.stored()}
+            return job
+
+        job = contained("echo $FROM_IMAGE $LR", "id -u", "echo x > here", "exit 3")
+        assert ended(job)["exit_code"] == 3, job.lines()
+        assert job.lines()[1:] == ["yes 1e-4", str(UID)]
+        assert (job.run_dir / "here").stat().st_uid == UID
+        stopped = contained("trap 'echo bye; exit 5' TERM", "echo ready", "while :; do sleep 0.1 || true; done")
+        stopped.launch()
+        stopped.wait_for("ready")
+        stopped.api.action = {"action": "stop", "grace_s": 30, "reason": "terminated_by_user"}
+        end = stopped.end(nudged=True)
+        assert (end["reason"], end["exit_code"], stopped.lines()[-1]) == ("terminated_by_user", 5, "bye")
+        killed = contained("trap '' TERM", "echo ready", "env -i sleep 300")
+        killed.launch()
+        killed.wait_for("ready")
+        killed.kill()
+        assert not container.is_gone(str(killed.state))
+        killed.launch()
+        assert killed.end()["reason"] == "instance_unreachable"
+        assert engine.call("ps", "-aq", "--filter", "label=dstackweb.job").split() == []
 
 
 def test_a_run_with_an_image_runs_on_a_host_with_docker_and_shows_what_it_ran_in(
