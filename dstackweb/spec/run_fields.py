@@ -270,7 +270,7 @@ class RunFields(ProfileFields):
     )
     image: Image | None = key(
         "a container image such as python:3.12",
-        "The commands run in a container of this image, on hosts with Docker or Podman. Without `commands` its own are run.",
+        "The commands run in a container of this image, on hosts with Docker or Podman. Without any, its own program.",
         default=None,
     )
     entrypoint: Entrypoint | None = key(
