@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -261,16 +260,22 @@ def test_an_image_is_pulled_with_the_runs_credentials_which_are_gone_afterwards(
     assert ended(away)["image_pull_failed"]["fault"] == "unreachable"
 
 
-def test_a_stop_ends_a_pull_that_hangs(contained: Callable[..., Box]) -> None:
+def test_a_pull_that_hangs_is_begun_again_by_the_next_runner_and_ended_by_a_stop(contained: Callable[..., Box]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        held: list[socket.socket] = []
-        threading.Thread(target=lambda: held.append(server.accept()[0]), daemon=True).start()
-        job = contained("true", image=f"127.0.0.1:{server.getsockname()[1]}/slow:1")
-        job.launch()
-        eventually(lambda: held and job.api.count("heartbeat") > 2, every=0.02)
-        assert job.api.calls[-1].what != "started"
+        image = f"127.0.0.1:{server.getsockname()[1]}/slow:1"
+        job = contained("true", image=image, registry_auth={"username": USER, "password": PASSWORD})
+        for runner in (1, 2):
+            beats = job.api.count("heartbeat")
+            job.launch()
+            eventually(lambda beats=beats: job.api.count("heartbeat") > beats + 2, every=0.02)
+            if runner == 1:
+                job.kill()
+                assert (job.state / "registry").exists()
+        assert job.api.count("started") == 0
         job.api.action = {"action": "stop", "grace_s": 30, "reason": "terminated_by_user"}
         assert job.end(nudged=True)["reason"] == "terminated_by_user"
+        assert not (job.state / "registry").exists()
+        assert job.lines() == [f"[dstackweb: pulling {image}]"] * 2
 
 
 def test_a_hostile_job_is_not_root_and_reaches_no_other_run_and_no_folder_that_is_not_listed(

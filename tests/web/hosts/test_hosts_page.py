@@ -106,6 +106,19 @@ def test_whether_jobs_are_limited_is_shown(root: Client, cgroups: dict[str, Any]
     assert ("can use more memory" in root.get("/p/main/health/").content.decode()) == bool(cgroups.get("code"))
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"name": "docker", "version": "20.10.24", "code": "", "error": ""}, "Docker 20.10.24"),
+        ({"name": "docker", "version": "", "code": "away", "error": "Cannot connect"}, "its daemon gives no answer"),
+        ({"name": "", "version": "", "code": "not_found", "error": ""}, "neither Docker nor Podman is installed"),
+    ],
+)
+def test_what_a_host_runs_containers_with_is_shown(root: Client, engine: dict[str, Any], words: str) -> None:
+    make_host("box-7", engine=engine)
+    assert words in root.get("/p/main/hosts/box-7/").content.decode()
+
+
 def test_a_join_command_is_shown_once_and_can_be_withdrawn(root: Client) -> None:
     made = root.post("/p/main/hosts/invite/").content.decode()
     command = re.search(r'value="(dstackweb host join http://testserver --token (dwj_[\w-]+) --insecure)"', made)
