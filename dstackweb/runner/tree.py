@@ -16,7 +16,10 @@ from collections.abc import Callable
 from dstackweb.runner.cgroups import Group, jobs_of
 
 MARKER = "DSTACKWEB_JOB"
-_VARIABLE = f"{MARKER}=".encode()
+_VARIABLE = f"\0{MARKER}=".encode()
+ENVIRON_MAX = 2 << 20
+"""Bytes: more than a job is started with."""
+MARKER_MAX = 100
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -71,7 +74,7 @@ def processes(job: str, group: Group, runner: set[int] | None = None, uid: int |
     """
     own = {os.getpid()} if runner is None else runner
     parents = _parents()
-    found = {pid for pid in parents if job_of(pid) == job and _may_be_of(pid, uid)}
+    found = {pid for pid in parents if _may_be_of(pid, uid) and job_of(pid) == job}
     above = found | own
     while below := {pid for pid, parent in parents.items() if parent in above} - above:
         above |= below
@@ -138,21 +141,28 @@ def _parents() -> dict[int, int]:
 
 
 def job_of(pid: int) -> str:
-    """The job that a process was started for, by the marker in its environment; empty if there is none to read.
+    """The job that a process was started for; empty if nothing says so.
 
-    In the cgroup of a job, the marker of another is false.
+    Its cgroup says it. The marker in its environment counts only where that doesn't: any program can set any marker,
+    and make its environment so large that reading those of many processes takes minutes.
     """
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
-    except OSError:
-        return ""
-    job = next((one[len(_VARIABLE) :].decode(errors="replace") for one in variables if one.startswith(_VARIABLE)), "")
-    if not job:
-        return ""
     # This process may itself be in a job, whose groups then say nothing of the processes below.
     groups = jobs_of(pid) - jobs_of(os.getpid())
+    if len(groups) == 1:
+        return next(iter(groups))
+    job = _marker(pid)
     return job if not groups or job in groups else ""
+
+
+def _marker(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = b"\0" + file.read(ENVIRON_MAX)
+    except OSError:
+        return ""
+    at = variables.find(_VARIABLE)
+    value = variables[at + len(_VARIABLE) :].partition(b"\0")[0] if at >= 0 else b""
+    return value[:MARKER_MAX].decode(errors="replace")
 
 
 def _may_be_of(pid: int, uid: int | None) -> bool:

@@ -210,7 +210,7 @@ def marked() -> Iterator[Callable[..., int]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(job: str, **how: Any) -> int:
-        started.append(subprocess.Popen(["/bin/sleep", "600"], env={tree.MARKER: job}, **how))
+        started.append(subprocess.Popen(["/bin/sleep", "600"], **({"env": {tree.MARKER: job}} | how)))
         return started[-1].pid
 
     yield start
@@ -232,6 +232,27 @@ def test_without_cgroups_a_marker_counts_for_processes_of_the_jobs_user(marked: 
     job, jobs_user = str(uuid4()), 1900000007
     own, sandbox, _other = marked(job, user=jobs_user), marked(job), marked(job, user=1900000008)
     assert tree.processes(job, cgroups.NO_GROUP, set(), jobs_user) == {own, sandbox}
+
+
+def test_other_jobs_cannot_make_the_search_for_processes_read_much(
+    group: cgroups.Group, marked: Callable[..., int]
+) -> None:
+    """Thousands of large environments took minutes to read, each time any job of the machine ended or was stopped."""
+    large = {f"LARGE_{number}": "x" * 120_000 for number in range(12)}
+    many = range(10)
+    if group.folders:
+        found = [marked("", env=large, preexec_fn=group.enter) for _ in many]
+        assert {tree.job_of(pid) for pid in found} == {group.folders[0].rpartition(cgroups.PREFIX)[2]}
+    if OTHER_USER:
+        for _ in many:
+            marked("", env=large, user=1900000008)
+    before = _bytes_read()
+    tree.processes(str(uuid4()), cgroups.NO_GROUP, set(), 1900000007)
+    assert _bytes_read() - before < 12_000_000
+
+
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def _read(folder: str, name: str) -> str:
