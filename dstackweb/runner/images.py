@@ -67,7 +67,10 @@ class Image:
 
 
 def find(engine: Engine, image: str) -> Image | None:
-    """The image as it is on this machine; None if it is not. Raises EngineAway, EngineError."""
+    """The image as it is on this machine; None if it is not. Raises EngineAway, EngineError.
+
+    Not by its id, of which engines take any beginning: with that, runs would find images whose names they don't know.
+    """
     try:
         (found,) = json.loads(engine.call("image", "inspect", image))
     except EngineAway:
@@ -76,6 +79,8 @@ def find(engine: Engine, image: str) -> Image | None:
         if "no such" in str(error).lower() or "not known" in str(error).lower():
             return None
         raise
+    if str(found["Id"]).removeprefix("sha256:").startswith(image.removeprefix("sha256:")):
+        return None
     name = _repository(image)
     digests = [str(one) for one in found.get("RepoDigests") or ()]
     own = [one for one in digests if one.partition("@")[0].endswith(name)]

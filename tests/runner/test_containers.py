@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.runner import container, tree
+from dstackweb.runner import container, images, tree
 from tests import containers
 from tests.containers import IMAGE, PASSWORD, USER, Docker
 from tests.runner.conftest import Box
@@ -75,6 +75,15 @@ def test_commands_run_in_the_image_as_the_projects_user_in_the_runs_directory(co
     started = next(call.said for call in job.api.calls if call.what == "started")
     assert started["image_digest"].startswith("sha256:")
     assert container.read(str(job.state)) is None
+
+
+def test_an_image_is_not_found_by_its_id(contained: Callable[..., Box], docker: Docker) -> None:
+    """Beginnings of ids can be tried out: the images of all projects would be there for each."""
+    known = images.find(docker.engine, IMAGE)
+    assert known is not None
+    for name in (known.id, known.id[:15], known.id.removeprefix("sha256:"), known.id[7:8], known.id[7:20]):
+        job = contained("true", image=name, pull_policy="never")
+        assert ended(job)["image_pull_failed"] == {"fault": "not_present", "image": name}
 
 
 @pytest.mark.parametrize(
