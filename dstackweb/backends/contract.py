@@ -194,12 +194,14 @@ class SourceKey(NamedTuple):
 class SourceSpec(NamedTuple):
     """How long data of a source counts as fresh, and its type: it is stored as JSON that pydantic reads back.
 
-    `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all.
+    `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all. One that
+    `moves` changes with each instance that starts or ends, and is read again after that.
     """
 
     ttl_s: float
     type: Any
     settings: tuple[str, ...] = ()
+    moves: bool = False
 
 
 class SourceFailure(enum.StrEnum):
@@ -275,6 +277,7 @@ class InstanceOrder:
     """An instance to launch. `instance` (a UUID) makes the order safe to repeat, and tags the instance.
 
     `deployment` identifies this deployment's instances; `project` and `run` are for people at the cloud's console.
+    `cpus` and what follows is what the job gets of an engine that allocates parts of machines.
     """
 
     instance: str
@@ -287,6 +290,12 @@ class InstanceOrder:
     """Where to try to launch, in order; empty: anywhere in the region."""
     project: str = ""
     run: str = ""
+    cpus: int = 0
+    memory_mib: int = 0
+    gpu_name: str = ""
+    gpu_count: int = 0
+    duration_s: int | None = None
+    """How long the job may take at most, with the time to stop; None: unlimited."""
 
 
 class InstanceState(enum.StrEnum):

@@ -132,6 +132,8 @@ class Kind:
     schema: ClassVar[type[Keys]] = NoSettings
     costs_money = True
     """Paid backends need a run or profile that names them, and count against the project's budget."""
+    is_machine = True
+    """Its instances are machines. False: allocations of a cluster, each made for one job and ended with it."""
     is_hosts = False
     """Its capacity is the registered hosts, which the scheduler places on by itself."""
     can_test = False

@@ -83,6 +83,11 @@ def is_hosts(backend: models.Backend) -> bool:
     return backend.kind in host_kinds()
 
 
+def is_machine(backend: models.Backend) -> bool:
+    """Whether its instances are machines that can serve another job. Raises UnknownKind."""
+    return kind_of(backend).is_machine
+
+
 def costs_money(backend: models.Backend) -> bool:
     """Whether its use counts against budgets, as it does for unknown kinds."""
     kind = KINDS.get(backend.kind)

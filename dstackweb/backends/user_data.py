@@ -15,6 +15,10 @@ say() {
 }
 
 off() {
+  if [ -n "$allocation" ]; then
+    say "$1"
+    exit 1
+  fi
   say "$1; shutting down"
   sleep 5 # so that the console output is collected
   shutdown -h now || poweroff || halt -p
@@ -23,7 +27,8 @@ off() {
 
 # One folder per instance: an AMI made from another instance may contain that instance's folder.
 above="$HOME/.dstackweb"
-if [ -z "$HOME" ] || ! mkdir -p "$above"; then
+# Root's home is closed to jobs, and an allocation leaves nothing elsewhere.
+if [ -z "$HOME" ] || [ "$allocation$(id -u)" = --allocation0 ] || ! mkdir -p "$above"; then
   above=/var/lib/dstackweb
   mkdir -p "$above" || off 'neither $HOME nor /var/lib is writable'
 fi
@@ -75,7 +80,7 @@ keep() {
   trap '' HUP
   tries=0
   while :; do
-    "$python" -IS "$folder/runner.pyz" agent --api "$api" --instance "$instance" --home "$folder" $insecure
+    "$python" -IS "$folder/runner.pyz" agent --api "$api" --instance "$instance" --home "$folder" $insecure $allocation
     status=$?
     [ "$status" -eq 0 ] && exit 0
     if [ -s "$folder/token" ]; then
@@ -89,22 +94,31 @@ keep() {
 }
 
 say "starting the agent of $instance with $("$python" --version 2>&1)"
+if [ -n "$allocation" ]; then
+  # The allocation lasts as long as this script. A signal to all of it is for the agent, which ends its job.
+  trap 'rm -rf "$folder"' EXIT
+  trap : TERM
+  keep </dev/null
+fi
 keep </dev/null &
 """
 
 
-def user_data(*, api_url: str, instance: str, join_token: str, pyz_sha256: str, insecure: bool) -> str:
+def user_data(
+    *, api_url: str, instance: str, join_token: str, pyz_sha256: str, insecure: bool, allocation: bool = False
+) -> str:
     """The script for one instance (its UUID); the same for the same arguments. Needs Python 3.9.
 
     It downloads the runner from `api_url`, checks its SHA-256 (hex), and restarts the agent if it fails. An instance
     whose agent can't be started shuts down. `insecure` allows plain HTTP to another machine. Output goes to the
-    console.
+    console. An `allocation` of a cluster ends with the script, which shuts nothing down and removes its files.
     """
     values = {
         "api": api_url.rstrip("/"),
         "instance": instance,
         "sha256": pyz_sha256,
         "insecure": "--insecure" if insecure else "",
+        "allocation": "--allocation" if allocation else "",
         "DSTACKWEB_JOIN_TOKEN": join_token,
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]

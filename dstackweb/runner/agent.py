@@ -1,11 +1,14 @@
 """`runner.pyz agent`: the agent of a cloud instance. It starts the jobs' runners, reports spot interruptions, and
 powers the instance off when the server says so or has not answered for long.
+
+In an allocation of a cluster (`--allocation`) it ends instead, and SIGTERM is the notice of an interruption.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
 import os
 import pwd
 import signal
@@ -30,6 +33,8 @@ ALONE_S = 3600.0
 """How long the server may not answer, until it sets this itself."""
 UNREPORTED_S = 6 * 3600.0
 """How much longer while a job's end is unreported: it would be lost with the instance."""
+TERM_NOTICE_S = 25.0
+"""How long after SIGTERM a cluster kills what is left; Slurm's `KillWait` is 30 s by default."""
 STARTS_AT_ONCE, AGAIN_CAP_S = 3, 30.0
 """How often a dead runner is replaced immediately, and the longest delay after that."""
 REPORT_ATTEMPTS = 5
@@ -45,7 +50,7 @@ FALLBACK_HOME = "/var/lib/dstackweb"
 class Agent:
     """The agent's state. The job's runner and the token outlive it; the server repeats everything else."""
 
-    def __init__(self, client: Client, work: InstanceJobs, metadata: machine.Metadata) -> None:
+    def __init__(self, client: Client, work: InstanceJobs, metadata: machine.Metadata | TermNotice) -> None:
         self.client, self.work, self.metadata = client, work, metadata
         self.job = ""
         self.starts = 0
@@ -63,7 +68,7 @@ class Agent:
         while True:
             now = time.monotonic()
             if now >= next_metadata:
-                next_metadata = now + METADATA_EVERY_S
+                next_metadata = now + self.metadata.every_s
                 if self.interruption is None and (at := self.metadata.interruption()):
                     say(f"spot interruption at {at}")
                     self.interruption, next_ask = at, 0.0
@@ -134,12 +139,31 @@ class Agent:
         return silent_s > self.alone_s + UNREPORTED_S or not self.work.has_unreported_end()
 
 
+class TermNotice:
+    """The notice of a cluster that it ends an allocation soon: SIGTERM to all its processes."""
+
+    every_s = POLL_S
+
+    def __init__(self) -> None:
+        self._at: str | None = None
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        at = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=TERM_NOTICE_S)
+        self._at = self._at or at.isoformat()
+
+    def interruption(self) -> str | None:
+        """When it ends."""
+        return self._at
+
+
 def main(arguments: list[str]) -> int:
     """Join if needed, and run. The caller starts it again unless it returns OFF."""
     parser = argparse.ArgumentParser(prog="agent", description=__doc__)
     parser.add_argument("--api", required=True, help="the server's URL")
     parser.add_argument("--instance", required=True, help="the ID of this instance")
     parser.add_argument("--home", required=True, help="where the agent keeps its files")
+    parser.add_argument("--allocation", action="store_true", help="this is a part of a cluster: power nothing off")
     parser.add_argument("--insecure", action="store_true", help="allow plain HTTP to another machine")
     options = parser.parse_args(arguments)
     _detach()
@@ -151,7 +175,7 @@ def main(arguments: list[str]) -> int:
             return RETRY
         join_token = os.environ.pop("DSTACKWEB_JOIN_TOKEN", "")
         caller = _caller(options)
-        token = _kept_token(state) or _join(caller(join_token, state.nonce()), state, join_token, options.api)
+        token = _kept_token(state) or _join(caller(join_token, state.nonce()), state, join_token, options)
     except OSError as error:
         say(f"can't start: {error}")
         return RETRY
@@ -160,7 +184,10 @@ def main(arguments: list[str]) -> int:
         return NEVER
     if token:
         work = InstanceJobs(options.home)
-        Agent(caller(token, state.nonce()), work, machine.Metadata()).run()
+        notice = TermNotice() if options.allocation else machine.Metadata()
+        Agent(caller(token, state.nonce()), work, notice).run()
+    if options.allocation:
+        return OFF
     say("powering off")
     return OFF if machine.switch_off() else RETRY
 
@@ -189,9 +216,10 @@ def _kept_token(state: StateDir) -> str:
         return ""
 
 
-def _join(client: Client, state: StateDir, join_token: str, api: str) -> str:
+def _join(client: Client, state: StateDir, join_token: str, options: argparse.Namespace) -> str:
     """The instance's token, stored for later agents; empty if the instance can't join."""
-    about = {"gpus": machine.gpus(), "address": machine.address(api)}
+    gpus = machine.granted_gpus() if options.allocation else machine.gpus()
+    about = {"gpus": gpus, "address": machine.address(options.api)}
     until, failures = time.monotonic() + JOIN_S, 0
     while time.monotonic() < until:
         try:

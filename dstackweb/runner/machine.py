@@ -29,6 +29,15 @@ def gpus() -> list[str]:
     return found
 
 
+def granted_gpus() -> list[str]:
+    """NVML UUIDs of the GPUs in CUDA_VISIBLE_DEVICES, which clusters set for an allocation; without it none."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    shown = _shown() if any(name.isdigit() for name in named) else []
+    by_number = dict(enumerate(shown))
+    uuids = [by_number.get(int(name), "") if name.isdigit() else name for name in named]
+    return [uuid for uuid in uuids if uuid.startswith(("GPU-", "MIG-"))]
+
+
 def _shown() -> list[str]:
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
@@ -73,6 +82,8 @@ def metadata_endpoint() -> str:
 
 class Metadata:
     """EC2's instance metadata, version 2."""
+
+    every_s = 5.0
 
     def __init__(self, endpoint: str = "") -> None:
         self._base = (endpoint or metadata_endpoint()).rstrip("/")

@@ -60,7 +60,7 @@ def boot(folder: Path, text: str, *, python: str = sys.executable) -> str:
     for name, does in (("shutdown", 'echo "shutdown $*"; kill -9 $PPID'), ("sleep", 'echo "sleep $1"')):
         (binaries / name).write_text(f"#!/bin/sh\n{does}\n")
         (binaries / name).chmod(0o755)
-    for name in ("mkdir", "chmod"):
+    for name in ("mkdir", "chmod", "rm"):
         if not (binaries / name).exists():
             (binaries / name).symlink_to(f"/bin/{name}")
     if python:
@@ -80,6 +80,23 @@ def test_the_agent_is_fetched_checked_and_started(tmp_path: Path, site: Site) ->
     for entered in (".dstackweb", ".dstackweb/i-1"):
         assert (tmp_path / entered).stat().st_mode & 0o777 == 0o711
     assert (tmp_path / ".dstackweb/i-1/runner.pyz").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_allocation_lasts_as_long_as_its_agent_shuts_nothing_down_and_leaves_nothing(
+    tmp_path: Path, site: Site
+) -> None:
+    text = user_data(
+        api_url=site.url, instance="i-1", join_token="once", pyz_sha256=hashlib.sha256(AGENT).hexdigest(),
+        insecure=False, allocation=True,
+    ).replace("$(id -u)", "7")  # fmt: skip
+    said = boot(tmp_path, text)
+    assert "--home" in said
+    assert "--allocation" in said
+    assert "shutdown" not in said
+    assert not (tmp_path / ".dstackweb/i-1").exists()
+    site.failures = 1000
+    said = boot(tmp_path, text)
+    assert said.endswith("the agent cannot be downloaded\n")
 
 
 def test_plain_http_to_another_machine_needs_an_explicit_setting(tmp_path: Path, site: Site) -> None:

@@ -54,7 +54,7 @@ class AwsBackend(Cloud):
         ),
         "prices": SourceSpec(12 * HOUR_S, dict[str, Decimal], (*ACCOUNT, *CHOICE)),
         "spot_prices": SourceSpec(300.0, dict[str, dict[str, Decimal]], (*ACCOUNT, *CHOICE)),
-        "quotas": SourceSpec(600.0, dict[str, quotas.Quota], ACCOUNT),
+        "quotas": SourceSpec(600.0, dict[str, quotas.Quota], ACCOUNT, moves=True),
         "subnets": SourceSpec(12 * HOUR_S, dict[str, str], (*ACCOUNT, "subnets")),
     }
 

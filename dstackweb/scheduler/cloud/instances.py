@@ -17,6 +17,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.crypto import salted_hmac
 
+from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import cloud_kinds
@@ -262,6 +263,10 @@ def _other_offer(job: Job) -> Offer | None:
     return next_offer(spec, OfferReader().offers_for(spec), tried, place)
 
 
-def refresh_quotas(backend: Backend, region: str) -> None:
-    """Request fresh quotas of a region, after a launch there or a refusal for lack of quota."""
-    sources.invalidate(backend, SourceKey("quotas", region))
+def refresh_capacity(backend: Backend, region: str) -> None:
+    """Request what changes with each instance, such as quotas, after a launch, a refusal or an end in a region."""
+    code = registry.driver(backend)
+    for source, spec in code.sources.items() if sources.is_sourced(code) else ():
+        if spec.moves:
+            sources.invalidate(backend, SourceKey(source, region))
+            sources.invalidate(backend, SourceKey(source, ""))

@@ -22,7 +22,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.lib.models import Lease
 from dstackweb.runner.pyz import pyz
 from dstackweb.runs.codes import MessageCode
-from dstackweb.runs.models import Job
+from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.cloud import instances as cloud_rows
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
 """After this another process may repeat the order."""
+OWN_S = 180.0
+"""What the agent may take of an allocation's time for itself."""
 WORK_S = 20.0
 """How long one task tries offers, far below django-q's timeout. The next tick continues."""
 
@@ -84,8 +86,8 @@ def _launch(instance: Instance) -> bool:
         machine = registry.cloud(instance.backend).launch(_order(instance, token))
     except LaunchFailed as refused:
         log.info("%s in %s: %s", instance.instance_type, instance.region, refused)
-        if refused.code is LaunchFailure.QUOTA:
-            cloud_rows.refresh_quotas(instance.backend, instance.region)
+        if refused.code in (LaunchFailure.QUOTA, LaunchFailure.NO_CAPACITY):
+            cloud_rows.refresh_capacity(instance.backend, instance.region)
         cloud_rows.end_instance(instance, InstanceStatus.GONE, refused.code, refused.text)
         return True
     except (SourceFailed, DomainError, registry.UnknownKind) as error:
@@ -93,12 +95,12 @@ def _launch(instance: Instance) -> bool:
         _store_error(instance, error)
         return False
     cloud_rows.record_found(instance, machine)
-    cloud_rows.refresh_quotas(instance.backend, instance.region)
+    cloud_rows.refresh_capacity(instance.backend, instance.region)
     return False
 
 
 def _order(instance: Instance, join_token: str) -> InstanceOrder:
-    run = Job.objects.filter(instance=instance).values_list("run__name", flat=True).first()
+    run = Run.objects.filter(jobs__instance=instance).first()
     return InstanceOrder(
         instance=str(instance.pk),
         deployment=cloud_rows.deployment(),
@@ -111,11 +113,23 @@ def _order(instance: Instance, join_token: str) -> InstanceOrder:
             join_token=join_token,
             pyz_sha256=pyz()[1],
             insecure=settings.DSTACKWEB_INSECURE_HTTP,
+            allocation=not registry.is_machine(instance.backend),
         ),
         zones=tuple(sorted(instance.zone_prices, key=lambda zone: (Decimal(instance.zone_prices[zone]), zone))),
         project=instance.project.name,
-        run=run or "",
+        run=run.name if run else "",
+        cpus=instance.cpus,
+        memory_mib=instance.memory_mib,
+        gpu_name=instance.gpu_name,
+        gpu_count=instance.gpu_count,
+        duration_s=_duration_s(run),
     )
+
+
+def _duration_s(run: Run | None) -> int | None:
+    """How long an allocation for the run is needed: its limit, the time to stop, and some to start and report."""
+    limit = run.spec.get("max_duration_s") if run else None
+    return None if run is None or limit is None else int(limit + run.spec.get("stop_duration_s", 0) + OWN_S)
 
 
 def _store_error(instance: Instance, error: Exception) -> None:

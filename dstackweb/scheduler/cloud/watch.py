@@ -188,7 +188,7 @@ def release_instances(instances: Iterable[Instance]) -> None:
         job = jobs.get(instance.pk)
         if job is not None and job.status in JOB_ACTIVE:
             continue
-        idle_s = job.run.spec.get("idle_duration_s") if job else None
+        idle_s = job.run.spec.get("idle_duration_s") if job and registry.is_machine(instance.backend) else None
         kept = idle_time_s(instance, job.termination_reason if job else "", idle_s)
         same = Instance.objects.filter(pk=instance.pk, holder=instance.holder, status=instance.status)
         now = timezone.now()

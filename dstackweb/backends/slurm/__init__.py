@@ -1,0 +1,1 @@
+"""Slurm clusters (docs/slurm.md): a run becomes a batch job that starts an agent."""

@@ -1,0 +1,222 @@
+"""The driver of a Slurm cluster: its free capacity as offers, and batch jobs as instances."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django.utils import timezone
+
+from dstackweb.backends.contract import (
+    Availability,
+    Cloud,
+    CloudInstance,
+    InstanceOrder,
+    InstanceState,
+    LaunchFailed,
+    LaunchFailure,
+    Offer,
+    SourceFailed,
+    SourceFailure,
+    SourceKey,
+    SourceReading,
+    SourceSpec,
+)
+from dstackweb.backends.slurm import cluster
+from dstackweb.backends.slurm.cluster import Partition
+from dstackweb.backends.slurm.commands import CommandFailed, Commands
+from dstackweb.lib.models import Lease
+from dstackweb.spec.effective import Requirements
+from dstackweb.spec.units import parse_memory
+
+if TYPE_CHECKING:
+    from dstackweb.backends.models import Backend
+
+PARTITIONS = SourceKey("partitions", "")
+FRESH_S = 10.0
+OPTIONS = ("account", "qos", "constraint", "reservation")
+"""Settings that sbatch gets as they are."""
+LEASE_S, WAIT_S = 60.0, 30.0
+REFUSALS = (
+    ("QOS", LaunchFailure.QUOTA),
+    ("Association", LaunchFailure.QUOTA),
+    ("Assoc", LaunchFailure.QUOTA),
+    ("node configuration is not available", LaunchFailure.NO_CAPACITY),
+    ("More processors requested", LaunchFailure.NO_CAPACITY),
+    ("Invalid account", LaunchFailure.NOT_ALLOWED),
+    ("Access/permission denied", LaunchFailure.NOT_ALLOWED),
+    ("not permitted", LaunchFailure.NOT_ALLOWED),
+)
+"""Parts of sbatch's messages."""
+
+
+class SlurmBackend(Cloud):
+    """One cluster. A partition is a region; what is allocated is just what a node of the run needs."""
+
+    sources: Mapping[str, SourceSpec] = {
+        "partitions": SourceSpec(FRESH_S, dict[str, Partition], ("ssh_host", "partitions"), moves=True)
+    }
+
+    def __init__(self, backend: Backend) -> None:
+        config = backend.config
+        self.name: str = backend.name
+        self.partitions: Sequence[str] = config["partitions"]
+        self.options = [f"--{name}={config[name]}" for name in OPTIONS if config.get(name)]
+        self.gpu_memory: Mapping[str, int] = gpu_memory(config.get("gpu_memory") or ())
+        self.most_waiting: int = config.get("most_waiting", 1)
+        self.commands = Commands(config.get("ssh_host", ""), config.get("ssh_key_file", ""))
+
+    def regions(self) -> Sequence[str]:
+        return list(self.partitions)
+
+    # Offers: `fetch` asks the cluster, in the background; `join` never does.
+
+    def wanted(self) -> Sequence[SourceKey]:
+        return [PARTITIONS]
+
+    def fetch(self, key: SourceKey) -> dict[str, Partition]:
+        try:
+            nodes = cluster.nodes(self.commands.run("scontrol", "show", "nodes", "--oneliner", "--details"))
+            queue = self.commands.run("squeue", "--noheader", "--states=PENDING", "--format=%T|%P")
+            shown = self.commands.run("scontrol", "show", "partitions", "--oneliner")
+        except CommandFailed as error:
+            raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
+        found = cluster.partitions(shown, nodes, queue)
+        return {name: partition for name, partition in found.items() if name in self.partitions}
+
+    def join(
+        self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
+    ) -> list[Offer]:
+        found: dict[str, Partition] | None = readings[PARTITIONS].value
+        if found is None:
+            raise SourceFailed(**{"code": SourceFailure.NOT_READ, **(readings[PARTITIONS].error or {})})
+        offers = [offer for partition in found.values() for offer in self._offers(partition, requirements, image)]
+        return sorted(offers, key=lambda offer: -offer.detail.get("fits", 0))
+
+    def _offers(self, partition: Partition, needs: Requirements, image: str | None) -> Iterator[Offer]:
+        """One for each type of GPU, or one without: those that could ever fit on one of the partition's nodes."""
+        count = needs.gpu_count_min
+        kinds = sorted({kind for node in partition.nodes.values() for kind in node.gpus}) if count else [""]
+        for kind in kinds:
+            size = (needs.cpu_min, needs.memory_min_mib, kind, count)
+            if not any(node.fits(*size, empty=True) for node in partition.nodes.values()):
+                continue
+            fits = sum(node.fits(*size, whole=partition.exclusive) for node in partition.nodes.values())
+            fits = fits if partition.up and partition.waiting < self.most_waiting else 0
+            availability = Availability.AVAILABLE if fits else Availability.BUSY
+            detail = _detail(partition, kind if count else None, fits)
+            if image is not None:
+                availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported"}
+            yield Offer(
+                backend=self.name,
+                region=partition.name,
+                instance_type=f"gpu:{kind}" if kind else "gpu" if count else "cpu",
+                cpus=needs.cpu_min,
+                memory_mib=needs.memory_min_mib,
+                gpu_name=kind.upper() if count else "",
+                gpu_count=count,
+                gpu_memory_mib=self.gpu_memory.get(kind.lower(), 0) if count else 0,
+                availability=availability,
+                detail=detail,
+            )
+
+    # Instances: each call may be repeated, doubled or lost.
+
+    def launch(self, order: InstanceOrder) -> CloudInstance:
+        """Slurm takes any number of jobs of one name, so an order is looked for first, by one caller at a time."""
+        with _alone(f"slurm:{order.instance}"):
+            return self._find(order) or self._submit(order)
+
+    def _find(self, order: InstanceOrder) -> CloudInstance | None:
+        found = cluster.jobs(self._squeue(f"--name={order.instance}"), order.deployment)
+        return min(found, key=lambda job: int(job.cloud_id.split("_")[0]), default=None)
+
+    def _submit(self, order: InstanceOrder) -> CloudInstance:
+        try:
+            job = self.commands.run("sbatch", *self._arguments(order), text=order.user_data).split(";")[0].strip()
+        except CommandFailed as error:
+            code = next((code for part, code in REFUSALS if part in error.text), LaunchFailure.REFUSED)
+            raise LaunchFailed(code, error.text.removeprefix("sbatch: error: ")) from error
+        return self._find(order) or CloudInstance(
+            order.instance, job, order.region, InstanceState.STARTING, launched_at=timezone.now()
+        )
+
+    def _arguments(self, order: InstanceOrder) -> list[str]:
+        """sbatch's. The script is its input, since it has a token that other users must not see."""
+        kind = order.instance_type.removeprefix("gpu").removeprefix(":")
+        gres = [f"--gres=gpu:{kind}:{order.gpu_count}" if kind else f"--gres=gpu:{order.gpu_count}"]
+        return [
+            "--parsable", "--no-requeue", "--export=NONE", "--nodes=1", "--ntasks=1", "--output=/dev/null",
+            f"--job-name={order.instance}",
+            f"--comment={cluster.comment(order.deployment, order.project, order.run)}",
+            f"--partition={order.region}",
+            f"--cpus-per-task={max(order.cpus, 1)}",
+            *([f"--mem={order.memory_mib}M"] if order.memory_mib else []),
+            *(gres if order.gpu_count else []),
+            *([f"--time={math.ceil(order.duration_s / 60)}"] if order.duration_s is not None else []),
+            *self.options,
+        ]  # fmt: skip
+
+    def instances(self, region: str, deployment: str) -> list[CloudInstance]:
+        found = cluster.jobs(self._squeue(f"--partition={region}"), deployment)
+        return [job for job in found if job.region == region]
+
+    def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
+        """Slurm sends SIGTERM to all processes of a job, and SIGKILL after its `KillWait`."""
+        alive = {job.cloud_id for job in cluster.jobs(self._squeue(f"--partition={region}")) if not job.why}
+        doomed = [cloud_id for cloud_id in cloud_ids if cloud_id in alive]
+        if doomed:
+            try:
+                self.commands.run("scancel", *doomed)
+            except CommandFailed as error:
+                if "Invalid job id" not in error.text:
+                    raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
+
+    def _squeue(self, *which: str) -> str:
+        """Jobs in JOB_FORMAT, with those that ended lately (Slurm's `MinJobAge`)."""
+        try:
+            return self.commands.run(
+                "squeue", "--noheader", "--me", "--states=all", f"--format={cluster.JOB_FORMAT}", *which
+            )
+        except CommandFailed as error:
+            raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """One caller of all processes at a time. Raises SourceFailed when another one takes too long."""
+    holder, until = uuid.uuid4().hex, time.monotonic() + WAIT_S
+    while not Lease.take(name, holder, LEASE_S, timezone.now()):
+        if time.monotonic() > until:
+            raise SourceFailed(SourceFailure.UNREACHABLE, endpoint="Slurm", text="another process is asking")
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        Lease.release(name, holder)
+
+
+def _detail(partition: Partition, kind: str | None, fits: int) -> dict[str, Any]:
+    nodes = [node for node in partition.nodes.values() if node.usable]
+    total = sum(node.cpus if kind is None else node.gpus.get(kind, 0) for node in nodes)
+    used = sum(node.cpus_used if kind is None else node.gpus_used.get(kind, 0) for node in nodes)
+    code = "cluster_free" if fits else "partition_down" if not partition.up else "cluster_busy"
+    what = "cpu" if kind is None else "gpu"
+    return {
+        "code": code,
+        "fits": fits,
+        "free": total - used,
+        "total": total,
+        "what": what,
+        "waiting": partition.waiting,
+    }
+
+
+def gpu_memory(lines: Sequence[str]) -> dict[str, int]:
+    """MiB by type, from lines such as `a100=80GB`. Raises ValueError."""
+    pairs = (line.partition("=") for line in lines)
+    return {name.strip().lower(): parse_memory(size.strip()) for name, _, size in pairs}

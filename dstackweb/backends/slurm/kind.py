@@ -1,0 +1,110 @@
+"""Slurm as a kind of backend: its settings and words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+from pydantic import AfterValidator, Field
+
+from dstackweb.backends.contract import SourceFailed
+from dstackweb.backends.kinds import ConnectionReport, Kind, ReportLine, ReportPart
+from dstackweb.backends.slurm.commands import CommandFailed, Commands
+from dstackweb.backends.slurm.driver import SlurmBackend, gpu_memory
+from dstackweb.spec.fields import Keys, Text, key
+
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.,:&|-]*$"
+Name = Annotated[str, Field(pattern=NAME)]
+"""What may follow `--account=` and the like."""
+
+
+def _sizes(lines: tuple[str, ...]) -> tuple[str, ...]:
+    gpu_memory(lines)
+    return lines
+
+
+class SlurmSettings(Keys):
+    """What an admin sets."""
+
+    partitions: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
+        "a list of partitions, such as gpu", "Partitions to use"
+    )
+    ssh_host: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9][\w.:-]*$")] | None = key(
+        "a host, such as slurm@login.example",
+        "Login node to reach by SSH; empty: Slurm's commands are here",
+        default=None,
+    )
+    ssh_key_file: Text | None = key("a path", "Private key for SSH, a file of the server", default=None)
+    account: Name | None = key("a name", "Account to submit with", default=None)
+    qos: Name | None = key("a name", "Quality of service", default=None)
+    constraint: Name | None = key("a list of features", "Features that nodes need", default=None)
+    reservation: Name | None = key("a name", "Reservation to use", default=None)
+    gpu_memory: Annotated[tuple[Text, ...], AfterValidator(_sizes)] = key(
+        "a list such as a100=80GB, v100=32GB", "Memory of each type of GPU, which Slurm does not know", default=()
+    )
+    most_waiting: Annotated[int, Field(ge=1, le=1000)] = key(
+        "a number from 1", "Jobs waiting in a partition, from which it gets no more", default=1
+    )
+
+
+class SlurmKind(Kind):
+    name = "slurm"
+    label = "Slurm"
+    driver_class = SlurmBackend
+    schema = SlurmSettings
+    costs_money = False
+    is_machine = False
+    can_test = True
+    setup_hint = gettext_lazy("Runs become batch jobs of a Slurm cluster, submitted when there is room for them.")
+
+    def location(self, config: Mapping[str, Any]) -> str:
+        return ", ".join(config["partitions"])
+
+    def offer_detail(self, detail: Mapping[str, Any]) -> str:
+        data = {"free": 0, "total": 0, "waiting": 0, **detail}
+        what = (
+            _("%(free)d of %(total)d GPUs free")
+            if detail.get("what") == "gpu"
+            else _("%(free)d of %(total)d CPUs free")
+        )
+        match detail.get("code"):
+            case "cluster_free":
+                return what % data
+            case "cluster_busy" if data["waiting"]:
+                waiting = ngettext("%(waiting)d job waits in Slurm", "%(waiting)d jobs wait in Slurm", data["waiting"])
+                return f"{what % data}; {waiting % data}"
+            case "cluster_busy":
+                return what % data
+            case "image_not_supported":
+                return _("Runs with an image need hosts with Docker or Podman.")
+            case "partition_down":
+                return _("The partition takes no jobs.")
+        return super().offer_detail(detail)
+
+    def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
+        """Ask for the partitions. Changes nothing."""
+        commands = Commands(config.get("ssh_host") or "", config.get("ssh_key_file") or "")
+        try:
+            known = commands.run("sinfo", "--noheader", "--format=%R").split()
+        except SourceFailed as error:
+            return _report(
+                [ReportLine(_("Slurm"), "failed", "✗", self.source_failure({"code": error.code, **error.data}))]
+            )
+        except CommandFailed as error:
+            return _report([ReportLine(_("Slurm"), "failed", "✗", error.text)])
+        return _report([_partition(name, known) for name in config["partitions"]])
+
+
+def _partition(name: str, known: Sequence[str]) -> ReportLine:
+    if name in known:
+        return ReportLine(name, "ok", "✓", _("found"))
+    there = ", ".join(sorted(set(known))) or _("none")
+    return ReportLine(name, "failed", "✗", _("no such partition"), _("Partitions there: %s.") % there)
+
+
+def _report(lines: Sequence[ReportLine]) -> ConnectionReport:
+    state = "failed" if any(line.state == "failed" for line in lines) else "ok"
+    summary = _("Slurm answers.") if state == "ok" else _("This cannot be used as it is.")
+    return ConnectionReport(state, summary, (ReportPart(_("Partitions"), tuple(lines), state),))

@@ -1,0 +1,167 @@
+"""A Slurm cluster of two nodes on this machine, of Debian's packages. Root only.
+
+Its GPUs are files that no driver knows: Slurm counts them and sets CUDA_VISIBLE_DEVICES.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+NODES = ("n1", "n2")
+CONFIG = """
+ClusterName=here
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmctldPort={port}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=sched_interval=1,bf_interval=1
+ReturnToService=2
+MessageTimeout=3
+SlurmdTimeout=10
+KillWait=3
+CompleteWait=0
+JobRequeue=0
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PreemptExemptTime=0
+MinJobAge=300
+GresTypes=gpu
+SlurmdParameters=config_overrides
+NodeName=n1 NodeAddr=127.0.0.1 Port={n1} CPUs=4 RealMemory=4000 Gres=gpu:a100:2 State=UNKNOWN
+NodeName=n2 NodeAddr=127.0.0.1 Port={n2} CPUs=4 RealMemory=4000 State=UNKNOWN
+PartitionName=main Nodes=n1,n2 Default=YES State=UP PriorityTier=1 PreemptMode=CANCEL
+PartitionName=whole Nodes=n2 State=UP OverSubscribe=EXCLUSIVE PriorityTier=1 PreemptMode=CANCEL
+PartitionName=urgent Nodes=n1,n2 State=UP PriorityTier=9 PreemptMode=off
+"""
+GRES = "NodeName=n1 Name=gpu Type=a100 File=/dev/zero,/dev/full\n"
+START_S = 30.0
+
+
+class Slurm:
+    """`env` leads Slurm's commands to the cluster. Partitions: `main`, `whole` (nodes exclusive), `urgent`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @staticmethod
+    def missing() -> list[str]:
+        """Programs that are not installed; /usr/sbin may not be on a user's PATH."""
+        return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+
+    def start(self) -> Slurm:
+        """Start it, and wait until both nodes take jobs."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o755)
+        (self.folder / "state").mkdir(exist_ok=True)
+        (self.folder / "munge").mkdir(mode=0o755, exist_ok=True)
+        key = self.folder / "munge" / "key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        ports = dict(zip(("port", *NODES), _free_ports(3), strict=True))
+        name = socket.gethostname().split(".")[0]
+        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, host=name, **ports))
+        (self.folder / "gres.conf").write_text(GRES)
+        own = self.folder / "munge"
+        self._run(
+            "munge", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",
+            f"--pid-file={own}/pid", f"--log-file={own}/log", f"--seed-file={own}/seed",
+        )  # fmt: skip
+        _until((self.folder / "munge.socket").exists)
+        self.start_controller()
+        for node in NODES:
+            self.start_node(node)
+        _until(lambda: set(self.command("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
+        return self
+
+    def start_controller(self) -> None:
+        self._run("slurmctld", "slurmctld", "-D")
+        _until(lambda: "UP" in self.command("scontrol", "ping"))
+
+    def start_node(self, node: str) -> None:
+        self._run(node, "slurmd", "-D", "-N", node)
+
+    def stop_controller(self) -> None:
+        """As for maintenance: it saves its state, and jobs go on."""
+        process = self._processes.pop("slurmctld")
+        process.terminate()
+        process.wait()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to `slurmctld`, which forgets what it has not saved, or to a node's daemon."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def command(self, *argv: str) -> str:
+        """What a command of Slurm prints."""
+        env = {**os.environ, **self.env, "PATH": _path()}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False).stdout
+
+    def stop(self) -> None:
+        """End all jobs and daemons."""
+        if "slurmctld" in self._processes:
+            self.command("scancel", "--signal=KILL", "--full", "--user=root")
+            self.command("scancel", "--user=root")
+        for process in reversed(self._processes.values()):
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _run(self, name: str, program: str, *arguments: str) -> None:
+        env = {**os.environ, **self.env, "PATH": _path()}
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [program, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + START_S
+    while not is_so():
+        if time.monotonic() > ends:
+            raise TimeoutError("Slurm does not start")
+        time.sleep(0.1)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dstackweb.devtools.slurm import PACKAGES, Slurm
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """A cluster of two nodes, to which Slurm's commands of this process lead."""
+    if os.geteuid() or Slurm.missing():
+        pytest.skip(f"needs root and Debian's {' '.join(PACKAGES)}")
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        cluster = Slurm(Path(folder))
+        try:
+            cluster.start()
+            monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+            yield cluster
+        finally:
+            cluster.stop()

@@ -1,0 +1,180 @@
+"""What Slurm's commands print, read as data. The lines are of Slurm 22.05 and 23.11."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from dstackweb.backends import registry, services
+from dstackweb.backends.contract import (
+    Availability,
+    InstanceOrder,
+    InstanceState,
+    SourceFailed,
+    SourceFailure,
+    SourceKey,
+    SourceReading,
+    SourceState,
+)
+from dstackweb.backends.matching import meets
+from dstackweb.backends.slurm import cluster
+from dstackweb.backends.slurm.commands import CommandFailed, Commands
+from dstackweb.lib.errors import Invalid
+from dstackweb.offers import store
+from dstackweb.spec.effective import Requirements
+
+NODES = """\
+NodeName=n1 Arch=x86_64 CPUAlloc=3 CPUTot=8 Gres=gpu:a100:4(S:0-1) GresUsed=gpu:a100:1(IDX:0) \
+OS=Linux 6.1.0 #1 SMP RealMemory=64000 AllocMem=4000 State=MIXED Partitions=gpu,short Reason=a b
+NodeName=n2 CPUAlloc=0 CPUTot=8 Gres=gpu:a100:2,gpu:v100:2 GresUsed=gpu:a100:0(IDX:N/A),gpu:v100:2(IDX:2-3) \
+RealMemory=64000 AllocMem=0 State=IDLE Partitions=gpu
+NodeName=n3 CPUAlloc=0 CPUTot=8 Gres=(null) GresUsed=gpu:0 RealMemory=64000 AllocMem=0 State=IDLE+DRAIN Partitions=gpu
+NodeName=n4 CPUAlloc=0 CPUTot=8 Gres=(null) RealMemory=64000 AllocMem=0 State=IDLE* Partitions=short
+"""
+PARTITIONS = """\
+PartitionName=gpu Default=YES OverSubscribe=NO State=UP Nodes=n[1-3]
+PartitionName=short OverSubscribe=EXCLUSIVE State=UP Nodes=n[1,4]
+PartitionName=old OverSubscribe=NO State=DOWN Nodes=
+"""
+FOUND = cluster.partitions(PARTITIONS, cluster.nodes(NODES), "RUNNING|gpu\nPENDING|short\n")
+
+
+def test_nodes_belong_to_their_partitions_with_what_is_used() -> None:
+    gpu = FOUND["gpu"]
+    assert set(gpu.nodes) == {"n1", "n2", "n3"}
+    assert gpu.nodes["n1"] == cluster.Node(8, 3, 64000, 4000, {"a100": 4}, {"a100": 1})
+    assert gpu.nodes["n2"].gpus_used == {"a100": 0, "v100": 2}
+    assert [node.usable for node in FOUND["short"].nodes.values()] == [True, False], "n4 does not answer"
+    assert not gpu.nodes["n3"].usable
+    assert (FOUND["short"].exclusive, FOUND["short"].waiting, gpu.waiting) == (True, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "fits"),
+    [((1, 1000, "", 0), 13), ((4, 1000, "", 0), 3), ((1, 60000, "", 0), 2), ((1, 0, "a100", 1), 5),
+     ((1, 0, "a100", 3), 1), ((1, 0, "v100", 1), 0), ((6, 0, "a100", 1), 1)],
+)  # fmt: skip
+def test_what_fits_is_what_the_nodes_have_left(size: tuple[int, int, str, int], fits: int) -> None:
+    assert sum(node.fits(*size) for node in FOUND["gpu"].nodes.values()) == fits
+
+
+def test_a_node_that_jobs_do_not_share_takes_one_when_it_is_empty() -> None:
+    assert FOUND["gpu"].nodes["n1"].fits(1, 0, "", 0, whole=True) == 0
+    assert FOUND["gpu"].nodes["n2"].fits(1, 0, "", 0, whole=True) == 1
+
+
+@pytest.mark.django_db
+def test_offers_are_what_a_node_needs_of_partitions_that_could_ever_give_it() -> None:
+    backend, _is_new = services.put("cluster", "slurm", {"partitions": ["gpu", "short"], "gpu_memory": ["a100=80GB"]})
+    driver: Any = registry.driver(backend)
+
+    def offers(**needs: Any) -> list[Any]:
+        found: list[Any] = driver.join(_fresh(driver), Requirements(**needs))
+        assert all(meets(offer, Requirements(cpu_min=1, memory_min_mib=1)) for offer in found)
+        return found
+
+    a100, v100, short = offers(gpu_count_min=1, cpu_min=2, memory_min_mib=8000)
+    assert (a100.gpu_name, a100.gpu_memory_mib, a100.cpus, a100.memory_mib) == ("A100", 81920, 2, 8000)
+    assert (a100.region, a100.instance_type, a100.detail["fits"], a100.price) == ("gpu", "gpu:a100", 4, 0)
+    assert {v100.availability, short.availability} == {Availability.BUSY}
+    assert offers(cpu_min=9) == []
+    [shown, *_] = driver.join(_fresh(driver), Requirements(), image="busybox")
+    assert shown.availability is Availability.NOT_AVAILABLE
+    assert offers(gpu_count_min=5) == []
+    with pytest.raises(SourceFailed):
+        driver.join({SourceKey("partitions", ""): SourceReading(SourceState.FAILED)}, Requirements())
+
+
+def _fresh(driver: Any) -> dict[SourceKey, SourceReading]:
+    value = store.checked({name: FOUND[name] for name in ("gpu", "short")}, driver.sources["partitions"].type)
+    return {SourceKey("partitions", ""): SourceReading(SourceState.FRESH, value, timezone.now())}
+
+
+def test_jobs_of_others_are_left_out_and_states_are_said_in_our_words() -> None:
+    lines = [
+        "7|u-1|RUNNING|gpu|1795466586|1795466590|n1|None|dstackweb:mine main/first",
+        "8|u-2|PENDING|gpu|1795466586|N/A||Resources|dstackweb:mine main/first",
+        "9|u-3|PREEMPTED|gpu|1795466586|1795466590|n1|None|dstackweb:mine main/a|b",
+        "10|u-4|COMPLETING|gpu|1795466586|1795466590|n1|None|dstackweb:mine main/a",
+        "11|u-5|CANCELLED|gpu|1795466586|1795466590|n1|None|dstackweb:mine main/a",
+        "12|u-6|RUNNING|gpu|1795466586|1795466590|n1|None|dstackweb:theirs main/a",
+        "13|train|RUNNING|gpu|1795466586|1795466590|n1|None|(null)",
+        "",
+    ]
+    found = cluster.jobs("\n".join(lines), "mine")
+    assert [(job.instance, job.cloud_id, job.state.value, job.why) for job in found] == [
+        ("u-1", "7", "running", ""), ("u-2", "8", "starting", ""), ("u-3", "9", "gone", "interrupted"),
+        ("u-4", "10", "ending", "cloud"), ("u-5", "11", "gone", "cloud"),
+    ]  # fmt: skip
+    assert found[0].launched_at == dt.datetime.fromtimestamp(1795466590, dt.UTC)
+    assert found[1].launched_at == dt.datetime.fromtimestamp(1795466586, dt.UTC)
+    assert found[1].state is InstanceState.STARTING
+
+
+@pytest.mark.parametrize(
+    ("script", "raised"),
+    [("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1", SourceFailed),
+     ("kill -9 $$", SourceFailed), ("exit 255", SourceFailed),
+     ("echo 'Permission denied (publickey).' >&2; exit 255", SourceFailed),
+     ("echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1", CommandFailed)],
+)  # fmt: skip
+def test_no_answer_is_told_from_a_refusal(
+    tmp_path: Any, monkeypatch: Any, script: str, raised: type[Exception]
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\n{script}\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(raised):
+        Commands("login.example").run("squeue")
+
+
+def test_over_ssh_each_argument_arrives_as_one_word(tmp_path: Any, monkeypatch: Any) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    odd = "a b'c\"$(touch /tmp/x);`id`"
+    assert Commands("slurm@login.example").run("printf", "[%s]", odd, "2") == f"[{odd}][2]"
+
+
+def test_without_slurm_here_the_source_says_so(monkeypatch: Any, tmp_path: Any) -> None:
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SourceFailed) as failed:
+        Commands().run("squeue")
+    assert failed.value.code == SourceFailure.UNREACHABLE
+    assert "squeue" in failed.value.data["text"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "config",
+    [{"partitions": []}, {"partitions": ["a"], "ssh_host": "-oProxyCommand=x"},
+     {"partitions": ["a"], "qos": "--wrap=x"}, {"partitions": ["a"], "account": "a b"},
+     {"partitions": ["a"], "gpu_memory": ["a100"]},
+     {"partitions": ["--uid=0"]}],
+)  # fmt: skip
+def test_settings_that_could_be_options_of_commands_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        services.put("cluster", "slurm", config)
+
+
+@pytest.mark.django_db
+def test_a_job_gets_just_what_was_ordered_and_no_token_in_its_arguments() -> None:
+    config = {"partitions": ["gpu"], "account": "lab", "qos": "high"}
+    backend, _is_new = services.put("cluster", "slurm", config)
+    driver: Any = registry.driver(backend)
+    arguments = driver._arguments(
+        InstanceOrder("u-1", "mine", "gpu", "gpu:a100", False, "#!/bin/sh\nsecret", cpus=3, memory_mib=9000,
+                      gpu_count=2, gpu_name="A100", duration_s=3601, project="main", run="first")
+    )  # fmt: skip
+    wanted = (
+        "job-name=u-1 partition=gpu cpus-per-task=3 mem=9000M gres=gpu:a100:2 time=61 account=lab qos=high no-requeue"
+    )
+    assert {f"--{option}" for option in wanted.split()} <= set(arguments)
+    assert "--comment=dstackweb:mine main/first" in arguments
+    assert "secret" not in " ".join(arguments)
