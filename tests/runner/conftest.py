@@ -105,8 +105,7 @@ class Box:
 
     def processes(self) -> set[int]:
         """The job's processes that carry its marker."""
-        pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-        return {pid for pid in pids if tree.job_of(pid) == self.api.job}
+        return {pid for pid in tree.pids() if tree.job_of(pid) == self.api.job}
 
     def end(self, nudged: bool = False) -> dict[str, Any]:
         """Wait for the end: it is told, and the runner is gone. `nudged` shortens the waits between tries."""

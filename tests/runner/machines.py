@@ -92,8 +92,7 @@ class Gate:
 
 def processes_of(job: UUID) -> set[int]:
     """All that carry a job's marker."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return {pid for pid in pids if tree.job_of(pid) == str(job)}
+    return {pid for pid in tree.pids() if tree.job_of(pid) == str(job)}
 
 
 class Machine:

@@ -260,7 +260,7 @@ def forget_all(jobs: Sequence[UUID], ends: float) -> int:
     for start in range(0, len(jobs), AT_ONCE):
         if time.monotonic() >= ends:
             break
-        marked = {tree.job_of(pid) for pid in psutil.pids()}
+        marked = {tree.job_of(pid) for pid in tree.pids()}
         for job_id in jobs[start : start + AT_ONCE]:
             if str(job_id) not in marked and not runner_alive(job_id) and container.end(str(state_dir(job_id))):
                 removal.remove(state_dir(job_id), log.warning)
