@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo-cloud: $(VENV)/.dev ## the same with a local stand-in for AWS: no network, 
 
 demo-gpus: $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some idle (needs gcc)
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_gpus.py
+
+demo-slurm: $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
+	@exec env $(SHARED_UID) $(BIN)/python tools/demo_slurm.py
 
 demo-progress: $(VENV)/.dev ## the same with a run that reports half a million simulated tasks
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_progress.py

@@ -5,13 +5,15 @@ Its GPUs are files that no driver knows: Slurm counts them and sets CUDA_VISIBLE
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
@@ -135,6 +137,17 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for pid in self._left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left(self) -> Iterator[int]:
+        """Jobs' own daemons, which wait for the controller to hear of their end."""
+        mark = f"SLURM_CONF={self.env['SLURM_CONF']}".encode()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name)
 
     def _run(self, name: str, program: str, *arguments: str) -> None:
         env = {**os.environ, **self.env, "PATH": _path()}
