@@ -86,7 +86,9 @@ def test_gpus_of_slurm_are_offered_and_free_ones_counted(site: tuple[Server, Slu
 
 def test_a_run_that_does_not_fit_now_stays_in_our_queue(site: tuple[Server, Slurm]) -> None:
     server, slurm = site
-    slurm.command("sbatch", "--exclusive", "--nodes=2", "--wrap", "sleep 300", "--job-name=strangers")
+    slurm.command(
+        "sbatch", "--output=/dev/null", "--exclusive", "--nodes=2", "--wrap", "sleep 300", "--job-name=strangers"
+    )
     eventually(lambda: jobs(slurm) == ["RUNNING"])
     eventually(lambda: _availability(server) == {"busy"})
     name = server.submit("echo at last", **ASKS)
@@ -124,7 +126,7 @@ def begun(server: Server, **keys: Any) -> str:
 def test_a_preempted_job_is_an_interruption_and_its_run_is_retried(site: tuple[Server, Slurm]) -> None:
     server, slurm = site
     name = begun(server, **RETRIED)
-    slurm.command("sbatch", "--partition=urgent", "--exclusive", "--nodes=2", "--wrap", "sleep 2")
+    slurm.command("sbatch", "--output=/dev/null", "--partition=urgent", "--exclusive", "--nodes=2", "--wrap", "sleep 2")
     server.hurry_retry(name)
     run = server.wait(name, deadline=90)
     assert (run["status"], run["attempt"]) == ("done", 2), run
