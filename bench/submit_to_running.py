@@ -1,8 +1,9 @@
 """How long from submit to `running`, and from a printed line to a reader: a real server, one run after the other.
 
-    python bench/submit_to_running.py [RUNS]
+    python bench/submit_to_running.py [RUNS [slurm]]
 
-The floor is the same shell command started directly, without a scheduler.
+The floor is the same shell command started directly, without a scheduler. With `slurm` (as root, with Debian's Slurm)
+runs go to a Slurm of two nodes on this machine, and the floor is its own `sbatch`.
 """
 
 from __future__ import annotations
@@ -16,22 +17,31 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from dstackweb.devtools.slurm import Slurm  # noqa: E402
 from tests.server import Server  # noqa: E402
+from tests.support import eventually  # noqa: E402
 
 
-def main(runs: int) -> None:
+def main(runs: int, engine: str) -> None:
     home = Path(tempfile.mkdtemp(prefix="dw-bench-", dir="/tmp"))
     home.chmod(0o755)
-    with Server(home) as server:
-        one_run(server, "warm-up")
-        measured = [one_run(server, f"bench-{index}") for index in range(runs)]
-    direct = [floor() for _ in range(runs)]
+    slurm = Slurm(home / "slurm").start() if engine == "slurm" else None
+    try:
+        with Server(home, **(slurm.env if slurm else {})) as server:
+            where = on_slurm(server) if slurm else {}
+            one_run(server, "warm-up", where)
+            measured = [one_run(server, f"bench-{index}", where) for index in range(runs)]
+        direct = [by_sbatch(slurm) if slurm else floor() for _ in range(runs)]
+    finally:
+        if slurm:
+            slurm.stop()
     print(
         f"\n{runs} runs, one after the other, idle machine: {platform.machine()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}, embedded default (SQLite, ORM broker)\n"
@@ -40,13 +50,32 @@ def main(runs: int) -> None:
     line("submit → running", [m[0] for m in measured])
     line("submit → first log line readable", [m[1] for m in measured])
     line("submit → done", [m[2] for m in measured])
-    line("floor: the command started directly", direct)
+    line("floor: sbatch to the first line" if slurm else "floor: the command started directly", direct)
 
 
-def one_run(server: Server, name: str) -> tuple[float, float, float]:
+def on_slurm(server: Server) -> dict[str, Any]:
+    """Set the cluster up as a backend; the keys of a run there."""
+    answer = server.http.put("/backends/cluster", json={"type": "slurm", "config": {"partitions": ["main"]}})
+    assert answer.is_success, answer.text
+    eventually(lambda: server.api("GET", "offers", params={"backend": "cluster"}).json()["items"])
+    return {"backends": ["cluster"], "resources": {"cpu": "1..", "memory": "500MB.."}}
+
+
+def by_sbatch(slurm: Slurm) -> float:
+    """Milliseconds until the command has printed its line, as a batch job."""
+    began = time.perf_counter()
+    output = slurm.folder / f"bare-{began}"
+    slurm.command("sbatch", f"--output={output}", "--wrap", "echo hello; sleep 0.3")
+    eventually(lambda: output.exists() and output.read_text(), every=0.01)
+    return (time.perf_counter() - began) * 1000
+
+
+def one_run(server: Server, name: str, where: dict[str, Any]) -> tuple[float, float, float]:
     """Milliseconds from the submit request to running (by the server's clock), a readable line, and done."""
     began = time.time()
-    server.api("POST", "runs", json={"config": {"type": "task", "name": name, "commands": ["echo hello; sleep 0.3"]}})
+    server.api(
+        "POST", "runs", json={"config": {"type": "task", "name": name, "commands": ["echo hello; sleep 0.3"], **where}}
+    )
     line_at = 0.0
     while True:
         if not line_at and server.api("GET", f"runs/{name}/logs").content:
@@ -78,6 +107,6 @@ def line(what: str, values: list[float]) -> None:
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, "".join(sys.argv[2:3]))
     except httpx.HTTPError as error:
         sys.exit(f"the server did not answer: {error}")

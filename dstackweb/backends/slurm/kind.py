@@ -34,15 +34,21 @@ class SlurmSettings(Keys):
     ssh_host: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9][\w.:-]*$")] | None = key(
         "a host, such as slurm@login.example",
         "Login node to reach by SSH; empty: Slurm's commands are here",
+        title="SSH host",
         default=None,
     )
-    ssh_key_file: Text | None = key("a path", "Private key for SSH, a file of the server", default=None)
+    ssh_key_file: Text | None = key(
+        "a path", "Private key for SSH, a file of the server", default=None, title="SSH key file"
+    )
     account: Name | None = key("a name", "Account to submit with", default=None)
-    qos: Name | None = key("a name", "Quality of service", default=None)
+    qos: Name | None = key("a name", "Quality of service", default=None, title="QOS")
     constraint: Name | None = key("a list of features", "Features that nodes need", default=None)
     reservation: Name | None = key("a name", "Reservation to use", default=None)
     gpu_memory: Annotated[tuple[Text, ...], AfterValidator(_sizes)] = key(
-        "a list such as a100=80GB, v100=32GB", "Memory of each type of GPU, which Slurm does not know", default=()
+        "a list such as a100=80GB, v100=32GB",
+        "Memory of each type of GPU, which Slurm does not know",
+        default=(),
+        title="GPU memory",
     )
     most_waiting: Annotated[int, Field(ge=1, le=1000)] = key(
         "a number from 1", "Jobs waiting in a partition, from which it gets no more", default=1
