@@ -82,7 +82,7 @@ class Contained:
         self._container, self._limit, self._uid = container, memory_mib, uid
         self._output = os.dup(output)
         self._first, self._born, self._keeper = 0, "", 0
-        self._ask_at = 0.0
+        self._ask_at = self._away_until = 0.0
         self._was_away = False
         self._killed = False
         self._state: dict[str, Any] = {}
@@ -130,11 +130,11 @@ class Contained:
         return tree.below({first}) | {first} if first else set()
 
     def _first_process(self) -> int:
-        if not self._first:
+        if not self._first and time.monotonic() >= self._away_until:
             try:
                 state = self._container.state()
-            except EngineError:
-                return 0
+            except EngineError as error:
+                return self._put_off(error)
             self._first, self._keeper = int(state.get("Pid", 0)), int(state.get("ConmonPid", 0))
             self._born = tree.born(self._first)
         return self._first if self._born and tree.born(self._first) == self._born else 0
@@ -149,17 +149,21 @@ class Contained:
     def kill(self) -> None:
         self._killed = True
         tree.kill(self.processes() - self._outside(), NO_GROUP)
-        if not self._first:
+        if not self._first and time.monotonic() >= self._away_until:
             self._kill_by_engine()
 
     def _kill_by_engine(self) -> None:
         """Where the first process is not known: it may be starting."""
         try:
             self._container.engine.call("kill", self._container.name)
-        except EngineAway as error:
-            say(str(error))
-        except EngineError:
-            pass  # it does not run
+        except EngineError as error:  # unless the engine is away, it does not run
+            self._put_off(error)
+
+    def _put_off(self, error: EngineError) -> int:
+        """An engine that is away is asked again after a while: each call is a process. No process is known: 0."""
+        if isinstance(error, EngineAway):
+            self._away_until = time.monotonic() + AGAIN_S
+        return 0
 
     def ran_out_of_memory(self) -> str:
         return "limit" if self._state.get("OOMKilled") else ""

@@ -7,12 +7,16 @@ import os
 import pwd
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from dstackweb.runner.container import Mount, Start, VolumeRefused, arguments, exports, split_env, volume
+from dstackweb.runner import commands
+from dstackweb.runner.commands import Contained
+from dstackweb.runner.container import Container, Mount, Start, VolumeRefused, arguments, exports, split_env, volume
 from dstackweb.runner.engine import Engine, EngineAway, error_of, find
 from dstackweb.runner.images import ImageFault, fault_of, registry_of
+from tests.support import eventually
 
 USER = pwd.struct_passwd(("project-7", "x", 1900000007, 1900000007, "", "/nonexistent", "/bin/sh"))
 
@@ -151,3 +155,17 @@ def test_the_engines_command_has_nothing_of_the_jobs_environment(monkeypatch: py
         "DOCKER_CONFIG",
         "DOCKER_HOST",
     }
+
+
+def test_an_engine_that_is_away_is_not_asked_at_each_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "AGAIN_S", 600.0)
+    calls, program = tmp_path / "calls", tmp_path / "docker"
+    program.write_text(f"#!/bin/sh\necho $1 >> {calls}\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    program.chmod(0o755)
+    with (tmp_path / "output").open("wb") as output:
+        contained = Contained(Container(Engine("docker", str(program), ""), str(uuid4())), output.fileno(), 0, 65534)
+        eventually(lambda: "start" in calls.read_text())
+        for _ in range(20):
+            contained.kill()
+            assert contained.processes() == set()
+    assert calls.read_text().split().count("inspect") == 1
