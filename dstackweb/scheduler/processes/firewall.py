@@ -1,6 +1,8 @@
-"""Jobs of projects' users can't connect to the server's database and Redis from its own machine: a rule by user.
+"""Jobs of projects' users can't connect to the server's database and Redis from its own machine, nor answer in place of
+these or of the server while it is not running: rules by user.
 
-Passwords protect both (`protection.py`). This keeps jobs from guessing them, and from faults in what comes before.
+Passwords protect database and Redis (`protection.py`). This keeps jobs from guessing them, and from faults in what comes
+before. Any user may listen on a port that is free: who connects there would send passwords, sessions and tokens.
 """
 
 from __future__ import annotations
@@ -20,23 +22,28 @@ from dstackweb.runner.state import say
 TIMEOUT_S = 10.0
 
 
-def close_ports(job_user: str, database: dict[str, Any], redis_url: str) -> Ports:
-    """Refuse connections of all projects' users to both, with nftables.
+def close_ports(job_user: str, database: dict[str, Any], redis_url: str, own_port: int) -> Ports:
+    """Refuse connections of all projects' users to both, with nftables, and connections to these users on the ports of
+    both and on `own_port`, the server's. Returns what holds for database and Redis.
 
-    The rules stay when the server stops, as its jobs do. Servers with the same database and Redis share them.
+    The rules stay when the server stops, as its jobs do. Servers with the same database, Redis and port share them.
     """
     services = list(filter(None, [_postgres(database), _redis(redis_url)]))
-    if not services:
-        return Ports.NONE
     uids = uids_of(job_user)
     if os.getuid() != 0 or uids is None or shutil.which("nft") is None:
-        return Ports.OPEN
-    rules = [f"meta skuid {uids[0]}-{uids[1]} {rule}" for service in services for rule in _rules(*service)]
+        return Ports.OPEN if services else Ports.NONE
+    ports = sorted({own_port, *(port for _host, port in services)})
+    found = [f"fib saddr type local tcp sport {port} drop" for port in ports]
+    found += [rule for service in services for rule in _rules(*service)]
+    rules = [f"meta skuid {uids[0]}-{uids[1]} {rule}" for rule in found]
     chain = "\n".join(["type filter hook output priority raw; policy accept;", *rules])
     table = f"table inet dstackweb_{hashlib.sha256(chain.encode()).hexdigest()[:8]}"
     # Made first, so that it can be deleted if it was not there.
     script = f"{table}\ndelete {table}\n{table} {{\nchain output {{\n{chain}\n}}\n}}\n"
-    return Ports.CLOSED if _nft(script) else Ports.OPEN
+    made = _nft(script)
+    if not services:
+        return Ports.NONE
+    return Ports.CLOSED if made else Ports.OPEN
 
 
 def _postgres(database: dict[str, Any]) -> tuple[str, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -57,10 +58,11 @@ def connects(uid: int, host: str, port: int) -> bool:
 @as_root
 def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple[int, int]) -> None:
     database, redis = ports
+    own = 8000
     with socket.create_server(("", 0)) as listening:
         api = listening.getsockname()[1]
         for _again in range(2):
-            made = close_ports(PROJECT_UIDS, postgres("localhost", database), f"redis://:secret@127.0.0.1:{redis}/0")
+            made = close_ports(PROJECT_UIDS, postgres("localhost", database), f"redis://:secret@127.0.0.1:{redis}/0", own)
             assert made == Ports.CLOSED
         for port in (database, redis):
             assert not connects(FIRST, "127.0.0.1", port)
@@ -70,20 +72,52 @@ def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple
         assert connects(FIRST, "127.0.0.1", api)
 
 
+@as_root
+def test_users_of_projects_cannot_answer_in_place_of_a_server_that_is_not_running(ports: tuple[int, int]) -> None:
+    """Runners would send the tokens of all jobs there, proxies the sessions of all people."""
+    with listening_as(FIRST) as own, listening_as(FIRST) as other:
+        assert answers(own)
+        close_ports(PROJECT_UIDS, SQLITE, "", own)
+        assert not answers(own)
+        assert answers(other)
+    with listening_as(0, own):
+        assert answers(own)
+
+
+@contextlib.contextmanager
+def listening_as(uid: int, port: int = 0) -> Iterator[int]:
+    """A free port that a process of this user listens on, by what the kernel keeps of it."""
+    os.seteuid(uid)
+    try:
+        listening = socket.create_server(("", port))
+    finally:
+        os.seteuid(0)
+    with listening:
+        yield listening.getsockname()[1]
+
+
+def answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.5):
+            return True
+    except TimeoutError:
+        return False
+
+
 def test_without_ports_there_is_nothing_to_close() -> None:
-    assert close_ports(PROJECT_UIDS, SQLITE, "") == Ports.NONE
-    assert close_ports(PROJECT_UIDS, postgres("/run/postgresql", 5432), "unix:///run/redis.sock") == Ports.NONE
+    assert close_ports("nobody", SQLITE, "", 8000) == Ports.NONE
+    assert close_ports("nobody", postgres("/run/postgresql", 5432), "unix:///run/redis.sock", 8000) == Ports.NONE
 
 
 def test_they_count_as_open_where_they_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     database = postgres("127.0.0.1", 5432)
-    assert close_ports("nobody", database, "") == Ports.OPEN
+    assert close_ports("nobody", database, "", 8000) == Ports.OPEN
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert close_ports(PROJECT_UIDS, database, "") == Ports.OPEN
-    assert close_ports(PROJECT_UIDS, SQLITE, "redis://localhost:6379/0") == Ports.OPEN
+    assert close_ports(PROJECT_UIDS, database, "", 8000) == Ports.OPEN
+    assert close_ports(PROJECT_UIDS, SQLITE, "redis://localhost:6379/0", 8000) == Ports.OPEN
 
 
 @as_root
 def test_rules_that_the_kernel_refuses_leave_the_ports_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dstackweb.scheduler.processes.firewall._rules", lambda *_: ["no such rule"])
-    assert close_ports(PROJECT_UIDS, postgres("127.0.0.1", 5432), "") == Ports.OPEN
+    assert close_ports(PROJECT_UIDS, postgres("127.0.0.1", 5432), "", 8000) == Ports.OPEN

@@ -63,7 +63,9 @@ class Command(BaseCommand):
         if not local.take_heartbeats():
             log.warning("host %s: its runners send their heartbeats one by one", name)
         address = options["address"] or machine.address(settings.DSTACKWEB_API_URL) or "127.0.0.1"
-        ports = close_ports(settings.DSTACKWEB_JOB_USER, settings.DATABASES["default"], settings.REDIS_URL)
+        ports = close_ports(
+            settings.DSTACKWEB_JOB_USER, settings.DATABASES["default"], settings.REDIS_URL, settings.DSTACKWEB_PORT
+        )
         presence = HostPresence(name, address, settings.DSTACKWEB_CLUSTERS["control"], ports, labels)
         background_probe = BackgroundProbe(_probe)
         try:
