@@ -7,6 +7,7 @@ before. Any user may listen on a port that is free: who connects there would sen
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -14,6 +15,8 @@ import socket
 import subprocess
 from typing import Any
 from urllib.parse import urlsplit
+
+import psutil
 
 from dstackweb.backends.models import Ports
 from dstackweb.runner.isolation import uids_of
@@ -44,6 +47,27 @@ def close_ports(job_user: str, database: dict[str, Any], redis_url: str, own_por
     if not services:
         return Ports.NONE
     return Ports.CLOSED if made else Ports.OPEN
+
+
+def end_jobs_on(port: int, job_user: str) -> bool:
+    """Kill the processes of projects' users that listen on a port of this machine, and whether there were any.
+
+    While the server is not running a job can take its port, and would keep it from starting again.
+    """
+    uids = uids_of(job_user)
+    if os.getuid() != 0 or uids is None:
+        return False
+    ended = False
+    for found in psutil.net_connections("tcp"):
+        if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid is not None:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(found.pid)
+                if uids[0] <= process.uids().real <= uids[1]:
+                    say(f"process {found.pid} of a job listens on the server's port {port}: it is ended")
+                    process.kill()
+                    process.wait(TIMEOUT_S)
+                    ended = True
+    return ended
 
 
 def _postgres(database: dict[str, Any]) -> tuple[str, int] | None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from dstackweb.backends.models import Ports
 from dstackweb.runner.isolation import PROJECT_UIDS
+from dstackweb.scheduler.management.commands.up import open_port
 from dstackweb.scheduler.processes.firewall import close_ports
 
 FIRST = int(PROJECT_UIDS.partition("-")[0])
@@ -94,6 +97,41 @@ def listening_as(uid: int, port: int = 0) -> Iterator[int]:
         os.seteuid(0)
     with listening:
         yield listening.getsockname()[1]
+
+
+@as_root
+def test_a_job_that_has_taken_the_servers_port_is_ended_when_the_server_starts(settings: Any) -> None:
+    settings.DSTACKWEB_JOB_USER = PROJECT_UIDS
+    with listening_as(0) as port, listening_process(65534, port + 1), listening_process(FIRST, port + 2) as job:
+        for taken in (port, port + 1):
+            with pytest.raises(SystemExit, match="is in use"):
+                open_port("127.0.0.1", taken)
+        with open_port("127.0.0.1", port + 2) as listener:
+            assert listener.getsockname()[1] == port + 2
+        assert not psutil.pid_exists(job)
+
+
+@contextlib.contextmanager
+def listening_process(uid: int, port: int) -> Iterator[int]:
+    ready, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setuid(uid)
+            with socket.create_server(("", port)):
+                os.write(write_end, b"!")
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    try:
+        assert os.read(ready, 1) == b"!"
+        yield pid
+    finally:
+        os.close(ready)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def answers(port: int) -> bool:

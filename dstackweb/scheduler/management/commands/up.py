@@ -34,6 +34,7 @@ from dstackweb.lib.process import REFUSED, wait_for_lock
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.scheduler.processes import handover, home_lock, protection
+from dstackweb.scheduler.processes.firewall import end_jobs_on
 from dstackweb.scheduler.processes.handover import Handover
 from dstackweb.scheduler.processes.home_lock import HomeLock, running_server
 from dstackweb.scheduler.processes.supervisor import Outcome, ProcessSpec, Supervisor
@@ -148,6 +149,8 @@ def open_port(host: str, port: int) -> socket.socket:
         return handover.listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
+            if end_jobs_on(port, settings.DSTACKWEB_JOB_USER):
+                return open_port(host, port)
             refuse(f"{where} is in use. Stop the process that uses it, or set DSTACKWEB_PORT")
         if error.errno == errno.EACCES:
             refuse(f"{where} needs root. Set DSTACKWEB_PORT to 1024 or above")
