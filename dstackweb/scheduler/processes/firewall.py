@@ -1,8 +1,8 @@
 """Jobs of projects' users can't connect to the server's database and Redis from its own machine, nor answer in place of
 these or of the server while it is not running: rules by user.
 
-Passwords protect database and Redis (`protection.py`). This keeps jobs from guessing them, and from faults in what comes
-before. Any user may listen on a port that is free: who connects there would send passwords, sessions and tokens.
+Passwords protect database and Redis (`protection.py`). This keeps jobs from guessing them, and from faults in what
+comes before. Any user may listen on a port that is free: who connects there would send passwords, sessions and tokens.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def end_jobs_on(port: int, job_user: str) -> bool:
         return False
     ended = False
     for found in psutil.net_connections("tcp"):
-        if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid is not None:
+        if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid is not None:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(found.pid)
                 if uids[0] <= process.uids().real <= uids[1]:

@@ -65,7 +65,9 @@ def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple
     with socket.create_server(("", 0)) as listening:
         api = listening.getsockname()[1]
         for _again in range(2):
-            made = close_ports(PROJECT_UIDS, postgres("localhost", database), f"redis://:secret@127.0.0.1:{redis}/0", own)
+            made = close_ports(
+                PROJECT_UIDS, postgres("localhost", database), f"redis://:secret@127.0.0.1:{redis}/0", own
+            )
             assert made == Ports.CLOSED
         for port in (database, redis):
             assert not connects(FIRST, "127.0.0.1", port)
@@ -102,31 +104,31 @@ def listening_as(uid: int, port: int = 0) -> Iterator[int]:
 @as_root
 def test_a_job_that_has_taken_the_servers_port_is_ended_when_the_server_starts(settings: Any) -> None:
     settings.DSTACKWEB_JOB_USER = PROJECT_UIDS
-    with listening_as(0) as port, listening_process(65534, port + 1), listening_process(FIRST, port + 2) as job:
-        for taken in (port, port + 1):
+    with listening_process(0) as own, listening_process(65534) as other, listening_process(FIRST) as job:
+        for _pid, taken in (own, other):
             with pytest.raises(SystemExit, match="is in use"):
                 open_port("127.0.0.1", taken)
-        with open_port("127.0.0.1", port + 2) as listener:
-            assert listener.getsockname()[1] == port + 2
-        assert not psutil.pid_exists(job)
+        with open_port("127.0.0.1", job[1]) as listener:
+            assert listener.getsockname()[1] == job[1]
+        assert not psutil.pid_exists(job[0])
 
 
 @contextlib.contextmanager
-def listening_process(uid: int, port: int) -> Iterator[int]:
+def listening_process(uid: int) -> Iterator[tuple[int, int]]:
+    """A process of this user that listens, and its port."""
     ready, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.setuid(uid)
-            with socket.create_server(("", port)):
-                os.write(write_end, b"!")
+            with socket.create_server(("", 0)) as listener:
+                os.write(write_end, str(listener.getsockname()[1]).encode())
                 signal.pause()
         finally:
             os._exit(1)
     os.close(write_end)
     try:
-        assert os.read(ready, 1) == b"!"
-        yield pid
+        yield pid, int(os.read(ready, 10))
     finally:
         os.close(ready)
         with contextlib.suppress(ProcessLookupError, ChildProcessError):

@@ -142,15 +142,15 @@ def _place() -> str:
     return f"{settings.DSTACKWEB_HOST} {settings.DSTACKWEB_PORT}"
 
 
-def open_port(host: str, port: int) -> socket.socket:
+def open_port(host: str, port: int, tries: int = 5) -> socket.socket:
     """Listen there, or refuse to start. Requests wait from now on until the web server is ready."""
     where = f"port {port} of {host}"
     try:
         return handover.listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            if end_jobs_on(port, settings.DSTACKWEB_JOB_USER):
-                return open_port(host, port)
+            if tries > 1 and end_jobs_on(port, settings.DSTACKWEB_JOB_USER):
+                return open_port(host, port, tries - 1)
             refuse(f"{where} is in use. Stop the process that uses it, or set DSTACKWEB_PORT")
         if error.errno == errno.EACCES:
             refuse(f"{where} needs root. Set DSTACKWEB_PORT to 1024 or above")
