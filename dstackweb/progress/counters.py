@@ -148,9 +148,11 @@ class CounterRows:
                     group.total += missing
                     setattr(group, state, 0)
             group.kept = _has_tasks(group) or (group.total > 0 and scope.groups + (not group.id) <= GROUPS_KEPT)
-            more = group.kept - bool(group.id)
-            self.prefixes[group_name[0]].groups += more
+            more, prefix = group.kept - bool(group.id), self.prefixes[group_name[0]]
+            prefix.groups += more
             scope.groups += more
+            if more:  # the prefix's other counters may stay as they are
+                prefix.version, prefix.changed_ms = scope.version, now_ms
         finished = 0
         for name, delta in of_prefix.items():
             whole.add(delta)

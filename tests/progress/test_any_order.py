@@ -13,6 +13,8 @@ from dstackweb.accounts.models import Project
 from dstackweb.progress import ingest
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.recount import differences
+from dstackweb.progress.reports import Event
+from dstackweb.progress.states import TaskState
 from tests.progress.model import Reported, batches, kept, modelled, of_history
 
 NOW = 1_800_000_000_000
@@ -37,3 +39,16 @@ def test_the_same_batches_in_any_order_and_number_give_the_same_counters(
             assert kept(scope_id) == wanted
             assert list(differences()) == []
             transaction.set_rollback(True)
+
+
+def test_a_prefix_whose_tasks_only_change_groups_counts_its_groups(project: Project) -> None:
+    """The sums of the prefix stay as they are: one group loses what another gets."""
+    event = Event("a-1-1", TaskState.MEMORY, 0, "a", "a-1")
+    one = {TaskState.RELEASED_DONE: 1}
+    history: list[Reported] = [
+        ("r", [event], [], None), ("s", [], [("a-1", 0, one)], None), ("s", [], [("a-1", 1, {}), ("a-2", 0, one)], None)
+    ]  # fmt: skip
+    scope_id = ensure_scope(project.pk, 1, 1)
+    for batch in of_history(history):
+        ingest.ingest_batch(scope_id, batch, NOW)
+    assert list(differences()) == []
