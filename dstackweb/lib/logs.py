@@ -22,7 +22,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Of the request, or of the task that a request caused, that this thread works on; empty for none."""
 
 _LINK = re.compile(r"(/(?:invite|login)/)[^/\s\"'?#]{16,}")
-"""The address of an invite or a sign-in link, which lets in whoever has it."""
+"""The address of an invite or a sign-in link, which lets anyone in who has it."""
 _VALID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,64}")
 
 
