@@ -159,25 +159,28 @@ def test_a_frozen_forking_crowd_is_killed_to_the_last(box: MakeBox) -> None:
 
 
 def test_the_cgroup_check_leaves_nothing_behind_and_reports_why() -> None:
-    found = _support_of(None)
+    found, pid = _support_of(None)
     assert found == support()
     assert (found["code"] == "") == (found["memory"] and found["cpu"])
     assert found["code"] in ("", *CgroupCode)
-    assert not list(Path("/sys/fs/cgroup").glob("**/dstackweb-check-*"))
+    left = [Path(one.parent(), f"{cgroups.PREFIX}check-{pid}") for one in cgroups.hierarchies()]
+    assert not any(folder.exists() for folder in left)
     if OTHER_USER:
-        assert _support_of(OTHER_USER)["code"] in ("not_permitted", "not_mounted", "read_only")
+        assert _support_of(OTHER_USER)[0]["code"] in ("not_permitted", "not_mounted", "read_only")
 
 
-def _support_of(user: str | None) -> dict[str, Any]:
+def _support_of(user: str | None) -> tuple[dict[str, Any], int]:
+    """What a process of this user says is allowed, and its pid."""
     command = [
         shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable,
         "-S",
         "-c",
         Path(cgroups.__file__).read_text(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/", user=user)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/", user=user) as process:
+        answer: dict[str, Any] = json.loads(process.communicate()[0])
+    assert process.returncode == 0
+    return answer, process.pid
 
 
 @pytest.fixture
