@@ -127,7 +127,13 @@ class LocalJobs:
         """Remove the files of these jobs unless something of them lives; returns how many."""
         marked = {tree.job_of(pid) for pid in tree.pids()}
         gone = [job for job in jobs if _is_uuid(job) and job not in marked and not self.has_runner(job)]
-        return sum(_removed(self.folder(job)) for job in gone if container.end(self.folder(job)))
+        return sum(map(self._forget, gone))
+
+    def _forget(self, job: str) -> bool:
+        if not container.end(self.folder(job)):
+            return False
+        cgroups.read(self.folder(job)).remove()
+        return _removed(self.folder(job))
 
     def _processes(self, job: str, runner: int | None) -> set[int]:
         folder = self.folder(job)

@@ -20,6 +20,7 @@ import pytest
 from dstackweb.backends.models import CgroupCode
 from dstackweb.runner import cgroups, tree
 from dstackweb.runner.child import oom_score
+from dstackweb.runner.jobs import LocalJobs
 from tests.runner.conftest import OTHER_USER, Box, runs
 from tests.support import eventually
 
@@ -125,6 +126,19 @@ for made in range(300):
         break
 print(made)
 """
+
+
+def test_the_cgroup_that_a_killed_runner_left_goes_with_the_jobs_files(box: MakeBox) -> None:
+    job = box("true")
+    job.api.trouble = lambda what: 503 if what == "exit" else None
+    job.launch()
+    eventually(lambda: (job.state / "exit").exists())
+    group = cgroups.read(str(job.state))
+    job.kill()
+    assert bool(group.folders) == bool(support()["version"])
+    assert all(map(os.path.isdir, group.folders))
+    assert LocalJobs(str(job.state.parents[1])).forget([job.api.job]) == 1
+    assert not any(map(os.path.exists, group.folders))
 
 
 @pytest.mark.skipif(not OTHER_USER, reason="only root may surely make cgroups")
