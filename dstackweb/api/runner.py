@@ -219,7 +219,7 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
         heartbeats.note_pull(job_id)
     if body.phase != "waiting" or answer["action"] == "stop":
         return answer
-    if _others_unclaimed(job):
+    if not heartbeats.reach_barrier(job_id, job):
         return answer | {"action": "wait", "heartbeat_s": min(1.0, settings.DSTACKWEB_HEARTBEAT_S)}
     return answer | {"nodes": attempt_fields(job.run_id, job.attempt)}
 
@@ -343,10 +343,6 @@ def _claim_of(request: HttpRequest, job_id: UUID, *, only_active: bool = False) 
     if only_active and status not in JOB_ACTIVE:
         raise Conflict("this job has ended")
     return instance_id
-
-
-def _others_unclaimed(job: HeardJob) -> bool:
-    return Job.objects.filter(run=job.run_id, attempt=job.attempt, status__in=JOB_ACTIVE, claim_nonce="").exists()
 
 
 class AgentToken(HttpBearer):

@@ -297,7 +297,7 @@ class Runner:
                 os.unlink(path)
 
     def _barrier(self) -> bool:
-        """Wait until every node of the attempt has a runner; False if the job is to stop instead."""
+        """Wait until every node of the attempt has a runner, and its image; False if the job is to stop instead."""
         if self.spec.get("alone") and time.monotonic() - self.spec_at < SPEC_S and not self.nudged():
             return True
         while True:

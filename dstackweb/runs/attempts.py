@@ -61,7 +61,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
     with transaction.atomic():
         job = lock_job(job_id, "run__project", "host")
         won = Job.objects.filter(pk=job_id, status=JobStatus.PROVISIONING, claim_nonce="").update(
-            claim_nonce=nonce, claimed_at=now, heard_at_s=watch_time()
+            claim_nonce=nonce, claimed_at=now, heard_at_s=watch_time(), is_ready=not job.run.spec.get("image")
         )
         if won:
             job.claim_nonce, job.claimed_at = nonce, now

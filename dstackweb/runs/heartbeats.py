@@ -28,6 +28,7 @@ class HeardJob(NamedTuple):
     attempt: int
     status: str
     claim_nonce: str
+    is_ready: bool
     stop_reason: str
     stop_grace_s: int | None
     max_duration_s: int | None
@@ -39,8 +40,8 @@ class HeardJob(NamedTuple):
         return None if self.max_duration_s is None else self.max_duration_s + self.extended_s
 
 
-_COLUMNS = ("run_id", "attempt", "status", "claim_nonce", "stop_reason", "stop_grace_s", "run__spec__max_duration_s",
-            "run__extended_s")  # fmt: skip
+_COLUMNS = ("run_id", "attempt", "status", "claim_nonce", "is_ready", "stop_reason", "stop_grace_s",
+            "run__spec__max_duration_s", "run__extended_s")  # fmt: skip
 
 
 def take(heartbeats: Sequence[Heartbeat]) -> dict[UUID, HeardJob | DomainError]:
@@ -55,6 +56,20 @@ def take(heartbeats: Sequence[Heartbeat]) -> dict[UUID, HeardJob | DomainError]:
 def note_pull(job: UUID) -> None:
     """A job whose image is being pulled has the time to start from now on."""
     Job.objects.filter(pk=job, status=JobStatus.PROVISIONING).update(status_at_s=watch_time())
+
+
+def reach_barrier(pk: UUID, job: HeardJob) -> bool:
+    """Note that only the attempt's other nodes are missing; whether none is.
+
+    While one of them pulls its image, the time to start does not pass for this one either.
+    """
+    if not job.is_ready:
+        Job.objects.filter(pk=pk).update(is_ready=True)
+    nodes = Job.objects.filter(run=job.run_id, attempt=job.attempt, status__in=JOB_ACTIVE, is_ready=False)
+    missing = list(nodes.exclude(pk=pk).values_list("claim_nonce", flat=True))
+    if any(missing):
+        note_pull(pk)
+    return not missing
 
 
 def _refusal(job: HeardJob | None, nonce: str) -> DomainError | None:

@@ -250,6 +250,9 @@ class Job(models.Model):
     image_digest = models.CharField(max_length=300, blank=True, help_text="The image that its container was made of")
 
     claim_nonce = models.CharField(max_length=64, blank=True, help_text="The one runner that may execute this job")
+    is_ready = models.BooleanField(
+        default=False, help_text="Its runner has its image, if it needs one: the nodes of an attempt start together"
+    )
     secrets_held = models.TextField(
         db_default="", help_text="The values of project secrets that its runners got, encrypted"
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -237,6 +237,8 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome |
     if run.stop_reason or culprit is None:
         reason = run.stop_reason or Reason.SERVER_ERROR
         return EndRun(RunStatus.TERMINATED, reason, exit_code=_exit_code(jobs), detail=run.stop_detail)
+    if len(jobs) > 1 and culprit.detail:
+        culprit = replace(culprit, detail={**culprit.detail, "failed_node": culprit.node})
     executed = run.status == RunStatus.RUNNING or any(job.started_at for job in jobs)
     return _failed(run, culprit, now, executed=executed)
 

@@ -144,7 +144,12 @@ def silent(run: Run, hosts: Sequence[SilentHost]) -> Sentence:
 def message(detail: Mapping[str, Any], text: str) -> str:
     """The whole message; `text` is what a program, a cloud or a person said."""
     code = known(MessageCode, str(detail.get("code", "")))
-    return text if code is None else _message(code, dict(detail), text)
+    if code is None:
+        return text
+    found = _message(code, dict(detail), text)
+    if "failed_node" in detail:
+        return str(_("Node %(node)d: %(message)s") % {"node": detail["failed_node"], "message": found})
+    return found
 
 
 def beyond_reason(detail: Mapping[str, Any], text: str) -> str:

@@ -18,7 +18,7 @@ from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import Submission, stop, submit
 from dstackweb.wording.statuses import run_message
-from tests.factories import make_host, make_run, place_all, placed_job
+from tests.factories import as_if, make_host, make_run, place_all, placed_job
 
 
 class Runner:
@@ -173,6 +173,42 @@ def test_nodes_wait_for_each_other_before_they_start(project: Project, member: U
     second.claim()
     assert first.post("heartbeat", {"beat": 2, "phase": "waiting"}).json()["action"] == "go"
     assert first.get("spec").json()["nodes"] == 2
+
+
+def test_nodes_start_together_once_the_last_of_them_has_its_image(project: Project, member: User) -> None:
+    make_host(engine={"name": "docker", "code": ""})
+    run = make_run(project, member, nodes=2, image="tool:1")
+    place_all()
+    first, second = Runner(placed_job(run, 0), "a"), Runner(placed_job(run, 1), "b")
+    first.claim()
+    second.claim()
+    second.post("heartbeat", {"beat": 1, "phase": "pulling"})
+    assert first.post("heartbeat", {"beat": 1, "phase": "waiting"}).json()["action"] == "wait"
+    as_if(Job.objects.filter(run=run), status_s=1000)
+    assert first.post("heartbeat", {"beat": 2, "phase": "waiting"}).json()["action"] == "wait"
+    assert Job.objects.timed().get(run=run, node=0).status_s == 0  # a pull may take longer than a start
+    assert second.post("heartbeat", {"beat": 2, "phase": "waiting"}).json()["action"] == "go"
+    assert first.post("heartbeat", {"beat": 3, "phase": "waiting"}).json()["action"] == "go"
+
+
+def test_a_pull_that_fails_ends_the_wait_of_all_nodes_and_the_run_names_its_node(
+    project: Project, member: User
+) -> None:
+    make_host(engine={"name": "docker", "code": ""})
+    run = make_run(project, member, nodes=2, image="tool:1")
+    place_all()
+    first, second = Runner(placed_job(run, 0), "a"), Runner(placed_job(run, 1), "b")
+    first.claim()
+    second.claim()
+    assert first.post("heartbeat", {"beat": 1, "phase": "waiting"}).json()["action"] == "wait"
+    failed = {"fault": "not_found", "image": "tool:1"}
+    second.post("exit", {"reason": "image_pull_failed", "image_pull_failed": failed})
+    answer = first.post("heartbeat", {"beat": 2, "phase": "waiting"}).json()
+    assert (answer["action"], answer["reason"]) == ("stop", "terminated_by_server")
+    first.post("exit", {"reason": "terminated_by_server"})
+    ended = fresh(run)
+    assert (ended.status, ended.status_detail["code"]) == ("failed", "image_pull_failed")
+    assert run_message(ended) == "Node 1: The registry has no image tool:1. Check its name and tag."
 
 
 def test_secrets_reach_the_runner_and_are_named_for_masking(project: Project, member: User) -> None:

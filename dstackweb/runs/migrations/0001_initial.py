@@ -80,6 +80,7 @@ class Migration(migrations.Migration):
                 ('gpus', models.JSONField(default=list, help_text='NVML UUIDs')),
                 ('image_digest', models.CharField(blank=True, help_text='The image that its container was made of', max_length=300)),
                 ('claim_nonce', models.CharField(blank=True, help_text='The one runner that may execute this job', max_length=64)),
+                ('is_ready', models.BooleanField(default=False, help_text='Its runner has its image, if it needs one: the nodes of an attempt start together')),
                 ('secrets_held', models.TextField(db_default='', help_text='The values of project secrets that its runners got, encrypted')),
                 ('placed_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('claimed_at', models.DateTimeField(null=True)),
