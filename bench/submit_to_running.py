@@ -55,7 +55,8 @@ def main(runs: int, engine: str) -> None:
 
 def on_slurm(server: Server) -> dict[str, Any]:
     """Set the cluster up as a backend; the keys of a run there."""
-    answer = server.http.put("/backends/cluster", json={"type": "slurm", "config": {"partitions": ["main"]}})
+    config = {"projects": ["main"], "partitions": ["main"]}
+    answer = server.http.put("/backends/cluster", json={"type": "slurm", "config": config})
     assert answer.is_success, answer.text
     eventually(lambda: server.api("GET", "offers", params={"backend": "cluster"}).json()["items"])
     return {"backends": ["cluster"], "resources": {"cpu": "1..", "memory": "500MB.."}}

@@ -35,7 +35,8 @@ def main() -> int:
 def set_up(demo: Demo) -> None:
     """Add the cluster as a backend, and print what to look at."""
     try:
-        demo.call("PUT", "backends/cluster", {"type": "slurm", "config": {"partitions": ["main", "whole"]}})
+        config = {"projects": ["main"], "partitions": ["main", "whole"]}
+        demo.call("PUT", "backends/cluster", {"type": "slurm", "config": config})
     except OSError as error:
         complain("the cluster can't be set up as a backend", error)
         return

@@ -86,6 +86,7 @@ class PlaceCode(enum.StrEnum):
     TOO_EXPENSIVE = "too_expensive"
     NOT_NAMED = "not_named"
     NO_SUCH_BACKEND = "no_such_backend"
+    OTHER_PROJECT = "other_project"
     NOT_SERVED = "not_served"
     FAILED = "failed"
 

@@ -141,6 +141,10 @@ class Kind:
     setup_hint: ClassVar[str | Promise] = ""
     """Shown above the form of a new backend."""
 
+    def projects(self, config: Mapping[str, Any]) -> Sequence[str] | None:
+        """The projects that may use a backend whose jobs all belong to one user; None: each job has a machine."""
+        return None
+
     def driver(self, backend: Backend) -> Driver | Sourced:
         """The driver of a configured backend. Raises Invalid if its settings are invalid."""
         code: Driver | Sourced = self.driver_class(backend)

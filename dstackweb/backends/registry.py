@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from dstackweb.backends import contract, models
@@ -86,6 +87,20 @@ def is_hosts(backend: models.Backend) -> bool:
 def is_machine(backend: models.Backend) -> bool:
     """Whether its instances are machines that can serve another job. Raises UnknownKind."""
     return kind_of(backend).is_machine
+
+
+def projects(backend: models.Backend) -> Sequence[str] | None:
+    """The projects whose jobs share a user there, and that alone may use it; None: each job has a machine.
+
+    Raises UnknownKind.
+    """
+    return kind_of(backend).projects(backend.config)
+
+
+def shared_users() -> dict[str, Sequence[str]]:
+    """The enabled backends at which jobs of several projects have one user, with these projects."""
+    known = models.Backend.objects.filter(enabled=True, kind__in=KINDS).order_by("name")
+    return {backend.name: names for backend in known if len(names := projects(backend) or ()) > 1}
 
 
 def costs_money(backend: models.Backend) -> bool:

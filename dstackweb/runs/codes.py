@@ -53,6 +53,8 @@ class Unavailable(StrEnum):
     FAILED = "failed"
     NOT_SERVED = "not_served"
     NO_SUCH_BACKEND = "no_such_backend"
+    OTHER_PROJECT = "other_project"
+    TOO_LITTLE_ISOLATION = "too_little_isolation"
     NO_BACKEND = "no_backend"
     NO_HOSTS = "no_hosts"
     HOSTS_OFFLINE = "hosts_offline"

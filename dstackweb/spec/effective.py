@@ -172,6 +172,12 @@ class EffectiveSpec(_StoredModel):
     """It reserves its resources for interactive work for `max_duration`. Not a key of the run file."""
     least_isolation: str = ""
     """What its project requires of hosts now (`runner.isolation`). Not a key of the run file, and not stored."""
+    project: str = ""
+    """Its project's name, for backends that only some projects may use; as `least_isolation`."""
+
+    def of_project(self, name: str, least_isolation: str) -> EffectiveSpec:
+        """The same for a decision on a run of this project."""
+        return self.model_copy(update={"project": name, "least_isolation": least_isolation})
 
     def with_secrets(self) -> dict[str, str]:
         """The texts that may refer to secrets of the project, by key: those of `env` and of `registry_auth`."""

@@ -138,7 +138,10 @@ def _isolation() -> Iterable[HealthCheck]:
     for level, (tone, advice) in _ISOLATION.items():
         if level in hosts:
             yield HealthCheck(_("Isolation"), tone, host_words.isolation(level), str(advice) % ", ".join(hosts[level]))
-    if not hosts.keys() & _ISOLATION.keys():
+    for backend, projects in (shared := registry.shared_users()).items():
+        hint = _("Jobs of %s have one user there: they can read and stop each other's. Set up a backend for each.")
+        yield HealthCheck(_("Isolation on %s") % backend, "info", _("one user"), hint % ", ".join(projects))
+    if not shared and not hosts.keys() & _ISOLATION.keys():
         yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server and from each other"))
 
 

@@ -269,6 +269,10 @@ _UNAVAILABLE = words(
             "the matching hosts refuse jobs because they cannot isolate them: %(hosts)s"
         ),
         Unavailable.NO_SUCH_BACKEND: gettext_lazy("it names backends that are not set up: %(backends)s"),
+        Unavailable.OTHER_PROJECT: gettext_lazy("these backends take no runs of its project: %(backends)s"),
+        Unavailable.TOO_LITTLE_ISOLATION: gettext_lazy(
+            "these backends isolate jobs less than its project requires: %(backends)s"
+        ),
         Unavailable.NOT_SERVED: gettext_lazy("this server does not support the kind of these backends: %(backends)s"),
         Unavailable.FAILED: gettext_lazy("the offers of these backends cannot be read: %(backends)s"),
         Unavailable.NO_BACKEND: gettext_lazy("no backend that it may use is set up"),
@@ -326,6 +330,8 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
             return Label(_("volumes"), _("jobs may not mount there: %s") % asked, "bad")
         case PlaceCode.NO_SUCH_BACKEND:
             return Label(_("not set up"), _("no enabled backend has this name"), "bad")
+        case PlaceCode.OTHER_PROJECT:
+            return Label(_("other projects"), _("it takes no runs of this project"), "bad")
         case PlaceCode.NOT_SERVED:
             return Label(_("not supported"), _("this server does not support this kind of backend"), "bad")
         case PlaceCode.FAILED:

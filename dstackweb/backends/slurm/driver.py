@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.utils import timezone
 
 from dstackweb.backends.contract import (
@@ -41,6 +43,10 @@ FRESH_S = 10.0
 OPTIONS = ("account", "qos", "constraint", "reservation")
 """Settings that sbatch gets as they are."""
 LEASE_S, WAIT_S = 60.0, 30.0
+OWN_USER = (
+    "jobs would have the server's user, and may reach its secret key: set ssh_host to another user, such as "
+    "slurm@localhost, or set DSTACKWEB_SHARED_UID=1 where everybody who may submit runs is trusted"
+)
 REFUSALS = (
     ("QOS", LaunchFailure.QUOTA),
     ("Association", LaunchFailure.QUOTA),
@@ -128,6 +134,8 @@ class SlurmBackend(Cloud):
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
         """Slurm takes any number of jobs of one name, so an order is looked for first, by one caller at a time."""
+        if shares_servers_user(self.commands):
+            raise LaunchFailed(LaunchFailure.NOT_ALLOWED, OWN_USER)
         with _alone(f"slurm:{order.instance}"):
             return self._find(order) or self._submit(order)
 
@@ -184,6 +192,14 @@ class SlurmBackend(Cloud):
             )
         except CommandFailed as error:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
+
+
+def shares_servers_user(commands: Commands) -> bool:
+    """Whether jobs would have the server's own user, on machines that may have its files, and nobody has allowed it.
+
+    Where that is root, the agent gives jobs another user.
+    """
+    return not commands.host and os.getuid() != 0 and not settings.DSTACKWEB_SHARED_UID
 
 
 @contextmanager

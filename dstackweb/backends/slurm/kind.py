@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from dstackweb.backends.contract import SourceFailed
 from dstackweb.backends.kinds import ConnectionReport, Kind, ReportLine, ReportPart
 from dstackweb.backends.slurm.commands import CommandFailed, Commands
-from dstackweb.backends.slurm.driver import SlurmBackend, gpu_memory
+from dstackweb.backends.slurm.driver import OWN_USER, SlurmBackend, gpu_memory, shares_servers_user
 from dstackweb.spec.fields import Keys, Text, key
 
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.,:&|-]*$"
@@ -28,6 +28,10 @@ def _sizes(lines: tuple[str, ...]) -> tuple[str, ...]:
 class SlurmSettings(Keys):
     """What an admin sets."""
 
+    projects: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
+        "a list of projects, such as team-a",
+        "Projects that may use it. Their jobs have one user: they can read each other's files and secrets",
+    )
     partitions: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
         "a list of partitions, such as gpu", "Partitions to use"
     )
@@ -65,6 +69,9 @@ class SlurmKind(Kind):
     can_test = True
     setup_hint = gettext_lazy("Runs become batch jobs of a Slurm cluster, submitted when there is room for them.")
 
+    def projects(self, config: Mapping[str, Any]) -> Sequence[str]:
+        return tuple(config.get("projects") or ())
+
     def location(self, config: Mapping[str, Any]) -> str:
         return ", ".join(config["partitions"])
 
@@ -92,6 +99,8 @@ class SlurmKind(Kind):
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
         """Ask for the partitions. Changes nothing."""
         commands = Commands(config.get("ssh_host") or "", config.get("ssh_key_file") or "")
+        if shares_servers_user(commands):
+            return _report([ReportLine(_("Jobs' user"), "failed", "✗", OWN_USER)])
         try:
             known = commands.run("sinfo", "--noheader", "--format=%R").split()
         except SourceFailed as error:

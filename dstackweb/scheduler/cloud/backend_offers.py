@@ -13,6 +13,7 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import catalog
+from dstackweb.runner.isolation import PROJECT, USER, isolates
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent_this_month
 from dstackweb.scheduler.placement.capacity import Budget
@@ -46,18 +47,29 @@ class OfferReader:
         A backend that fails is left out until the next pass, with the code of why.
         """
         if spec.backends is None:
-            names = [name for name, backend in self.backends.items() if not registry.costs_money(backend)]
+            free = [name for name, backend in self.backends.items() if not registry.costs_money(backend)]
+            names = [name for name in free if self._refusal(name, spec) is None]
         else:
             names = [name for name in spec.backends if name != HOSTS]
         offers: list[Offer] = []
         failed: dict[str, Unavailable] = {}
         for name in names:
-            answer = self._answer(name, spec)
+            answer = self._refusal(name, spec) or self._answer(name, spec)
             if isinstance(answer, Unavailable):
                 failed[name] = answer
             else:
                 offers += answer
         return BackendOffers(tuple(offers), failed)
+
+    def _refusal(self, name: str, spec: EffectiveSpec) -> Unavailable | None:
+        """Why a backend whose jobs share a user takes no run of this project; None if it does, or there is none."""
+        backend = self.backends.get(name)
+        if backend is None or backend.kind not in registry.KINDS or (own := registry.projects(backend)) is None:
+            return None
+        if spec.project not in own:
+            return Unavailable.OTHER_PROJECT
+        isolation = PROJECT if len(own) == 1 else USER
+        return None if isolates(isolation, spec.least_isolation) else Unavailable.TOO_LITTLE_ISOLATION
 
     def _answer(self, name: str, spec: EffectiveSpec) -> Sequence[Offer] | Unavailable:
         key = (name, spec.requirements, spec.image)

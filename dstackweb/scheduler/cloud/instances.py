@@ -249,7 +249,7 @@ def _reassign_job(
 def _other_offer(job: Job) -> Offer | None:
     """The next cheapest acceptable offer within the budget; the nodes of a run stay in one region."""
     run = Run.objects.select_related("project").get(pk=job.run_id)
-    spec = EffectiveSpec.model_validate(run.spec)
+    spec = EffectiveSpec.model_validate(run.spec).of_project(run.project.name, run.project.least_isolation)
     budget = project_budget(run.project_id, timezone.now())
     if budget is not None and budget.is_spent:
         return None

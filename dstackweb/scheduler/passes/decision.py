@@ -208,7 +208,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
         user_id=user.pk,
         rank=rank,
         queued_at=now,
-        spec=spec.model_copy(update={"least_isolation": project.least_isolation}),
+        spec=spec.of_project(project.name, project.least_isolation),
     )
     capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None

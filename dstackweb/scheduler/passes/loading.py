@@ -105,7 +105,7 @@ def waiting_run(run: Run, queue: Queue, spec: EffectiveSpec) -> WaitingRun:
         user_id=run.user_id,
         rank=run.rank,
         queued_at=run.queued_at,
-        spec=spec.model_copy(update={"least_isolation": queue.project.least_isolation}),
+        spec=spec.of_project(queue.project.name, queue.project.least_isolation),
     )
 
 

@@ -27,6 +27,7 @@ from django.views.generic import FormView
 
 from dstackweb.accounts import attempts, services, sessions
 from dstackweb.accounts.models import Role, User
+from dstackweb.backends import registry
 from dstackweb.backends.hosts.inventory import names_by_isolation
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound, TooMany
 from dstackweb.web.accounts.forms import (
@@ -231,6 +232,11 @@ def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
     values = {
         "project": request.project,
         "isolation": [(host_words.isolation(how), ", ".join(hosts)) for how, hosts in names_by_isolation().items()],
+        "shared_with": [
+            (backend, ", ".join(sorted({*projects} - {request.project.name})))
+            for backend, projects in registry.shared_users().items()
+            if request.project.name in projects
+        ],
         "secrets": request.project.secrets.defer("ciphertext").select_related("updated_by"),
         "form": form,
     }

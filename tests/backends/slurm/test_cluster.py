@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dstackweb.backends.contract import (
     Availability,
     InstanceOrder,
     InstanceState,
+    LaunchFailed,
     SourceFailed,
     SourceFailure,
     SourceKey,
@@ -22,6 +24,7 @@ from dstackweb.backends.contract import (
 from dstackweb.backends.matching import meets
 from dstackweb.backends.slurm import cluster
 from dstackweb.backends.slurm.commands import CommandFailed, Commands
+from dstackweb.backends.slurm.driver import shares_servers_user
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import store
 from dstackweb.spec.effective import Requirements
@@ -68,7 +71,8 @@ def test_a_node_that_jobs_do_not_share_takes_one_when_it_is_empty() -> None:
 
 @pytest.mark.django_db
 def test_offers_are_what_a_node_needs_of_partitions_that_could_ever_give_it() -> None:
-    backend, _is_new = services.put("cluster", "slurm", {"partitions": ["gpu", "short"], "gpu_memory": ["a100=80GB"]})
+    config = {"projects": ["main"], "partitions": ["gpu", "short"], "gpu_memory": ["a100=80GB"]}
+    backend, _is_new = services.put("cluster", "slurm", config)
     driver: Any = registry.driver(backend)
 
     def offers(**needs: Any) -> list[Any]:
@@ -156,16 +160,16 @@ def test_without_slurm_here_the_source_says_so(monkeypatch: Any, tmp_path: Any) 
     [{"partitions": []}, {"partitions": ["a"], "ssh_host": "-oProxyCommand=x"},
      {"partitions": ["a"], "qos": "--wrap=x"}, {"partitions": ["a"], "account": "a b"},
      {"partitions": ["a"], "gpu_memory": ["a100"]},
-     {"partitions": ["--uid=0"]}],
+     {"partitions": ["--uid=0"]}, {"partitions": ["a"], "projects": []}],
 )  # fmt: skip
 def test_settings_that_could_be_options_of_commands_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
-        services.put("cluster", "slurm", config)
+        services.put("cluster", "slurm", {"projects": ["main"], **config})
 
 
 @pytest.mark.django_db
 def test_a_job_gets_just_what_was_ordered_and_no_token_in_its_arguments() -> None:
-    config = {"partitions": ["gpu"], "account": "lab", "qos": "high"}
+    config = {"projects": ["main"], "partitions": ["gpu"], "account": "lab", "qos": "high"}
     backend, _is_new = services.put("cluster", "slurm", config)
     driver: Any = registry.driver(backend)
     arguments = driver._arguments(
@@ -178,3 +182,17 @@ def test_a_job_gets_just_what_was_ordered_and_no_token_in_its_arguments() -> Non
     assert {f"--{option}" for option in wanted.split()} <= set(arguments)
     assert "--comment=dstackweb:mine main/first" in arguments
     assert "secret" not in " ".join(arguments)
+
+
+@pytest.mark.django_db
+def test_jobs_do_not_get_the_servers_own_user_unless_it_is_shared(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.DSTACKWEB_SHARED_UID = False
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    config = {"projects": ["main"], "partitions": ["gpu"]}
+    backend, _is_new = services.put("cluster", "slurm", config)
+    with pytest.raises(LaunchFailed, match="DSTACKWEB_SHARED_UID"):
+        registry.cloud(backend).launch(InstanceOrder("u-1", "mine", "gpu", "cpu", False, ""))
+    assert registry.KINDS["slurm"].test_connection(config, "").state == "failed"
+    assert not shares_servers_user(Commands("slurm@login.example"))

@@ -31,7 +31,7 @@ class SlurmEngine(Engine):
 
     def __init__(self, slurm: Slurm, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
-        self.backend, _is_new = services.put("cluster", "slurm", {"partitions": ["main"]})
+        self.backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["main"]})
 
     def driver(self) -> Cloud:
         return registry.cloud(self.backend)

@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Slu
         try:
             slurm.start()
             with server:
-                config = {"partitions": ["main"]}
+                config = {"projects": ["main"], "partitions": ["main"]}
                 answer = server.http.put("/backends/cluster", json={"type": "slurm", "config": config})
                 assert answer.is_success, answer.text
                 eventually(lambda: server.api("GET", "offers", params={"backend": "cluster"}).json()["items"])
