@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo-gpus: $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some i
 
 demo-slurm: $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_slurm.py
+
+demo-ray: $(VENV)/.ray ## the same with a Ray cluster of one node
+	@exec env $(SHARED_UID) $(BIN)/python tools/demo_ray.py
 
 demo-progress: $(VENV)/.dev ## the same with a run that reports half a million simulated tasks
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_progress.py
@@ -59,7 +62,7 @@ ALONE = || { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --l
 test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
 	$(call both_sides,not slow and not gpu)
 
-test-slow: $(VENV)/.dev ## the slow tests, also on both: faults, load, whole journeys, each page in a browser
+test-slow: $(VENV)/.ray ## the slow tests, also on both: faults, load, whole journeys, each page in a browser
 	$(call both_sides,slow or examples,$(ALONE))
 
 test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, and what a poll costs
@@ -95,6 +98,7 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 	@$(INSTALL) uv==0.13.8
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
+	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
 
 bench: $(VENV)/.dev ## the benchmarks
 	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
@@ -118,4 +122,9 @@ $(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
 $(VENV)/.dev: $(VENV)/.server requirements-dev.txt
 	@echo "Installing what the tests need …"
 	@$(INSTALL) --require-hashes -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.dev requirements-ray.txt
+	@echo "Installing Ray …"
+	@$(INSTALL) --require-hashes -r requirements-ray.txt
 	@touch $@

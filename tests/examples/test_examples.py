@@ -59,8 +59,8 @@ def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
 
 def test_the_set_is_complete() -> None:
     assert FILES == [
-        "cloud.yaml", "dask.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "slurm.yaml",
-        "sweep/sweep.yaml", "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
+        "cloud.yaml", "dask.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "ray.yaml",
+        "slurm.yaml", "sweep/sweep.yaml", "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
     ]  # fmt: skip
 
 
@@ -70,7 +70,9 @@ def test_every_example_is_valid_and_has_a_description(name: str) -> None:
     assert text.startswith("# ")
     assert len(text.splitlines()[0]) > 30
     spec = spec_of(name)
-    assert (spec.backends is None) == (name not in ("cloud.yaml", "slurm.yaml"))  # what costs money is named
+    assert (spec.backends is None) == (
+        name not in ("cloud.yaml", "ray.yaml", "slurm.yaml")
+    )  # what costs money is named
     assert (spec.requirements.gpu_count_min > 0) == (name == "gpu.yaml")
 
 

@@ -1,0 +1,186 @@
+"""What Ray's dashboard says of nodes and jobs, as plain data. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState
+
+MODEL = "accelerator_type:"
+"""The resource that names a node's GPUs; a node has one of it, and a job takes a thousandth."""
+MODEL_SHARE = 0.001
+MIB = 1 << 20
+NEW_S = 1.0
+"""How much older than a snapshot of the cluster a job has to be to be counted in it."""
+DYING_S = 5.0
+"""How long the agent of a dead supervisor may take to end its job: it looks every half second."""
+DEPLOYMENT, SIZE, SCRIPT = "dstackweb", "dstackweb_size", "dstackweb_script"
+"""Keys of a job's metadata."""
+LOST = "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
+DIED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_FAILURE", LOST)
+"""Failures of the process that watches over a job's command, not of the command."""
+
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living node: what it has of each resource by Ray's names, and what of it is free. Memory is in bytes."""
+
+    total: dict[str, float]
+    free: dict[str, float]
+    gpu: str = ""
+    """The model of its GPUs, if Ray knows it."""
+
+    def fits(self, size: Resources, *, empty: bool = False) -> int:
+        """How many jobs of this size fit: now, or when the node is `empty`."""
+        there = self.total if empty else self.free
+        return max(0, min(int((there.get(name, 0.0) + 1e-6) // amount) for name, amount in size.items()))
+
+    def take(self, size: Resources, sign: int = 1) -> Node:
+        """The node with this less free; more with the sign -1."""
+        free = {name: self.free.get(name, 0.0) - sign * size.get(name, 0.0) for name in self.total}
+        return replace(self, free={name: max(0.0, min(amount, self.total[name])) for name, amount in free.items()})
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`is_counted`: whether Ray says how much of its nodes is used; else only our own jobs are counted."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    is_counted: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of some deployment of ours. Times are seconds since 1970 by the clock of Ray's head."""
+
+    name: str
+    deployment: str
+    status: str
+    submitted: float
+    ended: float | None
+    node: str
+    address: str
+    error: str
+    message: str
+    size: dict[str, float]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its status is one of Ray's last ones."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
+
+    @property
+    def died(self) -> bool:
+        """Whether its supervisor ended without a word about the command, as with its node."""
+        return self.status == "FAILED" and self.error in DIED and bool(self.node)
+
+
+def size(cpus: int, memory_mib: int, model: str, gpus: int, more: Resources) -> dict[str, float]:
+    """What a job of an order takes, by Ray's names."""
+    found = {**more, "CPU": float(max(cpus, 1)), "memory": float(memory_mib * MIB), "GPU": float(gpus)}
+    if gpus and model:
+        found[MODEL + model] = MODEL_SHARE
+    return {name: amount for name, amount in found.items() if amount > 0}
+
+
+def cluster(nodes: Any, status: Any, jobs: Iterable[Job]) -> Cluster:
+    """From `/api/v0/nodes`, `/api/cluster_status` and our own jobs. Raises LookupError, TypeError, ValueError.
+
+    Ray writes down what is used every five seconds: jobs that were started or have ended since then are counted here.
+    """
+    found = {
+        str(node["node_id"]): Node(total, dict(total), _model(total))
+        for node in nodes["data"]["result"]["result"]
+        if node["state"] == "ALIVE"
+        for total in [{str(name): float(amount) for name, amount in node["resources_total"].items()}]
+    }
+    shown = status["data"]["clusterStatus"]
+    used = shown["loadMetricsReport"]["usageByNode"] if shown else None
+    for id, node in found.items():
+        usage = (used or {}).get(id) or {}
+        found[id] = node.take({name: float(usage[key][0]) for name in node.total if (key := _camel(name)) in usage})
+    _correct(found, float(shown["time"]) if used is not None else None, jobs)
+    return Cluster(found, used is not None)
+
+
+def _correct(nodes: dict[str, Node], at: float | None, jobs: Iterable[Job]) -> None:
+    """Count our jobs that a snapshot of that time does not have yet, or has still; without one all that live."""
+    for job in jobs:
+        is_counted = at is not None and job.submitted <= at - NEW_S
+        if job.is_over:
+            sign = -1 if at is not None and is_counted and (job.ended or 0.0) > at else 0
+        else:
+            sign = 0 if is_counted else 1
+        where = job.node or next((id for id, node in nodes.items() if job.size and node.fits(job.size)), "")
+        if sign and where in nodes:
+            nodes[where] = nodes[where].take(job.size, sign)
+
+
+def jobs(answer: Any) -> Iterator[Job]:
+    """The jobs of `/api/jobs/` that are ours or another deployment's; others' are left out. Raises as `cluster`."""
+    if not isinstance(answer, list):
+        raise TypeError("no list of jobs")  # nothing has ended because of that
+    for shown in answer:
+        marks = shown.get("metadata") or {}
+        if shown.get("submission_id") and DEPLOYMENT in marks:
+            yield job(shown)
+
+
+def job(shown: Any) -> Job:
+    """One job as the API shows it. Raises as `cluster`."""
+    marks = shown.get("metadata") or {}
+    ended = shown.get("end_time")
+    return Job(
+        name=str(shown["submission_id"]),
+        deployment=str(marks.get(DEPLOYMENT, "")),
+        status=str(shown["status"]),
+        submitted=float(shown["start_time"]) / 1000,
+        ended=float(ended) / 1000 if ended else None,
+        node=str(shown.get("driver_node_id") or ""),
+        address=urlsplit(shown.get("driver_agent_http_address") or "").hostname or "",
+        error=str(shown.get("error_type") or ""),
+        message=" ".join(str(shown.get("message") or "").split())[:300],
+        size={str(name): float(amount) for name, amount in json.loads(marks.get(SIZE) or "{}").items()},
+    )
+
+
+def instance(found: Job, region: str, now: float, *, is_left: bool = False) -> CloudInstance:
+    """A job in our words; `now` is the time of the head's clock. `is_left`: it failed, and is there all the same."""
+    state, why = _state(found, now)
+    state = InstanceState.ENDING if is_left else state
+    at = dt.datetime.fromtimestamp(found.submitted, dt.UTC)
+    text = f"Ray: {found.message}" if found.message and (why or state is InstanceState.STARTING) else ""
+    return CloudInstance(found.name, found.name, region, state, "", found.address, at, why, text)
+
+
+def _state(found: Job, now: float) -> tuple[InstanceState, str]:
+    if found.status == "PENDING":
+        return InstanceState.STARTING, ""
+    if not found.is_over:
+        return InstanceState.RUNNING, ""
+    if found.died:
+        is_dying = found.ended is not None and now - found.ended < DYING_S
+        return InstanceState.ENDING if is_dying else InstanceState.GONE, InstanceEnd.INTERRUPTED
+    return InstanceState.GONE, InstanceEnd.CLOUD
+
+
+def models(nodes: Iterable[Node]) -> Sequence[str]:
+    """The models of GPUs that there are; `` for those without a name."""
+    return sorted({node.gpu for node in nodes if node.total.get("GPU")})
+
+
+def _model(total: Resources) -> str:
+    return next((name.removeprefix(MODEL) for name in sorted(total) if name.startswith(MODEL)), "")
+
+
+def _camel(name: str) -> str:
+    """A resource's name as the dashboard writes it where it is a key."""
+    first, *others = name.split("_")
+    return first + "".join(part.title() for part in others)

@@ -1,0 +1,103 @@
+"""A Ray cluster of one node on this machine, of the package `ray[default]`. Its GPUs are only counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+RAY = Path(sys.executable).parent / "ray"
+CPUS, GPUS, MODEL = 6, 2, "A100"
+START_S = 90.0
+MARK = "DSTACKWEB_RAY"
+"""Every process of the cluster has it in its environment; those of jobs that an agent started do not."""
+
+
+class Ray:
+    """`address` is the dashboard's, the same after each start. `folder` has to have a short path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = _free_ports(3)
+        self.address = f"http://127.0.0.1:{self.ports[0]}"
+
+    @staticmethod
+    def missing() -> bool:
+        """Whether Ray is not installed beside this Python."""
+        return not RAY.exists()
+
+    def start(self) -> Ray:
+        """Start it, and wait until it takes jobs."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONDONT"))}
+        env |= {
+            MARK: str(self.folder),
+            "PATH": f"{RAY.parent}:{env.get('PATH', os.defpath)}",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_JOB_STOP_WAIT_TIME_S": "1",
+        }
+        started = subprocess.run(
+            [
+                RAY, "start", "--head", "--disable-usage-stats", "--include-log-monitor=false",
+                f"--port={self.ports[1]}", "--dashboard-host=127.0.0.1", f"--dashboard-port={self.ports[0]}",
+                "--dashboard-agent-listen-port=0", f"--ray-client-server-port={self.ports[2]}",
+                f"--num-cpus={CPUS}", f"--num-gpus={GPUS}", f'--resources={{"accelerator_type:{MODEL}": 1}}',
+                "--memory=8000000000", "--object-store-memory=80000000", f"--temp-dir={self.folder}",
+            ],
+            env=env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S, check=False,
+        )  # fmt: skip
+        if started.returncode:
+            self.stop()
+            raise RuntimeError(f"Ray does not start: {started.stdout[-2000:]}{started.stderr[-2000:]}")
+        _until(lambda: _answers(f"{self.address}/api/jobs/"))
+        return self
+
+    def stop(self) -> None:
+        """SIGKILL to all of it, as when its machine loses power. Jobs' agents notice."""
+        while pids := self.pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def pids(self) -> list[int]:
+        """All its living processes."""
+        mark, found = f"{MARK}={self.folder}".encode(), []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + START_S
+    while not is_so():
+        if time.monotonic() > ends:
+            raise TimeoutError("Ray does not start")
+        time.sleep(0.1)

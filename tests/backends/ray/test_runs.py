@@ -1,0 +1,70 @@
+"""Runs on a real Ray cluster of one node, through a real server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dstackweb.devtools.ray import Ray
+from tests.server import Server
+from tests.support import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+SHORT = {
+    "DSTACKWEB_HEARTBEAT_S": "0.5",
+    "DSTACKWEB_WATCH_EVERY_S": "0.3",
+    "DSTACKWEB_PASS_EVERY_S": "0.5",
+    "DSTACKWEB_LOST_AFTER_S": "4",
+}
+ON_RAY: dict[str, Any] = {"backends": ["cluster"], "resources": {"cpu": "1..", "memory": "500MB.."}}
+
+
+@pytest.fixture(scope="module")
+def server(ray: Ray) -> Iterator[Server]:
+    """A server whose backend `cluster` is the Ray cluster."""
+    with tempfile.TemporaryDirectory(prefix="dw-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        server = Server(Path(folder), **SHORT)
+        server.env["DSTACKWEB_PUBLIC_URL"] = server.url
+        with server:
+            config = {"projects": ["main"], "address": ray.address}
+            answer = server.http.put("/backends/cluster", json={"type": "ray", "config": config})
+            assert answer.is_success, answer.text
+            eventually(lambda: server.api("GET", "offers", params={"backend": "cluster"}).json()["items"])
+            yield server
+
+
+def jobs(ray: Ray) -> dict[str, str]:
+    """The jobs that have not ended: their statuses by name."""
+    found = httpx.get(f"{ray.address}/api/jobs/").json()
+    return {job["submission_id"]: job["status"] for job in found if not job["end_time"]}
+
+
+def test_a_run_is_queued_done_and_leaves_nothing(server: Server, ray: Ray) -> None:
+    name = server.submit("pwd; echo gpus=${CUDA_VISIBLE_DEVICES-none}", name="first", **ON_RAY)
+    run = server.wait(name)
+    assert (run["status"], run["exit_code"]) == ("done", 0), run
+    assert run["jobs"][0]["backend"] == "cluster"
+    folder, gpus = server.log(name).decode().splitlines()[-2:]
+    assert gpus == "gpus="
+    eventually(lambda: jobs(ray) == {})
+    assert not Path(folder).exists()
+    logs = "".join(path.read_text(errors="replace") for path in ray.folder.glob("session_latest/logs/**/*.log"))
+    assert "JOIN_TOKEN" not in logs, "other users may read Ray's logs"
+
+
+def test_a_stopped_run_gets_sigterm_and_its_grace(server: Server, ray: Ray) -> None:
+    name = server.submit(
+        "trap 'sleep 1; echo saved; exit 3' TERM", "echo up", "while :; do sleep 0.1 || true; done", **ON_RAY
+    )
+    eventually(lambda: b"up" in server.log(name))
+    server.api("POST", f"runs/{name}/stop")
+    assert server.wait(name)["status"] == "terminated"
+    assert b"saved" in server.log(name)
+    eventually(lambda: jobs(ray) == {})
