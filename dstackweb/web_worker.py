@@ -28,6 +28,7 @@ from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import BadRequest, RequestEntityTooLarge
 
+from dstackweb.lib.proxies import CONNECTION
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
 
 REQUEST_S = 30.0
@@ -127,6 +128,11 @@ class Task(WSGITask):
             request.headers["CONNECTION"] = "close"
         channel.has_refused = channel.has_refused or request.has_more
         super().__init__(channel, request)
+
+    def get_environment(self) -> dict[str, Any]:
+        """As waitress makes it, with the connection, for `lib.proxies`."""
+        environ: dict[str, Any] = super().get_environment()
+        return environ | {CONNECTION: self.channel.socket}
 
     def write(self, data: bytes) -> None:
         """Of the answer to HEAD only the header is sent: Django leaves that to the server."""

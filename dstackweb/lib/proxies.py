@@ -1,13 +1,15 @@
 """The address of a request's client where proxies stand in between.
 
 A proxy appends the address that it sees to X-Forwarded-For; what stands before that is the client's own claim. So the
-list is read from its end, and only as far as the addresses are of trusted proxies.
+list is read from its end, and only as far as the addresses are of trusted proxies. On the server's own machine jobs
+have a proxy's address too: there the user who opened the connection decides.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
@@ -18,8 +20,18 @@ FORWARDED = ("HTTP_X_FORWARDED_FOR", "HTTP_X_FORWARDED_PROTO")
 _warned: set[str] = set()
 
 
-def see_through(environ: dict[str, Any], trusted: Sequence[Network]) -> None:
+CONNECTION = "dstackweb.connection"
+"""The request's socket, in its environ."""
+
+
+def see_through(
+    environ: dict[str, Any],
+    trusted: Sequence[Network],
+    is_of_job: Callable[[socket.socket], bool] = lambda connection: False,
+) -> None:
     """Make REMOTE_ADDR the client's address. Headers of others than the trusted proxies are dropped, if there are such.
+
+    `is_of_job`: whether a connection from a trusted address may be a job's.
 
     Without trusted proxies X-Forwarded-Proto is believed as it is, since a server behind any proxy needs it.
     """
@@ -33,7 +45,10 @@ def see_through(environ: dict[str, Any], trusted: Sequence[Network]) -> None:
                 peer,
             )
         return
-    if not _is_in(peer, trusted):
+    connection = environ.get(CONNECTION)
+    claims = any(name in environ for name in FORWARDED)
+    forged = claims and connection is not None and is_of_job(connection)
+    if forged or not _is_in(peer, trusted):
         for name in FORWARDED:
             environ.pop(name, None)
         return
