@@ -373,9 +373,10 @@ def runner(request: HttpRequest) -> HttpResponse:
 
 
 @agent_router.post("/instances/{instance_id}/join", auth=None, include_in_schema=False)
-def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str, str]:
-    """An agent's first call: exchanges the single-use token in its user data for its own."""
-    return {"token": agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)}
+def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str, Any]:
+    """An agent's first call: exchanges the single-use token in its user data for its own, and its first step."""
+    token = agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)
+    return {"token": token, "next": agents.next_step(instance_id, agents.AgentReport())}
 
 
 @agent_router.post("/instances/{instance_id}/next", auth=AgentToken(), include_in_schema=False)

@@ -295,6 +295,8 @@ class InstanceOrder:
     memory_mib: int = 0
     gpu_name: str = ""
     gpu_count: int = 0
+    is_new: bool = False
+    """Whether it was never sent before, so that there is none to be found."""
     duration_s: int | None = None
     """How long the job may take at most, with the time to stop; None: unlimited."""
 

@@ -38,30 +38,66 @@ mkdir -p "$folder"
 chmod 711 "$above" "$folder"
 
 python=
-for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do
-  if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-    python=$name
-    break
-  fi
-done
+find_python() {
+  for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do
+    if "$name" -IS -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+      python=$name
+      return
+    fi
+  done
+}
+find_python
+if [ -z "$python" ] && [ -n "$allocation" ]; then
+  # Clusters often have a newer one where a login shell finds it.
+  PATH=$("${SHELL:-/bin/sh}" -lc 'printf %s "$PATH"' 2>/dev/null </dev/null)
+  find_python
+fi
 [ -n "$python" ] || off 'the agent needs Python 3.9 or newer, which this image does not have'
 
+# Allocations keep it for the next ones. Processes of the same user can write there: the digest decides.
+kept=
+[ -z "$allocation" ] || kept="$above/runner-$sha256.pyz"
 fetch() {
-  "$python" - "$api/api/v1/runner/pyz" "$folder/runner.pyz" "$sha256" <<'END'
-import hashlib, os, sys, urllib.request
+  "$python" -IS - "$api/api/v1/runner/pyz" "$folder/runner.pyz" "$sha256" "$kept" <<'END'
+import contextlib, hashlib, os, sys, time
 
-url, path, wanted = sys.argv[1:]
-try:
-    request = urllib.request.Request(url, headers={"User-Agent": "dstackweb-agent"})
-    data = urllib.request.urlopen(request, timeout=60).read()
-except Exception as error:
-    sys.exit(f"dstackweb: {url} can't be fetched: {error}")
-found = hashlib.sha256(data).hexdigest()
-if found != wanted:
-    sys.exit(f"dstackweb: {url} has the SHA-256 {found}, expected {wanted}")
-with open(f"{path}.new", "wb") as file:
-    file.write(data)
-os.replace(f"{path}.new", path)
+url, path, wanted, kept = sys.argv[1:]
+data = b""
+
+def digest():
+    return hashlib.sha256(data).hexdigest()
+
+def write(target):
+    with open(f"{path}.new", "wb") as file:
+        file.write(data)
+    os.replace(f"{path}.new", target)
+
+def keep():
+    write(kept)
+    above = os.path.dirname(kept)
+    for old in (os.path.join(above, name) for name in os.listdir(above) if name.startswith("runner-")):
+        if time.time() - os.lstat(old).st_mtime > 30 * 86400:
+            os.unlink(old)
+
+with contextlib.suppress(OSError):
+    safely = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(kept, "rb", opener=lambda name, _: os.open(name, safely)) as file:
+        data = file.read(1 << 24)
+    os.utime(kept)
+if digest() != wanted:
+    try:
+        import urllib.request
+
+        request = urllib.request.Request(url, headers={"User-Agent": "dstackweb-agent"})
+        data = urllib.request.urlopen(request, timeout=60).read()
+    except Exception as error:
+        sys.exit(f"dstackweb: {url} can't be fetched: {error}")
+    if digest() != wanted:
+        sys.exit(f"dstackweb: {url} has the SHA-256 {digest()}, expected {wanted}")
+    if kept:
+        with contextlib.suppress(OSError):
+            keep()
+write(path)
 END
 }
 

@@ -36,11 +36,11 @@ def main() -> None:
     tree.protect_memory()  # the tokens of jobs come through here
     gc.freeze()
     for line in sys.stdin.buffer:
-        sys.stdout.write(_launch(json.loads(line)))
+        sys.stdout.write(launch(json.loads(line)))
         sys.stdout.flush()
 
 
-def _launch(orders: dict[str, Any]) -> str:
+def launch(orders: dict[str, Any]) -> str:
     """Detach a runner by forking twice, so that it has no session or parent; one line with the result."""
     read_end, write_end = os.pipe()
     if pid := os.fork():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import json
 import os
 import pwd
 import signal
@@ -25,7 +26,7 @@ from dstackweb.runner.jobs import LocalJobs
 from dstackweb.runner.launcher import NotLaunched
 from dstackweb.runner.state import StateDir, say
 
-POLL_S = 0.5
+POLL_S = 0.1
 METADATA_EVERY_S = 5.0
 JOIN_S = 1800.0
 """How long to try to join."""
@@ -56,15 +57,20 @@ class Agent:
         self.starts = 0
         self.error = ""
         self.interruption: str | None = None
+        self.had_runner = False
         self.alone_s = ALONE_S
         self.contact = time.monotonic()
         self.failures = 0
 
-    def run(self) -> None:
-        """Run until the instance should be powered off."""
+    def run(self, first: dict[str, Any] | None = None) -> None:
+        """Run until the instance should be powered off. `first`: the first order, if the server has given it."""
         self.job = self.work.last_job()
         next_ask = next_metadata = 0.0
-        had_runner = False
+        if first:
+            again_s = self._obey(first)
+            if again_s is None:
+                return
+            next_ask = time.monotonic() + again_s
         while True:
             now = time.monotonic()
             if now >= next_metadata:
@@ -73,9 +79,9 @@ class Agent:
                     say(f"spot interruption at {at}")
                     self.interruption, next_ask = at, 0.0
             has_runner = bool(self.job) and self.work.has_runner(self.job)
-            if had_runner and not has_runner and self.starts < STARTS_AT_ONCE:
+            if self.had_runner and not has_runner and self.starts < STARTS_AT_ONCE:
                 next_ask = 0.0
-            had_runner = has_runner
+            self.had_runner = has_runner
             if now >= next_ask:
                 again_s = self._ask(has_runner)
                 if again_s is None:
@@ -103,6 +109,9 @@ class Agent:
                 say(f"the API can't be reached, retrying: {error}")
             return backoff(self.failures)
         self.failures, self.contact = 0, time.monotonic()
+        return self._obey(answer)
+
+    def _obey(self, answer: dict[str, Any]) -> float | None:
         if answer.get("do") == "off":
             say("the server no longer needs this instance")
             return None
@@ -125,7 +134,7 @@ class Agent:
         say(f"starting the runner of job {self.job}")
         try:
             self.work.start(answer["orders"])
-            self.error = ""
+            self.error, self.had_runner = "", True
         except NotLaunched as error:
             self.error = str(error)
             say(f"the runner did not start: {error}")
@@ -175,7 +184,9 @@ def main(arguments: list[str]) -> int:
             return RETRY
         join_token = os.environ.pop("DSTACKWEB_JOIN_TOKEN", "")
         caller = _caller(options)
-        token = _kept_token(state) or _join(caller(join_token, state.nonce()), state, join_token, options)
+        token, first = _kept_token(state), None
+        if not token:
+            token, first = _join(caller(join_token, state.nonce()), state, join_token, options)
     except OSError as error:
         say(f"can't start: {error}")
         return RETRY
@@ -185,7 +196,7 @@ def main(arguments: list[str]) -> int:
     if token:
         work = InstanceJobs(options.home)
         notice = TermNotice() if options.allocation else machine.Metadata()
-        Agent(caller(token, state.nonce()), work, notice).run()
+        Agent(caller(token, state.nonce()), work, notice).run(first)
     if options.allocation:
         return OFF
     say("powering off")
@@ -216,14 +227,17 @@ def _kept_token(state: StateDir) -> str:
         return ""
 
 
-def _join(client: Client, state: StateDir, join_token: str, options: argparse.Namespace) -> str:
-    """The instance's token, stored for later agents; empty if the instance can't join."""
+def _join(
+    client: Client, state: StateDir, join_token: str, options: argparse.Namespace
+) -> tuple[str, dict[str, Any] | None]:
+    """The instance's token, stored for later agents, and its first order; empty if the instance can't join."""
     gpus = machine.granted_gpus() if options.allocation else machine.gpus()
     about = {"gpus": gpus, "address": machine.address(options.api)}
     until, failures = time.monotonic() + JOIN_S, 0
     while time.monotonic() < until:
         try:
-            token = str(client.post("join", {"token": join_token, "nonce": state.nonce(), **about})["token"])
+            answer = client.post("join", {"token": join_token, "nonce": state.nonce(), **about})
+            token = str(answer["token"])
         except Unreachable as error:
             failures += 1
             if failures in (1, 10, 100):
@@ -231,13 +245,13 @@ def _join(client: Client, state: StateDir, join_token: str, options: argparse.Na
             time.sleep(backoff(failures))
         except Refused as refused:
             say(f"join refused: {refused}")
-            return ""
+            return "", None
         else:
             state.write("token", token)
             say(f"joined with {len(about['gpus'])} GPUs")
-            return token
+            return token, answer.get("next")
     say("the server did not answer")
-    return ""
+    return "", None
 
 
 class InstanceJobs(LocalJobs):
@@ -250,6 +264,16 @@ class InstanceJobs(LocalJobs):
         except (OSError, KeyError, ValueError) as error:
             raise NotLaunched(f"{type(error).__name__}: {error}") from error
         self.launch(complete)
+
+    def launch(self, orders: dict[str, Any]) -> None:
+        """Fork the runner: this process has loaded most of what it needs. Raises NotLaunched."""
+        from dstackweb.runner.__main__ import launch
+
+        try:
+            answer = json.loads(launch(orders))
+        except (OSError, ValueError) as error:
+            raise NotLaunched(f"{type(error).__name__}: {error}") from error
+        self.require_started(answer)
 
     def has_end_to_report(self, job: str) -> bool:
         """Whether a new runner would have an end to report, or processes to end first."""

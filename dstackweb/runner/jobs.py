@@ -38,6 +38,10 @@ class LocalJobs:
             answer = self._launcher.launch(orders)
         except OSError as error:
             raise NotLaunched(f"{type(error).__name__}: {error}") from error
+        self.require_started(answer)
+
+    def require_started(self, answer: dict[str, Any]) -> None:
+        """Raises NotLaunched unless a runner's answer says that the job has one."""
         if "pid" not in answer and not answer.get("already"):
             raise NotLaunched(str(answer.get("error") or f"its runner answered {answer!r}"))
 

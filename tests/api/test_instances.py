@@ -79,8 +79,9 @@ def test_the_runner_is_one_file_whose_etag_is_its_sha256(db: None) -> None:
 
 def test_an_agent_joins_once_and_a_repeated_join_gets_the_same_answer(instance: Instance, agent: Agent) -> None:
     answer = agent.join(gpus=["GPU-1"], address="10.0.0.7")
-    assert answer.json() == {"token": agent_token(instance.pk)}
+    assert answer.json()["token"] == agent_token(instance.pk)
     assert agent.join().json() == answer.json()
+    assert answer.json()["next"] == agent.next().json(), "the first order needs no call of its own"
     instance.refresh_from_db()
     assert (instance.status, instance.gpus, instance.address) == ("running", ["GPU-1"], "10.0.0.7")
     assert instance.ready_at is not None
@@ -135,7 +136,7 @@ def test_each_call_counts_as_a_heartbeat(instance: Instance, agent: Agent) -> No
     agent.next()
     agent.next()
     instance.refresh_from_db()
-    assert (instance.heartbeats, instance.silent_s) == (3, 0)
+    assert (instance.heartbeats, instance.silent_s) == (4, 0)
     assert instance.seen_at is not None
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +55,15 @@ def script(url: str, *, sha256: str = hashlib.sha256(AGENT).hexdigest(), insecur
     return user_data(api_url=url, instance="i-1", join_token="once", pyz_sha256=sha256, insecure=insecure)
 
 
+def allocation(url: str, agent: bytes = AGENT) -> str:
+    """The script of a user's allocation."""
+    text = user_data(
+        api_url=url, instance="i-1", join_token="once", pyz_sha256=hashlib.sha256(agent).hexdigest(), insecure=False,
+        allocation=True,
+    )  # fmt: skip
+    return text.replace("$(id -u)", "7")
+
+
 def boot(folder: Path, text: str, *, python: str = sys.executable) -> str:
     """Run it on a machine whose `shutdown` only says so and whose `sleep` takes no time; all that it said."""
     binaries = folder / "bin"
@@ -85,18 +96,41 @@ def test_the_agent_is_fetched_checked_and_started(tmp_path: Path, site: Site) ->
 def test_an_allocation_lasts_as_long_as_its_agent_shuts_nothing_down_and_leaves_nothing(
     tmp_path: Path, site: Site
 ) -> None:
-    text = user_data(
-        api_url=site.url, instance="i-1", join_token="once", pyz_sha256=hashlib.sha256(AGENT).hexdigest(),
-        insecure=False, allocation=True,
-    ).replace("$(id -u)", "7")  # fmt: skip
-    said = boot(tmp_path, text)
+    said = boot(tmp_path, allocation(site.url))
     assert "--home" in said
     assert "--allocation" in said
     assert "shutdown" not in said
     assert not (tmp_path / ".dstackweb/i-1").exists()
     site.failures = 1000
-    said = boot(tmp_path, text)
+    said = boot(tmp_path, allocation(site.url, b"another version"))
     assert said.endswith("the agent cannot be downloaded\n")
+
+
+def test_an_allocation_uses_the_runner_that_another_left_unless_somebody_has_changed_it(
+    tmp_path: Path, site: Site
+) -> None:
+    boot(tmp_path, allocation(site.url))
+    assert "agent agent" in boot(tmp_path, allocation(site.url))
+    assert site.asked == 1
+    [kept] = (tmp_path / ".dstackweb").glob("runner-*.pyz")
+    for change in (lambda: kept.write_bytes(b'print("mine")'), lambda: os.mkfifo(kept), lambda: kept.symlink_to("/")):
+        kept.unlink()
+        change()
+        asked, said = site.asked, boot(tmp_path, allocation(site.url))
+        assert ("agent agent" in said, "mine" in said, site.asked) == (True, False, asked + 1), said
+    site.failures = 1000
+    assert "agent agent" in boot(tmp_path, allocation(site.url))
+
+
+def test_a_runner_that_no_allocation_has_used_for_a_month_is_removed(tmp_path: Path, site: Site) -> None:
+    (tmp_path / ".dstackweb").mkdir()
+    for name, days in (("old", 31), ("young", 29)):
+        file = tmp_path / f".dstackweb/runner-{name}.pyz"
+        file.touch()
+        os.utime(file, (0, time.time() - days * 86400))
+    boot(tmp_path, allocation(site.url))
+    left = {path.name for path in (tmp_path / ".dstackweb").iterdir()}
+    assert left == {f"runner-{hashlib.sha256(AGENT).hexdigest()}.pyz", "runner-young.pyz"}
 
 
 def test_plain_http_to_another_machine_needs_an_explicit_setting(tmp_path: Path, site: Site) -> None:

@@ -21,7 +21,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 SHORTER = {
-    b"POLL_S = 0.5\n": b"POLL_S = 0.05\n",
+    b"POLL_S = 0.1\n": b"POLL_S = 0.05\n",
     b"METADATA_EVERY_S = 5.0\n": b"METADATA_EVERY_S = 0.5\n",
     b"AGAIN_CAP_S = 3, 30.0\n": b"AGAIN_CAP_S = 3, 0.3\n",
 }

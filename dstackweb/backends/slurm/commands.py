@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +13,10 @@ from dstackweb.backends.contract import SourceFailed, SourceFailure
 
 TIMEOUT_S = 20.0
 SSH_FAILED, NOT_FOUND = 255, 127
+PASSED = re.compile(
+    r"(PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|KRB5CCNAME|(SLURM|SBATCH|MUNGE)_?\w*)$"
+)
+"""Variables of the server that Slurm's commands get here, and with `sbatch` the jobs: none of its secrets."""
 AWAY = re.compile(
     r"unable to contact|connection (refused|failure|timed out)|timed out|zero bytes|not resolve|controller.*(down|not)",
     re.IGNORECASE,
@@ -43,7 +48,7 @@ class Commands:
         try:
             done = subprocess.run(
                 self._over_ssh(argv), input=text, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
-                check=False,
+                check=False, env=None if self.host else {k: v for k, v in os.environ.items() if PASSED.match(k)},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise self._unreachable(str(error)) from error

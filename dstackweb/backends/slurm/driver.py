@@ -47,6 +47,8 @@ OWN_USER = (
     "jobs would have the server's user, and may reach its secret key: set ssh_host to another user, such as "
     "slurm@localhost, or set DSTACKWEB_SHARED_UID=1 where everybody who may submit runs is trusted"
 )
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH"
+"""A line for jobs that get no environment of a login: that of the machine with `sbatch` leads elsewhere."""
 REFUSALS = (
     ("QOS", LaunchFailure.QUOTA),
     ("Association", LaunchFailure.QUOTA),
@@ -74,6 +76,7 @@ class SlurmBackend(Cloud):
         self.options = [f"--{name}={config[name]}" for name in OPTIONS if config.get(name)]
         self.gpu_memory: Mapping[str, int] = gpu_memory(config.get("gpu_memory") or ())
         self.most_waiting: int = config.get("most_waiting", 1)
+        self.logs_in: bool = config.get("login_environment", False)
         self.commands = Commands(config.get("ssh_host", ""), config.get("ssh_key_file", ""))
 
     def regions(self) -> Sequence[str]:
@@ -137,7 +140,7 @@ class SlurmBackend(Cloud):
         if shares_servers_user(self.commands):
             raise LaunchFailed(LaunchFailure.NOT_ALLOWED, OWN_USER)
         with _alone(f"slurm:{order.instance}"):
-            return self._find(order) or self._submit(order)
+            return (None if order.is_new else self._find(order)) or self._submit(order)
 
     def _find(self, order: InstanceOrder) -> CloudInstance | None:
         found = cluster.jobs(self._squeue(f"--name={order.instance}"), order.deployment)
@@ -145,20 +148,26 @@ class SlurmBackend(Cloud):
 
     def _submit(self, order: InstanceOrder) -> CloudInstance:
         try:
-            job = self.commands.run("sbatch", *self._arguments(order), text=order.user_data).split(";")[0].strip()
+            job = self.commands.run("sbatch", *self._arguments(order), text=self._script(order)).split(";")[0].strip()
         except CommandFailed as error:
             code = next((code for part, code in REFUSALS if part in error.text), LaunchFailure.REFUSED)
             raise LaunchFailed(code, error.text.removeprefix("sbatch: error: ")) from error
-        return self._find(order) or CloudInstance(
-            order.instance, job, order.region, InstanceState.STARTING, launched_at=timezone.now()
-        )
+        return CloudInstance(order.instance, job, order.region, InstanceState.STARTING, launched_at=timezone.now())
+
+    def _script(self, order: InstanceOrder) -> str:
+        shell, _, rest = order.user_data.partition("\n")
+        return order.user_data if self.logs_in else f"{shell}\n{PATH}\n{rest}"
 
     def _arguments(self, order: InstanceOrder) -> list[str]:
-        """sbatch's. The script is its input, since it has a token that other users must not see."""
+        """sbatch's. The script is its input, since it has a token that other users must not see.
+
+        With `--export=NONE`, or the names of variables, a node first logs the user in, which may take seconds.
+        """
         kind = order.instance_type.removeprefix("gpu").removeprefix(":")
         gres = [f"--gres=gpu:{kind}:{order.gpu_count}" if kind else f"--gres=gpu:{order.gpu_count}"]
         return [
-            "--parsable", "--no-requeue", "--export=NONE", "--nodes=1", "--ntasks=1", "--output=/dev/null",
+            "--parsable", "--no-requeue", "--nodes=1", "--ntasks=1", "--output=/dev/null",
+            f"--export={'NONE' if self.logs_in else 'ALL'}",
             f"--job-name={order.instance}",
             f"--comment={cluster.comment(order.deployment, order.project, order.run)}",
             f"--partition={order.region}",

@@ -57,6 +57,9 @@ class SlurmSettings(Keys):
     most_waiting: Annotated[int, Field(ge=1, le=1000)] = key(
         "a number from 1", "Jobs waiting in a partition, from which it gets no more", default=1
     )
+    login_environment: bool = key(
+        "true or false", "Jobs start with the environment of a login, which may take a node seconds", default=False
+    )
 
 
 class SlurmKind(Kind):

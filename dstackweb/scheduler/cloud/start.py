@@ -81,9 +81,9 @@ def _launch(instance: Instance) -> bool:
         )
         return True
     token, digest = agents.join_token(instance.pk)
-    Instance.objects.filter(pk=instance.pk).update(join_digest=digest)
+    is_new = bool(Instance.objects.filter(pk=instance.pk, join_digest="").update(join_digest=digest))
     try:
-        machine = registry.cloud(instance.backend).launch(_order(instance, token))
+        machine = registry.cloud(instance.backend).launch(_order(instance, token, is_new=is_new))
     except LaunchFailed as refused:
         log.info("%s in %s: %s", instance.instance_type, instance.region, refused)
         if refused.code in (LaunchFailure.QUOTA, LaunchFailure.NO_CAPACITY):
@@ -99,7 +99,7 @@ def _launch(instance: Instance) -> bool:
     return False
 
 
-def _order(instance: Instance, join_token: str) -> InstanceOrder:
+def _order(instance: Instance, join_token: str, *, is_new: bool) -> InstanceOrder:
     run = Run.objects.filter(jobs__instance=instance).first()
     return InstanceOrder(
         instance=str(instance.pk),
@@ -122,6 +122,7 @@ def _order(instance: Instance, join_token: str) -> InstanceOrder:
         memory_mib=instance.memory_mib,
         gpu_name=instance.gpu_name,
         gpu_count=instance.gpu_count,
+        is_new=is_new,
         duration_s=_duration_s(run),
     )
 

@@ -136,6 +136,15 @@ def test_no_answer_is_told_from_a_refusal(
         Commands("login.example").run("squeue")
 
 
+def test_a_job_gets_nothing_of_the_servers_environment_but_what_slurm_needs(monkeypatch: Any) -> None:
+    monkeypatch.setenv("DSTACKWEB_SECRET_KEY", "secret")
+    monkeypatch.setenv("DATABASE_URL", "postgres://secret")
+    monkeypatch.setenv("SLURM_CONF", "/etc/there.conf")
+    there = dict(line.split("=", 1) for line in Commands().run("env").splitlines())
+    assert there["SLURM_CONF"] == "/etc/there.conf"
+    assert not {"DSTACKWEB_SECRET_KEY", "DATABASE_URL"} & set(there)
+
+
 def test_over_ssh_each_argument_arrives_as_one_word(tmp_path: Any, monkeypatch: Any) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
@@ -180,6 +189,7 @@ def test_a_job_gets_just_what_was_ordered_and_no_token_in_its_arguments() -> Non
         "job-name=u-1 partition=gpu cpus-per-task=3 mem=9000M gres=gpu:a100:2 time=61 account=lab qos=high no-requeue"
     )
     assert {f"--{option}" for option in wanted.split()} <= set(arguments)
+    assert "--export=ALL" in arguments
     assert "--comment=dstackweb:mine main/first" in arguments
     assert "secret" not in " ".join(arguments)
 

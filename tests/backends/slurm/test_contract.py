@@ -19,7 +19,7 @@ from tests.backends.contract.suite import CloudContract
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 
 DEAF = """#!/bin/sh
-PATH="$REAL" "$(basename "$0")" "$@" >/dev/null 2>&1
+PATH="{path}" "$(basename "$0")" "$@" >/dev/null 2>&1
 echo "$(basename "$0"): error: Unable to contact slurm controller (connect failure)" >&2
 exit 1
 """
@@ -54,9 +54,9 @@ class SlurmEngine(Engine):
         """A connection that breaks once the command has reached the controller."""
         path = os.environ["PATH"]
         for name in ("sbatch", "scancel"):
-            (self.folder / name).write_text(DEAF)
+            (self.folder / name).write_text(DEAF.replace("{path}", path))
             (self.folder / name).chmod(0o755)
-        os.environ.update(PATH=f"{self.folder}:{path}", REAL=path)
+        os.environ["PATH"] = f"{self.folder}:{path}"
         yield
         os.environ["PATH"] = path
 
