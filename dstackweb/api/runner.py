@@ -359,11 +359,20 @@ class AgentJoinIn(Schema):
     address: str = Field("", max_length=255, pattern=r"^[0-9A-Za-z.:-]*$")
 
 
+class EngineIn(Schema):
+    """As `runner.engine_setup.EngineSetup.report`."""
+
+    job: UUID
+    fault: str = Field("", max_length=40, pattern="^[a-z_]*$")
+    text: Annotated[str, BeforeValidator(storable)] = ""
+
+
 class NextIn(Schema):
     job: UUID | None = None
     left: bool = False
     interruption: InterruptionIn | None = None
     error: Annotated[str, BeforeValidator(storable)] = ""
+    engine: EngineIn | None = None
 
 
 @agent_router.get("/pyz", auth=None, include_in_schema=False)
@@ -385,4 +394,5 @@ def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, An
     if auth_of(request) != instance_id:
         raise Forbidden("this token is for another instance")
     at = body.interruption.at if body.interruption else None
-    return agents.next_step(instance_id, agents.AgentReport(body.job, body.left, at, body.error))
+    engine = agents.EngineReport(**body.engine.dict()) if body.engine else None
+    return agents.next_step(instance_id, agents.AgentReport(body.job, body.left, at, body.error, engine))

@@ -183,6 +183,10 @@ class Kind:
     def location(self, config: Mapping[str, Any]) -> str:
         return "–"
 
+    def runs_images(self, config: Mapping[str, Any]) -> bool:
+        """Whether its instances run jobs in containers. Its offers for an image say so as well."""
+        return False
+
     def source_failure(self, error: Mapping[str, Any]) -> str:
         """Why a source or the backend could not be read, and what to do; empty for unknown codes.
 

@@ -103,6 +103,12 @@ def shared_users() -> dict[str, Sequence[str]]:
     return {backend.name: names for backend in known if len(names := projects(backend) or ()) > 1}
 
 
+def runs_images(backend: models.Backend) -> bool:
+    """Whether its instances run jobs in containers, as far as its kind is known."""
+    kind = KINDS.get(backend.kind)
+    return kind is not None and kind.runs_images(backend.config)
+
+
 def costs_money(backend: models.Backend) -> bool:
     """Whether its use counts against budgets, as it does for unknown kinds."""
     kind = KINDS.get(backend.kind)

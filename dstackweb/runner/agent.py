@@ -21,6 +21,7 @@ from uuid import UUID
 
 from dstackweb.runner import machine, tree
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
+from dstackweb.runner.engine_setup import EngineSetup
 from dstackweb.runner.isolation import can_traverse
 from dstackweb.runner.jobs import LocalJobs
 from dstackweb.runner.launcher import NotLaunched
@@ -38,6 +39,8 @@ TERM_NOTICE_S = 25.0
 """How long after SIGTERM a cluster kills what is left; Slurm's `KillWait` is 30 s by default."""
 STARTS_AT_ONCE, AGAIN_CAP_S = 3, 30.0
 """How often a dead runner is replaced immediately, and the longest delay after that."""
+ENGINE_AGAIN_S = 1.0
+"""How often a job that waits for its container engine is looked at."""
 REPORT_ATTEMPTS = 5
 """Runners of a job that may try to report its end before that counts as lost."""
 OFF, NEVER, RETRY = 0, 2, 1
@@ -53,6 +56,7 @@ class Agent:
 
     def __init__(self, client: Client, work: InstanceJobs, metadata: machine.Metadata | TermNotice) -> None:
         self.client, self.work, self.metadata = client, work, metadata
+        self.engines = EngineSetup(work.home)
         self.job = ""
         self.starts = 0
         self.error = ""
@@ -99,6 +103,7 @@ class Agent:
             "left": bool(self.job) and self._has_remains(),
             "interruption": {"at": self.interruption} if self.interruption else None,
             "error": self.error,
+            "engine": self.engines.report,
         }
         try:
             answer = self.client.post("next", status)
@@ -128,12 +133,15 @@ class Agent:
         )
 
     def _start(self, answer: dict[str, Any]) -> float:
+        orders = self.engines.prepare(answer["orders"])
+        if orders is None:
+            return ENGINE_AGAIN_S
         if self.job != answer["job"]:
             self.job, self.starts = answer["job"], 0
         self.starts += 1
         say(f"starting the runner of job {self.job}")
         try:
-            self.work.start(answer["orders"])
+            self.work.start(orders)
             self.error, self.had_runner = "", True
         except NotLaunched as error:
             self.error = str(error)
@@ -313,6 +321,7 @@ class InstanceJobs(LocalJobs):
             "user": account.pw_name if account else None,
             "path": job_path(account),
             "metadata": machine.metadata_endpoint(),
+            "engine": orders.get("engine"),
         }
 
     def _runs(self, account: pwd.struct_passwd | None) -> str:

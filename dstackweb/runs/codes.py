@@ -204,6 +204,9 @@ class MessageCode(StrEnum):
     """`host`, `by` and `reason`, if an admin declared that the machine is gone."""
     NO_GPUS = "no_gpus"
     """`instance_type`, `seen`, `total`."""
+    INSTALLING_ENGINE = "installing_engine"
+    NO_ENGINE = "no_engine"
+    """`fault` (`runner.engine_setup.EngineFault`); the message is the installer's."""
     SOURCE_FAILED = "source_failed"
     """`kind` of the backend, `error`: code and data of the cloud's failure."""
 

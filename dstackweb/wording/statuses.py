@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
 from dstackweb.runner.archive import Fault
+from dstackweb.runner.engine_setup import EngineFault
 from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run
@@ -217,6 +218,22 @@ def image_pull_failed(data: Mapping[str, Any]) -> str:
     return str(text % data.get("image", "?"))
 
 
+def no_engine(data: Mapping[str, Any]) -> str:
+    """Why an instance can't run a container, and what to do."""
+    match known(EngineFault, str(data.get("fault", ""))):
+        case EngineFault.INSTALL_FAILED:
+            return str(_("Docker could not be installed on its instance. Use a machine image that has it."))
+        case EngineFault.NOT_ROOT:
+            return str(_("Its instance has no Docker, and its agent may not install it."))
+        case EngineFault.NO_GPU_TOOLKIT:
+            text = _("The machine image of its instance lacks NVIDIA's container toolkit. Use one that has it.")
+            return str(text)
+        case None:
+            return str(_("Its instance cannot run containers."))
+        case never:
+            assert_never(never)
+
+
 def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
     match code:
         case MessageCode.EXITED:
@@ -252,6 +269,10 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
         case MessageCode.NO_GPUS:
             shows = _("%(instance_type)s shows %(seen)d of its %(total)d GPUs: its image needs the NVIDIA driver")
             return shows % data
+        case MessageCode.INSTALLING_ENGINE:
+            return str(_("Docker is being installed on its instance"))
+        case MessageCode.NO_ENGINE:
+            return " ".join(filter(None, [no_engine(data), text]))
         case MessageCode.SOURCE_FAILED:
             return offers.failure(data["kind"], data["error"])
         case never:

@@ -182,6 +182,29 @@ def test_an_instance_with_too_few_gpus_fails_its_job_and_gets_no_other(instance:
     assert (instance.status, instance.why) == ("stopping", "no_gpus")
 
 
+def test_a_job_whose_instance_installs_an_engine_has_the_time_for_it(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    as_if(Job.objects.all(), status_s=1000)
+    job = str(job_of(instance).pk)
+    assert agent.next(engine={"job": job}).json()["do"] == "run"
+    found = Job.objects.timed().get(pk=job)
+    assert (found.status_s, statuses.message(found.detail, "")) == (0, "Docker is being installed on its instance")
+
+
+def test_a_job_whose_instance_has_no_engine_fails_with_the_installers_words(instance: Instance, agent: Agent) -> None:
+    agent.join()
+    job = str(job_of(instance).pk)
+    failed = {"job": job, "fault": "install_failed", "text": "E: no such package\0"}
+    assert agent.next(engine=failed | {"job": str(uuid4())}).json()["do"] == "run"
+    assert agent.next(engine=failed).json()["do"] == "wait"
+    found = job_of(instance)
+    assert (found.status, found.termination_reason) == ("failed", "creating_container_error")
+    assert statuses.message(found.detail, found.message) == (
+        "Docker could not be installed on its instance. Use a machine image that has it. E: no such package?"
+    )
+    assert agent.next(engine=failed).json()["do"] in ("wait", "off")
+
+
 def test_the_error_of_a_runner_that_does_not_start_is_stored_on_the_job(instance: Instance, agent: Agent) -> None:
     agent.join()
     agent.next(error="no space left on device\0")

@@ -30,7 +30,7 @@ ADD, LIST = "admin:backends_backend_add", "admin:backends_backend_changelist"
 SECRET = "kept/and+never shown"
 FORM = {
     "name": "aws", "enabled": "on", "regions": ["eu-west-1"], "sign_in": "default", "architectures": ["x86_64"],
-    "public_ip": "on", "disk_gb": "100",
+    "public_ip": "on", "containers": "on", "disk_gb": "100",
 }  # fmt: skip
 WITH_KEY = {**FORM, "sign_in": "access_key_id", "access_key_id": ACCESS_KEY, "secret_access_key": SECRET}
 
@@ -101,7 +101,11 @@ def test_all_settings_are_stored_and_shown_again(admin: Client) -> None:
     assert (read.credentials.external_id, read.families) == ("x1", ("g5", "p5"))
     assert read.subnets_in("eu-west-1") == ("subnet-1", "subnet-2")
     form = admin.get(change(made)).context["adminform"].form
-    shown = {name: form[name].value() for name in said if name not in ("name", "enabled", "public_ip", "disk_gb")}
+    shown = {
+        name: form[name].value()
+        for name in said
+        if name not in ("name", "enabled", "public_ip", "containers", "disk_gb")
+    }
     assert shown == {name: said[name] for name in shown}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dstackweb.runner import cgroups, tree
+from tests import containers
 from tests.runner.api import TOKEN, Api
 from tests.support import REPO, eventually
 
@@ -144,3 +145,10 @@ def box(open_home: Path) -> Iterator[Callable[..., Box]]:
         tree.send(made.processes(), signal.SIGKILL)
         cgroups.read(str(made.state)).remove()
         made.api.go_down()
+
+
+@pytest.fixture(scope="session")
+def docker() -> Iterator[containers.Docker]:
+    """One daemon for all tests of the group `containers`."""
+    with containers.docker() as made:
+        yield made

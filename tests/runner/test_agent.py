@@ -254,6 +254,8 @@ def test_plain_http_to_another_machine_is_refused_permanently(rent: Rent) -> Non
 class Quiet:
     """Instance jobs in a given state."""
 
+    home = "/nonexistent"
+
     def __init__(self, *, is_running_any: bool = False, has_unreported_end: bool = False) -> None:
         self._running, self._unreported = is_running_any, has_unreported_end
 

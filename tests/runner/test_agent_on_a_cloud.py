@@ -39,23 +39,26 @@ def server(cloud: Cloud, live_server: Any, settings: Any) -> Iterator[str]:
     connections.close_all()
 
 
-def place(*commands: str, **instance: Any) -> Job:
+def place(*commands: str, image: str | None = None, **instance: Any) -> Job:
     project = make_project("main")
-    return cloud_job(make_run(project, join(project, make_user()), commands=list(commands)), **instance)
+    keys = {"image": image} if image else {}
+    return cloud_job(make_run(project, join(project, make_user()), commands=list(commands), **keys), **instance)
 
 
 def instance_of(job: Job) -> Instance:
     return Instance.objects.get(jobs=job)
 
 
-def boot(cloud: Cloud, job: Job, url: str, **more: Any) -> str:
-    """Start a machine with the job's user data; the cloud's ID for it."""
+def boot(cloud: Cloud, job: Job, url: str, *, path: str = "", **more: Any) -> str:
+    """Start a machine with the job's user data; the cloud's ID for it. `path` replaces this machine's programs."""
     instance = instance_of(job).pk
     script = user_data(
         api_url=url, instance=str(instance), join_token=join_token(instance)[0], pyz_sha256=pyz()[1], insecure=False
     )
     assert script.count(AGAIN) == 1
     script = script.replace(AGAIN, "    sleep 0.2\n  done\n")
+    if path:
+        script = script.replace("\n", f'\nPATH="${{PATH%%:*}}:{path}"\n', 1)
     asked = {"ImageId": cloud.image(), "InstanceType": "m7i.large", "MinCount": 1, "MaxCount": 1} | more
     started = cloud.client("ec2").run_instances(UserData=script, InstanceInitiatedShutdownBehavior="terminate", **asked)
     return str(started["Instances"][0]["InstanceId"])

@@ -29,12 +29,6 @@ UIDS = "1900000000-1900999999"
 UID = 1900000007
 
 
-@pytest.fixture(scope="module")
-def docker() -> Iterator[Docker]:
-    with containers.docker() as made:
-        yield made
-
-
 @pytest.fixture
 def contained(docker: Docker, box: Callable[..., Box]) -> Iterator[Callable[..., Box]]:
     """Makes jobs in containers; none of them is left behind."""

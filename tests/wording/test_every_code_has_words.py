@@ -15,6 +15,7 @@ from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEve
 from dstackweb.gpus.samples.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runner.archive import Fault
+from dstackweb.runner.engine_setup import EngineFault
 from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import (
     Impossible,
@@ -86,6 +87,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
     MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),
     ImageFault: lambda code: statuses.image_pull_failed({"image": "X:1", "fault": code.value}),
+    EngineFault: lambda code: statuses.no_engine({"fault": code.value}),
     Fault: lambda code: statuses.code_refused({**DATA, "fault": code.value}),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
     HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),

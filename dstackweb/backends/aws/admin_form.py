@@ -109,7 +109,8 @@ class AwsForm(BackendForm):
             {
                 "classes": ("collapse",),
                 "fields": (
-                    "disk_gb", "public_ip", "subnets", "security_groups", "instance_profile", "ami", "ssh_key", "tags",
+                    "disk_gb", "public_ip", "subnets", "security_groups", "instance_profile", "ami", "containers",
+                    "ssh_key", "tags",
                 ),
             },
         ),

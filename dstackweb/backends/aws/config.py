@@ -211,6 +211,15 @@ class AwsConfig(Keys):
         _("One name=value per line, for every instance and disk, for example for cost reports."),
         default={},
     )
+    containers: bool = key(
+        "true or false",
+        _(
+            "With Docker from the image, else with the distribution's package, which is installed for the first run "
+            "that needs it. For GPUs the image needs NVIDIA's container toolkit, as AWS's have it."
+        ),
+        title=_("Instances run container images"),
+        default=True,
+    )
     allow_private_url: bool = key(
         "true or false",
         _("Only if a VPN or peering connects the subnets to this server."),

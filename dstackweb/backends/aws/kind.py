@@ -156,6 +156,9 @@ class AwsKind(Kind):
     def location(self, config: Mapping[str, Any]) -> str:
         return ", ".join(config["regions"])
 
+    def runs_images(self, config: Mapping[str, Any]) -> bool:
+        return bool(config.get("containers", True))
+
     def source_failure(self, error: Mapping[str, Any]) -> str:
         data = {"region": "", "text": "", "action": "", "who": "", **error}
         match error.get("code"):
@@ -197,7 +200,7 @@ class AwsKind(Kind):
                 shown = {"offered": ", ".join(offered), "zones": ", ".join(zones) or "–"}
                 return _("Available in %(offered)s, but the configured subnets are in %(zones)s.") % shown
             case {"code": "image_not_supported"}:
-                return _("Cloud instances do not run container images yet.")
+                return _("Its instances run no containers: `containers` is off.")
             case {"code": "no_driver"}:
                 text = _("No public AWS image has a driver for the GPUs of %(family)s. Set `ami` to one that has.")
                 return text % detail

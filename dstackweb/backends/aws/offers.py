@@ -62,10 +62,11 @@ def join(
 
     Raises SourceFailed if there is none and a source that could have some is unknown.
     """
+    refused_image = None if config.containers else image
     offers = [
         offer
         for name in config.regions
-        for offer in _offers(_region(config, readings, name), requirements, backend, image, url_problem)
+        for offer in _offers(_region(config, readings, name), requirements, backend, refused_image, url_problem)
     ]
     if not offers:
         _raise_unknown(config, readings)

@@ -21,6 +21,7 @@ from django.utils import timezone
 from dstackweb.backends.contract import InstanceEnd
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, Forbidden, NotFound, TooEarly
+from dstackweb.lib.models import watch_time
 from dstackweb.lib.secrets import digest
 from dstackweb.runs import attempts
 from dstackweb.runs.codes import MessageCode
@@ -37,6 +38,15 @@ MAX_NOTICE = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True)
+class EngineReport:
+    """A job waits for its instance's container engine, or there is none for it: `fault` with the installer's words."""
+
+    job: UUID
+    fault: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class AgentReport:
     """What an agent reports with each call.
 
@@ -48,6 +58,7 @@ class AgentReport:
     left: bool = False
     interruption_at: dt.datetime | None = None
     error: str = ""
+    engine: EngineReport | None = None
 
 
 def join_token(instance: UUID) -> tuple[str, str]:
@@ -145,6 +156,14 @@ def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str,
         return {"do": "off"}
     if not job.claim_nonce and instance.interrupted_at is not None:
         return None
+    if report.engine is not None and report.engine.job == job.pk and not job.claim_nonce:
+        if report.engine.fault:
+            detail = {"code": MessageCode.NO_ENGINE, "fault": report.engine.fault}
+            attempts.end_job(job.pk, Reason.CREATING_CONTAINER_ERROR, message=report.engine.text, detail=detail)
+            return None
+        # The time to start counts from the end of the installation, which the agent limits.
+        waiting = Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="")
+        waiting.update(status_at_s=watch_time(), detail={"code": MessageCode.INSTALLING_ENGINE})
     if job.claim_nonce and job.silent_s > attempts.RUNNER_GONE_S and not report.left:
         attempts.end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.RUNNER_GONE})
         return None
@@ -157,6 +176,8 @@ def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str,
         "insecure": settings.DSTACKWEB_INSECURE_HTTP,
         "run_uid": str(job.run.uid),
         "node": job.node,
+        "image": bool(job.run.spec.get("image")),
+        "gpus": bool(instance.gpu_count),
     }
     return {"do": "run", "job": str(job.pk), "orders": orders}
 

@@ -125,6 +125,11 @@ def _offer(instance: Instance) -> Offer:
         backend=instance.backend.name,
         spot=instance.is_spot,
         availability=Availability.IDLE,
-        detail={"code": "idle_instance", "instance": str(instance.pk), "fits": 1},
+        detail={
+            "code": "idle_instance",
+            "instance": str(instance.pk),
+            "fits": 1,
+            "runs_images": registry.runs_images(instance.backend),
+        },
         **{name: getattr(instance, name) for name in INSTANCE_FIELDS},
     )

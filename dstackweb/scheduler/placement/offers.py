@@ -71,6 +71,8 @@ def refusal(spec: EffectiveSpec, offer: Offer) -> PlaceCode | None:
         return PlaceCode.NOT_NAMED
     if spec.labels:
         return PlaceCode.HAS_NO_LABELS
+    if spec.volumes:
+        return PlaceCode.VOLUME_NOT_LISTED
     if spec.regions is not None and offer.region not in spec.regions:
         return PlaceCode.OTHER_REGION
     if spec.instance_types is not None and offer.instance_type not in spec.instance_types:
@@ -85,8 +87,9 @@ def refusal(spec: EffectiveSpec, offer: Offer) -> PlaceCode | None:
 
 
 def matching_idle(idle: Iterable[Offer], needs: Requirements, *, image: str | None = None) -> tuple[Offer, ...]:
-    """The idle instances that have what each node of a run needs. None of them runs containers."""
-    return () if image is not None else tuple(offer for offer in idle if meets(offer, needs))
+    """The idle instances that have what each node of a run needs."""
+    able = (offer for offer in idle if image is None or offer.detail.get("runs_images"))
+    return tuple(offer for offer in able if meets(offer, needs))
 
 
 def nodes_available(offer: Offer, used: Mapping[OfferKey, int], most: int) -> int:

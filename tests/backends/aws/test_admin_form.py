@@ -43,6 +43,7 @@ configs = st.fixed_dictionaries(
         "ssh_key": by_region(names),
         "tags": st.dictionaries(names.filter(lambda name: "=" not in name), names, max_size=3),
         "public_ip": st.booleans(),
+        "containers": st.booleans(),
         "disk_gb": st.integers(8, 16384),
         "allow_private_url": st.booleans(),
         "endpoint_url": st.just("http://127.0.0.1:5000"),

@@ -160,11 +160,15 @@ def test_a_type_that_no_zone_of_the_subnets_has_is_not_available_there() -> None
 
 
 def test_nothing_is_available_where_instances_could_not_reach_this_server_or_run_the_image() -> None:
-    for how, code in (({"url_problem": "missing"}, "public_url"), ({"image": "python"}, "image_not_supported")):
+    for how, code in (
+        ({"url_problem": "missing"}, "public_url"),
+        ({"image": "python", "said": {"containers": False}}, "image_not_supported"),
+    ):
         found = offers(known(), {}, **how)
         assert {offer.availability for offer in found} == {Availability.NOT_AVAILABLE}
         assert {offer.detail["code"] for offer in found} == {code}
         assert len(found) == len(offers(known(), {}))
+    assert offers(known(), {}, image="python") == offers(known(), {})
 
 
 def test_the_quota_stays_visible_where_instances_could_not_reach_this_server() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.backends.contract import PlaceCode
-from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement, choose_offers, refusal
+from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement, choose_offers, matching_idle, refusal
 from dstackweb.spec.effective import EffectiveSpec
 from tests.scheduler.passes.backend_offers_stub import offer
 
@@ -35,3 +35,15 @@ def test_paid_offers_are_excluded_unless_the_run_names_their_backend(
 ) -> None:
     """Whatever its kind of backend says about costs."""
     assert refusal(EffectiveSpec(commands=("true",), backends=backends), offer(price)) == why
+
+
+def test_an_image_goes_to_idle_instances_that_run_containers_and_a_volume_to_none() -> None:
+    able, other = (
+        offer("0.20", instance_type=name, detail={"code": "idle_instance", "instance": name, "runs_images": runs})
+        for name, runs in (("a", True), ("b", False))
+    )
+    spec = EffectiveSpec(commands=("true",), image="tool:1", backends=("cloud",))
+    assert matching_idle((able, other), spec.requirements, image=spec.image) == (able,)
+    assert matching_idle((able, other), spec.requirements) == (able, other)
+    mounts = spec.model_copy(update={"volumes": ("/data:/data",)})
+    assert (refusal(spec, able), refusal(mounts, able)) == (None, PlaceCode.VOLUME_NOT_LISTED)

@@ -1,0 +1,1 @@
+"""Dask clusters: free workers as offers, tasks that hold a worker's thread as instances."""
