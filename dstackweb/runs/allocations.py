@@ -7,15 +7,17 @@ guarded UPDATE. Both happen in the caller's transaction: any miss raises `ClaimF
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
-from django.db import IntegrityError, connection
+from django.db import IntegrityError
 from django.db.models import F
 
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.lib import sql
-from dstackweb.runs.models import Allocation, Job, Run
+from dstackweb.lib import bulk, sql
+from dstackweb.runs.models import Allocation, Job
 from dstackweb.runs.states import JOB_ENDED
 
 
@@ -77,29 +79,25 @@ def _gpus(uuids: Sequence[str]) -> dict[tuple[int, str], int]:
     return {(host_id, uuid): pk for host_id, uuid, pk in rows}
 
 
-_OF_ENDED = f"""
-WHERE job_id IN (SELECT id FROM runs_job WHERE run_id = %s AND status IN ({sql.places(JOB_ENDED)}))
-"""
+def release(run_ids: Collection[int]) -> set[int]:
+    """Release what ended jobs of these runs hold, in the order of claims. Returns the runs that held something.
 
-
-def held_by_ended_jobs(run: Run) -> list[tuple[int, int, int]]:
-    """What a run's ended jobs hold of each host (id), in the order of claims: CPUs and MiB of memory.
-
-    Their processes are confirmed gone, or never began.
+    Their processes are confirmed gone, or never began. Call with the runs locked, last in the transaction.
     """
-    columns = "host_id, SUM(cpus), SUM(memory_mib)"
-    found = sql.rows(f"SELECT {columns} FROM runs_allocation {_OF_ENDED} GROUP BY 1 ORDER BY 1", [run.pk, *JOB_ENDED])
-    return [(host_id, int(cpus), int(memory_mib)) for host_id, cpus, memory_mib in found]
-
-
-def release(run: Run, held: Sequence[tuple[int, int, int]]) -> None:
-    """Release what a run's ended jobs hold, which is `held`.
-
-    Call after `lock_run`, last in the transaction.
-    """
-    for host_id, cpus, memory_mib in held:
+    if not run_ids:
+        return set()
+    ended = f"job.run_id IN ({sql.places(run_ids)}) AND job.status IN ({sql.places(JOB_ENDED)})"
+    held = sql.rows(_HELD + f"WHERE {ended} ORDER BY held.host_id", [*run_ids, *JOB_ENDED])
+    for host_id, rows in groupby(held, itemgetter(2)):
+        cpus, memory_mib = (sum(column) for column in zip(*(row[3:] for row in rows), strict=True))
         Host.objects.filter(pk=host_id).update(
             cpus_used=F("cpus_used") - cpus, memory_used_mib=F("memory_used_mib") - memory_mib
         )
-    with connection.cursor() as cursor:
-        cursor.execute(f"DELETE FROM runs_allocation {_OF_ENDED}", [run.pk, *JOB_ENDED])
+    bulk.delete("runs_allocation", [row[0] for row in held])
+    return {row[1] for row in held}
+
+
+_HELD = """
+SELECT held.id, job.run_id, held.host_id, held.cpus, held.memory_mib
+FROM runs_allocation held JOIN runs_job job ON job.id = held.job_id
+"""

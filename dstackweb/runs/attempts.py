@@ -17,10 +17,11 @@ from dstackweb.backends.hosts import starts
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
-from dstackweb.runs import allocations, log_limits, wakeups
+from dstackweb.runs import log_limits, wakeups
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recurrence import next_after_end
+from dstackweb.runs.shared_rows import release_ended, shared_rows_last
 from dstackweb.runs.states import (
     HOLD_END,
     JOB_ACTIVE,
@@ -40,7 +41,7 @@ from dstackweb.runs.states import (
     job_end_status,
     was_signalled,
 )
-from dstackweb.runs.transitions import lock_job, move_job, move_run, note, touch
+from dstackweb.runs.transitions import lock_job, move_job, move_run, note
 from dstackweb.spec.effective import EffectiveSpec
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
@@ -75,7 +76,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
 
 def start_job(job_id: UUID, *, image_digest: str = "") -> None:
     """Record that the runner has started the job's commands, and the image of their container."""
-    with transaction.atomic():
+    with shared_rows_last():
         job = lock_job(job_id)
         if job.status == JobStatus.PROVISIONING:
             move_job(job, JobStatus.RUNNING, now=timezone.now(), image_digest=image_digest)
@@ -98,7 +99,7 @@ def report_end(
     Where that may be the end of a cloud's machine, the job stays active until the cloud has said how its machine is
     (`scheduler.cloud.watch`). An own host whose runner got the signal with its commands was shut down.
     """
-    with transaction.atomic():
+    with shared_rows_last():
         job = lock_job(job_id)
         if job.status not in JOB_ACTIVE or job.reported_at is not None:
             return
@@ -140,7 +141,7 @@ def end_job(
     `message` is text from a program or a cloud, `detail` a code of this server with its data (`MessageCode`).
     Returns False when it had ended before. A job that was stopped ends for that reason.
     """
-    with transaction.atomic():
+    with shared_rows_last():
         job = lock_job(job_id)
         if job.status not in JOB_ACTIVE:
             return False
@@ -188,7 +189,7 @@ def return_job(
     `failed_start` counts against its host.
     """
     now = timezone.now()
-    with transaction.atomic():
+    with shared_rows_last():
         job = lock_job(job_id)
         if job.status != JobStatus.PROVISIONING or not move_job(
             job,
@@ -218,16 +219,10 @@ def _end_message(
 
 
 def settle_run(run: Run) -> None:
-    """Move a run on according to its current attempt's jobs, and free what ended jobs held.
-
-    Call after `lock_run`, last in the transaction: it locks the queue's counters and then hosts.
-    """
+    """Move a run on according to its current attempt's jobs, and free what ended jobs held. Call after `lock_run`."""
     if run.status in PLACED:
         _follow(run)
-    if held := allocations.held_by_ended_jobs(run):
-        touch(run.queue_id)
-        allocations.release(run, held)
-        wakeups.request_pass()
+    release_ended(run)
 
 
 def _follow(run: Run) -> None:

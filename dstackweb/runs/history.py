@@ -94,8 +94,12 @@ def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
             row.update(**changes)
 
 
-def count_removed(placed: Iterable[tuple[int, int, dt.datetime]]) -> None:
-    """Count placements (queue, priority, time) of removed runs, whose events a recount can't count any more.
+Placed = tuple[int, int, dt.datetime]
+"""A placement of a run: its queue, priority and time."""
+
+
+def count_removed(placed: Iterable[Placed]) -> None:
+    """Count placements of removed runs, whose events a recount can't count any more.
 
     Call inside the transaction that removes them, behind the queue counters.
     """

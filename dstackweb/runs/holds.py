@@ -23,8 +23,9 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs import services
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
+from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import JobStatus, RunStatus
-from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.runs.transitions import lock_run, record
 from dstackweb.spec.units import MAX_DURATION_S, format_duration, parse_duration
 
 MEMBER_MAX_S = 7 * 86_400

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
 
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import counters
@@ -42,50 +41,48 @@ def took_s(started: dt.datetime | None, ended: dt.datetime | None) -> float | No
     return None if started is None or ended is None else max(0.0, (ended - started).total_seconds())
 
 
-def count_new(runs: Sequence[Run]) -> None:
-    """Count runs that were just created. Call in the transaction that created them, behind the queue counters."""
-    if runs:
-        _shift(runs, lambda run: _delta(None, RunStatus(run.status)), max(run.submitted_at for run in runs))
+class Deltas:
+    """What a transaction changes of the counters of projects, until `write` writes it."""
 
+    def __init__(self) -> None:
+        self._of_project: defaultdict[int, defaultdict[tuple[str, str], Delta]]
+        self._of_project = defaultdict(lambda: defaultdict(Delta))
+        self._now_ms = 0
 
-def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
-    """Count a move of `runs`, which still hold the status that they leave. Call likewise."""
+    def add_new(self, run: Run) -> None:
+        """A run that was just created."""
+        self._add(run, _delta(None, RunStatus(run.status)), run.submitted_at)
 
-    def delta(run: Run) -> Delta:
-        found = _delta(RunStatus(run.status), new)
+    def add_move(self, run: Run, new: RunStatus, now: dt.datetime) -> None:
+        """A move of a run, which still holds the status that it leaves."""
+        if STATE[RunStatus(run.status)] == STATE[new]:
+            return  # starting and stopping are running, as tasks go: nothing to write
+        delta = _delta(RunStatus(run.status), new)
         seconds = took_s(run.started_at, now) if new in TIMED else None
         if seconds is not None:
-            found.duration_n, found.duration_s = 1, seconds
-        return found
+            delta.duration_n, delta.duration_s = 1, seconds
+        self._add(run, delta, now)
 
-    # Starting and stopping are running, as tasks go: nothing to write.
-    _shift([run for run in runs if STATE[RunStatus(run.status)] != STATE[new]], delta, now)
-
-
-def count_removed(runs: Sequence[Run], now: dt.datetime) -> None:
-    """Take ended runs that are being removed out of the counters. Call likewise."""
-
-    def delta(run: Run) -> Delta:
+    def add_removed(self, run: Run, now: dt.datetime) -> None:
+        """An ended run that is being removed."""
         status = RunStatus(run.status)
-        found = Delta({STATE[status]: -1})
+        delta = Delta({STATE[status]: -1})
         seconds = took_s(run.started_at, run.ended_at) if status in TIMED else None
         if seconds is not None:
-            found.duration_n, found.duration_s = -1, -seconds
-        return found
+            delta.duration_n, delta.duration_s = -1, -seconds
+        self._add(run, delta, now)
 
-    _shift(runs, delta, now)
+    def write(self) -> None:
+        """Each project's scope once, in the order in which everybody takes them."""
+        for project_id, deltas in sorted(self._of_project.items()):
+            counters.shift(counters.lock_project_scope(project_id), deltas, self._now_ms)
+
+    def _add(self, run: Run, delta: Delta, now: dt.datetime) -> None:
+        self._of_project[run.project_id][prefix_and_group(run.name)].add(delta)
+        self._now_ms = max(self._now_ms, to_ms(now))
 
 
 def _delta(old: RunStatus | None, new: RunStatus) -> Delta:
     delta = Delta()
     delta.move(STATE[old] if old else None, STATE[new])
     return delta
-
-
-def _shift(runs: Iterable[Run], delta_of: Callable[[Run], Delta], now: dt.datetime) -> None:
-    """Each project's scope once, in the order in which everybody takes them."""
-    of_project: defaultdict[int, defaultdict[tuple[str, str], Delta]] = defaultdict(lambda: defaultdict(Delta))
-    for run in runs:
-        of_project[run.project_id][prefix_and_group(run.name)].add(delta_of(run))
-    for project_id, deltas in sorted(of_project.items()):
-        counters.shift(counters.lock_project_scope(project_id), deltas, to_ms(now))

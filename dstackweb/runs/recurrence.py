@@ -18,8 +18,9 @@ from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import lock_queue
+from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
-from dstackweb.runs.transitions import count_new_run, lock_run, record
+from dstackweb.runs.transitions import lock_run, record
 
 
 def create_occurrences(now: dt.datetime) -> int:
@@ -59,7 +60,7 @@ def blocked_by(run: Run) -> ScheduleWait | None:
 def _create(run: Run, now: dt.datetime) -> bool:
     """Create it, or find that it was created meanwhile; False when its name is taken now."""
     try:
-        with transaction.atomic():
+        with shared_rows_last():
             queue = lock_queue(run.queue_id)
             ended = lock_run(run.pk)
             if ended.retry_at is None or ended.status not in ENDED:
@@ -84,7 +85,7 @@ def _create(run: Run, now: dt.datetime) -> bool:
                 archive_id=ended.archive_id,
             )
             Run.objects.filter(pk=ended.pk).update(retry_at=None)
-            count_new_run(following)
+            count_new(following)
             record(following, RunEventKind.SCHEDULED, {"previous": str(ended.uid), "at": at.isoformat()}, at=now)
             record(ended, RunEventKind.NEXT_SCHEDULED, {"next": str(following.uid), "at": at.isoformat()}, at=now)
     except IntegrityError:

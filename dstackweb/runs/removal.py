@@ -19,11 +19,12 @@ from django.utils import timezone
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.progress import finalize
-from dstackweb.runs import files, log_limits, prefix_counters, spend
+from dstackweb.runs import files, log_limits, spend
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import may_change
-from dstackweb.runs.history import count_removed
-from dstackweb.runs.models import Job, QueueCount, RemovedRun, RemovedSpend, Run, RunEvent
+from dstackweb.runs.history import Placed
+from dstackweb.runs.models import Job, RemovedRun, RemovedSpend, Run, RunEvent
+from dstackweb.runs.shared_rows import count_removed, shared_rows_last
 from dstackweb.runs.states import ENDED, RunStatus
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
     Their logs are removed after the commit, or by `remove_logs` where that was interrupted.
     """
     now = now or timezone.now()
-    with transaction.atomic():
+    with shared_rows_last():
         mine = Run.objects.filter(pk__in=run_ids, status__in=ENDED, ended_at__isnull=False)
         if unless:
             mine = mine.exclude(unless)
@@ -62,13 +63,10 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
             return 0
         keys = [run.pk for run in runs]
         removed, freed = _leave_rows(runs, now)
-        placed = _placed(keys)
+        count_removed(runs, _placed(keys), now)
         spent = _spent(keys, now)
         Run.objects.filter(pk__in=keys).delete()
         finalize.expire(keys)
-        _uncount(runs)
-        prefix_counters.count_removed(runs, now)
-        count_removed(placed)
         _keep_spend(spent, now)
         log_limits.uncount(freed)
         transaction.on_commit(lambda: _remove_logs(removed), robust=True)
@@ -106,7 +104,7 @@ def _leave_rows(runs: Sequence[Run], now: dt.datetime) -> tuple[list[RemovedRun]
     return rows, freed
 
 
-def _placed(run_ids: Collection[int]) -> list[tuple[int, int, dt.datetime]]:
+def _placed(run_ids: Collection[int]) -> list[Placed]:
     """Queue, priority and time of each placement whose event goes with its run."""
     events = RunEvent.objects.filter(
         run__in=run_ids, kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value
@@ -129,16 +127,6 @@ def _keep_spend(spent: dict[int, Decimal], now: dt.datetime) -> None:
                 [RemovedSpend(project_id=project_id, month=month, usd=0)], ignore_conflicts=True
             )
             row.update(usd=F("usd") + usd)
-
-
-def _uncount(runs: Sequence[Run]) -> None:
-    """Shift each queue's counters once, in the common lock order."""
-    of_queue: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for run in runs:
-        of_queue[run.queue_id][run.status] += 1
-    for queue_id, statuses in sorted(of_queue.items()):
-        shifted = {status: F(status) - number for status, number in statuses.items()}
-        QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **shifted)
 
 
 def over(uids: Sequence[str], before: dt.datetime) -> set[str]:

@@ -31,8 +31,9 @@ from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.recurrence import next_time, seniority_us
+from dstackweb.runs.shared_rows import count_new, count_queue_change, shared_rows_last
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
-from dstackweb.runs.transitions import count_new_run, lock_run, move_run, note, record, touch
+from dstackweb.runs.transitions import lock_run, move_run, note, record
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
 
@@ -143,7 +144,7 @@ def submit(
     name = spec.name or _free_name(project, "hold-" if spec.hold else "")
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
     try:
-        with transaction.atomic():
+        with shared_rows_last():
             queue = take_seniority(prepared.queue.pk)
             refuse_draining(queue)
             seniority = seniority_us(due) if due else queue.last_seniority_us
@@ -167,7 +168,7 @@ def submit(
                 body_digest=submission.digest() if idempotency_key else "",
             )
             note(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
-            count_new_run(run)
+            count_new(run)
             wakeups.request_pass()
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
@@ -223,7 +224,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
     target = Queue.objects.filter(project=run.project, name=name).first()
     if target is None:
         raise Invalid.at("queue", msg=f"no queue {name!r} in this project")
-    with transaction.atomic():
+    with shared_rows_last():
         held = {queue_id: lock_queue(queue_id) for queue_id in sorted({run.queue_id, target.pk})}
         fresh = lock_run(run.pk)
         if fresh.queue_id not in held or not matches(if_match, fresh):
@@ -241,10 +242,7 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
             Run.objects.filter(pk=fresh.pk).update(
                 queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us)
             )
-            for queue_id, step in sorted([(fresh.queue_id, -1), (target.pk, 1)]):
-                QueueCount.objects.filter(queue_id=queue_id).update(
-                    **{fresh.status: F(fresh.status) + step, "version": F("version") + 1}
-                )
+            count_queue_change(fresh, target.pk)
             record(fresh, RunEventKind.QUEUE, {"from": fresh.queue.name, "to": target.name}, actor=user)
             wakeups.request_pass()
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
@@ -264,7 +262,7 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
     now = timezone.now()
     reason = Reason.ABORTED_BY_USER if abort else Reason.STOPPED_BY_USER
     job_reason = Reason.ABORTED_BY_USER if abort else Reason.TERMINATED_BY_USER
-    with transaction.atomic():
+    with shared_rows_last():
         fresh = lock_run(run.pk)
         if fresh.status in ENDED:
             raise Conflict(f"run {fresh.name} has already ended ({fresh.status})")
@@ -290,12 +288,11 @@ def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
 
     Locks their queues and then all of their rows first, as moves and passes do.
     """
-    with transaction.atomic():
+    with shared_rows_last():
         for queue_id in sorted({run.queue_id for run in runs}):
             lock_queue(queue_id)
-        locked = [lock_run(pk) for pk in sorted({run.pk for run in runs})]
-        for queue_id in sorted({run.queue_id for run in locked}):
-            touch(queue_id)
+        for pk in sorted({run.pk for run in runs}):
+            lock_run(pk)
         return [stop(run, user, role) for run in runs]
 
 

@@ -7,8 +7,8 @@ same transaction it writes the event and shifts that queue's counters, so they c
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +20,10 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
-from dstackweb.runs import prefix_counters, wakeups
+from dstackweb.runs import wakeups
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.history import count_placed
-from dstackweb.runs.models import Job, QueueCount, Run, RunEvent
+from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.shared_rows import count_moved, shared_rows_last
 from dstackweb.runs.states import (
     ENDED,
     JOB_ENDED,
@@ -102,19 +102,6 @@ def note(
     )
 
 
-def touch(queue_id: int) -> None:
-    """Raise the version of a queue's lists, where no run changed its status."""
-    QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1)
-
-
-def count_new_run(run: Run) -> None:
-    """Count a new run. Call in the transaction that created it."""
-    QueueCount.objects.filter(queue_id=run.queue_id).update(
-        **{run.status: F(run.status) + 1, "version": F("version") + 1}
-    )
-    prefix_counters.count_new([run])
-
-
 def move_run(
     run: Run,
     new: RunStatus,
@@ -130,7 +117,7 @@ def move_run(
     Returns False, changing nothing, when another transaction moved it first, also to another queue, or a newer
     attempt has begun. On success `run` holds the new values. Raises IllegalTransition for a move outside the table.
     """
-    with transaction.atomic(savepoint=False):
+    with shared_rows_last(savepoint=False):
         try:
             move_runs([run], new, now=now, actor=actor, event=event, data=[data or {}], **fields)
         except RunChanged:  # by its first statement, so nothing was written
@@ -146,13 +133,12 @@ def move_runs(
     data: Sequence[dict[str, Any]],
     actor: User | None = None,
     event: RunEventKind | None = None,
-    touched: Collection[int] = (),
     **fields: Any,
 ) -> None:
     """Move many runs as `move_run` moves one, all or none, in a handful of statements; `data` has one entry per run.
 
-    `touched`: more queues whose lists have changed (see `touch`). Raises RunChanged when another transaction moved one
-    of them first. Call inside a transaction that the exception leaves, which has locked the queues of several runs.
+    Raises RunChanged when another transaction moved one of them first. Call inside a transaction
+    (`shared_rows_last`) that the exception leaves, which has locked the queues of several runs.
     """
     alike: dict[tuple[RunStatus, int, int, bool], list[Run]] = defaultdict(list)
     for run in runs:
@@ -177,27 +163,11 @@ def move_runs(
         RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **more}, at=now)
         for run, more in zip(runs, data, strict=True)
     )
-    # The rows that all share come last: other transactions wait for what follows them.
-    _count_moves(runs, new, touched)
-    prefix_counters.count_moved(runs, new, now)
-    if new == RunStatus.PROVISIONING:
-        count_placed(runs, now)
+    count_moved(runs, new, now)
     for run in runs:
         run.status = new
         for name, value in written[run.pk].items():
             setattr(run, name, value)
-
-
-def _count_moves(runs: Sequence[Run], new: RunStatus, touched: Collection[int]) -> None:
-    """Shift each queue's counters once, in the common lock order."""
-    left: dict[int, Counter[str]] = {queue_id: Counter() for queue_id in touched}
-    for run in runs:
-        left.setdefault(run.queue_id, Counter())[run.status] += 1
-    for queue_id, olds in sorted(left.items()):
-        shifted = {old: F(old) - n for old, n in olds.items()}
-        if olds:
-            shifted[new.value] = F(new.value) + olds.total()
-        QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **shifted)
 
 
 def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all, held_by_ended_jobs, release
+from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all, release
 from dstackweb.runs.models import Allocation, Job
 from tests.factories import cloud_job, make_host, make_run
 
@@ -76,7 +76,7 @@ def test_released_resources_can_be_claimed_to_the_last_unit(host: Host, jobs: li
     claim((first, everything))
     with transaction.atomic():
         Job.objects.filter(pk=first.pk).update(status="done")
-        release(first.run, held_by_ended_jobs(first.run))
+        release([first.run_id])
     assert held() == [(0, 0)]
     claim((second, everything))
     assert held() == [(8, 32 * GIB)]

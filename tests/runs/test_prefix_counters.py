@@ -15,7 +15,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
 from dstackweb.progress.states import TaskState
-from dstackweb.runs import attempts, prefix_counters, recurrence, services
+from dstackweb.runs import attempts, history, recurrence, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
@@ -127,7 +127,7 @@ def test_each_project_counts_its_own(project: Project, member: User) -> None:
 
 def test_a_move_that_fails_after_counting_counts_nothing(project: Project, member: User) -> None:
     run = make_run(project, member, "train-1")
-    failing = patch.object(prefix_counters, "count_moved", side_effect=DatabaseError)
+    failing = patch.object(history, "count_placed", side_effect=DatabaseError)
     with failing, pytest.raises(DatabaseError), transaction.atomic():
         move_run(run, RunStatus.PROVISIONING, now=timezone.now())
     assert shown(project, "train") == {"queued": 1}
@@ -171,7 +171,7 @@ def test_stopping_runs_of_two_queues_locks_both_queues_counters_before_shared_on
     place_all()
     with CaptureQueriesContext(connection) as asked:
         services.stop_all(runs, member, "member")
-    assert first_locks(asked) == [*lines, "progress", "hosts"]
+    assert first_locks(asked) == ["hosts", *lines, "progress"]
 
 
 def test_a_pass_locks_the_counters_of_waiting_queues_before_shared_ones(project: Project, member: User) -> None:
@@ -181,7 +181,23 @@ def test_a_pass_locks_the_counters_of_waiting_queues_before_shared_ones(project:
     lines = [f"queue {run.queue_id}" for run in runs]
     with CaptureQueriesContext(connection) as asked:
         assert place_all() == 1
-    assert first_locks(asked) == [*lines, "progress", "hosts"]
+    assert first_locks(asked) == ["hosts", *lines, "progress"]
+
+
+def test_a_run_that_ends_takes_what_all_share_once_and_last(project: Project, member: User) -> None:
+    """All others who start or end a run of the queue, or submit one, wait for these rows until it has committed."""
+    make_host()
+    run = make_run(project, member, "train-1")
+    place_all()
+    job = start(placed_job(run))
+    with CaptureQueriesContext(connection) as asked:
+        attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    changed = (re.match(r'(?:UPDATE|INSERT INTO|DELETE FROM) "?(\w+)', query["sql"]) for query in asked)
+    tables = [found[1] for found in changed if found]
+    assert tables.count("runs_queuecount") == 1
+    behind = tables[tables.index("runs_queuecount") + 1 :]
+    assert behind
+    assert all(table.startswith("progress_") for table in behind)
 
 
 def test_wrong_counters_are_named_with_stored_and_counted_values(project: Project, member: User) -> None:

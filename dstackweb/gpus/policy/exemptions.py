@@ -16,8 +16,9 @@ from dstackweb.gpus.policy.binding import policy_of
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Run
+from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import RunStatus
-from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.runs.transitions import lock_run, record
 from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.source import unusable
 

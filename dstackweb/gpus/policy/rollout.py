@@ -24,8 +24,9 @@ from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run
+from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import JobStatus, RunStatus
-from dstackweb.runs.transitions import lock_run, record, touch
+from dstackweb.runs.transitions import lock_run, record
 from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.spec.run_file import parse_profile_settings

@@ -17,8 +17,8 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs import wakeups
 from dstackweb.runs.models import Queue, QueueCount, QueueEvent, Run
 from dstackweb.runs.queue import ordering
+from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import ACTIVE
-from dstackweb.runs.transitions import touch
 
 LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
 NAME = "letters, digits, dashes and underscores, at most 60"

@@ -32,8 +32,8 @@ from dstackweb.runs.queue.move_preview import (
 from dstackweb.runs.queue.moves import RankChange
 from dstackweb.runs.queue.positions import read_runs, runs_ahead
 from dstackweb.runs.queue.queues import lock_queue, now_us
+from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
-from dstackweb.runs.transitions import touch
 
 __all__ = ["UNDO_S", "MoveEffect", "MoveTarget", "RunChange", "move", "preview", "set_priorities", "undo", "undoable"]
 

@@ -35,8 +35,9 @@ from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.selectors import TEXTS, in_order
+from dstackweb.runs.shared_rows import shared_rows_last, touch
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason, RunStatus
-from dstackweb.runs.transitions import lock_run, move_run, record, touch
+from dstackweb.runs.transitions import lock_run, move_run, record
 from dstackweb.spec.codes import UtilizationAction
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def apply_policy(job_id: UUID, now: dt.datetime) -> PolicyAction:
     nodes = _bound_jobs([job], now)
     if not any(node.is_outdated or node.due != PolicyAction.NOTHING for node in nodes):
         return PolicyAction.NOTHING
-    with transaction.atomic():
+    with shared_rows_last():
         done = _apply_locked(lock_run(job.run_id), job_id, now)
     if done != PolicyAction.NOTHING:
         bound = nodes[0].bound

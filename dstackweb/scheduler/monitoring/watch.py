@@ -31,6 +31,7 @@ from dstackweb.runs.attempts import end_job, requeue_due, return_job, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recurrence import create_occurrences
+from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.models import PeriodicJob
@@ -201,7 +202,7 @@ def _settle_leftovers() -> None:
 
 
 def _settle(run_id: int) -> None:
-    with transaction.atomic():
+    with shared_rows_last():
         settle_run(lock_run(run_id))
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -21,6 +20,7 @@ from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.queue.queues import LIMITS
+from dstackweb.runs.shared_rows import shared_rows_last, touch
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import RunChanged, move_runs, record
 from dstackweb.scheduler.cloud.instances import assign_offer, new_instance, take_idle
@@ -114,10 +114,10 @@ def write_decisions(
     """Write all of it, with the changes of reservations; `backends` by name.
 
     Raises one of STALE, or ClaimLost when a newer pass has begun, having written nothing.
-    Rows are locked in the common order: pass, queues, runs, queue counters, progress, hosts.
+    Rows are locked in the common order: pass, queues, runs, hosts, queue counters, progress.
     """
     now = timezone.now()
-    with transaction.atomic():
+    with shared_rows_last():
         PassState.renew(generation)
         _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
         seen = {change.queue_id for change in changes}
@@ -131,8 +131,9 @@ def write_decisions(
             RunStatus.PROVISIONING,
             now=now,
             data=[{"nodes": _nodes(one)} for one in placements],
-            touched={queue.pk for queue, _ in verdicts} | seen,
         )
+        for queue_id in {queue.pk for queue, _ in verdicts} | seen:
+            touch(queue_id)
         _make_jobs(list(zip(runs, placements, strict=True)), backends, now)
 
 

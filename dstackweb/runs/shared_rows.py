@@ -1,0 +1,117 @@
+"""What runs share: hosts, counters, and the versions that pages poll. Written last in a transaction, and once.
+
+Other transactions wait for these rows until the one that writes them has committed. So whoever moves runs only notes
+what that changes, and `shared_rows_last`, the transaction around all of it, writes the sums by its last statements, in
+the common order of locks.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from django.db import transaction
+from django.db.models import F
+
+from dstackweb.runs import allocations, history, prefix_counters, wakeups
+from dstackweb.runs.models import QueueCount, Run
+from dstackweb.runs.states import RunStatus
+
+
+@dataclass
+class _Changes:
+    """What a transaction has changed so far."""
+
+    statuses: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """By queue, how many more runs are in each status. A queue without any is touched."""
+    prefixes: prefix_counters.Deltas = field(default_factory=prefix_counters.Deltas)
+    settled: dict[int, int] = field(default_factory=dict)
+    """Runs whose ended jobs may hold something, with their queues."""
+    placed: list[tuple[Sequence[Run], dt.datetime]] = field(default_factory=list)
+    removed: list[history.Placed] = field(default_factory=list)
+
+    def write(self) -> None:
+        """In the common order of locks."""
+        self._release()
+        for queue_id, statuses in sorted(self.statuses.items()):
+            shifted = {status: F(status) + more for status, more in statuses.items() if more}
+            QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **shifted)
+        self.prefixes.write()
+        for runs, now in self.placed:
+            history.count_placed(runs, now)
+        history.count_removed(self.removed)
+
+    def _release(self) -> None:
+        if released := allocations.release(self.settled):
+            for run_id in released:
+                self.statuses[self.settled[run_id]].update()
+            wakeups.request_pass()
+
+
+_changes: ContextVar[_Changes | None] = ContextVar("changes", default=None)
+
+
+@contextmanager
+def shared_rows_last(*, savepoint: bool = True) -> Iterator[_Changes]:
+    """A transaction that moves runs. Inside another such block it is a part of it, and can't fail alone."""
+    outer = _changes.get()
+    with transaction.atomic(savepoint=savepoint and outer is None):
+        if outer is not None:
+            yield outer
+            return
+        changes = _Changes()
+        token = _changes.set(changes)
+        try:
+            yield changes
+        finally:
+            _changes.reset(token)
+        changes.write()
+
+
+def touch(queue_id: int) -> None:
+    """Raise the version of a queue's lists, where no run changed its status."""
+    with shared_rows_last(savepoint=False) as changes:
+        changes.statuses[queue_id].update()
+
+
+def release_ended(run: Run) -> None:
+    """Free what ended jobs of the run hold of hosts. Call after `lock_run`."""
+    with shared_rows_last(savepoint=False) as changes:
+        changes.settled[run.pk] = run.queue_id
+
+
+def count_new(run: Run) -> None:
+    """Count a new run. Call in the transaction that created it."""
+    with shared_rows_last(savepoint=False) as changes:
+        changes.statuses[run.queue_id][run.status] += 1
+        changes.prefixes.add_new(run)
+
+
+def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
+    """Count a move of `runs`, which still hold the status that they leave. Call in the transaction that moved them."""
+    with shared_rows_last(savepoint=False) as changes:
+        for run in runs:
+            changes.statuses[run.queue_id].update({run.status: -1, new.value: 1})
+            changes.prefixes.add_move(run, new, now)
+        if new == RunStatus.PROVISIONING:
+            changes.placed.append((runs, now))
+
+
+def count_queue_change(run: Run, queue_id: int) -> None:
+    """Count a run that leaves its queue for another. Call likewise."""
+    with shared_rows_last(savepoint=False) as changes:
+        changes.statuses[run.queue_id][run.status] -= 1
+        changes.statuses[queue_id][run.status] += 1
+
+
+def count_removed(runs: Sequence[Run], placed: Sequence[history.Placed], now: dt.datetime) -> None:
+    """Take ended runs that are being removed out of the counters, and note their placements. Call likewise."""
+    with shared_rows_last(savepoint=False) as changes:
+        for run in runs:
+            changes.statuses[run.queue_id][run.status] -= 1
+            changes.prefixes.add_removed(run, now)
+        changes.removed += placed
