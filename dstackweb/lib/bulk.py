@@ -6,7 +6,9 @@ Rows are tuples; the caller names their columns and PostgreSQL types. Values of 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from django.db import connection
@@ -15,6 +17,24 @@ from dstackweb.lib import sql
 
 Types = Mapping[str, str]
 """Columns and their PostgreSQL types."""
+
+_unsent: ContextVar[list[tuple[str, list[Any]]] | None] = ContextVar("unsent", default=None)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Send this block's inserts, updates and deletes to PostgreSQL as one message, at the end of the block.
+
+    While locks are held that others wait for, most of the time goes by between statements.
+    """
+    statements: list[tuple[str, list[Any]]] = []
+    token = _unsent.set(statements)
+    try:
+        yield
+    finally:
+        _unsent.reset(token)
+    if statements:
+        _execute("; ".join(text for text, _ in statements), [value for _, values in statements for value in values])
 
 
 def find(
@@ -46,11 +66,10 @@ def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]], *, ignore_
         return
     names = ", ".join(_quoted(types))
     end = " ON CONFLICT DO NOTHING" if ignore_conflicts else ""
-    with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            cursor.executemany(f"INSERT INTO {table} ({names}) VALUES ({sql.places(types)}){end}", rows)
-        else:
-            cursor.execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}{end}", _arrays(types, rows))
+    if connection.vendor == "sqlite":
+        _execute_each(f"INSERT INTO {table} ({names}) VALUES ({sql.places(types)}){end}", rows)
+    else:
+        _execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}{end}", _arrays(types, rows))
 
 
 def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -61,26 +80,37 @@ def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
     """
     if not rows:
         return
-    with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            values = ", ".join(f"{name} = %s" for name in _quoted(types))
-            cursor.executemany(f"UPDATE {table} SET {values} WHERE id = %s", rows)
-        else:
-            all_types = {**types, "id": "bigint"}
-            values = ", ".join(f"{name} = given.{name}" for name in _quoted(types))
-            source = f"{_given(all_types)} WHERE {table}.id = given.id AND given.id %% 1 = 0"
-            cursor.execute(f"UPDATE {table} SET {values} FROM {source}", _arrays(all_types, rows))
+    if connection.vendor == "sqlite":
+        values = ", ".join(f"{name} = %s" for name in _quoted(types))
+        _execute_each(f"UPDATE {table} SET {values} WHERE id = %s", rows)
+    else:
+        all_types = {**types, "id": "bigint"}
+        values = ", ".join(f"{name} = given.{name}" for name in _quoted(types))
+        source = f"{_given(all_types)} WHERE {table}.id = given.id AND given.id %% 1 = 0"
+        _execute(f"UPDATE {table} SET {values} FROM {source}", _arrays(all_types, rows))
 
 
 def delete(table: str, ids: Collection[int]) -> None:
     """Delete rows by their ids."""
     if not ids:
         return
+    if connection.vendor == "sqlite":
+        _execute_each(f"DELETE FROM {table} WHERE id = %s", [(pk,) for pk in ids])
+    else:
+        _execute(f"DELETE FROM {table} WHERE id = ANY(%s)", [list(ids)])
+
+
+def _execute(statement: str, parameters: list[Any]) -> None:
+    if (unsent := _unsent.get()) is not None:
+        unsent.append((statement, parameters))
+        return
     with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            cursor.executemany(f"DELETE FROM {table} WHERE id = %s", [(pk,) for pk in ids])
-        else:
-            cursor.execute(f"DELETE FROM {table} WHERE id = ANY(%s)", [list(ids)])
+        cursor.execute(statement, parameters)
+
+
+def _execute_each(statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    with connection.cursor() as cursor:
+        cursor.executemany(statement, rows)
 
 
 def quoted(name: str) -> str:

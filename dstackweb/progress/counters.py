@@ -11,7 +11,7 @@ durations start at zero.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -169,10 +169,14 @@ class CounterRows:
         # Only runs can be removed: tasks are forgotten, and stay in the count.
         gone = [] if scope.run_id else [name for name in of_prefix if not self.prefixes[name].total]
         scope.prefixes -= len(gone)
-        self._write_prefixes(sorted(of_prefix))
-        self._write_groups(sorted(deltas), whole.columns(), ids)
-        bulk.delete("progress_taskprefix", [self.prefixes[name].id for name in gone])
-        bulk.update("progress_scope", SCOPE_COLUMNS, [attrgetter(*SCOPE_COLUMNS, "id")(scope)])
+        new = self._insert_prefixes(of_prefix)
+        with bulk.together():
+            self._update_prefixes(sorted(of_prefix.keys() - new))
+            fresh = self._write_groups(sorted(deltas), whole.columns())
+            bulk.delete("progress_taskprefix", [self.prefixes[name].id for name in gone])
+            bulk.update("progress_scope", SCOPE_COLUMNS, [attrgetter(*SCOPE_COLUMNS, "id")(scope)])
+        for group_name, made in self._load_groups(fresh if ids else ()).items():
+            self.groups[group_name].id = made.id
         return whole
 
     def _load_prefixes(self, names: Collection[str]) -> dict[str, _PrefixRow]:
@@ -198,22 +202,26 @@ class CounterRows:
         )
         return {(prefix, name): _GroupRow(*row) for prefix, name, *row in found}
 
-    def _write_prefixes(self, names: Collection[str]) -> None:
+    def _insert_prefixes(self, names: Iterable[str]) -> set[str]:
+        """Returns those without a row before."""
+        fresh = sorted(name for name in names if not self.prefixes[name].id)
         values = attrgetter(*PREFIX_COLUMNS)
-        fresh = [name for name in names if not self.prefixes[name].id]
-        known = [
-            prefix for name in names if (prefix := self.prefixes[name]).id and prefix.version == self.scope.version
-        ]
         bulk.insert(
             "progress_taskprefix",
             {"name": "text", "scope_id": "bigint", **PREFIX_COLUMNS},
             [(name, self.scope.pk, *values(self.prefixes[name])) for name in fresh],
         )
-        bulk.update("progress_taskprefix", PREFIX_COLUMNS, [(*values(prefix), prefix.id) for prefix in known])
         for name, made in self._load_prefixes(fresh).items():
             self.prefixes[name].id = made.id
+        return set(fresh)
 
-    def _write_groups(self, group_names: Collection[GroupName], columns: Mapping[str, str], ids: bool) -> None:
+    def _update_prefixes(self, names: Iterable[str]) -> None:
+        values = attrgetter(*PREFIX_COLUMNS, "id")
+        changed = [prefix for name in names if (prefix := self.prefixes[name]).version == self.scope.version]
+        bulk.update("progress_taskprefix", PREFIX_COLUMNS, [values(prefix) for prefix in changed])
+
+    def _write_groups(self, group_names: Collection[GroupName], columns: Mapping[str, str]) -> list[GroupName]:
+        """Returns those without a row before, of which the ids are not known."""
         fresh: list[GroupName] = []
         known: list[_GroupRow] = []
         empty: list[_GroupRow] = []
@@ -237,8 +245,7 @@ class CounterRows:
         bulk.delete("progress_taskgroup", [group.id for group in empty])
         for group in empty:
             group.id = 0
-        for group_name, made in self._load_groups(fresh if ids else ()).items():
-            self.groups[group_name].id = made.id
+        return fresh
 
 
 @dataclass(slots=True)

@@ -143,30 +143,31 @@ def submit(
     spec = prepared.effective.spec
     name = spec.name or _free_name(project, "hold-" if spec.hold else "")
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
+    run = Run(
+        project=project,
+        user=user,
+        name=name,
+        status=RunStatus.PENDING if due else RunStatus.SUBMITTED,
+        retry_at=due,
+        priority=spec.priority,
+        shape=spec.shape_key(user.pk),
+        spec=spec.model_copy(update={"name": name}).model_dump(mode="json"),
+        provenance=prepared.effective.provenance,
+        config_text=prepared.config_text,
+        env_secret=encrypt(json.dumps(_masked_values(prepared.run_file, submission))),
+        archive=prepared.archive,
+        idempotency_key=idempotency_key,
+        body_digest=submission.digest() if idempotency_key else "",
+    )
     try:
         with shared_rows_last():
             queue = take_seniority(prepared.queue.pk)
             refuse_draining(queue)
-            seniority = seniority_us(due) if due else queue.last_seniority_us
-            run = Run.objects.create(
-                project=project,
-                queue=queue,
-                user=user,
-                name=name,
-                status=RunStatus.PENDING if due else RunStatus.SUBMITTED,
-                retry_at=due,
-                priority=spec.priority,
-                seniority_us=seniority,
-                rank=ordering.rank(seniority, spec.priority, queue.step_us),
-                shape=spec.shape_key(user.pk),
-                spec=spec.model_copy(update={"name": name}).model_dump(mode="json"),
-                provenance=prepared.effective.provenance,
-                config_text=prepared.config_text,
-                env_secret=encrypt(json.dumps(_masked_values(prepared.run_file, submission))),
-                archive=prepared.archive,
-                idempotency_key=idempotency_key,
-                body_digest=submission.digest() if idempotency_key else "",
-            )
+            run.queue = queue
+            run.seniority_us = seniority_us(due) if due else queue.last_seniority_us
+            run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us)
+            run.submitted_at = run.queued_at = timezone.now()
+            run.save(force_insert=True)
             note(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
             count_new(run)
             wakeups.request_pass()
