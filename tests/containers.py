@@ -108,23 +108,37 @@ def docker() -> Iterator[Docker]:
         yield made
     finally:
         made.stop()
-        for line in reversed(Path("/proc/mounts").read_text().splitlines()):
-            if (place := line.split()[1]).startswith(f"{home}/"):
-                subprocess.run(["umount", "-l", place], check=False)
-        shutil.rmtree(home, ignore_errors=True)
+        _remove(home)
 
 
 @contextmanager
 def podman() -> Iterator[Engine]:
-    """Podman with the image of the tests, in the machine's own store."""
-    engine = Engine("podman", str(shutil.which("podman")))
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        make_root(Path(folder))
-        _import(engine, Path(folder), f"localhost/{IMAGE}")
+    """Podman with the image of the tests in a store of its own, and with registries of this machine."""
+    home = Path(tempfile.mkdtemp(prefix="dw-podman-", dir="/tmp"))
+    home.chmod(0o755)
+    (home / "registries.conf").write_text('[[registry]]\nlocation = "127.0.0.1"\ninsecure = true\n')
+    program = home / "podman"
+    store = f"--root {home}/store --runroot {home}/run"
+    program.write_text(
+        f'#!/bin/sh\nCONTAINERS_REGISTRIES_CONF={home}/registries.conf exec {shutil.which("podman")} {store} "$@"\n'
+    )
+    program.chmod(0o755)
+    engine = Engine("podman", str(program))
+    make_root(home / "root")
+    _import(engine, home / "root", f"localhost/{IMAGE}")
     try:
         yield engine
     finally:
-        engine.call("rmi", "--force", f"localhost/{IMAGE}")
+        engine.call("rm", "--all", "--force")
+        _remove(home)
+
+
+def _remove(home: Path) -> None:
+    """The engine's files, with what is mounted there."""
+    for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+        if (place := line.split()[1]).startswith(f"{home}/"):
+            subprocess.run(["umount", "-l", place], check=False)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager

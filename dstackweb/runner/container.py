@@ -222,10 +222,15 @@ def arguments(engine: Engine, start: Start, env_file: str) -> list[str]:
 
 
 def _own_limits(processes: int) -> list[str]:
-    """Podman asks for more than this machine may allow. The kernel counts the processes of all of the user's jobs."""
+    """Podman asks for more than this machine may allow, and takes no more processes for itself than there are numbers.
+
+    The kernel counts the processes of all of the user's jobs.
+    """
+    with open("/proc/sys/kernel/pid_max", encoding="ascii") as file:
+        numbers_of_processes = int(file.read())
     asked = {
         "nofile": (resource.RLIMIT_NOFILE, None),
-        "nproc": (resource.RLIMIT_NPROC, USER_FACTOR * processes or None),
+        "nproc": (resource.RLIMIT_NPROC, min(USER_FACTOR * processes or numbers_of_processes, numbers_of_processes)),
     }
     found = []
     for name, (kind, most) in asked.items():

@@ -116,8 +116,7 @@ class Pull:
         self._config = os.path.join(folder, CREDENTIALS)
         forget_credentials(folder)
         os.mkdir(self._config, 0o700)
-        if auth:
-            _write_credentials(os.path.join(self._config, "config.json"), registry_of(engine.name, image), auth)
+        _write_credentials(os.path.join(self._config, "config.json"), registry_of(engine.name, image), auth)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._process = subprocess.Popen(
             [engine.program, "pull", "--", image], env=engine.environment(self._config), stdin=subprocess.DEVNULL,
@@ -176,9 +175,11 @@ def forget_credentials(folder: str) -> None:
     shutil.rmtree(os.path.join(folder, CREDENTIALS), ignore_errors=True)
 
 
-def _write_credentials(path: str, registry: str, auth: Mapping[str, str]) -> None:
-    """As `login` would, which may hand them to a keychain of the machine instead."""
-    text = base64.b64encode(f"{auth['username']}:{auth['password']}".encode()).decode()
-    stored: dict[str, Any] = {"auths": {registry: {"auth": text}}}
+def _write_credentials(path: str, registry: str, auth: Mapping[str, str] | None) -> None:
+    """As `login` would, which may hand them to a keychain of the machine instead. Podman wants the file in any case."""
+    stored: dict[str, Any] = {"auths": {}}
+    if auth:
+        text = base64.b64encode(f"{auth['username']}:{auth['password']}".encode()).decode()
+        stored["auths"][registry] = {"auth": text}
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(stored, file)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dstackweb.runner import cgroups, tree
+from dstackweb.runner.engine import Engine
 from tests import containers
 from tests.runner.api import TOKEN, Api
 from tests.support import REPO, eventually
@@ -152,3 +153,10 @@ def docker() -> Iterator[containers.Docker]:
     """One daemon for all tests of the group `containers`."""
     with containers.docker() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Engine]:
+    """Podman, for all tests of the group `containers`."""
+    with containers.podman() as engine:
+        yield engine

@@ -7,12 +7,14 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dstackweb.runner import container, images, tree
+from dstackweb.runner.engine import Engine
 from tests import containers
 from tests.containers import IMAGE, PASSWORD, USER, Docker
 from tests.runner.conftest import Box
@@ -33,13 +35,13 @@ UID = 1900000007
 def contained(docker: Docker, box: Callable[..., Box]) -> Iterator[Callable[..., Box]]:
     """Makes jobs in containers; none of them is left behind."""
 
-    def make(*commands: str, volumes: tuple[str, ...] = (), **spec: Any) -> Box:
+    def make(*commands: str, volumes: tuple[str, ...] = (), engine: Engine | None = None, **spec: Any) -> Box:
         defaults = {
             "image": IMAGE, "pull_policy": "missing", "registry_auth": None, "entrypoint": None, "project": 7,
             "memory_max_mib": 64, "cpu_max": 1,
         }  # fmt: skip
         job = box(*commands, **{**defaults, **spec})
-        job.orders |= {"user": UIDS, "engine": docker.engine.stored() | {"volumes": list(volumes)}}
+        job.orders |= {"user": UIDS, "engine": (engine or docker.engine).stored() | {"volumes": list(volumes)}}
         return job
 
     yield make
@@ -236,9 +238,11 @@ def test_a_stop_works_without_the_daemon_and_is_reported_when_it_is_back(
     assert job.end(nudged=True)["reason"] == "terminated_by_user"
 
 
+@pytest.mark.parametrize("name", ["docker", "podman"])
 def test_an_image_is_pulled_with_the_runs_credentials_which_are_gone_afterwards(
-    contained: Callable[..., Box], docker: Docker
+    contained: Callable[..., Box], docker: Docker, request: pytest.FixtureRequest, name: str
 ) -> None:
+    contained = partial(contained, engine=docker.engine if name == "docker" else request.getfixturevalue("podman"))
     with containers.registry(docker.home) as address:
         image = f"{address}/team/tool:1"
         docker.push(image)
@@ -252,7 +256,7 @@ def test_an_image_is_pulled_with_the_runs_credentials_which_are_gone_afterwards(
         end = ended(other)
         assert end["image_pull_failed"] == {"fault": "not_found", "image": f"{address}/team/other:1"}, end
         job = contained("echo it runs", image=image, registry_auth=auth)
-        assert ended(job)["reason"] == "done_by_runner"
+        assert ended(job)["reason"] == "done_by_runner", (job.api.exit, job.lines())
         assert job.lines()[-2].startswith(f"[dstackweb: image {image}: {address}/team/tool@sha256:")
         assert job.lines()[0] == f"[dstackweb: pulling {image}]"
         assert not (job.state / "registry").exists()
@@ -313,36 +317,28 @@ def test_a_hostile_job_is_not_root_and_reaches_no_other_run_and_no_folder_that_i
         assert end["message"].startswith("volumes: "), end
 
 
-@pytest.mark.skipif(not shutil.which("podman"), reason="needs podman and catatonit")
-def test_podman_runs_stops_and_ends_what_its_killed_runner_left(box: Callable[..., Box]) -> None:
-    with containers.podman() as engine:
-
-        def contained(*commands: str) -> Box:
-            job = box(
-                *commands, image=f"localhost/{IMAGE}", pull_policy="never", project=7, memory_max_mib=64,
-                process_limit=200, env={"LR": "1e-4"}, volumes=[], entrypoint=None, registry_auth=None,
-            )  # fmt: skip
-            job.orders |= {"user": UIDS, "engine": engine.stored()}
-            return job
-
-        job = contained("echo $FROM_IMAGE $LR", "id -u", "echo x > here", "exit 3")
-        assert ended(job)["exit_code"] == 3, job.lines()
-        assert job.lines()[1:] == ["yes 1e-4", str(UID)]
-        assert (job.run_dir / "here").stat().st_uid == UID
-        stopped = contained("trap 'echo bye; exit 5' TERM", "echo ready", "while :; do sleep 0.1 || true; done")
-        stopped.launch()
-        stopped.wait_for("ready")
-        stopped.api.action = {"action": "stop", "grace_s": 30, "reason": "terminated_by_user"}
-        end = stopped.end(nudged=True)
-        assert (end["reason"], end["exit_code"], stopped.lines()[-1]) == ("terminated_by_user", 5, "bye")
-        killed = contained("trap '' TERM", "echo ready", "env -i sleep 300")
-        killed.launch()
-        killed.wait_for("ready")
-        killed.kill()
-        assert not container.is_gone(str(killed.state))
-        killed.launch()
-        assert killed.end()["reason"] == "instance_unreachable"
-        assert engine.call("ps", "-aq", "--filter", "label=dstackweb.job").split() == []
+def test_podman_runs_stops_and_ends_what_its_killed_runner_left(contained: Callable[..., Box], podman: Engine) -> None:
+    contained = partial(
+        contained, image=f"localhost/{IMAGE}", engine=podman, pull_policy="never", process_limit=200, env={"LR": "1e-4"}
+    )
+    job = contained("echo $FROM_IMAGE $LR", "id -u", "echo x > here", "exit 3")
+    assert ended(job)["exit_code"] == 3, job.lines()
+    assert job.lines()[1:] == ["yes 1e-4", str(UID)]
+    assert (job.run_dir / "here").stat().st_uid == UID
+    stopped = contained("trap 'echo bye; exit 5' TERM", "echo ready", "while :; do sleep 0.1 || true; done")
+    stopped.launch()
+    stopped.wait_for("ready")
+    stopped.api.action = {"action": "stop", "grace_s": 30, "reason": "terminated_by_user"}
+    end = stopped.end(nudged=True)
+    assert (end["reason"], end["exit_code"], stopped.lines()[-1]) == ("terminated_by_user", 5, "bye")
+    killed = contained("trap '' TERM", "echo ready", "env -i sleep 300")
+    killed.launch()
+    killed.wait_for("ready")
+    killed.kill()
+    assert not container.is_gone(str(killed.state))
+    killed.launch()
+    assert killed.end()["reason"] == "instance_unreachable"
+    assert podman.call("ps", "-aq", "--filter", "label=dstackweb.job").split() == []
 
 
 def test_a_run_with_an_image_runs_on_a_host_with_docker_and_shows_what_it_ran_in(

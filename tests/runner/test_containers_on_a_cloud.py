@@ -43,11 +43,6 @@ def tool(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def install(folder: Path, docker: Docker) -> None:
-    """Docker's command, with the tests' daemon."""
-    tool(folder, "docker", f'DOCKER_HOST={docker.socket} exec {docker.engine.program} "$@"')
-
-
 def ended(job: Job) -> Job:
     eventually(lambda: Job.objects.get(pk=job.pk).status in ("done", "failed"))
     return Job.objects.get(pk=job.pk)
@@ -56,8 +51,7 @@ def ended(job: Job) -> Job:
 def test_an_instance_installs_docker_for_the_first_image_and_runs_it(
     cloud: Cloud, server: str, docker: Docker, programs: Path
 ) -> None:
-    install(programs, docker)
-    (programs / "docker").rename(programs / "docker.package")
+    tool(programs, "docker.package", f'DOCKER_HOST={docker.socket} exec {docker.engine.program} "$@"')
     tool(programs, "apt-get", f'case "$*" in *install*docker.io) mv {programs}/docker.package {programs}/docker;; esac')
     job = place("echo $FROM_IMAGE > here", image=IMAGE)
     cloud_id = boot(cloud, job, server, path=str(programs))
@@ -81,9 +75,9 @@ def test_an_instance_on_which_docker_can_not_be_installed_fails_its_run_with_the
 
 
 def test_an_image_that_needs_gpus_fails_where_the_machine_has_no_toolkit_for_them(
-    cloud: Cloud, server: str, docker: Docker, programs: Path
+    cloud: Cloud, server: str, programs: Path
 ) -> None:
-    install(programs, docker)
+    tool(programs, "docker", """echo '{"Server": {"Version": "24.0"}}'""")
     job = place("true", image=IMAGE, gpu_count=1)
     boot(cloud, job, server, path=str(programs), InstanceType="g5.xlarge")
     failed = ended(job)
