@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo-gpus: $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some i
 
 demo-slurm: $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_slurm.py
+
+demo-dask: $(VENV)/.dev ## the same with a Dask cluster of two workers
+	@exec env $(SHARED_UID) $(BIN)/python tools/demo_dask.py
 
 demo-ray: $(VENV)/.ray ## the same with a Ray cluster of one node
 	@exec env $(SHARED_UID) $(BIN)/python tools/demo_ray.py

@@ -1,9 +1,10 @@
 """How long from submit to `running`, and from a printed line to a reader: a real server, one run after the other.
 
-    python bench/submit_to_running.py [RUNS [slurm]]
+    python bench/submit_to_running.py [RUNS [slurm|dask]]
 
 The floor is the same shell command started directly, without a scheduler. With `slurm` (as root, with Debian's Slurm)
-runs go to a Slurm of two nodes on this machine, and the floor is its own `sbatch`.
+runs go to a Slurm of two nodes on this machine, and the floor is its own `sbatch`; with `dask` to a Dask cluster of two
+workers, and the floor is its own `client.submit`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from dstackweb.devtools.dask import Dask  # noqa: E402
 from dstackweb.devtools.slurm import Slurm  # noqa: E402
 from tests.server import Server  # noqa: E402
 from tests.support import eventually  # noqa: E402
@@ -33,15 +35,18 @@ def main(runs: int, engine: str) -> None:
     home = Path(tempfile.mkdtemp(prefix="dw-bench-", dir="/tmp"))
     home.chmod(0o755)
     slurm = Slurm(home / "slurm").start() if engine == "slurm" else None
+    dask = Dask(home / "dask").start() if engine == "dask" else None
     try:
         with Server(home, **(slurm.env if slurm else {})) as server:
-            where = on_slurm(server) if slurm else {}
+            where = on_slurm(server) if slurm else on_dask(server, dask) if dask else {}
             one_run(server, "warm-up", where)
             measured = [one_run(server, f"bench-{index}", where) for index in range(runs)]
-        direct = [by_sbatch(slurm) if slurm else floor() for _ in range(runs)]
+        direct = [by_sbatch(slurm) if slurm else by_submit(dask) if dask else floor() for _ in range(runs)]
     finally:
         if slurm:
             slurm.stop()
+        if dask:
+            dask.stop()
     print(
         f"\n{runs} runs, one after the other, idle machine: {platform.machine()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}, embedded default (SQLite, ORM broker)\n"
@@ -50,13 +55,23 @@ def main(runs: int, engine: str) -> None:
     line("submit → running", [m[0] for m in measured])
     line("submit → first log line readable", [m[1] for m in measured])
     line("submit → done", [m[2] for m in measured])
-    line("floor: sbatch to the first line" if slurm else "floor: the command started directly", direct)
+    floors = {"slurm": "floor: sbatch to the first line", "dask": "floor: submit to the first line"}
+    line(floors.get(engine, "floor: the command started directly"), direct)
 
 
 def on_slurm(server: Server) -> dict[str, Any]:
     """Set the cluster up as a backend; the keys of a run there."""
-    config = {"projects": ["main"], "partitions": ["main"]}
-    answer = server.http.put("/backends/cluster", json={"type": "slurm", "config": config})
+    return on_cluster(server, "slurm", {"partitions": ["main"]})
+
+
+def on_dask(server: Server, dask: Dask) -> dict[str, Any]:
+    """The same for a Dask cluster."""
+    return on_cluster(server, "dask", {"scheduler": dask.address})
+
+
+def on_cluster(server: Server, kind: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a run on a new backend of this kind, once it has offers."""
+    answer = server.http.put("/backends/cluster", json={"type": kind, "config": {"projects": ["main"], **config}})
     assert answer.is_success, answer.text
     eventually(lambda: server.api("GET", "offers", params={"backend": "cluster"}).json()["items"])
     return {"backends": ["cluster"], "resources": {"cpu": "1..", "memory": "500MB.."}}
@@ -69,6 +84,20 @@ def by_sbatch(slurm: Slurm) -> float:
     slurm.command("sbatch", f"--output={output}", "--wrap", "echo hello; sleep 0.3")
     eventually(lambda: output.exists() and output.read_text(), every=0.01)
     return (time.perf_counter() - began) * 1000
+
+
+def by_submit(dask: Dask) -> float:
+    """Milliseconds until the command has printed its line, as a task of a client that is connected."""
+    from distributed import Client
+
+    output = dask.folder / f"bare-{time.perf_counter()}"
+    with Client(dask.address, set_as_default=False) as client:
+        began = time.perf_counter()
+        task = client.submit(subprocess.run, f"echo hello > {output}; sleep 0.3", shell=True, pure=False)
+        eventually(lambda: output.exists() and output.read_text(), every=0.01)
+        took = (time.perf_counter() - began) * 1000
+        task.result()
+        return took
 
 
 def one_run(server: Server, name: str, where: dict[str, Any]) -> tuple[float, float, float]:
