@@ -86,6 +86,8 @@ DSTACKWEB_AUDIT_DAYS = env.integer("DSTACKWEB_AUDIT_DAYS", 730, least=1, most=36
 DSTACKWEB_HOST_EVENTS_DAYS = env.integer("DSTACKWEB_HOST_EVENTS_DAYS", 90, least=1, most=3650)
 DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
 DSTACKWEB_PROJECT_CODE_GB = env.integer("DSTACKWEB_PROJECT_CODE_GB", 50, least=1)
+DSTACKWEB_JOB_DISK_GB = env.integer("DSTACKWEB_JOB_DISK_GB", 0, least=0)
+DSTACKWEB_DISK_RESERVE_GB = env.integer("DSTACKWEB_DISK_RESERVE_GB", 2, least=0)
 DSTACKWEB_JOB_PROCESSES = env.integer("DSTACKWEB_JOB_PROCESSES", 4096, least=64)
 DSTACKWEB_PROJECT_LOG_GB = env.integer("DSTACKWEB_PROJECT_LOG_GB", 50, least=1)
 DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")

@@ -137,6 +137,15 @@ class CodeRefusedIn(Schema):
     limit: int | None = Field(None, ge=0, lt=2**62)
 
 
+class DiskIn(Schema):
+    """As `runner.disk.DiskWatch.over`."""
+
+    used: int | None = Field(None, ge=0, lt=2**62)
+    limit: int | None = Field(None, ge=0, lt=2**62)
+    free: int | None = Field(None, ge=0, lt=2**62)
+    reserve: int | None = Field(None, ge=0, lt=2**62)
+
+
 class ImagePullIn(Schema):
     """As `runner.images.PullFailed`."""
 
@@ -155,6 +164,7 @@ class ExitIn(Schema):
     log_size: int | None = Field(None, ge=0, lt=2**62)
     log_missing: int = Field(0, ge=0, lt=2**62)
     memory_mib: int | None = Field(None, ge=0, lt=2**40)
+    disk: DiskIn | None = None
     code_refused: CodeRefusedIn | None = None
     image_pull_failed: ImagePullIn | None = None
     signalled: bool = False
@@ -303,6 +313,8 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     detail = None
     if body.reason == Reason.OUT_OF_MEMORY:
         detail = {"code": MessageCode.OUT_OF_MEMORY, "memory_mib": body.memory_mib}
+    elif body.reason == Reason.OUT_OF_DISK and body.disk is not None:
+        detail = {"code": MessageCode.OUT_OF_DISK, **body.disk.dict()}
     elif body.reason == Reason.CODE_REFUSED and body.code_refused is not None:
         detail = {"code": MessageCode.CODE_REFUSED, **body.code_refused.dict()}
     elif body.reason == Reason.IMAGE_PULL_FAILED and body.image_pull_failed is not None:

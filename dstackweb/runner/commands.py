@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dstackweb.runner import tree
@@ -42,6 +43,9 @@ class Commands(Protocol):
     def memory_mib(self) -> int | None:
         """Their limit."""
 
+    def folders(self) -> Sequence[str]:
+        """Folders that their files are in, beside the job's own."""
+
 
 class Processes:
     """Processes of this machine: descendants of the runner, or in the job's group."""
@@ -70,6 +74,9 @@ class Processes:
     def memory_mib(self) -> int | None:
         return self._group.memory_mib
 
+    def folders(self) -> Sequence[str]:
+        return ()
+
 
 class Contained:
     """A container, and the engine's command that is attached to its output.
@@ -86,6 +93,7 @@ class Contained:
         self._was_away = False
         self._killed = False
         self._state: dict[str, Any] = {}
+        self._layer: str | None = None
         self._attached: int | None = self._attach("start", "--attach")
 
     def _attach(self, *arguments: str) -> int:
@@ -181,3 +189,12 @@ class Contained:
 
     def memory_mib(self) -> int | None:
         return self._limit
+
+    def folders(self) -> Sequence[str]:
+        """What the container has changed of its image, as far as the engine keeps that in a folder."""
+        if self._layer is None:
+            try:
+                self._layer = self._container.layer()
+            except EngineError:
+                return ()
+        return [self._layer] if self._layer else ()

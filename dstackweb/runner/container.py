@@ -62,6 +62,12 @@ class Container:
             raise
         return found
 
+    def layer(self) -> str:
+        """The folder with what it has changed of its image; empty if there is none. Raises EngineAway, EngineError."""
+        asked = "{{with .GraphDriver.Data.UpperDir}}{{.}}{{end}}"
+        found = self.engine.call("inspect", "--type", "container", "--format", asked, self.name).strip()
+        return found if os.path.isabs(found) else ""
+
     def is_gone(self) -> bool:
         """Whether certainly nothing of it runs. An engine that gives no answer makes nothing certain."""
         try:

@@ -29,6 +29,7 @@ from dstackweb.runner.archive import BadArchive, unpack
 from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
 from dstackweb.runner.client import BACKOFF_CAP_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.commands import Commands, Processes
+from dstackweb.runner.disk import DiskWatch
 from dstackweb.runner.engine import Engine, EngineError
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.masking import Masker
@@ -36,7 +37,7 @@ from dstackweb.runner.state import StateDir, job_uid, say
 from dstackweb.runner.task_lines import TaskLines
 
 POLL_S = 0.2
-OUT_OF_MEMORY = "out_of_memory"
+OUT_OF_MEMORY, OUT_OF_DISK = "out_of_memory", "out_of_disk"
 LEFTOVER_GRACE_S = 2.0
 """Time for background processes between TERM and KILL once the commands have ended."""
 
@@ -84,6 +85,7 @@ class Runner:
         self.image: images.Image | None = None
         self.samples: samples.Samples | None = None
         self.task_lines: TaskLines | None = None
+        self.disk: DiskWatch | None = None
         self._nudged = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -171,7 +173,12 @@ class Runner:
         else:
             if self.task_lines is not None:
                 self.task_lines.start()
-            CommandsRun(self, commands).until_it_ends()
+            self.disk = self._disk_watch(job, commands)
+            self.disk.start()
+            try:
+                CommandsRun(self, commands).until_it_ends()
+            finally:
+                self.disk.stop()
         finally:
             self.has_child = False
             self._close_pipe()
@@ -252,6 +259,13 @@ class Runner:
             return Processes(self.job_id, self.group, pid, self.uid, fenced=fenced)
         finally:
             self._close_pipe()
+
+    def _disk_watch(self, job: Job, commands: Commands) -> DiskWatch:
+        own = [job.run_dir, sandbox.tmp_of(job.run_dir)]
+        return DiskWatch(
+            lambda: [*own, *commands.folders()], commands.processes,
+            limit=self.spec.get("disk_limit"), reserve=self.spec.get("disk_reserve"),
+        )  # fmt: skip
 
     def _make_group(self) -> cgroups.Group:
         """The job's cgroup, stored before anything enters it; one without folders where none can be made."""
@@ -340,6 +354,8 @@ class Runner:
         ran_out = commands.ran_out_of_memory()
         if ran_out and reason in (None, OUT_OF_MEMORY):
             self._finish(code, OUT_OF_MEMORY, "", memory_mib=commands.memory_mib() if ran_out == "limit" else None)
+        elif reason == OUT_OF_DISK and self.disk is not None:
+            self._finish(code, OUT_OF_DISK, "", disk=self.disk.over)
         elif reason is not None:
             self._finish(code, reason, "")
         elif own := commands.own_end():
@@ -500,6 +516,8 @@ class CommandsRun:
         if self.commands.ran_out_of_memory():
             # The kernel may have killed one process of many.
             self._stop(OUT_OF_MEMORY, 0)
+        if self.runner.disk is not None and self.runner.disk.over is not None:
+            self._stop(OUT_OF_DISK, 0)
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
             self.commands.kill()
 

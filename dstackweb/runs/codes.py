@@ -184,6 +184,8 @@ class MessageCode(StrEnum):
     """`exit_code`."""
     OUT_OF_MEMORY = "out_of_memory"
     """`memory_mib`: the job's limit, null where its machine had no more."""
+    OUT_OF_DISK = "out_of_disk"
+    """`used` and `limit` in bytes, of which `used` is null where files can't be counted; or `free` and `reserve`."""
     CODE_REFUSED = "code_refused"
     """`fault`, `name` of the member at fault, `limit` that was exceeded or null."""
     IMAGE_PULL_FAILED = "image_pull_failed"

@@ -31,6 +31,7 @@ from dstackweb.spec.env import fill_secrets, secret_names
 
 MASKED_FROM = 4
 """Shorter values occur in any log by chance, and masking them would only show where."""
+GIB = 1 << 30
 MASKER_S, MASKERS = 30.0, 1000
 _maskers: dict[tuple[UUID, int], tuple[float, Masker | None]] = {}
 
@@ -180,6 +181,8 @@ def _limits(job: Job, spec: EffectiveSpec) -> dict[str, Any]:
         "memory_mib": job.memory_mib,
         "memory_max_mib": spec.requirements.memory_max_mib,
         "host_memory_mib": job.host.memory_mib,
+        "disk_limit": settings.DSTACKWEB_JOB_DISK_GB * GIB or None,
+        "disk_reserve": settings.DSTACKWEB_DISK_RESERVE_GB * GIB or None,
     }
 
 

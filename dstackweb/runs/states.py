@@ -76,6 +76,7 @@ class Reason(StrEnum):
     TERMINATED_BY_SERVER = "terminated_by_server"
     MAX_DURATION_EXCEEDED = "max_duration_exceeded"
     OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_DISK = "out_of_disk"
     EXECUTOR_ERROR = "executor_error"
     CODE_REFUSED = "code_refused"
     IMAGE_PULL_FAILED = "image_pull_failed"
@@ -105,6 +106,7 @@ RETRY_EVENT: dict[str, str] = {
     Reason.INTERRUPTED: "interruption",
     Reason.CONTAINER_EXITED_WITH_ERROR: "error",
     Reason.OUT_OF_MEMORY: "error",
+    Reason.OUT_OF_DISK: "error",
     Reason.EXECUTOR_ERROR: "error",
     Reason.CREATING_CONTAINER_ERROR: "error",
     Reason.IMAGE_PULL_FAILED: "error",

@@ -50,6 +50,7 @@ termination = words(
         Reason.TERMINATED_BY_SERVER: _("Stopped because another node of the run ended."),
         Reason.MAX_DURATION_EXCEEDED: _("It reached its max_duration."),
         Reason.OUT_OF_MEMORY: _("It ran out of memory."),
+        Reason.OUT_OF_DISK: _("Its files took too much of the disk."),
         Reason.EXECUTOR_ERROR: _("Its runner failed."),
         Reason.CODE_REFUSED: _("Its code could not be unpacked. Nothing was executed."),
         Reason.IMAGE_PULL_FAILED: _("Its image could not be pulled. Nothing was executed."),
@@ -170,6 +171,20 @@ def out_of_memory(limit_mib: int | None) -> str:
     return text % mebibytes(limit_mib)
 
 
+def out_of_disk(data: Mapping[str, Any]) -> str:
+    """Sizes are in bytes."""
+    used, limit, free, reserve = (
+        mebibytes((data.get(name) or 0) >> 20) for name in ("used", "limit", "free", "reserve")
+    )
+    if data.get("reserve"):
+        text = _("Its host has %(free)s free, and jobs must leave %(reserve)s (DSTACKWEB_DISK_RESERVE_GB).")
+        return str(text % {"free": free, "reserve": reserve})
+    if data.get("used") is None:
+        return str(_("Its folders are nested too deep to be counted."))
+    text = _("Its files take %(used)s; a job may have %(limit)s (DSTACKWEB_JOB_DISK_GB).")
+    return str(text % {"used": used, "limit": limit})
+
+
 def code_refused(data: Mapping[str, Any]) -> str:
     """What is wrong with a run's code, and what to do."""
     match known(Fault, str(data.get("fault", ""))):
@@ -240,6 +255,8 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
             return exited(int(data["exit_code"]))
         case MessageCode.OUT_OF_MEMORY:
             return out_of_memory(data.get("memory_mib"))
+        case MessageCode.OUT_OF_DISK:
+            return out_of_disk(data)
         case MessageCode.CODE_REFUSED:
             return code_refused(data)
         case MessageCode.IMAGE_PULL_FAILED:

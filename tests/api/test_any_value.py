@@ -68,6 +68,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "runner/jobs/{job}/samples"): {"samples": [sample(1.0)]},
     ("POST", "runner/jobs/{job}/exit"): {
         "reason": "out_of_memory", "message": "m", "signalled": True, "interruption": {"at": NOW}, **SIZES,
+        "disk": {"used": 1, "limit": 1, "free": 1, "reserve": 1},
     },
 }  # fmt: skip
 

@@ -101,6 +101,30 @@ def test_a_job_that_ran_out_of_memory_ends_with_that_reason(
     assert words in run_message(fresh(run))
 
 
+@pytest.mark.parametrize(
+    ("disk", "words"),
+    [
+        ({"used": 3 << 30, "limit": 2 << 30}, "Its files take 3 GB; a job may have 2 GB"),
+        ({"free": 1 << 30, "reserve": 2 << 30}, "Its host has 1 GB free, and jobs must leave 2 GB"),
+        ({"used": None, "limit": 2 << 30}, "nested too deep"),
+    ],
+)
+def test_a_job_whose_files_take_too_much_ends_with_that_reason(
+    run: Run, runner: Runner, disk: dict[str, int | None], words: str
+) -> None:
+    runner.claim()
+    runner.post("started")
+    runner.post("exit", {"exit_code": 137, "reason": "out_of_disk", "disk": disk})
+    assert (fresh(run).status, placed_job(run).termination_reason) == ("failed", "out_of_disk")
+    assert words in run_message(fresh(run))
+
+
+def test_the_limits_of_the_disk_come_with_the_spec(runner: Runner, settings: Any) -> None:
+    settings.DSTACKWEB_JOB_DISK_GB, settings.DSTACKWEB_DISK_RESERVE_GB = 5, 0
+    spec = runner.claim().json()["spec"]
+    assert (spec["disk_limit"], spec["disk_reserve"]) == (5 << 30, None)
+
+
 def test_refused_code_fails_the_run_once_and_is_not_held_against_its_host(project: Project, member: User) -> None:
     host = make_host()
     run = make_run(project, member, retry=True)
