@@ -30,6 +30,7 @@ from waitress.utilities import BadRequest, RequestEntityTooLarge
 
 from dstackweb.lib.proxies import CONNECTION
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
+from dstackweb.web_turns import FairQueue, client_of
 
 REQUEST_S = 30.0
 """A request that is smaller than `RATE` times this must be there by then."""
@@ -294,6 +295,7 @@ class WaitressWorker(Worker):
             clear_untrusted_proxy_headers=False,  # Django's settings say which are believed
         )
         server.channel_class = admit
+        server.task_dispatcher.queue = FairQueue(client_of)
         server.maintenance = lambda now: maintain(server.active_channels, now)
         return server
 

@@ -23,8 +23,8 @@ from django.utils.module_loading import import_string
 from dstackweb.lib import latency, logs, peers, proxies
 from dstackweb.runner.isolation import find_user, uids_of
 from dstackweb.web_limits import limit_parts
+from dstackweb.web_turns import FOR_PROGRAMS
 
-FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
 MIDDLEWARE = (
     "django.middleware.security.SecurityMiddleware",
     "django.middleware.locale.LocaleMiddleware",  # a thread otherwise keeps the language of the page it served before

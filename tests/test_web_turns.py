@@ -1,0 +1,104 @@
+"""Requests that wait for a thread: no client is kept waiting by another one's thousand."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from waitress import wasyncore
+
+from dstackweb.web_turns import FairQueue, client_of
+from dstackweb.web_worker import WaitressWorker
+from tests.support import eventually
+from tests.test_web_limits import parse
+
+
+def test_who_has_sent_a_thousand_requests_gets_one_turn_among_others() -> None:
+    queue = FairQueue(lambda task: task[:2])
+    for number in range(1000):
+        queue.append(("10.0.0.1", "ada", number))
+    for client in [("10.0.0.1", "bob"), ("10.0.0.2", "eve"), ("10.0.0.3", "dan")]:
+        queue.append((*client, 0))
+    served = [queue.popleft()[1] for _ in range(6)]
+    assert served == ["ada", "eve", "dan", "bob", "ada", "ada"]
+    rest = [queue.popleft() for _ in range(len(queue))]
+    assert [task[2] for task in rest] == list(range(3, 1000)), "its own requests stay in order"
+    assert not queue
+
+
+def channel(path: str, *lines: str, address: str = "10.0.0.1") -> Any:
+    head = "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *lines, "", ""]).encode()
+    return SimpleNamespace(requests=[parse(head)], addr=(address, 4711), socket=None)
+
+
+def test_a_client_is_its_address_and_what_lets_it_in() -> None:
+    """And nothing that it may vary at will."""
+    name = django_settings.SESSION_COOKIE_NAME
+    assert client_of(channel("/api/v1/user", "Authorization: Bearer a", "Cookie: x=1")) == ("10.0.0.1", "a")
+    assert client_of(channel("/api/v1/user", "Authorization: BEARER  a")) == ("10.0.0.1", "a")
+    page = ("/p/main/", f"Cookie: x=1; {name}=s1; y=2", "Authorization: Bearer b")
+    assert client_of(channel(*page)) == ("10.0.0.1", "s1")
+    assert client_of(channel("/login/")) == ("10.0.0.1", "")
+    assert client_of(channel("/login/", "X-Forwarded-For: 203.0.113.9")) == ("10.0.0.1", "")
+
+
+def test_behind_a_trusted_proxy_each_person_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ipaddress import ip_network
+
+    from dstackweb import settings
+
+    monkeypatch.setattr(settings, "DSTACKWEB_TRUSTED_PROXIES", [ip_network("10.0.0.1")])
+    assert client_of(channel("/", "X-Forwarded-For: 198.51.100.7"))[0] == "198.51.100.7"
+    assert client_of(channel("/", "X-Forwarded-For: 198.51.100.7", address="10.0.0.2"))[0] == "10.0.0.2"
+
+
+def test_a_request_that_cannot_be_read_has_a_turn_too() -> None:
+    broken = SimpleNamespace(requests=[parse(b"nonsense\r\n\r\n")], addr=("10.0.0.1", 4711), socket=None)
+    assert client_of(broken) == ("10.0.0.1", "")
+
+
+def test_the_server_gives_its_thread_to_the_clients_in_turn() -> None:
+    served, go = list[str](), threading.Event()
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        served.append(environ["HTTP_AUTHORIZATION"][-1])
+        go.wait(10)
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+    worker: Any = object.__new__(WaitressWorker)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        worker.wsgi, worker.sockets = app, [SimpleNamespace(sock=listener)]
+        worker.cfg = SimpleNamespace(threads=1)
+        server = worker._server()
+        over = threading.Event()
+
+        def has_taken(requests: int) -> bool:
+            return len(served) + len(server.task_dispatcher.queue) == requests
+
+        def serve() -> None:
+            while not over.is_set():
+                wasyncore.loop(timeout=0.05, use_poll=True, map=server._map, count=1)
+
+        loop = threading.Thread(target=serve, daemon=True)
+        loop.start()
+        with contextlib.ExitStack() as stack:
+            for number, who in enumerate("aaaab", start=1):
+                client = stack.enter_context(socket.create_connection(address))
+                head = f"GET /api/v1/user HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {who}\r\n\r\n"
+                client.sendall(head.encode())
+                eventually(partial(has_taken, number))
+            go.set()
+            eventually(lambda: len(served) == 5)
+        over.set()
+        loop.join()
+        server.task_dispatcher.shutdown()
+        server.close()
+    assert served == ["a", "a", "b", "a", "a"]
