@@ -108,7 +108,7 @@ agent_router = Router()
 class ClaimIn(Schema):
     nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
     pid: int | None = None
-    host: str = ""
+    host: Text = ""
 
 
 class HeartbeatIn(Schema):

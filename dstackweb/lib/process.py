@@ -60,7 +60,7 @@ def try_lock(path: Path) -> IO[str] | None:
 
 def wait_for_lock(path: Path, how: int = 0) -> IO[str]:
     """As `try_lock`, but waits until the file is free."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "a+")  # noqa: SIM115
     try:
         if os.fstat(file.fileno()).st_uid == os.geteuid():

@@ -277,13 +277,13 @@ def with_messages(batch: Batch, change: Callable[[str], str]) -> Batch:
 
 
 def with_names(batch: Batch, change: Callable[[Collection[str]], Mapping[str, str]]) -> Batch:
-    """The batch with other keys, prefixes and groups: those that `change` has another one for.
+    """The batch with other keys, prefixes, groups and reporter: those that `change` has another one for.
 
     A prefix and a group that come from a key come from the changed one.
     """
     tasks: tuple[Event | Failure, ...] = (*batch.events, *batch.failures)
     entries: tuple[Event | Failure | Count, ...] = (*tasks, *batch.counts)
-    names = {entry.key for entry in tasks}.union(*((entry.prefix, entry.group) for entry in entries))
+    names = {entry.key for entry in tasks}.union({batch.reporter}, *((entry.prefix, entry.group) for entry in entries))
     if not names or not (new := change(names)):
         return batch
 
@@ -297,7 +297,8 @@ def with_names(batch: Batch, change: Callable[[Collection[str]], Mapping[str, st
         [replace(each, key=new.get(each.key, each.key), **placed(each, each.key)) for each in batch.failures]
     )
     counts = tuple([replace(each, **placed(each)) for each in batch.counts])
-    return replace(batch, events=events, counts=counts, failures=failures)
+    reporter = new.get(batch.reporter, batch.reporter)
+    return replace(batch, reporter=reporter, events=events, counts=counts, failures=failures)
 
 
 def _bounded(given: object, fields: Collection[str]) -> object:

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Exists, F, OuterRef
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from dstackweb.backends.hosts import inventory, starts
@@ -86,6 +86,8 @@ class KnownHosts:
         with self._lock:
             if (found := self._hosts.get(key)) is not None:
                 self._heard.add(found.id)
+            if found is None and not Host.objects.filter(token_digest=key).exists():
+                return None  # of a stranger, who must not have all hosts read
             if found is None or time.monotonic() - self._read_at >= REFRESH_S:
                 self._refresh()
                 if found is None and key in self._hosts:
@@ -196,16 +198,18 @@ def register(
     starting: bool,
     labels: Mapping[str, str],
 ) -> None:
-    """Write what a machine has. A GPU that another host shows at the moment stays there. Raises Forbidden."""
+    """Write what a machine has. A GPU that another host shows at the moment stays there, and so does one that a job
+    on another host has: whoever claims it could say what it does. Raises Forbidden."""
     taken = {
-        gpu.uuid: gpu.host.name
+        gpu.uuid: f"{gpu.host.name}, which is online" if inventory.is_online(gpu.host) else f"{gpu.host.name}, in a job"
         for gpu in Gpu.objects.select_related("host")
-        .filter(uuid__in=[one.uuid for one in seen.gpus], present=True, host__left_at=None)
+        .filter(uuid__in=[one.uuid for one in seen.gpus])
+        .filter(Q(present=True, host__left_at=None) | Q(allocation__isnull=False))
         .exclude(host=known.id)
-        if inventory.is_online(gpu.host)
+        if inventory.is_online(gpu.host) or hasattr(gpu, "allocation")
     }
     if taken:
-        doubled = "; ".join(f"GPU {uuid} is on host {name}, which is online" for uuid, name in sorted(taken.items()))
+        doubled = "; ".join(f"GPU {uuid} is on host {where}" for uuid, where in sorted(taken.items()))
         gpus = tuple(one for one in seen.gpus if one.uuid not in taken)
         seen = replace(seen, gpus=gpus, error="; ".join(filter(None, [seen.error, doubled])))
     try:

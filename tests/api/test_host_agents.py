@@ -19,7 +19,7 @@ from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.models import GpuSample, HostSampling
 from dstackweb.lib.secrets import digest
 from dstackweb.runs.attempts import RUNNER_GONE_S
-from dstackweb.runs.launch import job_of_token
+from dstackweb.runs.launch import job_of_token, job_token
 from dstackweb.runs.models import Job, RemovedRun, Run
 from dstackweb.runs.services import stop
 from dstackweb.scheduler import host_agents
@@ -124,6 +124,28 @@ def test_a_token_authenticates_only_its_own_host(project: Project, member: User)
     other.post("facts", FACTS | {"gpus": [{"uuid": "GPU-far-0", "index": 0, "name": "A100", "memory_mib": 8}]})
     assert Gpu.objects.get().host.name == "far"
     assert "is on host far, which is online" in Host.objects.get(name="other").error
+    # Nor one that a job has there, once that host is silent: it could say how the job uses it.
+    Host.objects.filter(name="far").update(silent_s=1e6)
+    other.post("facts", FACTS | {"gpus": [{"uuid": "GPU-far-0", "index": 0, "name": "A100", "memory_mib": 8}]})
+    assert Gpu.objects.get().host.name == "far"
+    assert "is on host far, in a job" in Host.objects.get(name="other").error
+
+
+def test_a_stranger_does_not_have_all_hosts_read() -> None:
+    agent()
+    with CaptureQueriesContext(connection) as asked:
+        assert Agent("far", "dwh_nonsense").post("poll", {"jobs": {}}).status_code == 401
+    assert not any("EXISTS(SELECT" in one["sql"] or "FOR " in one["sql"] for one in asked)
+    assert len(asked) == 1
+
+
+def test_what_a_claim_says_of_its_machine_is_short(project: Project, member: User) -> None:
+    agent()
+    job = placed(project, member)
+    body = json.dumps({"nonce": "n", "host": "h" * 10_000})
+    token = {"Authorization": f"Bearer {job_token(job.pk)}"}
+    url = f"/api/v1/runner/jobs/{job.pk}/claim"
+    assert Client().post(url, body, content_type="application/json", headers=token).status_code == 422
 
 
 def test_a_job_is_started_until_its_runner_lives(project: Project, member: User) -> None:

@@ -140,7 +140,9 @@ def test_names_of_tasks_have_no_secrets(secretive: Run) -> None:
         {"key": "fit-1", "prefix": "fit", "group": "HF=hunter2-hunter2", "state": "done", "seq": 3},
     ]
     counts = [{"prefix": "üü hunter2-hunter2", "group": "g", "seq": 4, "states": {"done": 1}}]
-    assert commands.tell({"reporter": "r", "events": events, "counts": counts}).json()["applied"] == 4
+    told = {"reporter": "of hunter2-hunter2", "events": events, "counts": counts}
+    assert commands.tell(told).json()["applied"] == 4
+    assert Reporter.objects.get().name == f"of {stars}"
     assert set(Task.objects.values_list("key", flat=True)) == {f"train-{stars}-1", stars, "fit-1"}
     groups = TaskGroup.objects.exclude(name="search")  # the run's own
     assert set(groups.values_list("prefix__name", "name")) == {

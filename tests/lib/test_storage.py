@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dstackweb.lib.models import StoredFile, StoredPart
 from dstackweb.lib.storage import Gap, Missing, Storage, StorageAway, pieces, rows, storage_at
+from dstackweb.lib.storage.disk import DiskStorage
 from dstackweb.lib.storage.objects import ObjectStorage
 
 pytestmark = pytest.mark.django_db
@@ -176,3 +177,9 @@ def test_of_two_concurrent_senders_no_byte_is_lost_or_duplicated(place: Storage)
     for sender in senders:
         sender.join()
     assert place.read(KEY, 0, 1000) == data
+
+
+def test_others_can_not_list_the_folders_of_logs(tmp_path: Path) -> None:
+    """Their names say which jobs there are."""
+    DiskStorage(tmp_path).append("joblogs/ab/abc", 0, b"x")
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("joblogs", "joblogs/ab")} == {0o700}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from typing_extensions import TypedDict
 
 from dstackweb.backends.contract import (
@@ -27,6 +29,7 @@ from dstackweb.backends.dask.fit import CPU, fits
 from dstackweb.backends.dask.scheduler import Scheduler
 from dstackweb.backends.dask.settings import Gpu, gpus, tls
 from dstackweb.backends.kinds import Kind
+from dstackweb.lib.network import is_local
 from dstackweb.spec.effective import Requirements
 
 if TYPE_CHECKING:
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 WORKERS = SourceKey("workers", "")
 REGION = "cluster"
 FRESH_S = 10.0
+OWN_USER = (
+    "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other machines, or "
+    "set DSTACKWEB_SHARED_UID=1 where everybody who may submit runs is trusted"
+)
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL, for an instance whose worker is lost or whose task is cancelled (`agent.TERM_NOTICE_S`)."""
 
@@ -138,6 +145,8 @@ class DaskBackend(Cloud):
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
         """The scheduler places it and remembers it in one step, so that doubled orders are one task."""
+        if shares_servers_user(self.scheduler.address):
+            raise LaunchFailed(LaunchFailure.NOT_ALLOWED, OWN_USER)
         answer = self.scheduler.ask(
             "launch",
             Answer,
@@ -163,6 +172,14 @@ class DaskBackend(Cloud):
         """Release the tasks: their guards send SIGTERM, and SIGKILL after GRACE_S."""
         if cloud_ids:
             self.scheduler.ask("terminate", type(None), keys=list(cloud_ids))
+
+
+def shares_servers_user(address: str) -> bool:
+    """Whether jobs may have the server's own user, where its files are, and nobody has allowed it.
+
+    Where that is root, the agent gives jobs another user.
+    """
+    return is_local(address) and os.getuid() != 0 and not settings.DSTACKWEB_SHARED_UID
 
 
 def _instance(row: Row | Answer) -> CloudInstance:

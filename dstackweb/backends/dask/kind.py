@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy
 from typing_extensions import TypedDict
 
 from dstackweb.backends.contract import SourceFailed
-from dstackweb.backends.dask.driver import DaskBackend
+from dstackweb.backends.dask.driver import OWN_USER, DaskBackend, shares_servers_user
 from dstackweb.backends.dask.scheduler import Scheduler
 from dstackweb.backends.dask.settings import DaskSettings, tls
 from dstackweb.backends.kinds import ConnectionReport, Kind, ReportLine, ReportPart
@@ -58,6 +58,8 @@ class DaskKind(Kind):
 
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
         """Ask for versions. Changes nothing, but that the scheduler knows our questions then."""
+        if shares_servers_user(config["scheduler"]):
+            return _report(ReportLine(_("Jobs' user"), "failed", "✗", OWN_USER))
         try:
             scheduler = Scheduler(config["scheduler"], tls(config, self.secrets_of(secret)))
             about = scheduler.ask("about", About)

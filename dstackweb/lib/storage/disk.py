@@ -35,17 +35,23 @@ class DiskStorage:
     def _opened(self, key: str) -> Iterator[int]:
         target = self.root / key
         with _explained(self.root):
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make(target.parent)
             fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 yield fd
             finally:
                 os.close(fd)
 
+    def _make(self, folder: Path) -> None:
+        """Make a folder and those above it below the root, which others can't even list."""
+        if folder != self.root and not folder.is_dir():
+            self._make(folder.parent)
+            folder.mkdir(mode=0o700, exist_ok=True)
+
     def put(self, key: str, path: Path) -> None:
         target = self.root / key
         with _explained(self.root):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            self._make(target.parent)
             with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".upload-", delete=False) as copy:
                 try:
                     with path.open("rb") as source:

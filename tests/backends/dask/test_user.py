@@ -1,0 +1,26 @@
+"""Whose user the jobs of a Dask cluster have."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from dstackweb.backends import registry, services
+from dstackweb.backends.contract import InstanceOrder, LaunchFailed
+from dstackweb.backends.dask.driver import shares_servers_user
+
+
+@pytest.mark.django_db
+def test_no_job_gets_the_servers_user_unless_an_admin_allows_it(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.DSTACKWEB_SHARED_UID = False
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    config = {"projects": ["main"], "scheduler": "tcp://127.0.0.1:9"}
+    backend, _is_new = services.put("cluster", "dask", config)
+    with pytest.raises(LaunchFailed, match="DSTACKWEB_SHARED_UID"):
+        registry.cloud(backend).launch(InstanceOrder("u-1", "mine", "cluster", "cpu", False, ""))
+    assert registry.KINDS["dask"].test_connection(config, "").state == "failed"
+    assert not shares_servers_user("tcp://dask.example:8786")
+    settings.DSTACKWEB_SHARED_UID = True
+    assert not shares_servers_user("tcp://127.0.0.1:9")
