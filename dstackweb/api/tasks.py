@@ -83,8 +83,8 @@ class TasksOut(Schema):
         return cls(attempt=attempt, applied=receipt.applied, outdated=receipt.outdated, refused=refused)
 
 
-PER_RUN = 2
-"""Concurrent requests that one run can always have: one is counted while the next one is parsed."""
+PER_PROJECT = 2
+"""Concurrent requests that one project can always have: one is counted while the next one is parsed."""
 COST = 50
 """The cost of a request in addition to its entries, in entries."""
 ENTRY_BYTES = 1000
@@ -97,7 +97,8 @@ REMEMBERED = 1000
 class Gate:
     """Limits of task reports in a process: `at_once` requests; `rate` entries per second and run, `burst` saved up.
 
-    Further requests are refused immediately, so that reports don't block pages. One run leaves a place for others.
+    Further requests are refused immediately, so that reports don't block pages. The runs of a project leave a place for
+    those of others.
     """
 
     def __init__(self, at_once: int, rate: float, burst: float) -> None:
@@ -107,19 +108,19 @@ class Gate:
         self._buckets: dict[int, tuple[float, int]] = {}
 
     @contextmanager
-    def enter(self, run_id: int) -> Iterator[None]:
+    def enter(self, project_id: int) -> Iterator[None]:
         """Enter a limited section. Raises TooMany if it is full."""
         with self._lock:
-            if self._inside.total() >= self._at_once or self._inside[run_id] >= max(PER_RUN, self._at_once - 1):
+            if self._inside.total() >= self._at_once or self._inside[project_id] >= max(PER_PROJECT, self._at_once - 1):
                 raise TooMany("too many task reports at once", AGAIN_S)
-            self._inside[run_id] += 1
+            self._inside[project_id] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._inside[run_id] -= 1
-                if not self._inside[run_id]:
-                    del self._inside[run_id]
+                self._inside[project_id] -= 1
+                if not self._inside[project_id]:
+                    del self._inside[project_id]
 
     def spend(self, run_id: int, size: int, now_us: int) -> None:
         """Take what a request of `size` bytes costs from the run's bucket, before its body is understood, which is
@@ -197,7 +198,7 @@ def take(request: HttpRequest, run: Run, attempt: int | None, reporter: str) -> 
 
     `reporter` is the default name of the reporter. Raises TooMany, Invalid and Conflict.
     """
-    with gate.enter(run.pk):
+    with gate.enter(run.project_id):
         now_us = time.time_ns() // 1000
         raw = request.body
         gate.spend(run.pk, len(raw), now_us)

@@ -344,7 +344,7 @@ def test_requests_beyond_the_concurrency_limit_are_refused_at_once(
 ) -> None:
     gate = Gate(3, 1000, 1000)
     monkeypatch.setattr(tasks, "gate", gate)
-    with gate.enter(run.pk), gate.enter(run.pk):
+    with gate.enter(run.project_id), gate.enter(run.project_id):
         answer = commands.tell(DONE)
     assert (answer.status_code, answer["Retry-After"]) == (429, "1")
     assert commands.tell(DONE).status_code == 200

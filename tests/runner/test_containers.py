@@ -148,6 +148,11 @@ def test_a_job_over_its_memory_ends_with_out_of_memory(contained: Callable[..., 
     assert (end["reason"], end["memory_mib"]) == ("out_of_memory", 32)
 
 
+def test_what_a_container_changes_of_its_image_counts_as_its_files(contained: Callable[..., Box]) -> None:
+    job = contained("head -c 30000000 /dev/zero > /tmp/large; while :; do sleep 0.1; done", disk_limit=10 << 20)
+    assert ended(job)["reason"] == "out_of_disk"
+
+
 def test_a_stop_gives_the_commands_their_grace_and_then_kills_all(contained: Callable[..., Box]) -> None:
     job = contained("trap 'echo bye; exit 3' TERM", "echo ready", "while :; do sleep 0.1 || true; done")
     job.launch()
