@@ -70,7 +70,10 @@ def make_run(project: Project, user: User, name: str | None = None, *, role: str
 def count_runs_anew() -> None:
     """Counters by prefix of the waiting and running runs that there are, where rows were written past the services."""
     Scope.objects.filter(run_id=0).delete()
-    prefix_counters.count_new(list(Run.objects.only("project", "name", "status", "submitted_at")))
+    deltas = prefix_counters.Deltas()
+    for run in Run.objects.only("project", "name", "status", "submitted_at"):
+        deltas.add_new(run)
+    deltas.write()
 
 
 def place_all() -> int:
