@@ -55,7 +55,7 @@ def cluster(cloud: Cloud, project: Project) -> Backend:
         offer("g5", "0.4", region="eu", gpu_name="A10G", gpu_count=1, gpu_memory_mib=24576, spot=True),
         offer("p4d", "32.77", region="us", gpu_name="A100", gpu_count=8, gpu_memory_mib=40960),
     )
-    return Backend.objects.create(name="cluster", kind="dask")
+    return Backend.objects.create(name="cluster", kind="plain")
 
 
 def named(answer: Any) -> list[tuple[str, float]]:
@@ -180,7 +180,7 @@ def test_a_refresh_expires_the_cache_and_is_limited_to_once_in_ten_seconds(
     clock.pass_s(4)
     refused = api("POST", REFRESH)
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "6")
-    Backend.objects.create(name="second", kind="dask")
+    Backend.objects.create(name="second", kind="plain")
     assert api("POST", REFRESH).json() == {"items": ["second"]}
     clock.pass_s(6)
     assert api("POST", REFRESH, {"backends": ["cluster"]}).json() == {"items": ["cluster"]}

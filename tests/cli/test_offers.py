@@ -53,7 +53,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, project: Project) -> 
 
 @pytest.fixture
 def cluster() -> Backend:
-    return Backend.objects.create(name="cluster", kind="dask")
+    return Backend.objects.create(name="cluster", kind="plain")
 
 
 def test_each_offer_is_a_line_with_its_price_a_bar_and_why(cli: Cli, cluster: Backend) -> None:

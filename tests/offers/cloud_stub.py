@@ -84,7 +84,7 @@ class Cloud:
                 return answer
 
         use_driver(monkeypatch, "aws", Sourced)
-        use_driver(monkeypatch, "dask", Plain)
+        use_driver(monkeypatch, "plain", Plain)
 
     def ask(self, what: str, answer: Any) -> Any:
         with open(self.log, "ab", buffering=0) as file:

@@ -25,4 +25,4 @@ def backend(cloud: Cloud, db: None) -> Backend:
 
 @pytest.fixture
 def plain(cloud: Cloud, db: None) -> Backend:
-    return Backend.objects.create(name="cluster", kind="dask")
+    return Backend.objects.create(name="cluster", kind="plain")

@@ -177,7 +177,7 @@ def test_ticks_are_enqueued_only_if_a_cloud_is_configured(
     jobs = [job for job in tasks.control_jobs() if job.name == "offers"]
     tasks.ensure_rows(jobs)
     assert tasks.enqueue_due(jobs, clock.now) == 0
-    Backend.objects.create(name="cluster", kind="dask")
+    Backend.objects.create(name="cluster", kind="plain")
     assert tasks.enqueue_due(jobs, clock.pass_s(5)) == 0
     off = Backend.objects.create(name="cloud", kind="aws", enabled=False)
     assert tasks.enqueue_due(jobs, clock.pass_s(5)) == 0

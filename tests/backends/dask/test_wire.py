@@ -119,6 +119,11 @@ def anybody() -> Iterator[tuple[str, list[bytes]]]:
                 while answers:
                     line.recv(65536)
                     line.sendall(answers.pop(0))
+                # Closed with bytes unread, the connection would be reset before its last answer is read.
+                line.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):
+                    while line.recv(65536):
+                        continue
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()

@@ -84,5 +84,5 @@ def test_a_job_of_another_machine_is_not_started_here(hosts: Backend, api: JobAp
 
 
 def test_a_kind_that_nothing_serves_is_named() -> None:
-    with pytest.raises(registry.UnknownKind, match="dask"):
-        registry.driver(BackendRow(name="cluster", kind="dask"))
+    with pytest.raises(registry.UnknownKind, match="unheard"):
+        registry.driver(BackendRow(name="cluster", kind="unheard"))

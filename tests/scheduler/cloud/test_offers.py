@@ -73,7 +73,7 @@ def _refresh(backend: Backend) -> None:
 def test_a_pass_does_not_wait_for_a_backend_call_in_progress(
     project: Project, member: User, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Backend.objects.create(name="cluster", kind="dask")
+    Backend.objects.create(name="cluster", kind="plain")
     cloud.answer = [Offer("cluster", "worker", 4, 8192, Availability.AVAILABLE)]
     make_run(project, member, backends=["cluster"])
     tries: list[str] = []

@@ -134,7 +134,7 @@ def test_a_failing_backend_does_not_affect_others(project: Project, member: User
 def test_an_unserved_or_disabled_backend_is_skipped_with_a_reason(
     project: Project, member: User, enabled: bool, code: str
 ) -> None:
-    Backend.objects.create(name="cloud", kind="dask", enabled=enabled)
+    Backend.objects.create(name="cloud", kind="unheard", enabled=enabled)
     run = make_run(project, member, backends=["cloud"])
     assert place_all() == 0
     assert reason(run) == ("backend_unavailable", {"code": code, "backends": ["cloud"]})
