@@ -14,6 +14,12 @@ def duration(seconds: float | None) -> str:
     return "–" if seconds is None else duration_text(seconds)
 
 
+def elapsed(seconds: float) -> str:
+    """`duration` of what goes on: with its seconds for an hour, `4 min 12 s`. static/js/times.js writes the same."""
+    whole = max(0, int(seconds))
+    return f"{whole // 60} min {whole % 60} s" if 60 <= whole < 3600 else duration_text(whole)
+
+
 def exact_duration(seconds: int) -> str:
     """A setting such as a window: with its seconds or minutes where `duration` leaves them out."""
     if seconds % 60 or not seconds:

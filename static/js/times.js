@@ -1,5 +1,5 @@
-// <time datetime="…" data-when="clock|hour|moment|ago|for|in"> in the reader's own zone; the server renders UTC.
-// "ago", "for" and "in" count on by themselves, by the server's clock, so that a poll need not send them again.
+// <time datetime="…" data-when="clock|hour|moment|ago|for|elapsed|in"> in the reader's own zone; the server renders UTC.
+// "ago", "for", "elapsed" and "in" count on by themselves, by the server's clock, so that a poll need not send them again.
 const skewMs = Number(document.documentElement.dataset.now) - Date.now();
 const locale = document.documentElement.lang || undefined;
 const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
@@ -22,6 +22,12 @@ export function durationText(seconds) {
   return `${Math.floor(s / firstS)} ${first}${rest ? ` ${rest} ${second}` : ""}`;
 }
 
+// Writes what `dstackweb.wording.units.elapsed` writes.
+export function elapsedText(seconds) {
+  const s = Math.max(0, Math.floor(seconds));
+  return s >= 60 && s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : durationText(s);
+}
+
 /** What is left, to the second in its last hour: `4:12`, `2 h 5 min`. */
 export function leftText(seconds) {
   const s = Math.max(0, Math.ceil(seconds));
@@ -37,6 +43,8 @@ function text(element, now) {
       return element.dataset.ago.replace("%s", durationText(age));
     case "for":
       return durationText(age);
+    case "elapsed":
+      return elapsedText(age);
     case "in":
       return age < 0 ? element.dataset.in.replace("%s", leftText(-age)) : element.dataset.due;
     case "clock":

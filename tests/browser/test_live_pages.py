@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from collections.abc import Callable
 
 import pytest
+from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, files, services
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Job, Run
 from dstackweb.wording import units
 from tests.browser import demo
 from tests.browser.conftest import Complaints
@@ -139,15 +142,41 @@ def test_a_hidden_tab_does_not_poll_and_catches_up_when_shown(page: Page, projec
     expect(page.get_by_role("link", name="meanwhile")).to_be_visible(timeout=1500)
 
 
-def test_ages_count_on_in_the_words_that_the_server_uses(page: Page, project: Project) -> None:
+@pytest.mark.parametrize("kind", ["duration", "elapsed"])
+def test_ages_count_on_in_the_words_that_the_server_uses(page: Page, project: Project, kind: str) -> None:
     page.goto(page.url)
     ages = [0, 59, 60, 3599, 3600, 3661, 86399, 86400, 90000, 200000]
     source = page.locator("script[type=module]").get_attribute("src") or ""
     shown = page.evaluate(
-        "([url, ages]) => import(url).then((times) => ages.map(times.durationText))",
-        [source.replace("app.js", "js/times.js"), ages],
+        "([url, words, ages]) => import(url).then((times) => ages.map(times[words]))",
+        [source.replace("app.js", "js/times.js"), f"{kind}Text", ages],
     )
-    assert shown == [units.duration(age) for age in ages]
+    assert shown == [getattr(units, kind)(age) for age in ages]
+
+
+def test_the_elapsed_time_of_a_running_run_counts_on_without_the_server(
+    live_server, new_page: Callable[..., Page], project: Project, mia: User, complaints: Complaints
+) -> None:
+    run, now = running(project, mia), timezone.now()
+    placed_at = now - dt.timedelta(seconds=603)
+    Job.objects.filter(run=run).update(placed_at=placed_at, started_at=now - dt.timedelta(seconds=600))
+    Run.objects.filter(pk=run.pk).update(
+        submitted_at=placed_at - dt.timedelta(seconds=42), queued_at=placed_at - dt.timedelta(seconds=42)
+    )
+    page = new_page(keep=False)
+    page.clock.install(time=now)
+    sign_in(page, live_server.url, "mia")
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    status = page.locator("#run-status")
+    expect(status).to_have_text(re.compile(r"running\s+10 min \d s"))
+    expect(page.locator("#run-steps")).to_have_text(
+        re.compile(r"waited\s+42 s.*started in\s+3 s.*running\s+10 min \d s.*End", re.DOTALL)
+    )
+    page.context.set_offline(True)
+    page.clock.run_for(65_000)
+    expect(status).to_have_text(re.compile(r"running\s+11 min \d+ s"))
+    expect(page.locator("#run-steps")).to_contain_text(re.compile(r"running\s+11 min \d+ s"))
+    complaints.remove_failed_loads()
 
 
 def test_a_lost_connection_is_shown_and_recovers_by_itself(

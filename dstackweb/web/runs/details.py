@@ -1,8 +1,7 @@
-"""The parts of a run's page: steps, why it ended, nodes, events, and settings with their sources."""
+"""The parts of a run's page: why it ended, nodes, events, and settings with their sources."""
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 from collections.abc import Collection, Sequence
 from decimal import Decimal
@@ -15,38 +14,9 @@ from django.utils.translation import gettext as _
 from dstackweb.runs import rows, spend
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.states import ENDED, JobStatus, Reason, RunStatus
+from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.wording import statuses, units
-
-
-class Step(NamedTuple):
-    """A step of the progress line: whether and when it was reached, and how long it took."""
-
-    label: str
-    reached: bool
-    at: dt.datetime | None = None
-    note: str = ""
-    status: str = ""
-
-
-def steps(run: Run, jobs: Sequence[Job]) -> list[Step]:
-    """Submitted, placed, running, ended: of the newest attempt."""
-    placed_at = min((job.placed_at for job in jobs if job.attempt == run.attempt), default=None)
-    began = min((job.started_at for job in jobs if job.attempt == run.attempt and job.started_at), default=None)
-    over = run.status in ENDED
-    line = [
-        Step(_("Submitted"), True, run.submitted_at),
-        Step(_("Placed"), placed_at is not None, placed_at, _between(run.submitted_at, placed_at)),
-        Step(_("Running"), began is not None, began, _between(placed_at, began)),
-    ]
-    ending = _between(began, run.ended_at) if over else ""
-    label = statuses.status(run.status).capitalize() if over else _("End")
-    return [*line, Step(label, over, run.ended_at, ending, run.status if over else "")]
-
-
-def _between(start: dt.datetime | None, end: dt.datetime | None) -> str:
-    return units.duration((end - start).total_seconds()) if start and end else ""
+from dstackweb.wording import statuses
 
 
 class EndNotice(NamedTuple):

@@ -32,7 +32,7 @@ from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
-from dstackweb.web.runs import details, hold_views
+from dstackweb.web.runs import details, hold_views, stages
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.why_views import place_in_queue
 from dstackweb.wording import events as event_words
@@ -107,6 +107,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     reason, data = selectors.why(run)
     stands, now = place_in_queue(run), timezone.now()
     may_change = lists.may_change(run, request.user, request.role)
+    steps = stages.stages(run, jobs)
     panel = Panel(run, jobs, PanelFilters.of(request), now) if has_gpu_charts(run) else None
     return {
         "run": run,
@@ -118,7 +119,8 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "jobs": [details.node_line(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,
         "attempts": len({job.attempt for job in jobs}),
-        "steps": details.steps(run, jobs),
+        "steps": steps,
+        "stage": stages.newest(steps),
         "end_notice": details.end_notice(run, jobs),
         "silent": statuses.silent(run, silent_hosts(run, jobs)),
         "place": rows.placement_summary([job for job in jobs if job.attempt == run.attempt]),

@@ -210,8 +210,8 @@ def visible(name: str) -> str:
 
 @register.simple_tag
 def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
-    """A moment: `clock`, `hour` and `moment` are shown in the reader's zone; `ago`, `for` and, for what is still to
-    come, `in` count on by themselves.
+    """A moment: `clock`, `hour` and `moment` are shown in the reader's zone; `ago`, `for`, `elapsed` (with its
+    seconds) and, for what is still to come, `in` count on by themselves.
 
     The server's text is UTC, for readers without scripts; app.js replaces it.
     """
@@ -226,6 +226,8 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
             text = f"{at:%H:%M} UTC"
         case "for":
             text = _age(at)
+        case "elapsed":
+            text = units.elapsed((timezone.now() - at).total_seconds())
         case "ago":
             ago = _("%s ago")
             text, more = escape(ago.replace("%s", _age(at))), format_html(' data-ago="{}"', ago)
