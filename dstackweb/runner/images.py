@@ -20,7 +20,10 @@ from dstackweb.runner.engine import Engine, EngineAway, EngineError, error_of
 CREDENTIALS = "registry"
 LINE_S = 2.0
 """How often the progress of a pull is written at most."""
-DOCKER_HUB = {"docker": "https://index.docker.io/v1/", "podman": "docker.io"}
+HUB = "docker.io"
+DOCKER_HUB = {"docker": "https://index.docker.io/v1/", "podman": HUB}
+TRANSPORT = {"docker": "", "podman": "docker://"}
+"""Podman takes names for files where they look like these, and archives name their images as they like."""
 _LAYER = re.compile(r"([0-9a-f]{12}): (.+)")
 _DONE = ("Pull complete", "Already exists")
 
@@ -67,32 +70,45 @@ class Image:
 
 
 def find(engine: Engine, image: str) -> Image | None:
-    """The image as it is on this machine; None if it is not. Raises EngineAway, EngineError.
+    """The image of just this name; None if there is none. Raises EngineAway, EngineError.
 
-    Not by its id, of which engines take any beginning: with that, runs would find images whose names they don't know.
+    Engines also take beginnings of ids, and Podman the end of a name, which may be another registry's.
     """
+    name = full_name(image)
     try:
-        (found,) = json.loads(engine.call("image", "inspect", image))
+        (found,) = json.loads(engine.call("image", "inspect", name))
     except EngineAway:
         raise
     except EngineError as error:
         if "no such" in str(error).lower() or "not known" in str(error).lower():
             return None
         raise
-    if str(found["Id"]).removeprefix("sha256:").startswith(image.removeprefix("sha256:")):
-        return None
-    name = _repository(image)
     digests = [str(one) for one in found.get("RepoDigests") or ()]
-    own = [one for one in digests if one.partition("@")[0].endswith(name)]
+    known = [*digests, *(str(tag) for tag in found.get("RepoTags") or ())]
+    if name not in map(full_name, known):
+        return None
+    own = [one for one in digests if _repository(full_name(one)) == _repository(name)]
     image_id = str(found["Id"])
     image_id = image_id if image_id.startswith("sha256:") else f"sha256:{image_id}"
     return Image(image_id, next(iter(own), image_id)[:300])
 
 
+def full_name(image: str) -> str:
+    """An image's name with its registry, and its digest or tag: Docker Hub and `latest` where there are none."""
+    name, _, digest = image.partition("@")
+    repository = _repository(name)
+    end = f"@{digest}" if digest else name.removeprefix(repository) or ":latest"
+    first, slash, rest = repository.partition("/")
+    if not (slash and ("." in first or ":" in first or first == "localhost")):
+        first, rest = HUB, repository
+    if first in (HUB, f"index.{HUB}"):
+        first, rest = HUB, rest if "/" in rest else f"library/{rest}"
+    return f"{first}/{rest}{end}"
+
+
 def _repository(image: str) -> str:
     """The image's name without tag and digest."""
-    name = image.partition("@")[0]
-    head, slash, last = name.rpartition("/")
+    head, slash, last = image.partition("@")[0].rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"
 
 
@@ -104,8 +120,8 @@ def fault_of(text: str) -> ImageFault:
 
 def registry_of(engine: str, image: str) -> str:
     """Where credentials for an image belong."""
-    first, slash, _ = image.partition("/")
-    return first if slash and ("." in first or ":" in first or first == "localhost") else DOCKER_HUB[engine]
+    registry = full_name(image).partition("/")[0]
+    return DOCKER_HUB[engine] if registry == HUB else registry
 
 
 class Pull:
@@ -119,8 +135,9 @@ class Pull:
         _write_credentials(os.path.join(self._config, "config.json"), registry_of(engine.name, image), auth)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._process = subprocess.Popen(
-            [engine.program, "pull", "--", image], env=engine.environment(self._config), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=self._errors, cwd="/", start_new_session=True,
+            [engine.program, "pull", "--", TRANSPORT[engine.name] + full_name(image)], stdin=subprocess.DEVNULL,
+            env=engine.environment(self._config), stdout=subprocess.PIPE, stderr=self._errors, cwd="/",
+            start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)

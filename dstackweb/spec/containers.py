@@ -16,16 +16,22 @@ from dstackweb.spec.fields import Text
 MAX_IMAGE, MAX_VOLUME, MOST_VOLUMES = 500, 1000, 20
 NEEDS_IMAGE = ("entrypoint", "pull_policy", "registry_auth", "volumes")
 """Keys that mean nothing without an image."""
+_IMAGE = re.compile(
+    r"((localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9-]+(?=:\d+/))(:\d+)?/)?"
+    r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha(256|384|512):[0-9a-f]{64,128})?"
+)
+"""Registry, repository, tag and digest."""
 _FOLDER = re.compile(r"/[^\0-\x1f\x7f:,\"']*")
 _KERNELS = ("/proc", "/sys", "/dev")
 
 
 def check_image(image: str) -> str:
-    """An image becomes an argument of a command: it must not look like an option or contain spaces."""
-    if image.startswith("-") or not image.isprintable() or any(char.isspace() for char in image):
-        raise ValueError(f"{image[:MAX_IMAGE]!r} is not valid")
+    """A name that registries know. Engines take others for options, ids, or for files of the host (`dir:/etc`)."""
     if len(image) > MAX_IMAGE:
         raise ValueError(f"it has more than {MAX_IMAGE} characters")
+    if not _IMAGE.fullmatch(image):
+        raise ValueError(f"{image!r} is not valid")
     return image
 
 

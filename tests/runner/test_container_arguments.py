@@ -15,7 +15,7 @@ from dstackweb.runner import commands
 from dstackweb.runner.commands import Contained
 from dstackweb.runner.container import Container, Mount, Start, VolumeRefused, arguments, exports, split_env, volume
 from dstackweb.runner.engine import Engine, EngineAway, error_of, find
-from dstackweb.runner.images import ImageFault, fault_of, registry_of
+from dstackweb.runner.images import ImageFault, fault_of, full_name, registry_of
 from tests.support import eventually
 
 USER = pwd.struct_passwd(("project-7", "x", 1900000007, 1900000007, "", "/nonexistent", "/bin/sh"))
@@ -125,9 +125,27 @@ def test_the_messages_of_pulls_have_codes(text: str, fault: str) -> None:
 
 
 def test_credentials_belong_to_the_images_registry() -> None:
-    images = ["python:3.12", "team/tool", "localhost/x", "r.example/a/b:1", "127.0.0.1:5000/x"]
+    images = ["python:3.12", "team/tool", "docker.io/team/tool", "localhost/x", "r.example/a/b:1", "127.0.0.1:5000/x"]
     hub = "https://index.docker.io/v1/"
-    assert [registry_of("docker", image) for image in images] == [hub, hub, "localhost", "r.example", "127.0.0.1:5000"]
+    registries = [hub, hub, hub, "localhost", "r.example", "127.0.0.1:5000"]
+    assert [registry_of("docker", image) for image in images] == registries
+
+
+@pytest.mark.parametrize(
+    ("image", "full"),
+    [
+        ("python", "docker.io/library/python:latest"),
+        ("oci:tmp", "docker.io/library/oci:tmp"),
+        ("team/tool:1", "docker.io/team/tool:1"),
+        ("docker.io/python:3.12", "docker.io/library/python:3.12"),
+        ("index.docker.io/library/python:3.12", "docker.io/library/python:3.12"),
+        ("localhost/x", "localhost/x:latest"),
+        ("r.example:5000/a/b", "r.example:5000/a/b:latest"),
+        ("r.example/a:1@sha256:0f", "r.example/a@sha256:0f"),
+    ],
+)
+def test_engines_are_asked_for_images_by_whole_names(image: str, full: str) -> None:
+    assert full_name(image) == full
 
 
 def test_an_engine_that_gives_no_answer_says_nothing_of_what_it_runs() -> None:

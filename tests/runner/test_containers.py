@@ -322,6 +322,27 @@ def test_a_hostile_job_is_not_root_and_reaches_no_other_run_and_no_folder_that_i
         assert end["message"].startswith("volumes: "), end
 
 
+def test_no_image_takes_the_name_of_another_one_with_podman(
+    contained: Callable[..., Box], podman: Engine, tmp_path: Path
+) -> None:
+    """An archive names its images itself, and Podman finds `tool:1` in any registry."""
+    contained = partial(contained, engine=podman)
+    names = ["docker.io/library/planted:1", "evil.example/x/tool:1", "evil.example/docker.io/library/tool:1"]
+    for name in names:
+        podman.call("tag", f"localhost/{IMAGE}", name)
+    podman.call("save", "--output", f"{tmp_path}/planted.tar", names[0])
+    podman.call("untag", f"localhost/{IMAGE}", names[0])
+    assert ended(contained("true", image=f"docker-archive:{tmp_path}/planted.tar", pull_policy="always"))
+    assert images.find(podman, names[0]) is None
+    image = images.find(podman, names[1])
+    assert image is not None
+    for name in ("tool:1", "x/tool:1", "docker.io/library/tool:1", f"containers-storage:{image.id[7:20]}"):
+        job = contained("true", image=name, pull_policy="never")
+        assert ended(job)["reason"] in ("image_pull_failed", "creating_container_error"), name
+    for name in names[1:]:
+        podman.call("untag", f"localhost/{IMAGE}", name)
+
+
 def test_podman_runs_stops_and_ends_what_its_killed_runner_left(contained: Callable[..., Box], podman: Engine) -> None:
     contained = partial(
         contained, image=f"localhost/{IMAGE}", engine=podman, pull_policy="never", process_limit=200, env={"LR": "1e-4"}

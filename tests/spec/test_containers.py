@@ -28,6 +28,16 @@ def test_images_are_pulled_when_they_are_missing_by_default() -> None:
 
 
 @pytest.mark.parametrize(
+    "image",
+    ["python", "python:3.12", "team/tool", "localhost/a_b/c--d.e:X-1", "r.example:5000/a/b/c:1.2", "[::1]:5000/a",
+     f"python@sha256:{'0f' * 32}", f"r.example/a:1@sha256:{'0f' * 32}"],
+)  # fmt: skip
+def test_an_image_has_a_name_that_registries_know(image: str) -> None:
+    spec = resolve(parse_run_file({**IMAGE, "image": image, "commands": ["true"]}), None).spec
+    assert spec.image == image
+
+
+@pytest.mark.parametrize(
     ("keys", "loc", "said"),
     [
         ({"image": None, "entrypoint": "x", "commands": ["a"]}, "entrypoint", "it needs an `image`"),
@@ -37,6 +47,11 @@ def test_images_are_pulled_when_they_are_missing_by_default() -> None:
         ({"entrypoint": "--privileged x"}, "entrypoint", "begin with a program"),
         ({"entrypoint": "a 'b"}, "entrypoint", "split into words"),
         ({"image": "--privileged"}, "image", "is not valid"),
+        ({"image": "docker-archive:/runs/1/planted.tar"}, "image", "is not valid"),
+        ({"image": "dir:/etc"}, "image", "is not valid"),
+        ({"image": "containers-storage:@0f1e"}, "image", "is not valid"),
+        ({"image": "docker://python:3.12"}, "image", "is not valid"),
+        ({"image": "../python"}, "image", "is not valid"),
         ({"pull_policy": "often"}, "pull_policy", "`always`, `missing` or `never`"),
         ({"registry_auth": {"username": "ada", "password": "plain"}}, "registry_auth", "could be read by all"),
         ({"registry_auth": {"username": "ada"}}, "registry_auth", "`registry_auth.password` is missing"),
