@@ -15,14 +15,16 @@ from dstackweb.api.app import Id, Name, NameOrNull, UsernameOrNull
 from dstackweb.api.utilization import PolicyOut
 from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.runs import selectors
+from dstackweb.runs.codes import DependencyOutcome
 from dstackweb.runs.holds import access_to
-from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.models import Dependency, Job, Run, RunEvent
 from dstackweb.runs.queue.positions import rank_factors
 from dstackweb.runs.rows import RunRow, row_of
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Plan, VisibleReservation
+from dstackweb.spec.codes import On, Otherwise
 from dstackweb.wording import statuses, waiting
 
 RunStatusName = Literal[
@@ -160,6 +162,25 @@ class SilentHostOut(Schema):
     seen_at: dt.datetime | None
 
 
+class DependencyOut(Schema):
+    """A run that must end before this one enters its queue. `id` is null once it was removed."""
+
+    run: str = Field(validation_alias="name")
+    id: str | None
+    status: RunStatusName | None
+    on: On
+    otherwise: Otherwise
+    outcome: DependencyOutcome
+
+    @staticmethod
+    def resolve_id(one: Dependency) -> str | None:
+        return str(one.predecessor.uid) if one.predecessor else None
+
+    @staticmethod
+    def resolve_status(one: Dependency) -> str | None:
+        return one.predecessor.status if one.predecessor else None
+
+
 @dataclass(slots=True, kw_only=True)
 class RunOut(RunRow):
     """A run. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has started."""
@@ -167,6 +188,7 @@ class RunOut(RunRow):
     position: int | None
     reason: str | None
     reason_detail: str | None
+    after: Annotated[list[DependencyOut], Field(description="The runs that had, or have, to end before it")]
     factors: Annotated[FactorsOut | None, Field(description="Why it has its position; null unless it waits")]
     silent_hosts: Annotated[list[SilentHostOut], Field(description="Offline hosts on which it has active jobs")]
     silent_detail: Annotated[str | None, Field(description="What it waits for while they are silent")]
@@ -196,6 +218,7 @@ class RunOut(RunRow):
             factors=FactorsOut.from_orm(found) if found else None,
             reason=reason or None,
             reason_detail=waiting.reason(reason, data).text if reason else None,
+            after=[DependencyOut.from_orm(one) for one in selectors.dependencies_of(run)],
             silent_hosts=[SilentHostOut(host=one.host, seen_at=one.seen_at) for one in silent],
             silent_detail=statuses.silent(run, silent) or None,
             max_duration_s=run.limit_s,
@@ -270,7 +293,8 @@ class PlanOut(Schema):
     settings: dict[str, Any]
     provenance: dict[str, Any]
     queue: str
-    position: int | None = Field(description="Null for a run with a schedule, which is not queued yet")
+    position: int | None = Field(description="Null for a run with `schedule` or `after`, which is not queued yet")
+    after_detail: str | None = Field(description="The runs that it would wait for, where they have not ended")
     next_at: dt.datetime | None = Field(description="When a run with a schedule enters its queue")
     offers: list[OfferOut]
     reason: str | None
@@ -291,6 +315,7 @@ class PlanOut(Schema):
                 "queue": plan.prepared.queue.name,
                 "reason": plan.waits.reason if plan.waits else None,
                 "reason_detail": text,
+                "after_detail": statuses.after(plan.follows) if plan.follows else None,
                 "warnings": [{"code": "impossible", "message": text or ""}] if plan.impossible else [],
                 "notes": [{"code": code, "message": waiting.plan_note(code)} for code in plan.notes],
             }

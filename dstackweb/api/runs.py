@@ -26,7 +26,7 @@ from dstackweb.api.run_schemas import (
     jobs_page,
 )
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import holds, removal, rows, selectors, services
+from dstackweb.runs import dependencies, holds, removal, rows, selectors, services
 from dstackweb.runs.codes import LogCut
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.passes.decision import Decision, decide_now
@@ -130,6 +130,13 @@ def stop(
     """SIGTERM, then SIGKILL after its `stop_duration`. `abort` kills immediately."""
     run, role = run_of(request, project, name, "member")
     return _tagged(response, services.stop(run, caller(request), role, abort=bool(body and body.abort)))
+
+
+@router.post("/{name}/release", response={200: RunOut, **CONFLICTS}, summary="Release a run from its `after`")
+def release(request: HttpRequest, response: HttpResponse, project: Path[str], name: str) -> RunOut:
+    """Let it enter its queue without waiting for other runs any longer."""
+    run, role = run_of(request, project, name, "member")
+    return _tagged(response, dependencies.release(run, caller(request), role))
 
 
 @router.delete("/{name}", response={204: None, **CONFLICTS}, summary="Delete a run")

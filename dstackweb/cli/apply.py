@@ -240,6 +240,9 @@ def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
     """Write one line to `stream`: the position, and whether the run would wait there."""
     outcome = f"would wait: {clean(plan['reason_detail'])}" if plan["reason"] else "can start now"
     queue, at = f"queue {clean(plan['queue'])}", plan["next_at"]
+    if plan.get("after_detail"):
+        echo(clean(plan["after_detail"]), file=stream)
+        return
     position = f"Enters {queue} at {clock_text(at)}" if at else f"Position {plan['position']} in {queue}"
     echo(f"{position}; {outcome}", file=stream)
 

@@ -138,7 +138,7 @@ def version() -> None:
 
 for panel, commands in {
     "Runs": (apply.apply, runs.ps, logs.logs, runs.stop, runs.delete, progress.progress, runs.hold, runs.extend),
-    "Queue": (queue.queue, queue.move, runs.priority, queue.history),
+    "Queue": (queue.queue, queue.move, runs.priority, runs.release, queue.history),
     "GPUs": (utilization.metrics, utilization.keep, utilization.what_if),
     "Hosts and clouds": (offers.offers, offers.quotas, offers.cache),
     "Account": (version,),

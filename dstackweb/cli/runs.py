@@ -109,6 +109,12 @@ def stop(
         note("Its schedule has ended. Resubmit to resume the schedule.")
 
 
+def release(run: RunName) -> None:
+    """Let a run that waits for others (its `after`) enter its queue now."""
+    api = config.connect()
+    echo(status_text(api.post(api.in_project("runs", run, "release"))))
+
+
 def delete(
     run: RunName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,

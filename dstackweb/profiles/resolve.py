@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstackweb.spec.codes import UtilizationAction
-from dstackweb.spec.effective import EffectiveSpec, RegistryAuth, Requirements, Retry, Schedule, UtilizationPolicy
+from dstackweb.spec.effective import (
+    After,
+    EffectiveSpec,
+    RegistryAuth,
+    Requirements,
+    Retry,
+    Schedule,
+    UtilizationPolicy,
+)
 from dstackweb.spec.run_fields import (
+    AfterFields,
     ProfileFields,
     RegistryAuthFields,
     ResourcesFields,
@@ -98,6 +107,8 @@ def _converted(value: Any) -> Any:
             return RegistryAuth(username=value.username, password=value.password)
         case ScheduleFields():
             return Schedule(cron=value.cron)
+        case (AfterFields(), *_):
+            return tuple(After(run=one.run, on=one.on, otherwise=one.otherwise) for one in value)
     return value
 
 

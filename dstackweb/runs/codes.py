@@ -191,6 +191,8 @@ class MessageCode(StrEnum):
     IMAGE_PULL_FAILED = "image_pull_failed"
     """`fault` and `image`; the message is the engine's."""
     OUT_OF_CAPACITY = "out_of_capacity"
+    AFTER = "after"
+    """`waits` and `unmet`: the runs (`name`, `on`) that it waits for, and those that ended otherwise (and `status`)."""
     LOW_UTILIZATION = "low_utilization"
     """What was low, as the event has it."""
     LATE = "late"
@@ -227,6 +229,16 @@ class LogCutData(TypedDict):
     limit: int
 
 
+class DependencyOutcome(StrEnum):
+    """What became of a run's wait for the end of another."""
+
+    WAITING = "waiting"
+    MET = "met"
+    UNMET = "unmet"
+    RELEASED = "released"
+    """Somebody started the run without it."""
+
+
 class RunEventKind(StrEnum):
     """Events of a run or of one of its jobs."""
 
@@ -247,6 +259,8 @@ class RunEventKind(StrEnum):
     TERMINATED = "terminated"
     RETRY = "retry"
     REQUEUED = "requeued"
+    FOLLOWS = "follows"
+    RELEASED = "released"
     RETURNED = "returned"
     EXTENDED = "extended"
     SCHEDULED = "scheduled"

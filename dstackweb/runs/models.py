@@ -16,6 +16,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from dstackweb.lib.models import watch_time
+from dstackweb.runs.codes import DependencyOutcome
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.states import ACTIVE, JobStatus, RunStatus
 
@@ -218,6 +219,26 @@ class Run(models.Model):
         if not self.is_hold or self.status != RunStatus.RUNNING or self.started_at is None or self.limit_s is None:
             return None
         return self.started_at + dt.timedelta(seconds=self.limit_s)
+
+
+class Dependency(models.Model):
+    """A run's wait for the end of another, before it enters its queue. `on` and `otherwise` are of `spec.After`."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="dependencies")
+    predecessor = models.ForeignKey(Run, null=True, on_delete=models.SET_NULL, related_name="followers")
+    name = models.CharField(max_length=60, help_text="The predecessor's, which may be removed")
+    on = models.CharField(max_length=10)
+    otherwise = models.CharField(max_length=10)
+    outcome = models.CharField(max_length=10, default=DependencyOutcome.WAITING.value)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "predecessor"], name="dependency_once")]
+        indexes = [
+            models.Index("predecessor", condition=Q(outcome="waiting"), name="dependency_waiting"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run} after {self.name}: {self.outcome}"
 
 
 class JobQuerySet(models.QuerySet["Job"]):

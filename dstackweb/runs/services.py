@@ -26,7 +26,10 @@ from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
 from dstackweb.runs.concurrency import etag as etag
-from dstackweb.runs.models import Archive, Queue, QueueCount, Run
+from dstackweb.runs.dependencies import detail as dependencies_detail
+from dstackweb.runs.dependencies import find as find_dependencies
+from dstackweb.runs.dependencies import waits as waits_for
+from dstackweb.runs.models import Archive, Dependency, Queue, QueueCount, Run
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
@@ -67,6 +70,7 @@ class PreparedSubmission:
     queue: Queue
     config_text: str
     archive: Archive | None
+    dependencies: list[Dependency]
 
 
 def ensure_queue(project: Project, name: str = "default") -> Queue:
@@ -111,7 +115,8 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
         raise Invalid.at(place, msg=msg, line=run_file.line(place))
     archive = _archive(project, submission.archive) if submission.archive else None
     text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
-    return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive)
+    dependencies = find_dependencies(project, spec, run_file)
+    return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive, dependencies)
 
 
 def _archive(project: Project, sha256: str) -> Archive:
@@ -143,11 +148,13 @@ def submit(
     spec = prepared.effective.spec
     name = spec.name or _free_name(project, "hold-" if spec.hold else "")
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
+    follows = waits_for(prepared.dependencies)
     run = Run(
         project=project,
         user=user,
         name=name,
-        status=RunStatus.PENDING if due else RunStatus.SUBMITTED,
+        status=RunStatus.PENDING if due or follows else RunStatus.SUBMITTED,
+        status_detail=dependencies_detail(prepared.dependencies) if follows else {},
         retry_at=due,
         priority=spec.priority,
         shape=spec.shape_key(user.pk),
@@ -168,6 +175,9 @@ def submit(
             run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us)
             run.submitted_at = run.queued_at = timezone.now()
             run.save(force_insert=True)
+            for dependency in prepared.dependencies:
+                dependency.run = run
+            Dependency.objects.bulk_create(prepared.dependencies)
             note(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
             count_new(run)
             wakeups.request_pass()

@@ -95,6 +95,7 @@ class Reason(StrEnum):
     STOPPED_BY_USER = "stopped_by_user"
     ABORTED_BY_USER = "aborted_by_user"
     RETRY_LIMIT_EXCEEDED = "retry_limit_exceeded"
+    DEPENDENCY_NOT_MET = "dependency_not_met"
     SERVER_ERROR = "server_error"
 
 

@@ -17,3 +17,19 @@ class UtilizationScope(StrEnum):
 
     ANY = "any"
     ALL = "all"
+
+
+class On(StrEnum):
+    """How a run must end so that the runs after it start."""
+
+    DONE = "done"
+    FAILED = "failed"
+    """In any other way than done."""
+    ENDED = "ended"
+
+
+class Otherwise(StrEnum):
+    """What happens to a run when a run before it ended differently."""
+
+    CANCEL = "cancel"
+    KEEP = "keep"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from dstackweb.spec.codes import UtilizationAction, UtilizationScope
+from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.run_fields import ResourcesFields, RetryEvent, UtilizationFields
 from dstackweb.spec.units import Range, format_duration, format_gpu, format_memory, format_range
 
@@ -131,6 +131,19 @@ class Schedule(_StoredModel):
     cron: tuple[str, ...]
 
 
+class After(_StoredModel):
+    """A run that must end before, by name or id; `on` how, `otherwise` what follows if it ends differently."""
+
+    run: str
+    on: On = On.DONE
+    otherwise: Otherwise = Otherwise.CANCEL
+
+    def as_file(self) -> str | dict[str, Any]:
+        """The same as an item of the run file's `after`."""
+        shown: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True)
+        return shown if len(shown) > 1 else self.run
+
+
 class EffectiveSpec(_StoredModel):
     """The settings of a run. Durations are seconds, None is "off"; prices are USD per hour.
 
@@ -154,6 +167,7 @@ class EffectiveSpec(_StoredModel):
     requirements: Requirements = Requirements()
     priority: int = 50
     queue: str = "default"
+    after: tuple[After, ...] = ()
     preemptible: bool = False
     profile: str | None = None
     backends: tuple[str, ...] | None = None
@@ -227,6 +241,7 @@ class EffectiveSpec(_StoredModel):
             "resources": self.requirements.as_resources(),
             "priority": self.priority,
             "queue": self.queue,
+            "after": [one.as_file() for one in self.after] or None,
             "preemptible": self.preemptible,
             "profile": self.profile,
             "backends": _listed(self.backends),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
-from dstackweb.spec.codes import UtilizationAction, UtilizationScope
+from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Password, Username, Volume
 from dstackweb.spec.env import read_env
 from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
@@ -22,6 +22,7 @@ MIN_TIME_WINDOW_S = 60
 SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
 PRIORITY_MIN, PRIORITY_MAX = 0, 100
 MAX_NODES = 1000
+MOST_PREDECESSORS = 100
 MAX_CRONS, MAX_CRON = 20, 200
 """Expressions of a schedule, and the characters of one."""
 _RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
@@ -108,6 +109,28 @@ class ScheduleFields(Keys):
         "a cron expression such as `0 2 * * *`, or a list of them",
         "When the run enters its queue: minute, hour, day, month, weekday, in UTC. At most 20 expressions.",
     )
+
+
+class AfterFields(Keys):
+    """A run that must end before this one enters its queue."""
+
+    run: Annotated[Text, Field(max_length=60)] = key("a run's name or id", "The newest run of this name, or one by id.")
+    on: On = key(
+        "`done`, `failed` or `ended`",
+        "How it must end: `done`, `failed` (in any other way, stopped runs included), or `ended` (in any way).",
+        default=On.DONE,
+    )
+    otherwise: Otherwise = key(
+        "`cancel` or `keep`",
+        "What happens to this run when it ends differently: it is canceled, or it is kept until somebody releases it.",
+        default=Otherwise.CANCEL,
+    )
+
+
+def _predecessors(value: Any) -> Any:
+    """A name alone, one mapping, or a list of both."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    return [{"run": one} if isinstance(one, str) else one for one in listed]
 
 
 def _retry(value: Any) -> Any:
@@ -301,6 +324,15 @@ class RunFields(ProfileFields):
         f"a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}", "Higher starts first.", default=None
     )
     queue: Text | None = key("a queue's name", "The project's queue in which the run waits.", default=None)
+    after: Annotated[
+        tuple[AfterFields, ...] | None,
+        Field(min_length=1, max_length=MOST_PREDECESSORS),
+        BeforeValidator(_predecessors),
+    ] = key(
+        "a run's name, a mapping with `run`, `on` and `otherwise`, or a list of them",
+        "Runs of the project that must end before this one enters its queue.",
+        default=None,
+    )
     preemptible: Annotated[bool, Field(strict=True)] | None = key(
         "true or false",
         "Whether the run may be stopped for one with higher priority. It has no effect yet.",

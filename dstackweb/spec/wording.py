@@ -148,7 +148,7 @@ def _unknown_key(path: Path, model: type[Keys]) -> str:
 def keys_at(model: type[Keys], path: Path) -> type[Keys] | None:
     """The model of the mapping at a path; None if it is not a mapping with known keys."""
     found: type[Keys] | None = model
-    for part in path:
+    for part in (part for part in path if not isinstance(part, int)):
         info = found.model_fields.get(str(part)) if found else None
         found = _keys_in(info.annotation) if info else None
     return found

@@ -35,6 +35,7 @@ project_pages = [
     path("runs/<str:run>/", runs.run_page, name="run"),
     path("runs/<str:run>/log/", runs.log, name="log"),
     path("runs/<str:run>/stop/", runs.stop, name="stop"),
+    path("runs/<str:run>/release/", runs.release, name="release"),
     path("runs/<str:run>/delete/", runs.delete, name="run-delete"),
     path("runs/<str:run>/why/", why_views.why_page, name="why"),
     path("runs/<str:run>/extend/", hold_views.extend, name="extend"),

@@ -79,6 +79,10 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return f"{termination(data.get('job_reason', ''))} {again}"
         case RunEventKind.REQUEUED:
             return _("queued again for the next attempt")
+        case RunEventKind.FOLLOWS:
+            return _("queued, now that these have ended: %s") % ", ".join(data.get("runs", ()))
+        case RunEventKind.RELEASED:
+            return _("released: it no longer waits for other runs")
         case RunEventKind.RETURNED:
             why = statuses.message(data.get("detail", {}), data.get("message", ""))
             text = _("back in its place in the queue: its host did not start it")

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, assert_never
 
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
@@ -18,6 +18,7 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.rows import RunRow
 from dstackweb.runs.silence import SilentHost
 from dstackweb.runs.states import Reason, RunStatus
+from dstackweb.spec.codes import On
 from dstackweb.wording import offers, policy
 from dstackweb.wording.sentence import Sentence, fill, known, words
 from dstackweb.wording.units import duration, exact_duration, mebibytes
@@ -46,6 +47,7 @@ termination = words(
         Reason.ABORTED_BY_USER: _("Aborted by a member."),
         Reason.RETRY_LIMIT_EXCEEDED: _("It failed again, and its time or number of retries was used up."),
         Reason.SERVER_ERROR: _("The server failed to continue it."),
+        Reason.DEPENDENCY_NOT_MET: _("A run that it depends on ended differently."),
         Reason.CONTAINER_EXITED_WITH_ERROR: _("A command failed."),
         Reason.TERMINATED_BY_SERVER: _("Stopped because another node of the run ended."),
         Reason.MAX_DURATION_EXCEEDED: _("It reached its max_duration."),
@@ -213,6 +215,34 @@ def code_refused(data: Mapping[str, Any]) -> str:
     return text % values + " " + str(_("Change it and submit the run again."))
 
 
+def after(data: Mapping[str, Any]) -> str:
+    """Which runs a run waits for, or which ended so that it can't start by itself."""
+    if unmet := data.get("unmet"):
+        return ", ".join(str(_UNMET(one["on"]) % one) for one in unmet) + "."
+    waits = data.get("waits", ())
+    named = [str(_AWAITED(one["on"]) % one) for one in waits[:MOST_NAMED]]
+    if more := len(waits) - len(named):
+        named.append(ngettext("%d more", "%d more", more) % more)
+    return str(_("Enters its queue after: %s.") % ", ".join(named))
+
+
+MOST_NAMED = 5
+_AWAITED = words(
+    {
+        On.DONE: _("%(name)s is done"),
+        On.FAILED: _("%(name)s has failed"),
+        On.ENDED: _("%(name)s has ended"),
+    }
+)
+_UNMET = words(
+    {
+        On.DONE: _("%(name)s did not end as done"),
+        On.FAILED: _("%(name)s did not fail"),
+        On.ENDED: _("%(name)s was removed"),
+    }
+)
+
+
 def image_pull_failed(data: Mapping[str, Any]) -> str:
     """Why an image could not be pulled, and what to do."""
     match known(ImageFault, str(data.get("fault", ""))):
@@ -263,6 +293,8 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
             return " ".join(filter(None, [image_pull_failed(data), text]))
         case MessageCode.OUT_OF_CAPACITY:
             return f"{termination(Reason.OUT_OF_CAPACITY)} {text}".strip()
+        case MessageCode.AFTER:
+            return after(data)
         case MessageCode.LOW_UTILIZATION:
             return f"{policy.was_low(data)}."
         case MessageCode.LATE:

@@ -4,13 +4,14 @@ import hashlib
 
 import pytest
 
-from dstackweb.accounts.models import Project
+from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Run
 from tests.api.conftest import Api
-from tests.factories import make_host, place_all
+from tests.factories import make_host, make_run, place_all
 
 HELLO = "type: task\nname: hello\ncommands: [echo hello]\n"
 RUNS = "projects/main/runs"
+CONFIG = {"type": "task", "commands": ["true"]}
 
 
 def test_a_run_is_submitted_read_changed_listed_and_stopped(api: Api) -> None:
@@ -245,3 +246,18 @@ def test_an_address_the_api_does_not_have_is_answered_in_its_own_form(api: Api) 
     missing = api("GET", "projects/main/no/such/thing")
     assert missing.status_code == 404
     assert "openapi.json" in missing.json()["detail"]
+
+
+def test_a_run_after_another_shows_what_it_waits_for_and_is_released(api: Api, member: User, project: Project) -> None:
+    first = make_run(project, member, "prepare")
+    planned = api("POST", "projects/main/runs/plan", {"config": {**CONFIG, "after": "prepare"}}).json()
+    assert (planned["position"], planned["after_detail"]) == (None, "Enters its queue after: prepare is done.")
+    assert planned["settings"]["after"] == ["prepare"]
+    run = api("POST", "projects/main/runs", {"config": {**CONFIG, "name": "train", "after": "prepare"}}).json()
+    assert (run["status"], run["position"], run["status_message"]) == ("pending", None, planned["after_detail"])
+    expected = {"run": "prepare", "id": str(first.uid), "status": "submitted", "on": "done", "otherwise": "cancel"}
+    assert run["after"] == [{**expected, "outcome": "waiting"}]
+    run = api("POST", "projects/main/runs/train/release").json()
+    assert (run["status"], run["after"][0]["outcome"], run["position"]) == ("submitted", "released", 2)
+    assert api("POST", "projects/main/runs/train/release").status_code == 409
+    assert api("POST", "projects/main/runs/prepare/release").status_code == 409

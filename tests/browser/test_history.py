@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from dstackweb.runs import transitions
 from dstackweb.runs.history import BUCKETS
 from dstackweb.runs.models import Queue, QueueHour
+from dstackweb.runs.shared_rows import touch
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in
@@ -120,7 +120,7 @@ def test_a_poll_updates_the_values_and_keeps_the_users_selection(page: Page) -> 
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     QueueHour.objects.update(placed=1, waited_1m=1, wait_max_s=7, **dict.fromkeys(BUCKETS[1:], 0))
-    transitions.touch(Queue.objects.get(project__name="main", name="default").pk)
+    touch(Queue.objects.get(project__name="main", name="default").pk)
     page.evaluate("document.getElementById('history').dispatchEvent(new CustomEvent('poll'))")
     expect(page.locator('[data-read="wait"] li').first).to_contain_text("median 3 s, P90 6 s, 24 started")
     expect(chart).to_have_attribute("aria-valuenow", "27")

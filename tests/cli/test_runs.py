@@ -193,3 +193,14 @@ def test_text_from_the_server_cannot_steer_the_terminal(cli: Cli, project: Proje
     assert "\x1b" not in told
     assert "owned" in told
     assert len(told.splitlines()) == 2
+
+
+def test_a_run_that_waits_for_another_says_so_and_is_released(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "prepare")
+    make_run(project, ada, "train", after="prepare")
+    waiting = next(row for row in cli.ok("ps").splitlines() if row.startswith("train"))
+    assert "Enters its queue after: prepare is done." in waiting
+    found = json.loads(cli.ok("ps", "--json"))["items"][0]
+    assert (found["name"], found["status"]) == ("train", "pending")
+    assert cli.ok("release", "train").startswith("train: submitted, position 2")
+    assert cli("release", "train").exit_code == 1

@@ -26,8 +26,9 @@ def test_every_key_is_in_a_table() -> None:
 
 
 def test_the_examples_in_the_text_are_read() -> None:
-    file, env = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
+    file, following, env = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
     assert parse_run_file(file).fields.name == "train-llama"
+    assert [one.run for one in parse_run_file(following).fields.after or ()] == ["train", "clean"]
     assert parse_run_file(f"type: task\ncommands: [a]\n{env}", client_env={"HF_TOKEN": "x"}).masked_env == {"HF_TOKEN"}
 
 

@@ -223,6 +223,22 @@ class Migration(migrations.Migration):
             field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='jobs', to='runs.run'),
         ),
         migrations.CreateModel(
+            name='Dependency',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text="The predecessor's, which may be removed", max_length=60)),
+                ('on', models.CharField(max_length=10)),
+                ('otherwise', models.CharField(max_length=10)),
+                ('outcome', models.CharField(default='waiting', max_length=10)),
+                ('predecessor', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='followers', to='runs.run')),
+                ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='dependencies', to='runs.run')),
+            ],
+            options={
+                'indexes': [models.Index(models.F('predecessor'), condition=models.Q(('outcome', 'waiting')), name='dependency_waiting')],
+                'constraints': [models.UniqueConstraint(fields=('run', 'predecessor'), name='dependency_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='RunEvent',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -27,6 +27,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.progress.models import Scope
 from dstackweb.runner.probe import boot_id
+from dstackweb.runs import dependencies
 from dstackweb.runs.attempts import end_job, requeue_due, return_job, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Allocation, Job, Run
@@ -79,6 +80,7 @@ def watch() -> None:
     parts: tuple[Callable[[], object], ...] = (
         partial(create_occurrences, timezone.now()),
         partial(requeue_due, timezone.now()),
+        partial(dependencies.settle, timezone.now()),
         _return_from_silent_hosts,
         _end_unstarted,
         _end_lost_jobs,

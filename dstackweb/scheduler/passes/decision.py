@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Offer, PlaceCode
 from dstackweb.backends.hosts.fit import HostView, Miss, fit, host_offers
+from dstackweb.runs import dependencies
 from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import ordering
@@ -177,7 +178,7 @@ def _offer_candidate(spec: EffectiveSpec, offer: Offer) -> Candidate:
 class Plan:
     """`waits` is None when the run could start at once if it were first in its queue.
 
-    A run with a schedule enters its queue `next_at`, and has no `position` until then.
+    A run with a schedule enters its queue `next_at`, one with `after` when others have ended: it has no `position`.
     """
 
     prepared: PreparedSubmission
@@ -186,6 +187,12 @@ class Plan:
     next_at: dt.datetime | None
     waits: Wait | None
     notes: Sequence[PlanNote]
+
+    @property
+    def follows(self) -> dict[str, Any] | None:
+        """The detail of the message of a run that waits for the end of others; None otherwise."""
+        waits_for = self.prepared.dependencies
+        return dependencies.detail(waits_for) if dependencies.waits(waits_for) else None
 
     @property
     def impossible(self) -> bool:
@@ -212,7 +219,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     )
     capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
-    position = None if next_at else position_at(queue, rank, None)
+    position = None if next_at or dependencies.waits(prepared.dependencies) else position_at(queue, rank, None)
     waits, notes = _wait(run, queue, capacity), _notes(prepared, submission)
     return Plan(prepared, _offers(run, capacity), position, next_at, waits, notes)
 

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.lib import sql
+from dstackweb.runs import dependencies
 from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
@@ -66,6 +67,7 @@ def _run_one(generation: int) -> int:
     """Run one pass, and release its claim however it ends."""
     began, done = time.monotonic(), 0
     try:
+        dependencies.settle(timezone.now())
         if sql.rows(_HAS_WORK, ()):
             done = PlacementPass(generation).run()
     finally:

@@ -141,9 +141,17 @@ def text(value: Any) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{key}: {text(inner).replace(chr(10), ' ')}" for key, inner in value.items())
     if isinstance(value, list):
-        return ("\n" if any(" " in str(part) for part in value) else ", ").join(str(part) for part in value)
+        parts = [_short(part) for part in value]
+        return ("\n" if any(" " in part for part in parts) else ", ").join(parts)
     if isinstance(value, bool):
         return "true" if value else "false"
+    return str(value)
+
+
+def _short(value: Any) -> str:
+    """An item of a list on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {inner}" for key, inner in value.items()) + "}"
     return str(value)
 
 

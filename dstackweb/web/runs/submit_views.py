@@ -20,7 +20,7 @@ from dstackweb.scheduler.passes.decision import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
 from dstackweb.web.runs import details
 from dstackweb.wording import offers as offer_words
-from dstackweb.wording import waiting
+from dstackweb.wording import statuses, waiting
 
 GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
@@ -128,6 +128,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "queue": planned.prepared.queue,
         "position": planned.position,
         "next_at": planned.next_at,
+        "after": statuses.after(planned.follows) if planned.follows else "",
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
         "notes": [waiting.plan_note(code) for code in planned.notes],

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Gone
 from dstackweb.profiles import services as profiles
-from dstackweb.runs import files, removal, rows, selectors, services
+from dstackweb.runs import dependencies, files, removal, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
@@ -34,6 +34,7 @@ from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.runs import details, hold_views, stages
 from dstackweb.web.runs import rows as lists
+from dstackweb.web.runs.dependency_graph import dependency_graph
 from dstackweb.web.runs.why_views import place_in_queue
 from dstackweb.wording import events as event_words
 from dstackweb.wording import statuses, units, waiting
@@ -121,6 +122,8 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "attempts": len({job.attempt for job in jobs}),
         "steps": steps,
         "stage": stages.newest(steps),
+        "graph": dependency_graph(run),
+        "waits_text": statuses.run_message(run),
         "end_notice": details.end_notice(run, jobs),
         "silent": statuses.silent(run, silent_hosts(run, jobs)),
         "place": rows.placement_summary([job for job in jobs if job.attempt == run.attempt]),
@@ -177,6 +180,15 @@ def stop(request: PageRequest, run: str) -> HttpResponse:
     found = services.stop(selectors.find_run(request.project, run), request.user, request.role, abort=abort)
     text = _("%s ended") if found.status in ENDED else _("Stopping %s")
     return done_here(request, text % found.name, reverse("web:run", args=[request.project.name, run]))
+
+
+@require_POST
+@project_page("member")
+def release(request: PageRequest, run: str) -> HttpResponse:
+    """Let a run that waits for others enter its queue."""
+    found = dependencies.release(selectors.find_run(request.project, run), request.user, request.role)
+    text = _("%s is in its queue") % found.name
+    return done_here(request, text, reverse("web:run", args=[request.project.name, run]))
 
 
 @require_POST

@@ -248,3 +248,29 @@ def test_a_name_used_again_means_the_newest_and_the_list_reaches_the_older_by_id
     make_run(project, ann, "again", priority=22)
     assert 'value="22"' in client.get("/p/main/runs/again/").content.decode()
     assert f"/runs/{old.uid}/" in client.get("/p/main/runs/").content.decode()
+
+
+def test_a_run_that_waits_for_another_shows_both_as_a_graph_and_can_be_released(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_run(project, ann, "prepare")
+    after = make_run(project, ann, "train", after={"run": "prepare", "on": "failed"})
+    client = as_user(ann)
+    page = client.get("/p/main/runs/train/").content.decode()
+    assert "Enters its queue after: prepare has failed." in page
+    assert "{run: prepare, on: failed}" in page
+    graph = page.partition('id="run-dependencies"')[2].partition("</section>")[0]
+    assert [name for name in ("prepare", "if it fails", "train", "Release") if name not in graph] == []
+    behind = client.get("/p/main/runs/prepare/").content.decode().partition('id="run-dependencies"')[2]
+    assert f"/p/main/runs/{after.uid}/" in behind.partition("</section>")[0]
+
+    client.post(f"/p/main/runs/{after.uid}/release/", headers=HTMX)
+    page = client.get("/p/main/runs/train/").content.decode()
+    assert Run.objects.get(pk=after.pk).status == "submitted"
+    assert "released: it no longer waits for other runs" in page
+    assert "/release/" not in page
+
+
+def test_the_page_of_a_run_without_dependencies_has_no_graph(project: Project, ann: User, as_user: SignIn) -> None:
+    make_run(project, ann, "alone")
+    assert "run-dependencies" not in as_user(ann).get("/p/main/runs/alone/").content.decode()

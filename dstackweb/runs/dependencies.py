@@ -1,0 +1,208 @@
+"""Runs that wait for the end of others (`after` in the run file) before they enter their queue.
+
+Such a run is pending, without a position. Its waiting in the queue counts from its entry, as a scheduled run's does.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+from django.db.models import Q
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import Conflict, Invalid, NotFound
+from dstackweb.lib.sql import for_each
+from dstackweb.runs import selectors, wakeups
+from dstackweb.runs.codes import DependencyOutcome, MessageCode, RunEventKind
+from dstackweb.runs.concurrency import may_change
+from dstackweb.runs.models import Dependency, Queue, Run
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.queues import take_seniority
+from dstackweb.runs.shared_rows import shared_rows_last
+from dstackweb.runs.states import ENDED, Reason, RunStatus
+from dstackweb.runs.transitions import lock_run, move_run
+from dstackweb.spec.codes import On, Otherwise
+from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.run_file import RunFile
+
+AT_ONCE = 500
+"""Runs that one check decides on."""
+
+
+class Consequence(Enum):
+    """What follows for a waiting run."""
+
+    WAIT = auto()
+    ENTER = auto()
+    CANCEL = auto()
+    KEEP = auto()
+    """It stays as it is until somebody releases or stops it."""
+
+
+@dataclass(frozen=True)
+class DependencyView:
+    """What `decide` reads of a dependency."""
+
+    otherwise: Otherwise
+    outcome: DependencyOutcome
+
+
+def outcome(on: On, status: str | None) -> DependencyOutcome:
+    """What becomes of a wait for the end of a run with this status; None: the run was removed."""
+    if status is not None and status not in ENDED:
+        return DependencyOutcome.WAITING
+    is_done = status == RunStatus.DONE
+    is_met = status is not None and {On.DONE: is_done, On.FAILED: not is_done, On.ENDED: True}[on]
+    return DependencyOutcome.MET if is_met else DependencyOutcome.UNMET
+
+
+def decide(waits: Iterable[DependencyView]) -> Consequence:
+    """What follows from all waits of a run: one that can't be met any more decides before the others have ended."""
+    found = list(waits)
+    unmet = [one for one in found if one.outcome == DependencyOutcome.UNMET]
+    if any(one.otherwise == Otherwise.CANCEL for one in unmet):
+        return Consequence.CANCEL
+    if any(one.outcome == DependencyOutcome.WAITING for one in found):
+        return Consequence.WAIT
+    return Consequence.KEEP if unmet else Consequence.ENTER
+
+
+def find(project: Project, spec: EffectiveSpec, run_file: RunFile) -> list[Dependency]:
+    """The waits of a run that is being submitted, not stored. Raises Invalid for one that can't be met."""
+    if spec.after and spec.schedule:
+        msg = "a run has either a `schedule` or an `after`: both say when it enters its queue"
+        raise Invalid.at("after", msg=msg, line=run_file.line("after"))
+    found: dict[int, Dependency] = {}
+    for number, wanted in enumerate(spec.after):
+        line = run_file.line(f"after.{number}") or run_file.line("after")
+        try:
+            predecessor = selectors.find_run(project, wanted.run)
+        except NotFound as error:
+            raise Invalid.at("after", number, "run", msg=str(error), line=line) from None
+        became = outcome(wanted.on, predecessor.status)
+        if became == DependencyOutcome.UNMET:
+            msg = f"{predecessor.name} is {predecessor.status}, so this run would never start"
+            raise Invalid.at("after", number, msg=msg, line=line)
+        if predecessor.pk in found:
+            raise Invalid.at("after", number, msg=f"{predecessor.name} is listed twice", line=line)
+        found[predecessor.pk] = Dependency(
+            predecessor=predecessor,
+            name=predecessor.name,
+            on=wanted.on,
+            otherwise=wanted.otherwise,
+            outcome=became.value,
+        )
+    return list(found.values())
+
+
+def waits(dependencies: Sequence[Dependency]) -> bool:
+    """Whether a run with these is not to enter its queue yet."""
+    return decide(map(_view, dependencies)) != Consequence.ENTER
+
+
+def detail(dependencies: Sequence[Dependency]) -> dict[str, Any]:
+    """The detail of the message of a run that waits for others, or was canceled because of them."""
+
+    def those(wanted: DependencyOutcome) -> list[dict[str, str]]:
+        return [{"name": one.name, "on": one.on} for one in dependencies if one.outcome == wanted]
+
+    return {
+        "code": MessageCode.AFTER,
+        "waits": those(DependencyOutcome.WAITING),
+        "unmet": those(DependencyOutcome.UNMET),
+    }
+
+
+def settle(now: dt.datetime) -> None:
+    """Decide on waiting runs whose predecessors have ended or were removed."""
+    over = Q(predecessor__status__in=ENDED) | Q(predecessor=None)
+    due = Dependency.objects.filter(over, outcome=DependencyOutcome.WAITING)
+    ids = due.order_by("run_id").values_list("run_id", flat=True).distinct()[:AT_ONCE]
+    for_each(list(ids), partial(_settle, now=now))
+
+
+def _settle(run_id: int, now: dt.datetime) -> None:
+    """Note how predecessors have ended, and move the run on. Repeatable."""
+    with shared_rows_last():
+        queue, run = _locked(run_id)
+        if run is None:
+            return  # it was moved to another queue meanwhile: the next check finds it
+        found = list(run.dependencies.select_related("predecessor").order_by("pk"))
+        for one in found:
+            if one.outcome == DependencyOutcome.WAITING:
+                one.outcome = outcome(On(one.on), one.predecessor.status if one.predecessor else None)
+        Dependency.objects.bulk_update(found, ["outcome"])
+        if run.status != RunStatus.PENDING:
+            return
+        match decide(map(_view, found)):
+            case Consequence.ENTER:
+                _enter(run, queue, RunEventKind.FOLLOWS, now, data={"runs": [one.name for one in found]})
+            case Consequence.CANCEL:
+                reason, why = Reason.DEPENDENCY_NOT_MET, detail(found)
+                move_run(
+                    run,
+                    RunStatus.TERMINATED,
+                    now=now,
+                    data={"reason": reason, **why},
+                    termination_reason=reason,
+                    status_detail=why,
+                )
+                wakeups.request_pass()  # runs may wait for this one
+            case Consequence.WAIT | Consequence.KEEP:
+                Run.objects.filter(pk=run.pk).update(status_detail=detail(found))
+
+
+def release(run: Run, user: User, role: str) -> Run:
+    """Let a run enter its queue without waiting for others any longer.
+
+    Raises Conflict unless it waits for others, Forbidden for another member's run.
+    """
+    may_change(run, user, role)
+    with shared_rows_last():
+        queue, fresh = _locked(run.pk)
+        if fresh is None or fresh.status != RunStatus.PENDING or fresh.status_detail.get("code") != MessageCode.AFTER:
+            raise Conflict(f"run {run.name} doesn't wait for other runs")
+        undecided = [DependencyOutcome.WAITING, DependencyOutcome.UNMET]
+        fresh.dependencies.filter(outcome__in=undecided).update(outcome=DependencyOutcome.RELEASED)
+        _enter(fresh, queue, RunEventKind.RELEASED, timezone.now(), actor=user)
+    return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def _locked(run_id: int) -> tuple[Queue, Run | None]:
+    """A run and its queue with its next seniority, both locked; None where it is in another queue now."""
+    queue = take_seniority(Run.objects.values_list("queue_id", flat=True).get(pk=run_id))
+    run = lock_run(run_id)
+    return queue, run if run.queue_id == queue.pk else None
+
+
+def _enter(
+    run: Run,
+    queue: Queue,
+    event: RunEventKind,
+    now: dt.datetime,
+    actor: User | None = None,
+    data: dict[str, Any] | None = None,
+) -> None:
+    seniority = queue.last_seniority_us
+    move_run(
+        run,
+        RunStatus.SUBMITTED,
+        now=now,
+        actor=actor,
+        event=event,
+        data=data,
+        seniority_us=seniority,
+        rank=ordering.rank(seniority, run.priority, queue.step_us),
+        status_detail={},
+    )
+    wakeups.request_pass()
+
+
+def _view(one: Dependency) -> DependencyView:
+    return DependencyView(Otherwise(one.otherwise), DependencyOutcome(one.outcome))

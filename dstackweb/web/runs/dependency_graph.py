@@ -1,0 +1,63 @@
+"""What a run waits for, and what waits for it, as a small graph on its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from dstackweb.runs import selectors
+from dstackweb.runs.codes import DependencyOutcome
+from dstackweb.runs.models import Dependency, Run
+from dstackweb.runs.states import RunStatus
+from dstackweb.spec.codes import On
+from dstackweb.wording.sentence import words
+
+SHOWN = 8
+"""Runs on each side."""
+
+condition = words({On.DONE: "", On.FAILED: gettext_lazy("if it fails"), On.ENDED: gettext_lazy("once it has ended")})
+
+
+class Node(NamedTuple):
+    """A run of the graph. `uid` is empty once it was removed; `status` then as well."""
+
+    name: str
+    uid: str
+    status: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`more_before` and `more_behind` count runs that are not listed."""
+
+    before: list[Node]
+    behind: list[Node]
+    more_before: int
+    more_behind: bool
+    can_release: bool
+
+
+def dependency_graph(run: Run) -> Graph | None:
+    """None for a run that neither waits for others nor is waited for."""
+    before, behind = selectors.dependencies_of(run), selectors.followers_of(run, SHOWN + 1)
+    if not before and not behind:
+        return None
+    undecided = any(one.outcome in (DependencyOutcome.WAITING, DependencyOutcome.UNMET) for one in before)
+    return Graph(
+        list(_nodes((one, one.predecessor) for one in before[:SHOWN])),
+        list(_nodes((one, one.run) for one in behind[:SHOWN])),
+        len(before[SHOWN:]),
+        len(behind) > SHOWN,
+        run.status == RunStatus.PENDING and undecided,
+    )
+
+
+def _nodes(found: Iterable[tuple[Dependency, Run | None]]) -> Iterable[Node]:
+    for one, run in found:
+        note = _("released") if one.outcome == DependencyOutcome.RELEASED else condition(one.on)
+        yield Node(run.name if run else one.name, str(run.uid) if run else "", run.status if run else "", note)
