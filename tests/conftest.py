@@ -106,8 +106,9 @@ def pytest_runtest_call(item: pytest.Item) -> None:
             module.forget()
 
 
-def pytest_sessionfinish() -> None:
-    """What tests counted belongs to databases that are gone."""
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """What a test counted belongs to its database: a later test's request would write it, some seconds later."""
     if counts := sys.modules.get("dstackweb.offers.counts"):
         counts.forget()
 

@@ -91,14 +91,17 @@ def test_sources_are_fetched_concurrently_in_at_most_eight_threads(
     backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.says = {SourceKey("types", f"region-{number:02}"): ["g5"] for number in range(12)}
-    now, most, lock = [0], [0], threading.Lock()
+    now, most, lock, all_in = [0], [0], threading.Lock(), threading.Event()
     ask = cloud.ask
 
     def watched(what: str, answer: object) -> object:
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        time.sleep(0.2)
+            if now[0] == 8:
+                all_in.set()
+        all_in.wait(30)
+        time.sleep(0.05)  # A ninth thread would come in here.
         try:
             return ask(what, answer)
         finally:

@@ -193,7 +193,7 @@ def test_a_run_shows_its_instance_and_why_that_is_not_up_yet(project: Project, a
     client = as_user(ann)
     first = client.get("/p/main/runs/train/")
     text = first.content.decode()
-    assert " · on aws us-east-1 g6.xlarge" in text
+    assert "on aws us-east-1 g6.xlarge ·" in " ".join(text.split())
     assert '<div class="why">on aws us-east-1 g6.xlarge</div>' in page(client, "/p/main/runs/")
     assert f'/p/main/machines/#instance-{job.instance_id}">i-0abc</a>' in text
     poll = {**HTMX, "HX-PTag": first["HX-PTag"]}
