@@ -12,13 +12,14 @@ from typing import Any
 
 from dstackweb import settings
 from dstackweb.lib import proxies
+from dstackweb.lib.network import network_of
 
 FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
 """Of addresses that answer programs, which send a token."""
 _SESSION = re.compile(rf"(?:^|;)\s*{re.escape(settings.SESSION_COOKIE_NAME)}=([^;]*)")
 
 Client = tuple[str, str]
-"""An address, and the token or session that it sends."""
+"""An address, or a network (`network_of`), and the token or session that it sends."""
 
 
 class FairQueue:
@@ -73,4 +74,4 @@ def _address(channel: Any, claimed: str) -> str:
     environ = {"REMOTE_ADDR": str(channel.addr[0]), "HTTP_X_FORWARDED_FOR": claimed, proxies.CONNECTION: channel.socket}
     if claimed and settings.DSTACKWEB_TRUSTED_PROXIES:
         proxies.see_through(environ, settings.DSTACKWEB_TRUSTED_PROXIES, may_be_of_job)
-    return str(environ["REMOTE_ADDR"])
+    return network_of(str(environ["REMOTE_ADDR"]))

@@ -28,6 +28,7 @@ from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask, WSGITask
 from waitress.utilities import BadRequest, RequestEntityTooLarge
 
+from dstackweb.lib.network import network_of
 from dstackweb.lib.proxies import CONNECTION
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
 from dstackweb.web_turns import FairQueue, client_of
@@ -250,12 +251,12 @@ def make_room(channels: dict[int, Channel], limit: int) -> None:
 
 
 def admit(server: Any, client: socket.socket, address: Any, adj: Any, map: Any) -> Channel:
-    """Take a connection. If there are too many, close one that has no request: of the address that has the most."""
+    """Take a connection. If there are too many, close one that has no request: of the client that has the most."""
     if len(server.active_channels) >= CONNECTIONS:
         idle = [one for one in list(server.active_channels.values()) if not one.requests and not one.total_outbufs_len]
         if idle:
-            [(most, _count)] = Counter(one.addr[0] for one in idle).most_common(1)
-            oldest = min((one for one in idle if one.addr[0] == most), key=lambda one: one.creation_time)
+            [(most, _count)] = Counter(network_of(one.addr[0]) for one in idle).most_common(1)
+            oldest = min((one for one in idle if network_of(one.addr[0]) == most), key=lambda one: one.creation_time)
             oldest.will_close = True
     return Channel(server, client, address, adj, map=map)
 

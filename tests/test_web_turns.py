@@ -48,6 +48,14 @@ def test_a_client_is_its_address_and_what_lets_it_in() -> None:
     assert client_of(channel("/login/", "X-Forwarded-For: 203.0.113.9")) == ("10.0.0.1", "")
 
 
+def test_the_addresses_of_one_network_of_ipv6_take_one_turn() -> None:
+    """Whoever has one of them has 2^64."""
+    one, other = (client_of(channel("/login/", address=f"2001:db8::{last}")) for last in ("1", "ffff:2"))
+    assert one == other == ("2001:db8::/64", "")
+    assert client_of(channel("/login/", address="2001:db8:0:1::1")) != one
+    assert client_of(channel("/login/", address="::ffff:10.0.0.1")) == ("10.0.0.1", "")
+
+
 def test_behind_a_trusted_proxy_each_person_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     from ipaddress import ip_network
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from django.db.models import F
 
 from dstackweb.accounts.models import AddressFailures
 from dstackweb.lib.errors import TooMany
+from dstackweb.lib.network import network_of
 
 WINDOW_S = 600
 MOST = 60
@@ -17,13 +17,13 @@ MOST = 60
 
 def count_failure(address: str) -> None:
     """Count a wrong password or token."""
-    row, _ = AddressFailures.objects.get_or_create(address=_place(address), window=_window())
+    row, _ = AddressFailures.objects.get_or_create(address=network_of(address), window=_window())
     AddressFailures.objects.filter(pk=row.pk).update(count=F("count") + 1)
 
 
 def check(address: str) -> None:
     """Raises TooMany after too many failures from there."""
-    if AddressFailures.objects.filter(address=_place(address), window=_window(), count__gte=MOST).exists():
+    if AddressFailures.objects.filter(address=network_of(address), window=_window(), count__gte=MOST).exists():
         wait_s = WINDOW_S - time.time() % WINDOW_S
         raise TooMany("there were too many wrong passwords or tokens from your address", retry_after=wait_s)
 
@@ -31,15 +31,6 @@ def check(address: str) -> None:
 def forget_old() -> None:
     """Delete the counts of earlier windows."""
     AddressFailures.objects.filter(window__lt=_window() - 1).delete()
-
-
-def _place(address: str) -> str:
-    try:
-        found = ip_address(address)
-    except ValueError:
-        return "unknown"
-    # Without a link's name, which is no part of the address.
-    return str(IPv6Network((int(found), 64), strict=False)) if isinstance(found, IPv6Address) else str(found)
 
 
 def _window() -> int:

@@ -29,6 +29,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def network_of(address: str) -> str:
+    """What one client has at least: an IPv4 address, or the /64 of an IPv6 one, whose 2^64 addresses cost nothing.
+
+    "unknown" for what is no address.
+    """
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return "unknown"
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    # Without a link's name, which is no part of the address.
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found), 64), strict=False))
+
+
 def is_local(url: str) -> bool:
     return is_loopback(urlsplit(url).hostname or "")
 

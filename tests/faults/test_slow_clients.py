@@ -205,6 +205,18 @@ def test_a_full_server_closes_the_oldest_idle_connection_of_whoever_has_the_most
     assert closed(channels) == [3]
 
 
+def test_the_addresses_of_one_network_of_ipv6_count_as_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    channels: dict[int, Any] = {
+        1: channel(addr=("10.0.0.1", 1), creation_time=0.0),
+        2: channel(addr=("10.0.0.1", 2), creation_time=1.0),
+        **{last: channel(addr=(f"2001:db8::{last}", 1), creation_time=float(last)) for last in range(3, 6)},
+    }
+    monkeypatch.setattr(web_worker, "Channel", lambda *_, **__: "new")
+    monkeypatch.setattr(web_worker, "CONNECTIONS", 5)
+    web_worker.admit(SimpleNamespace(active_channels=channels), None, None, None, None)  # type: ignore[arg-type]
+    assert closed(channels) == [3]
+
+
 @pytest.mark.slow
 def test_one_address_with_all_connections_does_not_keep_others_out(server: Server) -> None:
     with ExitStack() as stack:
