@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -147,14 +148,22 @@ def job(shown: Any) -> Job:
         address=urlsplit(shown.get("driver_agent_http_address") or "").hostname or "",
         error=str(shown.get("error_type") or ""),
         message=" ".join(str(shown.get("message") or "").split())[:300],
-        size={str(name): float(amount) for name, amount in json.loads(marks.get(SIZE) or "{}").items()},
+        size=_size(marks.get(SIZE)),
     )
 
 
-def instance(found: Job, region: str, now: float, *, is_left: bool = False) -> CloudInstance:
-    """A job in our words; `now` is the time of the head's clock. `is_left`: it failed, and is there all the same."""
+def _size(text: Any) -> dict[str, float]:
+    """Anybody who uses the cluster can write metadata: what is no size takes nothing."""
+    try:
+        found = {str(name): float(amount) for name, amount in json.loads(text or "{}").items()}
+    except (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+        return {}
+    return found if all(math.isfinite(amount) and amount > 0 for amount in found.values()) else {}
+
+
+def instance(found: Job, region: str, now: float) -> CloudInstance:
+    """A job in our words; `now` is the time of the head's clock. Raises as `cluster`, ArithmeticError, OSError."""
     state, why = _state(found, now)
-    state = InstanceState.ENDING if is_left else state
     at = dt.datetime.fromtimestamp(found.submitted, dt.UTC)
     text = f"Ray: {found.message}" if found.message and (why or state is InstanceState.STARTING) else ""
     return CloudInstance(found.name, found.name, region, state, "", found.address, at, why, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import functools
 import json
+import math
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -46,7 +47,9 @@ class Dashboard:
 
     def call(self, method: str, path: str, body: Any = None) -> Answer:
         """Raises CallFailed, or SourceFailed where nothing was decided."""
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        # Nothing packed: a few KB of it can become gigabytes, more than once.
+        headers = {"Accept-Encoding": "identity"}
+        headers |= {"Authorization": f"Bearer {self.token}"} if self.token else {}
         timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
         verify = _trust(self.ca_file) if self.address.startswith("https:") else False
         try:
@@ -69,13 +72,13 @@ class Dashboard:
             raise SourceFailed(SourceFailure.THROTTLED, api="Ray", endpoint=self.address)
         if status in AWAY:
             raise self._unreachable(text)
-        at = email.utils.mktime_tz(email.utils.parsedate_tz(response.headers.get("Date", "")) or _now())
+        at = _time(response.headers.get("Date", ""))
         if status == NOT_FOUND:
             return Answer(None, at)
         if not response.is_success:
             raise CallFailed(status, text)
         try:
-            return Answer(json.loads(content), at)
+            return Answer(json.loads(content, parse_float=_finite, parse_constant=_finite), at)
         except (ValueError, RecursionError) as error:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=f"no JSON: {text}") from error
 
@@ -85,8 +88,10 @@ class Dashboard:
 
 def _content(response: httpx.Response) -> bytes:
     """The answer, unless it is too long or takes too long."""
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise SourceFailed(SourceFailure.SERVICE_ERROR, text="a packed answer, which nobody asked for")
     until, found = time.monotonic() + TOTAL_S, bytearray()
-    for part in response.iter_bytes():
+    for part in response.iter_raw():
         found += part
         if len(found) > ANSWER_MAX:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=f"an answer of more than {ANSWER_MAX >> 20} MiB")
@@ -100,5 +105,17 @@ def _trust(ca_file: str) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=ca_file or None)
 
 
-def _now() -> Any:
-    return email.utils.parsedate_tz(email.utils.formatdate())
+def _finite(text: str) -> float:
+    """Python reads `NaN`, `Infinity` and `1e999` too. Raises ValueError."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no number")
+    return number
+
+
+def _time(date: str) -> float:
+    """Of the header, or by this machine's clock without one that can be understood."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return time.time()

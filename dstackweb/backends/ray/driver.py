@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -44,6 +45,8 @@ FRESH_S = 10.0
 KEPT_S, DELETED_AT_ONCE = 3600.0, 20
 """Ray keeps ended jobs for ever, and its list takes longer with each: ours are deleted after this."""
 INVALID = 400
+ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
+"""What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
 OWN_USER = (
     "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other machines, or "
     "set DSTACKWEB_SHARED_UID=1 where everybody who may submit runs is trusted"
@@ -83,7 +86,7 @@ class RayBackend(Cloud):
         listed = self._ask("api/jobs/")
         try:
             return cluster.cluster(nodes.value, status.value, cluster.jobs(listed.value))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except ODD as error:
             raise _odd(error) from error
 
     def join(
@@ -132,7 +135,10 @@ class RayBackend(Cloud):
 
     def _find(self, order: InstanceOrder) -> CloudInstance | None:
         answer = self._ask(f"api/jobs/{quote(order.instance, safe='')}")
-        return None if answer.value is None else cluster.instance(_job(answer.value), REGION, answer.at)
+        try:
+            return None if answer.value is None else cluster.instance(cluster.job(answer.value), REGION, answer.at)
+        except ODD as error:
+            raise _odd(error) from error
 
     def _submit(self, order: InstanceOrder) -> CloudInstance:
         model = order.instance_type.removeprefix("gpu").removeprefix(":")
@@ -155,10 +161,11 @@ class RayBackend(Cloud):
         answer = self._ask("api/jobs/")
         try:
             ours = [job for job in cluster.jobs(answer.value) if job.deployment == deployment]
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            found = [(job, cluster.instance(job, region, answer.at)) for job in ours]
+        except ODD as error:
             raise _odd(error) from error
         self._forget(job.name for job in ours if job.is_over and answer.at - (job.ended or answer.at) > KEPT_S)
-        return [cluster.instance(job, region, answer.at, is_left=self._is_left(job)) for job in ours]
+        return [replace(one, state=InstanceState.ENDING) if self._is_left(job) else one for job, one in found]
 
     def _is_left(self, job: Job) -> bool:
         """Whether a job is there whose supervisor Ray could not reach, and called failed; it is stopped then."""
@@ -219,13 +226,6 @@ def _request(order: InstanceOrder, size: Mapping[str, float]) -> dict[str, Any]:
             "job_name": f"{order.project}/{order.run}",
         },
     }
-
-
-def _job(shown: Any) -> Job:
-    try:
-        return cluster.job(shown)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _odd(error) from error
 
 
 def _odd(error: Exception) -> SourceFailed:

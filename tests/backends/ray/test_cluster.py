@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 import threading
@@ -229,10 +230,15 @@ def test_a_refusal_says_the_last_line_and_redirects_are_not_followed(answers: An
 
 def test_the_time_is_the_heads(answers: Answers) -> None:
     assert answers(200, b"[]", Date="Tue, 24 Nov 2026 02:32:15 GMT").call("GET", "x").at == AT
-    assert answers(200, b"[]").call("GET", "x").at == pytest.approx(timezone.now().timestamp(), abs=60)
+    for odd in ({}, {"Date": "Tue, 99 Nov 2026 02:32:15 GMT"}, {"Date": "Tue, 24 Nov 99999999 02:32:15 GMT"}):
+        assert answers(200, b"[]", **odd).call("GET", "x").at == pytest.approx(timezone.now().timestamp(), abs=60)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 100_000, b"[1, 2"], ids=["html", "bytes", "deep", "cut"])
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b"\xff", b"[" * 100_000, b"[1, 2", b"[NaN]", b"[-Infinity]", b"[1e999]"],
+    ids=["html", "bytes", "deep", "cut", "nan", "infinity", "large"],
+)
 def test_what_is_no_json_is_a_failure_of_the_source(answers: Answers, body: bytes) -> None:
     with pytest.raises(SourceFailed):
         answers(200, body).call("GET", "x")
@@ -242,6 +248,13 @@ def test_a_long_answer_is_not_read_to_its_end(answers: Answers, monkeypatch: Any
     monkeypatch.setattr(dashboard, "ANSWER_MAX", 1000)
     with pytest.raises(SourceFailed, match="MiB"):
         answers(200, b"[" + b"1," * 1000 + b"1]").call("GET", "x")
+
+
+def test_a_packed_answer_is_not_unpacked(answers: Answers) -> None:
+    """64 KB that were packed twice become 64 GB."""
+    bomb = gzip.compress(gzip.compress(bytes(1 << 24)))
+    with pytest.raises(SourceFailed, match="packed"):
+        answers(200, bomb, **{"Content-Encoding": "gzip, gzip"}).call("GET", "x")
 
 
 def _without(of: Any, *path: Any, put: Any = None) -> Any:
@@ -263,8 +276,7 @@ def _without(of: Any, *path: Any, put: Any = None) -> Any:
      (NODES, _without(STATUS, "data", "clusterStatus", "loadMetricsReport"), []),
      (NODES, _without(STATUS, "data", "clusterStatus", "loadMetricsReport", "usageByNode", A100, "CPU"), []),
      (NODES, STATUS, None), (NODES, STATUS, {}), (NODES, STATUS, [1]), (NODES, STATUS, [shown("x", start_time=None)]),
-     (NODES, STATUS, [shown("x", metadata={"dstackweb": "m", "dstackweb_size": "{"})]),
-     (NODES, STATUS, [shown("x", metadata={"dstackweb": "m", "dstackweb_size": "[]"})])],
+     (NODES, STATUS, [shown("x", start_time=10**400)])],
 )  # fmt: skip
 def test_odd_answers_are_failures_of_the_source(
     backend: Any, monkeypatch: Any, nodes: Any, status: Any, jobs: Any
@@ -276,6 +288,27 @@ def test_odd_answers_are_failures_of_the_source(
     driver: Any = registry.driver(backend)
     with pytest.raises(SourceFailed):
         driver.fetch(SourceKey("nodes", ""))
+
+
+@pytest.mark.parametrize("moment", [10**400, 10**20, -(10**20), "x"])
+def test_a_job_with_an_odd_time_is_a_failure_of_the_source(backend: Any, monkeypatch: Any, moment: Any) -> None:
+    odd = shown("x", start_time=moment)
+    monkeypatch.setattr(
+        Dashboard, "call", lambda _self, _method, path: dashboard.Answer([odd] if path == "api/jobs/" else odd, AT)
+    )
+    with pytest.raises(SourceFailed):
+        registry.cloud(backend).instances("cluster", "mine")
+    with pytest.raises(SourceFailed):
+        registry.cloud(backend).launch(InstanceOrder("x", "mine", "cluster", "cpu", False, "#!/bin/sh"))
+
+
+@pytest.mark.parametrize(
+    "size", ["{", "[]", "[" * 100_000, '{"CPU": NaN}', '{"CPU": 1e999}', '{"CPU": -1}', '{"CPU": "x"}', 1]
+)
+def test_what_others_write_as_a_jobs_size_takes_nothing_and_hides_no_job(size: Any) -> None:
+    marks = {"dstackweb": "mine", "dstackweb_size": size}
+    found = cluster.cluster(NODES, STATUS, cluster.jobs([shown("x", metadata=marks), shown("y")]))
+    assert found == cluster.cluster(NODES, STATUS, cluster.jobs([shown("y")]))
 
 
 def test_ended_jobs_are_deleted_after_an_hour_and_lost_ones_are_looked_for(backend: Any, monkeypatch: Any) -> None:
