@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from django.conf import settings
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from dstackweb.backends.contract import (
@@ -46,6 +47,11 @@ GRACE_S = 30.0
 """From SIGTERM to SIGKILL, for an instance whose worker is lost or whose task is cancelled (`agent.TERM_NOTICE_S`)."""
 
 
+Amount = Annotated[float, Field(gt=-1e18, lt=1e18)]
+Moment = Annotated[float, Field(ge=0, lt=2**35)]
+"""Seconds since 1970. Of neither is NaN or infinite, which msgpack has."""
+
+
 class Worker(TypedDict):
     """A worker's resources and what is used of them: `cpus_used` by threads, `tasks` is how many threads are taken."""
 
@@ -55,8 +61,8 @@ class Worker(TypedDict):
     cpus_used: int
     memory_mib: int
     memory_used_mib: int
-    resources: dict[str, float]
-    resources_used: dict[str, float]
+    resources: dict[str, Amount]
+    resources_used: dict[str, Amount]
     running: bool
 
 
@@ -66,7 +72,7 @@ class Row(TypedDict):
     key: str
     instance: str
     host: str
-    at: float
+    at: Moment
     why: str
     text: str
     state: InstanceState
@@ -79,7 +85,7 @@ class Answer(TypedDict, total=False):
     key: str
     instance: str
     host: str
-    at: float
+    at: Moment
     why: str
     text: str
     state: InstanceState

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState
 
 _FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)")
+_JOB = re.compile(r"\d{1,12}(_\d{1,12})?", re.ASCII)
 _GPU = re.compile(r"gpu:(?:([^:(,]+):)?(\d+)")
 _UNUSABLE = {"DOWN", "DRAIN", "FAIL", "MAINT", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT", "UNKNOWN",
              "RESERVED", "PLANNED", "FUTURE"}  # fmt: skip
@@ -108,12 +109,16 @@ def comment(deployment: str, project: str, run: str) -> str:
 
 
 def jobs(text: str, deployment: str = "") -> list[CloudInstance]:
-    """Lines of JOB_FORMAT as instances, those of a deployment if one is named; others' jobs are left out."""
+    """Lines of JOB_FORMAT as instances, those of a deployment if one is named; others' jobs are left out.
+
+    A job's name may have line breaks, and what follows looks like a line: what has no id, which becomes an argument of
+    `scancel`, is left out too.
+    """
     found = []
     for line in text.splitlines():
         job, name, state, partition, submitted, started, node, _reason, said = (line.split("|", 8) + [""] * 9)[:9]
         owner = said.removeprefix(MARK).split(" ")[0] if said.startswith(MARK) else ""
-        if owner and owner == (deployment or owner):
+        if _JOB.fullmatch(job) and owner and owner == (deployment or owner):
             now, why = _state(state)
             at = _moment(started if now is InstanceState.RUNNING else submitted) or _moment(submitted)
             found.append(CloudInstance(name, job, partition, now, node, "", at, why, f"Slurm: {state}" if why else ""))
@@ -135,7 +140,7 @@ def _state(state: str) -> tuple[InstanceState, str]:
 
 def _moment(text: str) -> dt.datetime | None:
     """Seconds since 1970, as `Commands` asks for; None for `N/A`."""
-    return dt.datetime.fromtimestamp(int(text), dt.UTC) if text.isdecimal() else None
+    return dt.datetime.fromtimestamp(int(text), dt.UTC) if text.isdecimal() and len(text) < 12 else None
 
 
 def _records(text: str, first: str) -> Iterator[dict[str, str]]:

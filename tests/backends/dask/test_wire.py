@@ -17,9 +17,10 @@ from distributed.protocol import dumps, loads, to_serialize
 from distributed.protocol.utils import pack_frames
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from dstackweb.backends.contract import SourceFailed, SourceFailure
-from dstackweb.backends.dask.driver import Worker
+from dstackweb.backends.dask.driver import Row, Worker
 from dstackweb.backends.dask.scheduler import Code, Scheduler
 from dstackweb.backends.dask.wire import MAX_BYTES, ProtocolError, pack, read
 from tests.support import examples
@@ -154,3 +155,26 @@ def test_other_answers_are_no_answer(
     with pytest.raises(SourceFailed) as failed:
         Scheduler(address).ask("workers", list[Worker])
     assert (failed.value.code, text in failed.value.data["text"]) == (code, True), failed.value
+
+
+WORKER = {
+    "name": "w", "threads": 4, "tasks": 0, "cpus_used": 0, "memory_mib": 1024, "memory_used_mib": 0,
+    "resources": {"GPU": 2.0}, "resources_used": {"GPU": 1.0}, "running": True,
+}  # fmt: skip
+ROW = {"key": "k", "instance": "u-1", "host": "h", "at": 1795487535.0, "why": "", "text": "", "state": "running"}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), 1e300])
+def test_a_number_that_is_none_is_no_answer(anybody: tuple[str, list[bytes]], number: float) -> None:
+    for kind, right, wrong in (
+        (list[Worker], WORKER, WORKER | {"resources": {"GPU": number}}),
+        (list[Worker], WORKER, WORKER | {"resources_used": {"GPU": number}}),
+        (list[Row], ROW, ROW | {"at": number}),
+    ):
+        TypeAdapter[Any](kind).validate_python([right])
+        with pytest.raises(ValidationError):
+            TypeAdapter[Any](kind).validate_python([wrong])
+    address, given_here = anybody
+    given_here += [HELLO, pack({"answer": [ROW | {"at": number}]})]
+    with pytest.raises(SourceFailed, match="no answer of a scheduler"):
+        Scheduler(address).ask("instances", list[Row])

@@ -106,12 +106,16 @@ def test_jobs_of_others_are_left_out_and_states_are_said_in_our_words() -> None:
         "11|u-5|CANCELLED|gpu|1795466586|1795466590|n1|None|dstackweb:mine main/a",
         "12|u-6|RUNNING|gpu|1795466586|1795466590|n1|None|dstackweb:theirs main/a",
         "13|train|RUNNING|gpu|1795466586|1795466590|n1|None|(null)",
+        "14|a name with a line break",
+        "--me|u-7|RUNNING|gpu|1795466586|1795466590|n1|None|dstackweb:mine main/a",
+        "1 2|u-8|RUNNING|gpu|1795466586|1795466590|n1|None|dstackweb:mine main/a",
+        "15|u-9|RUNNING|gpu|17954665869999999|99999999999999999999|n1|None|dstackweb:mine main/a",
         "",
     ]
     found = cluster.jobs("\n".join(lines), "mine")
     assert [(job.instance, job.cloud_id, job.state.value, job.why) for job in found] == [
         ("u-1", "7", "running", ""), ("u-2", "8", "starting", ""), ("u-3", "9", "gone", "interrupted"),
-        ("u-4", "10", "ending", "cloud"), ("u-5", "11", "gone", "cloud"),
+        ("u-4", "10", "ending", "cloud"), ("u-5", "11", "gone", "cloud"), ("u-9", "15", "running", ""),
     ]  # fmt: skip
     assert found[0].launched_at == dt.datetime.fromtimestamp(1795466590, dt.UTC)
     assert found[1].launched_at == dt.datetime.fromtimestamp(1795466586, dt.UTC)
