@@ -135,7 +135,7 @@ def _fenced(job: Job, argv: list[str], env: dict[str, str]) -> Iterator[dict[str
     asked = {"uid": account.pw_uid, "gid": account.pw_gid, "working_dir": here, "env": env, "argv": argv}
     orders = enter.stored(asked)
     try:
-        args = sandbox.wrapped(orders, run_dir=job.run_dir, writable=job.writable)
+        args = sandbox.wrapped(orders, run_dir=job.run_dir, writable=job.writable, gpus=job.spec["gpus"])
         yield {"args": args, "env": {**sandbox.ENV, MARKER: job.spec["job"]}, "pass_fds": [orders]}
     finally:
         os.close(orders)

@@ -6,14 +6,16 @@ job's user, without any capability, and the job's shell.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 import dstackweb
@@ -22,6 +24,9 @@ from dstackweb.runner.state import say
 
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
 """What jobs get of /dev, if it is there, beside its usual files: GPUs and fast networks."""
+GPU = re.compile(r"/dev/nvidia(\d+)")
+DRIVER = "/proc/driver/nvidia/gpus/*/information"
+"""What NVIDIA's driver says of each GPU, in lines such as `GPU UUID: GPU-8f6d…` and `Device Minor: 0`."""
 TMP = ("/tmp", "/var/tmp")
 TMP_BELOW = ("/tmp/", "/var/tmp/")
 TRIAL_S = 10.0
@@ -33,10 +38,11 @@ PROGRAM = (os.path.dirname(os.path.dirname(os.path.abspath(dstackweb.__file__)))
 """The folder or archive of this program, and its Python."""
 
 
-def wrapped(orders: int, *, run_dir: str, writable: Sequence[str] = ()) -> list[str]:
+def wrapped(orders: int, *, run_dir: str, writable: Sequence[str] = (), gpus: Collection[str] = ()) -> list[str]:
     """The command that root runs, with an environment of its own, to start what `orders` say (`enter.stored`).
 
     It can change `run_dir`, its /tmp (`make_tmp`), and those folders of `writable` that exist, as far as its user may.
+    Of NVIDIA's GPUs it has those in `gpus`, by UUID.
     Raises FileNotFoundError without bwrap.
     """
     bwrap = shutil.which("bwrap")
@@ -47,7 +53,7 @@ def wrapped(orders: int, *, run_dir: str, writable: Sequence[str] = ()) -> list[
     return [
         bwrap, "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",
         "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm",
-        *_each("--dev-bind-try", [(path, path) for pattern in DEVICES for path in sorted(glob.glob(pattern))]),
+        *_each("--dev-bind-try", [(path, path) for path in _devices(gpus)]),
         *_each("--bind", [(tmp_of(run_dir), folder) for folder in TMP]),
         *_each("--perms", [("0755", "--dir", parent) for parent in above if parent.startswith(TMP_BELOW)]),
         *_each("--ro-bind", [(path, path) for path in program]),
@@ -55,6 +61,25 @@ def wrapped(orders: int, *, run_dir: str, writable: Sequence[str] = ()) -> list[
         "--cap-drop", "ALL", *_each("--cap-add", [(right,) for right in ENTERS_WITH]), "--",
         sys.executable, "-I", "-S", "-c", ENTER, PROGRAM[0], str(orders),
     ]  # fmt: skip
+
+
+def _devices(gpus: Collection[str]) -> list[str]:
+    """Without those that the driver names as GPUs that the job doesn't have; with all for a part of one (MIG)."""
+    paths = [path for pattern in DEVICES for path in sorted(glob.glob(pattern))]
+    if not all(uuid.startswith("GPU-") for uuid in gpus):
+        return paths
+    others = {minor for uuid, minor in _driver_names() if uuid not in gpus}
+    numbers = {path: int(found[1]) for path in paths if (found := GPU.fullmatch(path))}
+    return [path for path in paths if path not in numbers or (gpus and numbers[path] not in others)]
+
+
+def _driver_names() -> Iterator[tuple[str, int]]:
+    """UUID and number of each GPU. The driver knows no UUID of one that nothing has used since the machine started."""
+    for path in glob.glob(DRIVER):
+        with contextlib.suppress(OSError, ValueError, KeyError), open(path, encoding="ascii", errors="replace") as file:
+            said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in file)}
+            if "?" not in said["GPU UUID"]:
+                yield said["GPU UUID"], int(said["Device Minor"])
 
 
 def _each(option: str, arguments: Iterable[tuple[str, ...]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import tempfile
@@ -136,6 +137,37 @@ def test_in_a_sandbox_a_job_has_no_capability_no_disk_and_its_own_processes(laun
     assert {int(mask, 16) for mask in words[1:6:2]} == {0}
     assert int(words[6]) < 8
     assert words[7] == "0"
+
+
+DRIVER_SAYS = "Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\nDevice Minor: \t {minor}\n"
+
+
+@as_root
+def test_in_a_sandbox_a_job_has_no_gpus_but_its_own(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it sets CUDA_VISIBLE_DEVICES to."""
+    for minor, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
+        (open_home / uuid).mkdir()
+        (open_home / uuid / "information").write_text(DRIVER_SAYS.format(uuid=uuid, minor=minor))
+        (open_home / f"nvidia{minor}").touch()
+    (open_home / "nvidiactl").touch()
+    monkeypatch.setattr(sandbox, "DEVICES", (f"{open_home}/nvidia*",))
+    monkeypatch.setattr(sandbox, "GPU", re.compile(rf"{open_home}/nvidia(\d+)"))
+    monkeypatch.setattr(sandbox, "DRIVER", f"{open_home}/*/information")
+
+    def devices(*gpus: str) -> list[str]:
+        argv = sandbox.wrapped(3, run_dir=str(open_home), gpus=gpus)
+        return sorted(os.path.basename(argv[at + 1]) for at, word in enumerate(argv) if word == "--dev-bind-try")
+
+    every = ["nvidia0", "nvidia1", "nvidia2", "nvidiactl"]
+    assert devices("GPU-b") == ["nvidia1", "nvidiactl"]
+    assert devices("GPU-c", "GPU-a") == ["nvidia0", "nvidia2", "nvidiactl"]
+    assert devices() == ["nvidiactl"]
+    assert devices("MIG-x") == every, "it is a part of one of them"
+    for unknown in ("", DRIVER_SAYS.format(uuid="GPU-????????", minor=1), "GPU UUID: GPU-b\nDevice Minor: none\n"):
+        (open_home / "GPU-b" / "information").write_text(unknown)
+        assert devices("GPU-b") == ["nvidia1", "nvidiactl"]
+        assert devices("GPU-a") == ["nvidia0", "nvidia1", "nvidiactl"], "nobody uses it"
+        assert devices() == ["nvidiactl"]
 
 
 @as_root
