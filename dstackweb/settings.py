@@ -89,6 +89,7 @@ DSTACKWEB_PROJECT_CODE_GB = env.integer("DSTACKWEB_PROJECT_CODE_GB", 50, least=1
 DSTACKWEB_JOB_DISK_GB = env.integer("DSTACKWEB_JOB_DISK_GB", 0, least=0)
 DSTACKWEB_DISK_RESERVE_GB = env.integer("DSTACKWEB_DISK_RESERVE_GB", 2, least=0)
 DSTACKWEB_JOB_PROCESSES = env.integer("DSTACKWEB_JOB_PROCESSES", 4096, least=64)
+DSTACKWEB_PROJECT_SUBMIT_MB = env.integer("DSTACKWEB_PROJECT_SUBMIT_MB", 256, least=1)
 DSTACKWEB_PROJECT_LOG_GB = env.integer("DSTACKWEB_PROJECT_LOG_GB", 50, least=1)
 DATABASE_URL = env.url("DATABASE_URL", "postgres", "postgresql", "sqlite", example="postgresql://user:pw@host/name")
 REDIS_URL = env.url("REDIS_URL", "redis", "rediss", "unix", example="redis://host:6379/0")

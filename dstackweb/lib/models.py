@@ -92,25 +92,29 @@ class Bucket(models.Model):
         return f"{self.name}: {self.tokens:g}"
 
     @classmethod
-    def reserve(cls, name: str, rate: float, burst: float, most_s: float, now_us: int | None = None) -> float:
-        """Take a token of `name`; returns the seconds to wait. Raises Busy if they exceed `most_s`."""
+    def reserve(
+        cls, name: str, rate: float, burst: float, most_s: float, now_us: int | None = None, *, amount: float = 1
+    ) -> float:
+        """Take a token of `name`, or an amount; returns the seconds to wait. Raises Busy if they exceed `most_s`."""
         with transaction.atomic():
             now_us = time.time_ns() // 1000 if now_us is None else now_us
             cls.objects.get_or_create(pk=name, defaults={"tokens": burst, "at_us": now_us})
             bucket = cls.objects.select_for_update().get(pk=name)
-            tokens, at_us, wait_s = spend(bucket.tokens, bucket.at_us, rate, burst, now_us)
+            tokens, at_us, wait_s = spend(bucket.tokens, bucket.at_us, rate, burst, now_us, amount)
             if wait_s > most_s:
                 raise Busy(wait_s)
             cls.objects.filter(pk=name).update(tokens=tokens, at_us=at_us)
         return wait_s
 
 
-def spend(tokens: float, at_us: int, rate: float, burst: float, now_us: int) -> tuple[float, int, float]:
-    """Take a token from a bucket that had `tokens` at `at_us`: its new tokens, their time, and the seconds to wait.
+def spend(
+    tokens: float, at_us: int, rate: float, burst: float, now_us: int, amount: float = 1
+) -> tuple[float, int, float]:
+    """Take `amount` from a bucket that had `tokens` at `at_us`: its new tokens, their time, and the seconds to wait.
 
     `rate` is per second. A clock that was set back adds no tokens.
     """
-    left = room(tokens, at_us, rate, burst, now_us) - 1
+    left = room(tokens, at_us, rate, burst, now_us) - amount
     return left, now_us if at_us - now_us > SKEW_US else max(now_us, at_us), max(0.0, -left / rate)
 
 

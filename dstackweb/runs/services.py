@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import BigIntegerField, F, Value
 from django.db.models.functions import Greatest
@@ -17,7 +18,8 @@ from django.utils import timezone
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import secret_names as project_secret_names
-from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound
+from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
+from dstackweb.lib.models import Bucket, Busy
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
@@ -39,6 +41,9 @@ from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, note, record
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
+
+LARGE = 16 * 1024
+"""Bytes of a run's file and environment from which they count: a small run costs no statement for it."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ def submit(
 ) -> tuple[Run, bool]:
     """Submit a run to its queue. Returns it, and whether this call created it (False: the key was used before).
 
-    Raises Invalid, Forbidden, or Conflict when the name is taken by an active run or the key by another body.
+    Raises Invalid, Forbidden, Conflict when the name is taken by an active run or the key by another body, or TooMany.
     """
     if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
         return earlier, False
@@ -166,6 +171,7 @@ def submit(
         idempotency_key=idempotency_key,
         body_digest=submission.digest() if idempotency_key else "",
     )
+    _count_large(run)
     try:
         with shared_rows_last():
             queue = take_seniority(prepared.queue.pk)
@@ -186,6 +192,22 @@ def submit(
             return earlier, False
         raise _name_taken(project, name) from None
     return run, True
+
+
+def _count_large(run: Run) -> None:
+    """Limit how much large run files take in the database. Raises TooMany."""
+    size = 2 * len(run.config_text) + len(run.env_secret)  # of the file, and of the spec that is read from it
+    if size < LARGE:
+        return
+    most = settings.DSTACKWEB_PROJECT_SUBMIT_MB << 20
+    try:
+        Bucket.reserve(f"submit:{run.project_id}", most / 3600, most, 0.0, amount=size)
+    except Busy as busy:
+        raise TooMany(
+            f"{run.project.name} has submitted {settings.DSTACKWEB_PROJECT_SUBMIT_MB} MB of large run files within "
+            "an hour. Nothing was submitted. Try again later, or put what is large into the code or a secret",
+            retry_after=busy.wait_s,
+        ) from None
 
 
 def _replayed(project: Project, user: User, key: str, submission: Submission) -> Run | None:
