@@ -23,6 +23,10 @@ from dstackweb.runner.isolation import uids_of
 from dstackweb.runner.state import say
 
 TIMEOUT_S = 10.0
+POSTGRES, REDIS = 5432, 6379
+BRIDGES = ("docker*", "br-*", "podman*", "cni*")
+"""Networks of containers on this machine. A published port leads there without showing in these rules, which come
+before; a container's own address does not, nor is it this machine's."""
 
 
 def close_ports(job_user: str, database: dict[str, Any], redis_url: str, own_port: int) -> Ports:
@@ -38,6 +42,8 @@ def close_ports(job_user: str, database: dict[str, Any], redis_url: str, own_por
     ports = sorted({own_port, *(port for _host, port in services)})
     found = [f"fib saddr type local tcp sport {port} drop" for port in ports]
     found += [rule for service in services for rule in _rules(*service)]
+    inside = ", ".join(map(str, sorted({POSTGRES, REDIS, *(port for _host, port in services)})))
+    found += [f'oifname "{bridge}" tcp dport {{ {inside} }} reject with tcp reset' for bridge in BRIDGES if services]
     rules = [f"meta skuid {uids[0]}-{uids[1]} {rule}" for rule in found]
     chain = "\n".join(["type filter hook output priority raw; policy accept;", *rules])
     table = f"table inet dstackweb_{hashlib.sha256(chain.encode()).hexdigest()[:8]}"
@@ -74,12 +80,12 @@ def _postgres(database: dict[str, Any]) -> tuple[str, int] | None:
     host = str(database.get("HOST") or "")
     if not database["ENGINE"].endswith("postgresql") or not host or host.startswith("/"):
         return None
-    return host, int(database.get("PORT") or 5432)
+    return host, int(database.get("PORT") or POSTGRES)
 
 
 def _redis(url: str) -> tuple[str, int] | None:
     parts = urlsplit(url)
-    return (parts.hostname or "localhost", parts.port or 6379) if parts.scheme in ("redis", "rediss") else None
+    return (parts.hostname or "localhost", parts.port or REDIS) if parts.scheme in ("redis", "rediss") else None
 
 
 def _rules(host: str, port: int) -> list[str]:

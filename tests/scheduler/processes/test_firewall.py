@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psutil
@@ -75,6 +76,39 @@ def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple
             assert connects(0, "127.0.0.1", port)
             assert connects(65534, "127.0.0.1", port)
         assert connects(FIRST, "127.0.0.1", api)
+
+
+@as_root
+def test_users_of_projects_cannot_connect_to_a_database_in_a_container_by_its_own_address(
+    ports: tuple[int, int],
+) -> None:
+    """Nobody answers there: whoever may try waits."""
+    bridge, run = f"br-{os.getpid() % 10**6}", partial(subprocess.run, check=True)
+    run(["ip", "link", "add", bridge, "type", "veth", "peer", "name", f"x{bridge}"])
+    try:
+        run(["ip", "addr", "add", "198.18.7.1/30", "dev", bridge])
+        for link in (bridge, f"x{bridge}"):
+            run(["ip", "link", "set", link, "up"])
+        close_ports(PROJECT_UIDS, postgres("127.0.0.1", 5433), "", 8000)
+        for port in (5432, 5433, 6379):
+            assert is_refused(FIRST, "198.18.7.2", port)
+        assert not is_refused(FIRST, "198.18.7.2", 80)
+        assert not is_refused(0, "198.18.7.2", 5432)
+    finally:
+        run(["ip", "link", "del", bridge])
+
+
+def is_refused(uid: int, host: str, port: int) -> bool:
+    """Whether a process of this user gets no connection at once."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == errno.ECONNREFUSED
+    try:
+        os.setuid(uid)
+        with socket.socket() as client:
+            client.settimeout(0.3)
+            os._exit(client.connect_ex((host, port)))
+    finally:
+        os._exit(255)
 
 
 @as_root
