@@ -25,7 +25,8 @@ from dstackweb.backends.models import Backend, Host, HostEvent, HostInvite
 from dstackweb.gpus.models import ProjectPolicies
 from dstackweb.lib.models import Bucket, Busy
 from dstackweb.profiles.models import Profile
-from dstackweb.runs.models import Queue
+from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.removal import run_deleted
 
 FAILURES_PER_S, FAILURES_AT_ONCE = 1.0, 60.0
 """More failed sign-ins are not recorded, so that they can't fill the database."""
@@ -117,6 +118,7 @@ def connect() -> None:
         post_save.connect(_after_save, sender=model, dispatch_uid=name)
         post_delete.connect(_after_delete, sender=model, dispatch_uid=name)
     post_save.connect(_after_host_event, sender=HostEvent, dispatch_uid="audit.HostEvent")
+    run_deleted.connect(_run_deleted, dispatch_uid="audit.run_deleted")
     sessions.user_logged_in.connect(_signed_in, dispatch_uid="audit.signed_in")
     sessions.user_logged_out.connect(_signed_out, dispatch_uid="audit.signed_out")
     sessions.user_login_failed.connect(_sign_in_failed, dispatch_uid="audit.sign_in_failed")
@@ -171,6 +173,12 @@ def _after_host_event(sender: type[HostEvent], instance: HostEvent, created: boo
     if created and instance.actor is not None:
         changes = {"event": [None, instance.kind], **{key: [None, _plain(at)] for key, at in instance.data.items()}}
         record(AuditKind.HOST, AuditAction.CHANGED, instance.host.name, actor=instance.actor, changes=changes)
+
+
+def _run_deleted(sender: type[Run], run: Run, user: User, **_signal: Any) -> None:
+    """Its events, which say what else people did to it, are deleted with it."""
+    whose = {"user": [None, run.user.get_username()], "id": [None, str(run.uid)]}
+    record(AuditKind.RUN, AuditAction.DELETED, run.name, project=run.project, actor=user, changes=whose)
 
 
 def _signed_in(sender: Any, request: HttpRequest, user: User, **_signal: Any) -> None:

@@ -14,6 +14,7 @@ from decimal import Decimal
 
 from django.db import transaction
 from django.db.models import F, Q
+from django.dispatch import Signal
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
@@ -29,6 +30,8 @@ from dstackweb.runs.states import ENDED, RunStatus
 
 log = logging.getLogger(__name__)
 
+run_deleted = Signal()
+"""A person has deleted `run`, in this transaction: nothing else remembers it. Also given: the `user`."""
 REMOVED_SEARCHED = dt.timedelta(days=1)
 """A removed run's directory goes at once on hosts that are back within this time, and else when it is old."""
 
@@ -39,7 +42,10 @@ def delete(run: Run, user: User, role: str) -> None:
     Raises Forbidden, Conflict while it has not ended, NotFound when it is gone already.
     """
     may_change(run, user, role)
-    if remove([run.pk], Q()):
+    with shared_rows_last():
+        if is_deleted := bool(remove([run.pk], Q())):
+            run_deleted.send(sender=Run, run=run, user=user)
+    if is_deleted:
         log.info("%s deleted run %s (%s) of %s", user.get_username(), run.name, run.uid, run.user.get_username())
         return
     status = Run.objects.filter(pk=run.pk).values_list("status", flat=True).first()

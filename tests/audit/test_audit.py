@@ -27,13 +27,15 @@ from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from dstackweb.backends import services as backends
 from dstackweb.backends.hosts import inventory
 from dstackweb.gpus.policy.ledger import set_observe_only
+from dstackweb.lib.errors import NotFound
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.services import make_default
+from dstackweb.runs import removal
 from dstackweb.runs.queue import queues
-from dstackweb.runs.services import find_queue
+from dstackweb.runs.services import find_queue, stop
 from dstackweb.scheduler.processes import retention
 from dstackweb.wording import audit as words
-from tests.factories import join, make_host, make_project, make_user
+from tests.factories import join, make_host, make_project, make_run, make_user
 from tests.support import REPO
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
@@ -278,6 +280,18 @@ def test_deployment_admins_search_all_and_export_what_they_see(project: Project,
     assert [(row["name"], row["changes"]) for row in parsed] == [("=cmd()", {"paused": [n, n + 1]}) for n in (1, 0)]
     assert client.get("/p/main/audit/audit.xml").status_code == 404
     assert "No entries match" in client.get("/p/main/audit/?q=no-such").content.decode()
+
+
+def test_whose_run_somebody_deleted_is_remembered_with_its_id(project: Project, root: User) -> None:
+    """All that was known of it, and of what people did to it, is deleted with it."""
+    run = stop(make_run(project, join(project, make_user("eve"))), root, "admin")
+    AuditEntry.objects.all().delete()
+    removal.delete(run, root, "admin")
+    assert written() == [("run", run.name, "deleted", {"user": [None, "eve"], "id": [None, str(run.uid)]})]
+    assert AuditEntry.objects.get().project_id == project.pk
+    with pytest.raises(NotFound):
+        removal.delete(run, root, "admin")
+    assert AuditEntry.objects.count() == 1
 
 
 def test_every_code_has_words() -> None:
