@@ -87,7 +87,7 @@ def find(engine: Engine, image: str) -> Image | None:
     known = [*digests, *(str(tag) for tag in found.get("RepoTags") or ())]
     if name not in map(full_name, known):
         return None
-    own = [one for one in digests if _repository(full_name(one)) == _repository(name)]
+    own = [one for one in digests if repository_of(one) == _repository(name)]
     image_id = str(found["Id"])
     image_id = image_id if image_id.startswith("sha256:") else f"sha256:{image_id}"
     return Image(image_id, next(iter(own), image_id)[:300])
@@ -104,6 +104,11 @@ def full_name(image: str) -> str:
     if first in (HUB, f"index.{HUB}"):
         first, rest = HUB, rest if "/" in rest else f"library/{rest}"
     return f"{first}/{rest}{end}"
+
+
+def repository_of(image: str) -> str:
+    """The image's registry and repository."""
+    return _repository(full_name(image))
 
 
 def _repository(image: str) -> str:

@@ -27,6 +27,7 @@ from dstackweb.runner.client import Refused, Unreachable
 from dstackweb.runner.commands import Commands, Processes
 from dstackweb.runner.disk import DiskWatch
 from dstackweb.runner.engine import Engine, EngineError
+from dstackweb.runner.image_access import ImageAccess
 from dstackweb.runner.link import Link, Rejected
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.masking import Masker
@@ -141,15 +142,21 @@ class Runner:
         engine, image, policy = contained.engine_of(job), self.link.spec["image"], self.link.spec["pull_policy"]
         self.pipe = output.start_relay(self.spool, self.link.spec["log_limit"], job.account)
         images.forget_credentials(self.state.folder)  # of an earlier runner
+        auth, project = self.link.spec["registry_auth"], int(self.link.spec.get("project", 0))
+        access = ImageAccess(os.path.dirname(os.path.dirname(self.state.folder)))
         try:
-            self.image = images.find(engine, image) if policy != "always" else None
+            there = images.find(engine, image)
+            is_free = there is not None and access.allows(image, there.id, project)
+            self.image = there if is_free and policy != "always" else None
             if self.image is None and policy == "never":
                 raise images.PullFailed(images.ImageFault.NOT_PRESENT, image, "it is not on this host")
             if self.image is None:
                 self._write_line(f"pulling {image}")
-                if not self._pulled(images.Pull(engine, image, self.link.spec["registry_auth"], self.state.folder)):
+                if not self._pulled(images.Pull(engine, image, auth, self.state.folder)):
                     return False
-                self.image = images.find(engine, image)
+                if pulled := images.find(engine, image):
+                    access.note(image, pulled.id, project, with_credentials=bool(auth), was_there=pulled == there)
+                self.image = pulled
         except EngineError as error:
             raise contained.CannotContain(str(error)) from error
         if self.image is None:

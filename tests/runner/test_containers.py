@@ -266,6 +266,16 @@ def test_an_image_is_pulled_with_the_runs_credentials_which_are_gone_afterwards(
         assert job.lines()[0] == f"[dstackweb: pulling {image}]"
         assert not (job.state / "registry").exists()
         assert job.api.count("heartbeat")
+        again = contained("echo it runs again", image=image, registry_auth=auth)
+        assert ended(again)["reason"] == "done_by_runner"
+        assert "pulling" not in again.lines()[0]
+        strange = contained("echo it runs", image=image, project=8)
+        assert ended(strange)["image_pull_failed"]["fault"] == "denied", "another project has no password"
+        never = contained("true", image=image, project=8, pull_policy="never")
+        assert ended(never)["image_pull_failed"]["fault"] == "not_present"
+        own = contained("echo it runs", image=image, project=8, registry_auth=auth)
+        assert ended(own)["reason"] == "done_by_runner"
+        assert ended(contained("true", image=image, project=8))["reason"] == "done_by_runner"
     never = contained("true", image="nowhere:1", pull_policy="never")
     assert ended(never)["image_pull_failed"]["fault"] == "not_present"
     away = contained("true", image=f"127.0.0.1:{free_port()}/x:1")
