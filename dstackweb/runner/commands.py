@@ -93,7 +93,7 @@ class Contained:
         self._was_away = False
         self._killed = False
         self._state: dict[str, Any] = {}
-        self._layer: str | None = None
+        self._folders: Sequence[str] | None = None
         self._attached: int | None = self._attach("start", "--attach")
 
     def _attach(self, *arguments: str) -> int:
@@ -191,10 +191,10 @@ class Contained:
         return self._limit
 
     def folders(self) -> Sequence[str]:
-        """What the container has changed of its image, as far as the engine keeps that in a folder."""
-        if self._layer is None:
+        """What the container has written, as far as the engine keeps that in folders."""
+        if self._folders is None:
             try:
-                self._layer = self._container.layer()
+                self._folders = self._container.folders()
             except EngineError:
                 return ()
-        return [self._layer] if self._layer else ()
+        return self._folders

@@ -28,6 +28,9 @@ ENV_LINE = 60_000
 """Bytes of a line in the file of variables; Docker reads 64 KiB at most."""
 USER_FACTOR = 8
 """As for jobs without a container (`child`)."""
+FOLDERS = """{{with .GraphDriver.Data.UpperDir}}{{.}}{{end}}
+{{range .Mounts}}{{if eq .Type "volume"}}{{.Source}}{{end}}
+{{end}}"""
 ENDED = ("exited", "dead", "stopped")
 
 
@@ -62,11 +65,13 @@ class Container:
             raise
         return found
 
-    def layer(self) -> str:
-        """The folder with what it has changed of its image; empty if there is none. Raises EngineAway, EngineError."""
-        asked = "{{with .GraphDriver.Data.UpperDir}}{{.}}{{end}}"
-        found = self.engine.call("inspect", "--type", "container", "--format", asked, self.name).strip()
-        return found if os.path.isabs(found) else ""
+    def folders(self) -> list[str]:
+        """Those with what it has changed of its image, and the volumes that its image has made for it.
+
+        Raises EngineAway, EngineError.
+        """
+        found = self.engine.call("inspect", "--type", "container", "--format", FOLDERS, self.name)
+        return [line for line in found.splitlines() if os.path.isabs(line)]
 
     def is_gone(self) -> bool:
         """Whether certainly nothing of it runs. An engine that gives no answer makes nothing certain."""

@@ -153,6 +153,21 @@ def test_what_a_container_changes_of_its_image_counts_as_its_files(contained: Ca
     assert ended(job)["reason"] == "out_of_disk"
 
 
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_the_volumes_that_an_image_makes_count_as_the_jobs_files(
+    contained: Callable[..., Box], docker: Docker, request: pytest.FixtureRequest, name: str
+) -> None:
+    engine: Engine = docker.engine if name == "docker" else request.getfixturevalue("podman")
+    registry = "" if name == "docker" else "localhost/"
+    base = engine.call("create", f"{registry}{IMAGE}").strip()
+    engine.call("commit", "--change", "VOLUME /tmp", base, f"{registry}busybox-with-a-volume:1")
+    engine.call("rm", base)
+    large = "head -c 30000000 /dev/zero > /tmp/large; while :; do sleep 0.1; done"
+    image = f"{registry}busybox-with-a-volume:1"
+    assert ended(contained(large, image=image, engine=engine, disk_limit=10 << 20))["reason"] == "out_of_disk"
+    assert engine.call("volume", "ls", "--quiet") == ""
+
+
 def test_a_stop_gives_the_commands_their_grace_and_then_kills_all(contained: Callable[..., Box]) -> None:
     job = contained("trap 'echo bye; exit 3' TERM", "echo ready", "while :; do sleep 0.1 || true; done")
     job.launch()

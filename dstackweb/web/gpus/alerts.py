@@ -75,6 +75,10 @@ _stamps: dict[int, tuple[float, str]] = {}
 """By project: when its stamp expires (monotonic), and the stamp."""
 
 
+def forget() -> None:
+    _stamps.clear()
+
+
 def _hash_of_low_stretches(project: Project) -> str:
     now_ms = to_ms(timezone.now())
     low = GpuSeries.objects.filter(

@@ -30,9 +30,9 @@ SignIn = Callable[[User], Client]
 
 @pytest.fixture(autouse=True)
 def box(db: None) -> Iterator[Host]:
-    alerts._stamps.clear()
+    alerts.forget()
     yield make_host(gpus=8)
-    alerts._stamps.clear()
+    alerts.forget()
 
 
 def busy(_place: int, _ago_s: int) -> int:
@@ -270,7 +270,7 @@ def test_an_open_list_gets_a_mark_that_becomes_due_over_time(project: Project, a
     version = client.get("/p/main/runs/")["HX-PTag"]
     assert client.get("/p/main/runs/", headers={**HTMX, "HX-PTag": version}).status_code == 204
     JobPolicy.objects.filter(job__run=run).update(time_window_s=3600)
-    alerts._stamps.clear()  # the few seconds for which nobody looks again
+    alerts.forget()  # the few seconds for which nobody looks again
     answer = client.get("/p/main/runs/", headers={**HTMX, "HX-PTag": version})
     assert "below 50 %" in answer.content.decode()
 
