@@ -42,6 +42,7 @@ from dstackweb.runs.transitions import lock_run, move_run, note, record
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
 
+STOPPED_AT_ONCE = 25
 LARGE = 16 * 1024
 """Bytes of a run's file and environment from which they count: a small run costs no statement for it."""
 
@@ -317,16 +318,24 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
 
 
 def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
-    """Stop several runs, all or none, as `stop` does each.
+    """Stop several runs, as `stop` does each, and return them; those that have ended meanwhile are left out.
 
-    Locks their queues and then all of their rows first, as moves and passes do.
+    A few at a time: others wait for their queues only so long. Locks these and then all of the rows first, as moves and
+    passes do. Raises Forbidden, having stopped none, and Conflict if all have ended.
     """
-    with shared_rows_last():
-        for queue_id in sorted({run.queue_id for run in runs}):
-            lock_queue(queue_id)
-        for pk in sorted({run.pk for run in runs}):
-            lock_run(pk)
-        return [stop(run, user, role) for run in runs]
+    for run in runs:
+        may_change(run, user, role)
+    stopped: list[Run] = []
+    for start in range(0, len(runs), STOPPED_AT_ONCE):
+        part = runs[start : start + STOPPED_AT_ONCE]
+        with shared_rows_last():
+            for queue_id in sorted({run.queue_id for run in part}):
+                lock_queue(queue_id)
+            ended = {pk for pk in sorted({run.pk for run in part}) if lock_run(pk).status in ENDED}
+            stopped += [stop(run, user, role) for run in part if run.pk not in ended]
+    if runs and not stopped:
+        raise Conflict(f"run {runs[0].name} has already ended")
+    return stopped
 
 
 ADJECTIVES = (

@@ -6,7 +6,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import set_secret
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, Stale
 from dstackweb.runs import attempts, selectors, services
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import queues
 from dstackweb.runs.recount import differences
 from dstackweb.runs.rows import queue_rows
@@ -186,6 +186,35 @@ def test_stopping_a_running_run_waits_for_its_runner(project: Project, member: U
     run.refresh_from_db()
     assert (job.status, job.termination_reason) == ("terminated", "terminated_by_user")
     assert (run.status, run.termination_reason) == ("terminated", "stopped_by_user")
+
+
+def test_many_runs_are_stopped_a_few_at_a_time_and_ended_ones_left_out(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for the queue only so long."""
+    monkeypatch.setattr(services, "STOPPED_AT_ONCE", 2)
+    runs = [make_run(project, member, f"train-{number}") for number in range(5)]
+    services.stop(runs[1], member, "member")
+    together = list[int]()
+
+    def lock_queue(queue_id: int) -> Queue:
+        together.append(Run.objects.filter(status=RunStatus.TERMINATED).count())
+        return queues.lock_queue(queue_id)
+
+    monkeypatch.setattr(services, "lock_queue", lock_queue)
+    assert services.stop_all(runs, member, "member") == [run for run in runs if run != runs[1]]
+    assert together == [1, 2, 4]
+    assert list(differences()) == []
+    with pytest.raises(Conflict, match="train-0 has already ended"):
+        services.stop_all(runs, member, "member")
+
+
+def test_nothing_is_stopped_where_one_of_the_runs_is_anothers(project: Project, member: User) -> None:
+    other = join(project, make_user("other"))
+    runs = [make_run(project, user, f"of-{user}") for user in (member, other)]
+    with pytest.raises(Forbidden):
+        services.stop_all(runs, member, "member")
+    assert not Run.objects.filter(status=RunStatus.TERMINATED).exists()
 
 
 def test_abort_after_stop_leaves_no_grace(project: Project, member: User) -> None:

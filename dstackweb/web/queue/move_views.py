@@ -136,7 +136,7 @@ def _reread(run: Run) -> Run:
 
 
 def _stop(request: PageRequest, runs: list[Run]) -> Result:
-    """Stop all of them or none: the reader needs permission for each. Runs that end meanwhile are skipped."""
+    """Stop them: the reader needs permission for each. Runs that end meanwhile are skipped."""
     stopped = services.stop_all(runs, request.user, request.role)
     if len(stopped) == 1:
         text = _("%s ended") if stopped[0].status in ENDED else _("Stopping %s")
