@@ -21,7 +21,7 @@ from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
 from dstackweb.scheduler.passes.decision import plan
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.wording import statuses
-from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 OUTCOMES = st.lists(st.tuples(st.sampled_from(Otherwise), st.sampled_from(DependencyOutcome)))
 
@@ -192,6 +192,13 @@ class TestRows:
         error = refused.value.errors[0]
         assert (error["loc"], text in error["msg"]) == (place, True), error
         assert not Run.objects.filter(name="train").exists()
+
+    def test_a_run_of_another_project_is_not_there(self, project: Project, member: User) -> None:
+        """Neither by its name nor by its id, which nobody else should learn anything from."""
+        strange = make_run(make_project("other"), member, "strange")
+        for named in ("strange", str(strange.uid)):
+            with pytest.raises(Invalid, match="no run is called"):
+                make_run(project, member, "train", after=named)
 
     def test_a_plan_has_no_position_and_says_what_it_would_wait_for(
         self, project: Project, member: User, first: Run

@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge
+from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge, TooMany
 from dstackweb.runs import files, selectors, services
 from dstackweb.runs.models import Archive
 from dstackweb.scheduler.passes.decision import Plan, plan
@@ -23,7 +23,7 @@ from dstackweb.wording import offers as offer_words
 from dstackweb.wording import statuses, waiting
 
 GZIP_MAGIC = b"\x1f\x8b"
-REFUSED = (Invalid, Conflict, Forbidden, TooLarge)
+REFUSED = (Invalid, Conflict, Forbidden, TooLarge, TooMany)
 
 
 class Example(NamedTuple):

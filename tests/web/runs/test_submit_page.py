@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable
 
 import pytest
+from django.conf import LazySettings
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
@@ -118,6 +119,21 @@ def test_a_taken_name_is_an_error(project: Project, ann: User, as_user: SignIn) 
     answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
     assert answer.status_code == 422
     assert "Choose another name" in answer.content.decode()
+
+
+def test_too_many_large_files_are_an_error_beside_the_typed_text(
+    project: Project, ann: User, as_user: SignIn, settings: LazySettings
+) -> None:
+    settings.DSTACKWEB_PROJECT_SUBMIT_MB = 1
+    make_host("box-1")
+    client, large = as_user(ann), "type: task\ncommands:\n- |\n  : " + "x" * 200_000 + "\n"
+    assert [client.post("/p/main/submit/", {"config": large}).status_code for _ in range(2)] == [302, 302]
+    answer = client.post("/p/main/submit/", {"config": large})
+    page = answer.content.decode()
+    assert answer.status_code == 422
+    assert "main has submitted 1 MB of large run files within an hour" in page
+    assert "x" * 200_000 in page
+    assert Run.objects.count() == 2
 
 
 def test_an_attached_archive_is_submitted_with_the_run(project: Project, ann: User, as_user: SignIn) -> None:
