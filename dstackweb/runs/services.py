@@ -205,8 +205,8 @@ def _count_large(run: Run) -> None:
         Bucket.reserve(f"submit:{run.project_id}", most / 3600, most, 0.0, amount=size)
     except Busy as busy:
         raise TooMany(
-            f"project {run.project.name} has submitted {settings.DSTACKWEB_PROJECT_SUBMIT_MB} MB of large run files within "
-            "an hour. Nothing was submitted. Try again later, or put what is large into the code or a secret",
+            f"project {run.project.name} has submitted {settings.DSTACKWEB_PROJECT_SUBMIT_MB} MB of large run files "
+            "within an hour. Nothing was submitted. Try again later, or put what is large into the code or a secret",
             retry_after=busy.wait_s,
         ) from None
 
