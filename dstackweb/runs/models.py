@@ -496,3 +496,24 @@ class Verdict(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue} {self.shape[:8]}: {self.reason}"
+
+
+class LearnedDuration(models.Model):
+    """How many ended runs of a member whose names have a prefix lasted so long (`learned_durations.BINS`).
+
+    The prefix "" has what a project with too many prefixes did not count apart.
+    """
+
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="+")
+    prefix = models.CharField(max_length=60)
+    user = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="+")
+    bin = models.PositiveSmallIntegerField()
+    runs = _count()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["project", "prefix", "user", "bin"], name="learned_duration_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.project} {self.prefix!r} of {self.user}: {self.runs} in bin {self.bin}"

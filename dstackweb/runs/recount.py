@@ -16,11 +16,11 @@ from dstackweb.progress import recount
 from dstackweb.progress.models import Scope, TaskGroup
 from dstackweb.progress.recount import Difference
 from dstackweb.progress.states import TaskState
-from dstackweb.runs import prefix_counters
+from dstackweb.runs import learned_durations, prefix_counters
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.history import BUCKETS, KEPT_DAYS, hour_of
-from dstackweb.runs.models import Allocation, Job, ProjectLogs, QueueCount, QueueHour, Run, RunEvent
-from dstackweb.runs.states import JOB_ENDED, RunStatus
+from dstackweb.runs.models import Allocation, Job, LearnedDuration, ProjectLogs, QueueCount, QueueHour, Run, RunEvent
+from dstackweb.runs.states import ENDED, JOB_ENDED, RunStatus
 
 
 def differences() -> Iterator[Difference]:
@@ -31,6 +31,7 @@ def differences() -> Iterator[Difference]:
     yield from recount.differences()
     yield from _runs_by_name()
     yield from _logs()
+    yield from _durations()
     orphans = Allocation.objects.filter(job__status__in=JOB_ENDED).count()
     if orphans:
         yield Difference("allocations of ended jobs", orphans, 0)
@@ -95,6 +96,31 @@ def _logs() -> Iterator[Difference]:
     for project in sorted(real.keys() | kept.keys()):
         if kept.get(project, 0) != real.get(project, 0):
             yield Difference(f"bytes of logs of project {project}", kept.get(project, 0), real.get(project, 0))
+
+
+def _durations() -> Iterator[Difference]:
+    """Learned durations beside ended runs. Those that are not counted by prefix are among the rest."""
+    real: Counter[learned_durations.Key] = Counter()
+    ended = Run.objects.filter(status__in=ENDED, started_at__isnull=False, ended_at__isnull=False)
+    for run in ended.only("project", "user", "name", "attempt", "started_at", "ended_at").iterator():
+        if (key := learned_durations.key_of(run, run.ended_at)) is not None:
+            real[key] += 1
+    columns = ("project", "prefix", "user", "bin", "runs")
+    kept = Counter({learned_durations.Key(*key): runs for *key, runs in LearnedDuration.objects.values_list(*columns)})
+    for key in sorted(kept):
+        if key.prefix and kept[key] > real[key]:
+            yield Difference(f"runs of {key}", kept[key], real[key])
+    kept_in_all, real_in_all = (_without_prefix(each) for each in (kept, real))
+    for whole in sorted(kept_in_all.keys() | real_in_all.keys()):
+        if kept_in_all[whole] != real_in_all[whole]:
+            yield Difference(f"durations of {whole}", kept_in_all[whole], real_in_all[whole])
+
+
+def _without_prefix(counted: Counter[learned_durations.Key]) -> Counter[learned_durations.Key]:
+    found: Counter[learned_durations.Key] = Counter()
+    for key, runs in counted.items():
+        found[key._replace(prefix="")] += runs
+    return found
 
 
 def _runs_by_name() -> Iterator[Difference]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from django.db import transaction
 from django.db.models import F
 
-from dstackweb.runs import allocations, history, prefix_counters, wakeups
+from dstackweb.runs import allocations, history, learned_durations, prefix_counters, wakeups
 from dstackweb.runs.models import QueueCount, Run
-from dstackweb.runs.states import RunStatus
+from dstackweb.runs.states import ENDED, RunStatus
 
 
 @dataclass
@@ -33,6 +33,7 @@ class _Changes:
     """Runs whose ended jobs may hold something, with their queues."""
     placed: list[tuple[Sequence[Run], dt.datetime]] = field(default_factory=list)
     removed: list[history.Placed] = field(default_factory=list)
+    durations: learned_durations.Deltas = field(default_factory=learned_durations.Deltas)
 
     def write(self) -> None:
         """In the common order of locks."""
@@ -44,6 +45,7 @@ class _Changes:
         for runs, now in self.placed:
             history.count_placed(runs, now)
         history.count_removed(self.removed)
+        self.durations.write()
 
     def _release(self) -> None:
         if released := allocations.release(self.settled):
@@ -97,6 +99,8 @@ def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
         for run in runs:
             changes.statuses[run.queue_id].update({run.status: -1, new.value: 1})
             changes.prefixes.add_move(run, new, now)
+            if new in ENDED:
+                changes.durations.add(run, now)
         if new == RunStatus.PROVISIONING:
             changes.placed.append((runs, now))
 
@@ -114,4 +118,5 @@ def count_removed(runs: Sequence[Run], placed: Sequence[history.Placed], now: dt
         for run in runs:
             changes.statuses[run.queue_id][run.status] -= 1
             changes.prefixes.add_removed(run, now)
+            changes.durations.add(run, run.ended_at, -1)
         changes.removed += placed

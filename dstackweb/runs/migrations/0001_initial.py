@@ -297,6 +297,21 @@ class Migration(migrations.Migration):
                 ('queue', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='verdicts', to='runs.queue')),
             ],
         ),
+        migrations.CreateModel(
+            name='LearnedDuration',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('prefix', models.CharField(max_length=60)),
+                ('bin', models.PositiveSmallIntegerField()),
+                ('runs', models.PositiveIntegerField(default=0)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.project')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+        ),
+        migrations.AddConstraint(
+            model_name='learnedduration',
+            constraint=models.UniqueConstraint(fields=('project', 'prefix', 'user', 'bin'), name='learned_duration_once'),
+        ),
         migrations.AddConstraint(
             model_name='archive',
             constraint=models.UniqueConstraint(fields=('project', 'sha256'), name='archive_once_in_project'),

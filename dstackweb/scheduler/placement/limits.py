@@ -41,8 +41,15 @@ class QueueUsage:
 
     def add(self, queue_id: int, user_id: int, gpus: int) -> None:
         """Count one more placed run and its GPUs."""
+        self._count(queue_id, user_id, 1, gpus)
+
+    def remove(self, queue_id: int, user_id: int, gpus: int) -> None:
+        """Count a run less, which has ended."""
+        self._count(queue_id, user_id, -1, -gpus)
+
+    def _count(self, queue_id: int, user_id: int, runs: int, gpus: int) -> None:
         for key in ((queue_id, None), (queue_id, user_id)):
-            self.runs[key] += 1
+            self.runs[key] += runs
             self.gpus[key] += gpus
 
 

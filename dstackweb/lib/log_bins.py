@@ -1,0 +1,56 @@
+"""Counts of values in bins of equal ratio, and quantiles of them: pure.
+
+A histogram is a mapping of bins to counts; bins with nothing in them may be missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LogBins:
+    """`count` bins: the first takes all up to `least`, the last the rest, `per_octave` of them make a doubling."""
+
+    least: float
+    per_octave: int
+    count: int
+
+    def bin_of(self, value: float) -> int:
+        """The bin of a value."""
+        if value <= self.least:
+            return 0
+        # A little less, so that a bound is in the bin that it ends.
+        return min(self.count - 1, math.ceil(self.per_octave * math.log2(value / self.least) - 1e-9))
+
+    def high(self, number: int) -> float:
+        """The most that a bin takes; of the last one, as if it ended there."""
+        return float(self.least * 2 ** (number / self.per_octave))
+
+    def low(self, number: int) -> float:
+        """What a bin's values are above."""
+        return self.high(number - 1) if number else 0.0
+
+    def quantile(self, counts: Mapping[int, int], share: float, above: float = 0.0) -> float | None:
+        """The value that `share` of those above `above` are up to; None if there are none.
+
+        Within a bin, values are taken to lie evenly.
+        """
+        parts = [(max(self.low(number), above), self.high(number), self._part(number, above) * counts[number])
+                 for number in sorted(counts) if counts[number] > 0 and self.high(number) > above]  # fmt: skip
+        total = sum(weight for _low, _high, weight in parts)
+        if total <= 0:
+            return None
+        wanted = share * total
+        for low, high, weight in parts:
+            if wanted <= weight:
+                return low + (high - low) * wanted / weight
+            wanted -= weight
+        return parts[-1][1]
+
+    def _part(self, number: int, above: float) -> float:
+        """How much of a bin is above a value."""
+        low, high = self.low(number), self.high(number)
+        return 1.0 if above <= low else (high - above) / (high - low)
