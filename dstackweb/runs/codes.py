@@ -169,6 +169,42 @@ class ReservationEnd(StrEnum):
     UNREADABLE = "unreadable"
 
 
+class StartBasis(StrEnum):
+    """What an estimate of a run's start rests on, or why there is none."""
+
+    NOW = "now"
+    """What it needs is free."""
+    LEARNED = "learned"
+    """The run whose end makes room: how long `runs` runs of its `prefix` lasted."""
+    MAX_DURATION = "max_duration"
+    """The same, whose latest end is known."""
+    NO_END = "no_end"
+    """None: what it waits for is held by a run with neither a `max_duration` nor a history."""
+    LIMIT = "limit"
+    """None: no end of a run meets a limit of its queue."""
+    PAUSED = "paused"
+    IMPOSSIBLE = "impossible"
+    UNAVAILABLE = "unavailable"
+    """None: hosts, a quota or a budget are missing, and no run's end brings them back. `reason` is a WaitReason."""
+    ELSEWHERE = "elsewhere"
+    """None: only clouds or clusters take it, and what they will have is not known ahead."""
+    AFTER_RUNS = "after_runs"
+    """None yet: it enters its queue when others have ended."""
+    SCHEDULED = "scheduled"
+    """None yet: it enters its queue at a set time."""
+    UNKNOWN = "unknown"
+    """None yet: the next estimate includes it."""
+
+
+class StartData(TypedDict, total=False):
+    """Of a StartBasis. `run` is the run whose end makes room, or that has no end; not named for other projects."""
+
+    run: str
+    prefix: str
+    runs: int
+    reason: str
+
+
 class ScheduleWait(StrEnum):
     """Why the next occurrence of a schedule is not created yet, or never will be."""
 

@@ -498,6 +498,47 @@ class Verdict(models.Model):
         return f"{self.queue} {self.shape[:8]}: {self.reason}"
 
 
+class StartEstimate(models.Model):
+    """When a waiting run starts, as it was last told; written only when that changes by more than a little.
+
+    `first` and `last` are what was told first and last (`start_estimates.Telling`), to be compared with the start.
+    """
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="start_estimate")
+    p50 = models.DateTimeField(null=True, help_text="As likely before as after; null: no estimate")
+    p90 = models.DateTimeField(null=True, help_text="Nine of ten such runs have started by then")
+    basis = models.CharField(max_length=20)
+    data: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    first: models.JSONField[Any, Any] = models.JSONField(null=True)
+    last: models.JSONField[Any, Any] = models.JSONField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.basis} {self.p50 or ''}"
+
+
+class StartScore(models.Model):
+    """Starts beside what was told of them: how many took so much of the time told, and how many were in time.
+
+    `quantile` is 50 or 90, `horizon` an index into `start_estimates.HORIZONS_S`, `bin` the time until the start divided
+    by the simulated one (`start_estimates.RATIOS`).
+    """
+
+    quantile = models.PositiveSmallIntegerField()
+    horizon = models.PositiveSmallIntegerField()
+    bin = models.PositiveSmallIntegerField()
+    starts = _count()
+    in_time = models.PositiveIntegerField(default=0, help_text="Of these, started by the time told")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["quantile", "horizon", "bin"], name="start_score_once"),
+            models.CheckConstraint(condition=Q(in_time__lte=F("starts")), name="start_score_in_time"),
+        ]
+
+    def __str__(self) -> str:
+        return f"P{self.quantile}, horizon {self.horizon}: {self.in_time} of {self.starts} in bin {self.bin}"
+
+
 class LearnedDuration(models.Model):
     """How many ended runs of a member whose names have a prefix lasted so long (`learned_durations.BINS`).
 

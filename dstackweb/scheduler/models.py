@@ -130,6 +130,23 @@ class PassState(models.Model):
         )
 
 
+class ForecastState(models.Model):
+    """The last simulation of starts: one row. `fingerprint` is of all that it depends on."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    fingerprint = models.CharField(max_length=64, blank=True)
+    at = models.DateTimeField(null=True)
+    duration_ms = models.FloatField(default=0)
+    waiting = models.PositiveIntegerField(default=0, help_text="Runs that were simulated")
+
+    class Meta:
+        verbose_name_plural = "forecast state"
+        constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_forecast_row")]
+
+    def __str__(self) -> str:
+        return f"{self.waiting} runs in {self.duration_ms:.0f} ms"
+
+
 class RetentionKind(StrEnum):
     """What is pruned when it is old."""
 

@@ -298,6 +298,32 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name='StartEstimate',
+            fields=[
+                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='start_estimate', serialize=False, to='runs.run')),
+                ('p50', models.DateTimeField(help_text='As likely before as after; null: no estimate', null=True)),
+                ('p90', models.DateTimeField(help_text='Nine of ten such runs have started by then', null=True)),
+                ('basis', models.CharField(max_length=20)),
+                ('data', models.JSONField(default=dict)),
+                ('first', models.JSONField(null=True)),
+                ('last', models.JSONField(null=True)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='StartScore',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('quantile', models.PositiveSmallIntegerField()),
+                ('horizon', models.PositiveSmallIntegerField()),
+                ('bin', models.PositiveSmallIntegerField()),
+                ('starts', models.PositiveIntegerField(default=0)),
+                ('in_time', models.PositiveIntegerField(default=0, help_text='Of these, started by the time told')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('quantile', 'horizon', 'bin'), name='start_score_once'), models.CheckConstraint(condition=models.Q(('in_time__lte', models.F('starts'))), name='start_score_in_time')],
+            },
+        ),
+        migrations.CreateModel(
             name='LearnedDuration',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -54,6 +54,20 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='ForecastState',
+            fields=[
+                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ('fingerprint', models.CharField(blank=True, max_length=64)),
+                ('at', models.DateTimeField(null=True)),
+                ('duration_ms', models.FloatField(default=0)),
+                ('waiting', models.PositiveIntegerField(default=0, help_text='Runs that were simulated')),
+            ],
+            options={
+                'verbose_name_plural': 'forecast state',
+                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='one_forecast_row')],
+            },
+        ),
+        migrations.CreateModel(
             name='Retention',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

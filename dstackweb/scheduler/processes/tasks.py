@@ -31,7 +31,7 @@ from dstackweb.scheduler.cloud import instances
 from dstackweb.scheduler.cloud import watch as cloud_watch
 from dstackweb.scheduler.models import PassRequest, PeriodicJob
 from dstackweb.scheduler.monitoring import watch
-from dstackweb.scheduler.passes import placement_pass
+from dstackweb.scheduler.passes import forecast_pass, placement_pass
 from dstackweb.scheduler.processes import housekeeping, retention
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("pass", placement_pass.run_passes, settings.DSTACKWEB_PASS_EVERY_S, control),
         Periodic("watch", watch.watch, settings.DSTACKWEB_WATCH_EVERY_S, control),
         Periodic("queue-lengths", lambda: history.sample_lengths(now()), 300.0, control),
+        Periodic("starts", forecast_pass.refresh, 30.0, control, when=forecast_pass.has_work),
         Periodic("offers", refresh_offers, 5.0, clouds, when=sources.has_sourced_backends),
         Periodic("cloud", poll_clouds, 5.0, clouds, when=instances.has_work),
         Periodic("cloud-orphans", end_orphan_instances, 300.0, clouds, when=instances.has_cloud_backends),

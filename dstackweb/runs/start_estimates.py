@@ -1,0 +1,140 @@
+"""What people are told of a run's start, and the track record of that, which corrects what they are told later.
+
+Starts are counted by quantile (P50, P90), by how far ahead they were told, and by the time until the start divided by
+what the simulation said. If nine tenths of them took up to 1.3 times what the simulation said for P90, later ones say
+1.3 times as long, within FACTORS.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from django.db import transaction
+from django.db.models import F
+
+from dstackweb.lib.log_bins import LogBins
+from dstackweb.runs.models import StartScore
+
+QUANTILES = (50, 90)
+HORIZONS_S = (900, 3600, 4 * 3600, 12 * 3600, 86_400)
+"""The longest time ahead (whole seconds) in each group but the last."""
+RATIOS = LogBins(least=1 / 16, per_octave=2, count=17)
+FACTORS = (0.5, 2.0)
+"""The bounds of a correction."""
+SCORES_MIN = 30
+"""Fewer starts correct nothing."""
+SCORES_MAX = 400
+"""From so many on, the counts of a group are halved, so that old starts fade."""
+LEAST_S = 60.0
+"""What is told is whole minutes: a shorter time ahead counts as one."""
+
+
+class Telling(NamedTuple):
+    """What was told at `at` (Unix time): until P50 and P90 as simulated, in seconds, and the two times told.
+
+    P90 is None where fewer than nine of ten simulated starts happened at all.
+    """
+
+    at: float
+    raw50_s: float
+    raw90_s: float | None
+    p50: float
+    p90: float | None
+
+
+def horizon_of(ahead_s: float) -> int:
+    """The group of an estimate whose simulated P50 is so far ahead."""
+    return bisect_left(HORIZONS_S, ahead_s)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The starts of one quantile and group: by ratio, and how many were in time."""
+
+    bins: Counter[int] = field(default_factory=Counter)
+    in_time: int = 0
+
+    @property
+    def starts(self) -> int:
+        return self.bins.total()
+
+    @property
+    def share(self) -> float | None:
+        """How many of those told "by then" had started by then; None without any."""
+        return self.in_time / self.starts if self.starts else None
+
+    def factor(self, quantile: int) -> float:
+        """What a later estimate is multiplied with."""
+        if self.starts < SCORES_MIN:
+            return 1.0
+        low, high = FACTORS
+        return min(high, max(low, RATIOS.quantile(self.bins, quantile / 100) or 1.0))
+
+
+Records = Mapping[tuple[int, int], Record]
+"""By quantile and horizon."""
+
+
+def load_records() -> Records:
+    """The track record."""
+    bins: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    in_time: Counter[tuple[int, int]] = Counter()
+    for quantile, horizon, number, starts, met in StartScore.objects.values_list(
+        "quantile", "horizon", "bin", "starts", "in_time"
+    ):
+        bins[quantile, horizon][number] = starts
+        in_time[quantile, horizon] += met
+    return {key: Record(counts, in_time[key]) for key, counts in bins.items()}
+
+
+def told(now: dt.datetime, raw50_s: float, raw90_s: float | None, records: Records) -> Telling:
+    """What to tell of a simulated start: corrected, in whole minutes."""
+    horizon = horizon_of(raw50_s)
+    factor50, factor90 = (records.get((quantile, horizon), Record()).factor(quantile) for quantile in QUANTILES)
+    at = now.timestamp()
+    p50 = _whole_minute(at + raw50_s * factor50)
+    p90 = None if raw90_s is None else max(p50, _whole_minute(at + raw90_s * factor90))
+    return Telling(at, raw50_s, raw90_s, p50, p90)
+
+
+def _whole_minute(at: float) -> float:
+    return -(-at // 60) * 60.0
+
+
+def score(starts: Iterable[tuple[Telling, float]]) -> None:
+    """Count starts (Unix time) beside what was told of them. Call in the transaction that forgets what was told."""
+    changes: Counter[tuple[int, int, int]] = Counter()
+    met: Counter[tuple[int, int, int]] = Counter()
+    for telling, start in starts:
+        horizon, took_s = horizon_of(telling.raw50_s), max(0.0, start - telling.at)
+        for quantile, raw_s, by in ((50, telling.raw50_s, telling.p50), (90, telling.raw90_s, telling.p90)):
+            if raw_s is not None and by is not None:
+                key = quantile, horizon, RATIOS.bin_of(took_s / max(raw_s, LEAST_S))
+                changes[key] += 1
+                met[key] += start <= by
+    with transaction.atomic():
+        for (quantile, horizon, number), count in sorted(changes.items()):
+            _count(quantile, horizon, number, count, met[quantile, horizon, number])
+        for quantile, horizon in sorted({key[:2] for key in changes}):
+            _fade(quantile, horizon)
+
+
+def _count(quantile: int, horizon: int, number: int, starts: int, in_time: int) -> None:
+    row = StartScore.objects.filter(quantile=quantile, horizon=horizon, bin=number)
+    if not row.exists():
+        StartScore.objects.bulk_create(
+            [StartScore(quantile=quantile, horizon=horizon, bin=number)], ignore_conflicts=True
+        )
+    row.update(starts=F("starts") + starts, in_time=F("in_time") + in_time)
+
+
+def _fade(quantile: int, horizon: int) -> None:
+    rows = StartScore.objects.filter(quantile=quantile, horizon=horizon)
+    if sum(rows.values_list("starts", flat=True)) >= SCORES_MAX:
+        rows.update(starts=F("starts") / 2, in_time=F("in_time") / 2)
+        rows.filter(starts=0).delete()
