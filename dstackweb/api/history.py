@@ -11,8 +11,9 @@ from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.api.app import project_of, refusals
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import history, services
+from dstackweb.runs import history, services, start_estimates
 from dstackweb.runs.history import KEPT_DAYS, History, HistoryRange, parse_zone
+from dstackweb.runs.start_estimates import Calibration
 
 router = Router(tags=["history"])
 of_queues = Router(tags=["history"])
@@ -80,12 +81,28 @@ class QueueTotal(Schema):
     total: SpanOut
 
 
+class CalibrationOut(Schema):
+    """Starts of the deployment beside what was expected so far ahead (up to `ahead_s` seconds; null: longer).
+
+    `by_p50` and `by_p90` are the shares that had started by the two times told: 0.5 and 0.9 would be right. Later times
+    ahead are multiplied with the factors.
+    """
+
+    ahead_s: int | None
+    starts: int
+    by_p50: float | None
+    by_p90: float | None
+    factor_p50: float
+    factor_p90: float
+
+
 class QueueHistoryOut(HistoryOut):
     queue: str
 
 
 class ProjectHistoryOut(HistoryOut):
     queues: list[QueueTotal]
+    expected_starts: list[CalibrationOut]
 
 
 @of_queues.get("/{name}/history", response={200: QueueHistoryOut, **REFUSALS}, summary="History of a queue")
@@ -107,7 +124,20 @@ def of_project(
     found, _role = project_of(request, project)
     past, each = history.overview(found, _view(days, step, tz))
     queues = [QueueTotal(queue=queue.name, total=_total(of_queue)) for queue, of_queue in each]
-    return ProjectHistoryOut(queues=queues, **_values(past))
+    expected = [_calibration(one) for one in start_estimates.calibration()[:-1]]
+    return ProjectHistoryOut(queues=queues, expected_starts=expected, **_values(past))
+
+
+def _calibration(one: Calibration) -> CalibrationOut:
+    factor_p50, factor_p90 = one.factors
+    return CalibrationOut(
+        ahead_s=one.ahead_s,
+        starts=one.p50.starts,
+        by_p50=one.p50.share,
+        by_p90=one.p90.share,
+        factor_p50=factor_p50,
+        factor_p90=factor_p90,
+    )
 
 
 def _view(days: int, step: str | None, tz: str) -> HistoryRange:

@@ -26,7 +26,7 @@ from dstackweb.runs import concurrency, rows, selectors, services
 from dstackweb.runs.models import MAX_LIMIT, Queue, Run
 from dstackweb.runs.queue import queues, reorder
 from dstackweb.runs.rows import QueueRow, sent
-from dstackweb.wording import waiting
+from dstackweb.wording import starts, waiting
 
 router = Router(tags=["queues"])
 REFUSALS = refusals(403, 404, 422)
@@ -158,6 +158,7 @@ class QueueItem(QueueRow):
         items = sent(rows)
         for item, row in zip(items, rows, strict=True):
             item["reason_detail"] = words[row.shape]
+            item["starts"] = starts.told(row.starts, row.start_data)
         return items
 
 

@@ -213,7 +213,7 @@ class RunOut(RunRow):
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
         access, silent = access_to(run, jobs), silent_hosts(run, jobs)
         return cls(
-            **statuses.worded(row_of(run, jobs)).values(),
+            **statuses.worded(row_of(run, jobs, is_new=is_new)).values(),
             position=found.position if found else None,
             factors=FactorsOut.from_orm(found) if found else None,
             reason=reason or None,

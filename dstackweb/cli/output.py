@@ -267,6 +267,16 @@ def clock_text(at: str, now: datetime | None = None) -> str:
     return f"{then:%H:%M}" if then.date() == today.date() else f"{then:%b} {then.day}, {then:%H:%M}"
 
 
+def start_text(starts: dict[str, Any] | None) -> str:
+    """When a run starts: `14:05 – 15:30`, or why that is unknown; empty for a run that does not wait."""
+    if not starts:
+        return ""
+    if not starts["p50"]:
+        return str(starts["detail"])
+    from_, by = clock_text(starts["p50"]), clock_text(starts["p90"]) if starts["p90"] else "?"
+    return from_ if from_ == by else f"{from_} – {by}"
+
+
 def age_text(since: str | None) -> str:
     """How long ago an ISO time was: `12 s`, `1 h 5 min`. Empty without a time."""
     if not since:

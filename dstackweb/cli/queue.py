@@ -29,6 +29,7 @@ from dstackweb.cli.output import (
     show_items,
     show_json,
     show_table,
+    start_text,
 )
 from dstackweb.spec.units import duration_text
 
@@ -148,6 +149,7 @@ RUN_COLUMNS: ItemColumns = {
     Column("PRIO", right=True): itemgetter("priority"),
     Column("USER"): itemgetter("user"),
     Column("WAITS", right=True): lambda run: age_text(run["submitted_at"]),
+    Column("STARTS"): lambda run: start_text(run.get("starts")),
     Column("WHY", wide=True): _why,
 }
 """Of waiting runs, the items of `GET …/queues/NAME`."""

@@ -29,6 +29,7 @@ from dstackweb.cli.output import (
     plural,
     show_items,
     show_json,
+    start_text,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ RELEASED = {"hold_ended": "hold ended", "given_back": "released early"}
 def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended runs.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of runs.")] = 50,
+    start: Annotated[bool, typer.Option("--start", help="Show when waiting runs are expected to start.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the project's runs, newest first."""
@@ -58,7 +60,7 @@ def ps(
             else "No active runs. All runs: dstackweb ps -a"
         )
         return
-    show_items(COLUMNS, page["items"])
+    show_items(START_COLUMNS if start else COLUMNS, page["items"])
     if page["next"]:
         note(f"Showing the newest {len(page['items'])}; for more: --limit")
 
@@ -151,6 +153,16 @@ COLUMNS: ItemColumns = {
     Column("MESSAGE", wide=True): message_of,
 }
 """Of runs, the items of `GET …/runs`."""
+
+START_COLUMNS: ItemColumns = {
+    Column("NAME"): itemgetter("name"),
+    Column("STATUS"): itemgetter("status"),
+    Column("USER"): itemgetter("user"),
+    Column("AGE", right=True): lambda run: age_text(run["submitted_at"]),
+    Column("STARTS"): lambda run: start_text(run.get("starts")),
+    Column("BECAUSE", wide=True): lambda run: (run.get("starts") or {}).get("detail", ""),
+}
+"""The same with `--start`."""
 
 
 def _timed_message(run: dict[str, Any]) -> str:

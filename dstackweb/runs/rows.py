@@ -16,14 +16,15 @@ from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from django.db.models import F
-from pydantic import Field
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib import sql
 from dstackweb.runs import selectors
-from dstackweb.runs.models import Job, Queue, Run
-from dstackweb.runs.states import PLACED, JobStatus, RunStatus
+from dstackweb.runs.codes import MessageCode, StartBasis
+from dstackweb.runs.models import Job, Queue, Run, StartEstimate
+from dstackweb.runs.states import PLACED, WAITING, JobStatus, RunStatus
 
 T = TypeVar("T")
 Hidden = Annotated[T, Field(exclude=True)]
@@ -63,6 +64,18 @@ def _hides(metadata: object) -> bool:
     return isinstance(metadata, FieldInfo) and metadata.exclude is True
 
 
+class Starts(BaseModel):
+    """When a waiting run starts: as likely before `p50` as after, nine times in ten by `p90`; null where unknown.
+
+    `basis` is what that rests on, or why it is unknown, and `detail` says it in words.
+    """
+
+    p50: dt.datetime | None
+    p90: dt.datetime | None
+    basis: StartBasis
+    detail: str = ""
+
+
 @dataclass(slots=True)
 class QueueRow(Row):
     """A waiting run in its queue."""
@@ -76,8 +89,11 @@ class QueueRow(Row):
     moved_by: str | None
     moved_at: dt.datetime | None
     reason: str
+    starts: Starts
     reason_data: Hidden[dict[str, Any]]
     """Shared by all runs of the shape."""
+    start_data: Hidden[dict[str, Any]]
+    """Of the basis (`runs.codes.StartData`); worded as `detail` (`wording.starts`)."""
     shape: Hidden[str]
 
 
@@ -118,7 +134,9 @@ class RunRow(Row):
     where: Annotated[
         str | None, Field(description="The host or cloud instance that it is on; null unless it is placed")
     ]
+    starts: Annotated[Starts | None, Field(description="When it starts; null unless it waits")]
     pk: Hidden[int]
+    start_data: Hidden[dict[str, Any]]
     status_detail: Hidden[dict[str, Any]]
     """Code and data of the server's own message; worded in front of `status_message` (`wording.statuses`)."""
 
@@ -140,7 +158,7 @@ COLUMNS = {
 }
 """The run's attribute of a field, if its name differs."""
 TABLES = {"user": "accounts_user", "moved_by": "accounts_user", "queue": "runs_queue"}
-COMPUTED = {"position", "reason", "reason_data", "held_until", "where"}
+COMPUTED = {"position", "reason", "reason_data", "held_until", "where", "starts", "start_data"}
 
 
 def sent(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -156,7 +174,7 @@ def sent(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _select(names: tuple[str, ...], *more: str) -> str:
     """A SELECT of these fields and of what the reader computes others from."""
     columns = [_column(COLUMNS.get(name, name)) for name in names]
-    return f"SELECT {', '.join([*columns, *more])} FROM runs_run run "
+    return f"SELECT {', '.join([*columns, *more])} FROM runs_run run {_TOLD} "
 
 
 def _column(attribute: str) -> str:
@@ -164,6 +182,10 @@ def _column(attribute: str) -> str:
     key, _dot, name = attribute.partition(".")
     return f"(SELECT {name} FROM {TABLES[key]} WHERE id = run.{key}_id)" if name else f"run.{key}"
 
+
+_TOLD = "LEFT JOIN runs_startestimate told ON told.run_id = run.id"
+_START = {"start_p50": "told.p50", "start_p90": "told.p90", "start_basis": "told.basis", "start_data": "told.data"}
+"""What was told of a run's start; null where nothing was told."""
 
 _WAITING = """
 WHERE run.id IN (
@@ -184,16 +206,33 @@ def queue_page_rows(queue: Queue, limit: int, offset: int) -> list[QueuePageRow]
 
 
 def _queue_rows(kind: type[Q], queue: Queue, limit: int, offset: int) -> list[Q]:
-    names = kind.columns()
-    found = [
-        dict(zip(names, row, strict=True)) for row in sql.rows(_select(names) + _WAITING, [queue.pk, limit, offset])
-    ]
+    statement = _select(kind.columns(), *_START.values()) + _WAITING
+    names = (*kind.columns(), *_START)
+    found = [dict(zip(names, row, strict=True)) for row in sql.rows(statement, [queue.pk, limit, offset])]
     reasons = selectors.wait_reasons(queue, {row["shape"] for row in found})
     rows = []
     for position, row in enumerate(found, start=offset + 1):
         reason, data = reasons[row["shape"]]
-        rows.append(kind(**_decoded(row), position=position, reason=reason, reason_data=data))
+        row = _decoded(row)
+        row |= _starts(row, RunStatus.SUBMITTED, is_paused=queue.paused)
+        rows.append(kind(**row, position=position, reason=reason, reason_data=data))
     return rows
+
+
+def _starts(row: dict[str, Any], status: str, *, is_paused: bool) -> dict[str, Any]:
+    """The fields of a run's start; takes the columns that they are read from out of the decoded row."""
+    p50, p90, basis, data = (row.pop(name) for name in _START)
+    if status == RunStatus.PENDING:
+        after = row["status_detail"].get("code") == MessageCode.AFTER
+        basis = StartBasis.AFTER_RUNS if after else StartBasis.SCHEDULED
+    elif is_paused and status == RunStatus.SUBMITTED:
+        basis = StartBasis.PAUSED
+    elif status == RunStatus.SUBMITTED:
+        # Another version of the server may know more.
+        basis = StartBasis(basis) if basis in StartBasis._value2member_map_ else StartBasis.UNKNOWN
+        return {"starts": Starts(p50=p50, p90=p90, basis=basis), "start_data": data or {}}
+    starts = Starts(p50=None, p90=None, basis=basis) if status in WAITING else None
+    return {"starts": starts, "start_data": {}}
 
 
 def newest_rows(
@@ -233,17 +272,38 @@ def run_rows(ids: Sequence[int], kind: type[R]) -> list[R]:
     return _run_rows(kind, f"WHERE run.id IN ({sql.places(ids)}) ORDER BY run.id DESC", ids)
 
 
-def row_of(run: Run, jobs: Sequence[Job]) -> RunRow:
-    """The row of a loaded run (with queue and user) and its jobs."""
+def row_of(run: Run, jobs: Sequence[Job], *, is_new: bool = False) -> RunRow:
+    """The row of a loaded run (with queue and user) and its jobs. `is_new`: it was submitted a moment ago."""
     row = {name: attrgetter(COLUMNS.get(name, name))(run) for name in RunRow.columns()}
     placed = run.status in PLACED
     place = placement_summary([job for job in jobs if job.attempt == run.attempt]) if placed else None
-    return _placed(RunRow, row | {"id": str(run.uid)}, place, run.held_until)
+    row |= _told(None if is_new else run) | {"id": str(run.uid), "is_paused": run.queue.paused}
+    return _placed(RunRow, row, place, run.held_until)
+
+
+def starts_of(run: Run) -> tuple[Starts | None, dict[str, Any]]:
+    """When a loaded run (with queue) starts, and the data of the basis; None unless it waits."""
+    row = _told(run) | {"status_detail": run.status_detail}
+    fields = _starts(row, run.status, is_paused=run.queue.paused)
+    return fields["starts"], fields["start_data"]
+
+
+def _told(run: Run | None) -> dict[str, Any]:
+    """What was told of a run's start, as columns."""
+    waits = run is not None and run.status == RunStatus.SUBMITTED
+    columns = [column.partition(".")[2] for column in _START.values()]
+    found = StartEstimate.objects.filter(run=run).values_list(*columns).first() if waits else None
+    return dict(zip(_START, found or [None] * len(columns), strict=True))
 
 
 def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
     # Only a hold that has begun needs its spec to be listed.
-    extra = {"extended_s": "run.extended_s", "spec": "CASE WHEN run.status = 'running' THEN run.spec END"}
+    extra = {
+        **_START,
+        "is_paused": f"CASE WHEN run.status = 'submitted' THEN {_column('queue.paused')} END",
+        "extended_s": "run.extended_s",
+        "spec": "CASE WHEN run.status = 'running' THEN run.spec END",
+    }
     names = kind.columns()
     more = {name: column for name, column in extra.items() if name not in names}
     statement = _select(names, *more.values()) + where
@@ -252,9 +312,12 @@ def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
     rows = []
     for row in found:
         held_until = _held_until(_decoded(row))
-        kept = {name: value for name, value in row.items() if name not in more}
+        kept = {name: value for name, value in row.items() if name not in more or name in _WAITS}
         rows.append(_placed(kind, kept, places.get(row["pk"]), held_until))
     return rows
+
+
+_WAITS = {*_START, "is_paused"}
 
 
 def _held_until(row: dict[str, Any]) -> dt.datetime | None:
@@ -267,12 +330,13 @@ def _held_until(row: dict[str, Any]) -> dt.datetime | None:
 def _placed(kind: type[R], row: dict[str, Any], place: PlacementSummary | None, held_until: dt.datetime | None) -> R:
     if place and not row["status_message"] and not row["status_detail"]:
         row |= {"status_message": place.message, "status_detail": place.detail}
+    row |= _starts(row, row["status"], is_paused=bool(row.pop("is_paused")))
     return kind(**row, held_until=held_until, where=place.where if place else None)
 
 
 def _decoded(row: dict[str, Any]) -> dict[str, Any]:
     row["id"] = sql.uid(row["id"])
-    for name in ("spec", "status_detail"):
+    for name in ("spec", "status_detail", "start_data"):
         if row.get(name):
             row[name] = json.loads(row[name])
     return row

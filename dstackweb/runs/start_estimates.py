@@ -138,3 +138,33 @@ def _fade(quantile: int, horizon: int) -> None:
     if sum(rows.values_list("starts", flat=True)) >= SCORES_MAX:
         rows.update(starts=F("starts") / 2, in_time=F("in_time") / 2)
         rows.filter(starts=0).delete()
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The track record of starts told so far ahead: up to `ahead_s` seconds, None for longer."""
+
+    ahead_s: int | None
+    p50: Record
+    p90: Record
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """What simulated times ahead are multiplied with, for P50 and P90."""
+        return self.p50.factor(50), self.p90.factor(90)
+
+
+def calibration() -> list[Calibration]:
+    """The track record by time ahead, where there is any; the last one is all of them."""
+    records, whole = load_records(), {quantile: Record() for quantile in QUANTILES}
+    found = []
+    for horizon, ahead_s in enumerate((*HORIZONS_S, None)):
+        p50, p90 = (records.get((quantile, horizon), Record()) for quantile in QUANTILES)
+        if p50.starts:
+            found.append(Calibration(ahead_s, p50, p90))
+            whole = {50: _sum(whole[50], p50), 90: _sum(whole[90], p90)}
+    return [*found, Calibration(None, whole[50], whole[90])] if found else []
+
+
+def _sum(one: Record, other: Record) -> Record:
+    return Record(one.bins + other.bins, one.in_time + other.in_time)

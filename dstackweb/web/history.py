@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
-from dstackweb.runs import history, selectors, services
+from dstackweb.runs import history, selectors, services, start_estimates
 from dstackweb.runs.history import BANDS, History, HistoryRange, WaitStats, band_limits, parse_zone
 from dstackweb.runs.models import Queue, QueueCount
+from dstackweb.runs.start_estimates import Calibration
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 
 DAYS = (7, 30)
@@ -47,7 +48,7 @@ def project_history(request: PageRequest) -> HttpResponse:
             }
             for queue, past in each
         ]
-        return {"queue_rows": rows, **_totals(total, filters), "waiting_now": sum(waiting.values())}
+        return {"queue_rows": rows, **_totals(total, filters), **_estimates(), "waiting_now": sum(waiting.values())}
 
     return _page(request, read)
 
@@ -81,6 +82,30 @@ def _page(request: PageRequest, read: Callable[[HistoryFilters], dict[str, Any]]
         return {"queues": queues, **values, **read(filters)}
 
     return polled(request, "history/history.html", "history/body.html", version, context)
+
+
+class EstimateLine(NamedTuple):
+    """Starts that were expected so far ahead (seconds; None for longer, and for all), and how many were in time, in %.
+
+    `factors` correct later estimates; None where nothing is corrected.
+    """
+
+    ahead_s: int | None
+    starts: int
+    by_p50: float
+    by_p90: float | None
+    factors: tuple[float, float] | None
+
+
+def _estimates() -> dict[str, Any]:
+    lines = [_estimate_line(one) for one in start_estimates.calibration()]
+    return {"estimates": lines[:-1], "estimates_whole": lines[-1] if lines else None}
+
+
+def _estimate_line(one: Calibration) -> EstimateLine:
+    factors = one.factors if one.factors != (1.0, 1.0) else None
+    by_p90 = None if one.p90.share is None else 100 * one.p90.share
+    return EstimateLine(one.ahead_s, one.p50.starts, 100 * (one.p50.share or 0), by_p90, factors)
 
 
 def _totals(past: History, filters: HistoryFilters) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dstackweb.runs.rows import RunRow
 from dstackweb.runs.silence import SilentHost
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.spec.codes import On
-from dstackweb.wording import offers, policy
+from dstackweb.wording import offers, policy, starts
 from dstackweb.wording.sentence import Sentence, fill, known, words
 from dstackweb.wording.units import duration, exact_duration, mebibytes
 
@@ -118,8 +118,10 @@ Listed = TypeVar("Listed", bound=RunRow)
 
 
 def worded(row: Listed) -> Listed:
-    """The row with its whole message as `status_message`."""
+    """The row with its whole message as `status_message`, and what its start rests on."""
     row.status_message = message(row.status_detail, row.status_message)
+    if row.starts is not None:
+        row.starts = starts.told(row.starts, row.start_data)
     return row
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import history, services
+from dstackweb.runs import history, services, start_estimates
 from dstackweb.runs.models import Run
 from tests.api.conftest import Api
 
@@ -92,3 +92,12 @@ def test_the_openapi_description_has_the_history(api: Api) -> None:
     paths = api("GET", "openapi.json").json()["paths"]
     asked = paths["/api/v1/projects/{project}/queues/{name}/history"]["get"]["parameters"]
     assert {parameter["name"] for parameter in asked} == {"project", "name", "days", "step", "tz"}
+
+
+def test_the_history_of_all_queues_has_the_record_of_expected_starts(api: Api, project: Project) -> None:
+    assert api("GET", "projects/main/history").json()["expected_starts"] == []
+    told = start_estimates.Telling(1000.0, 600.0, 900.0, 1620.0, 1920.0)
+    start_estimates.score([(told, 1500.0), (told, 1700.0)])
+    assert api("GET", "projects/main/history").json()["expected_starts"] == [
+        {"ahead_s": 900, "starts": 2, "by_p50": 0.5, "by_p90": 1.0, "factor_p50": 1.0, "factor_p90": 1.0}
+    ]

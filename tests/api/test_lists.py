@@ -12,6 +12,7 @@ from dstackweb.api.run_schemas import RunsOut
 from dstackweb.runs import holds
 from dstackweb.runs.models import Run, Verdict
 from dstackweb.runs.rows import RunRow
+from dstackweb.scheduler.passes import forecast_pass
 from tests.api.conftest import Api
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -31,6 +32,7 @@ def runs(project: Project, member: User) -> list[Run]:
         start(placed_job(run))
     waiting = [make_run(project, member, resources=resources) for resources in ({"cpu": 9}, {"gpu": 2})]
     place_all()
+    forecast_pass.refresh()
     ended = make_run(project, member)
     Run.objects.filter(pk=ended.pk).update(status="failed", exit_code=3, ended_at=timezone.now(), status_message="oh")
     return [running, hold, *waiting, ended]
@@ -42,7 +44,7 @@ def test_runs_are_listed_as_each_of_them_answers(runs: list[Run], api: Api) -> N
     assert [item["name"] for item in answer["items"]] == [run.name for run in reversed(runs)]
     for item in answer["items"]:
         assert list(item) == list(RunRow.sent_fields())
-        TypeAdapter(RunRow).validate_python(item | {"pk": 0, "status_detail": {}}, extra="forbid")
+        TypeAdapter(RunRow).validate_python(item | {"pk": 0, "status_detail": {}, "start_data": {}}, extra="forbid")
         alone = api("GET", f"projects/main/runs/{item['id']}").json()
         assert item == {key: alone[key] for key in item}
     assert sum(item["held_until"] is not None for item in answer["items"]) == 1
@@ -52,9 +54,13 @@ def test_the_queue_is_listed_as_each_of_its_runs_answers(runs: list[Run], api: A
     answer = api("GET", "projects/main/queues/default").json()
     assert [item["reason"] for item in answer["items"]] == ["impossible", "waiting_for_capacity"]
     assert list(answer) == list(QueueOut.model_fields)
+    assert [item["starts"]["basis"] for item in answer["items"]] == ["impossible", "max_duration"]
+    assert [item["starts"]["p90"] is None for item in answer["items"]] == [True, False]
     for item in answer["items"]:
         assert list(item) == list(QueueItem.sent_fields())
-        TypeAdapter(QueueItem).validate_python(item | {"reason_data": {}, "shape": ""}, extra="forbid")
+        TypeAdapter(QueueItem).validate_python(
+            item | {"reason_data": {}, "start_data": {}, "shape": ""}, extra="forbid"
+        )
         alone = api("GET", f"projects/main/runs/{item['id']}").json()
         assert item == {key: (alone | alone["factors"])[key] for key in item}
 

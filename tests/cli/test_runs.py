@@ -13,7 +13,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.output import Column, draw_table
 from dstackweb.runs import services
-from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.models import Job, Queue, Run, StartEstimate
+from dstackweb.scheduler.passes import forecast_pass
 from tests.cli.conftest import Cli
 from tests.factories import cloud_job, join, make_host, make_run, make_user, place_all
 
@@ -53,6 +54,24 @@ def test_ps_shows_places_and_why_no_instance_is_requested(cli: Cli, project: Pro
     }
     assert told["there"]["status_message"] == "AWS is asked too often."
     assert "aws us-east-1 m5.large (spot)  AWS is asked too often." in cli.ok("ps")
+
+
+def test_ps_and_queue_show_when_runs_start_and_why(cli: Cli, project: Project, ada: User) -> None:
+    make_host(gpus=1)
+    make_run(project, ada, "holder", resources={"gpu": 1}, max_duration="1h")
+    place_all()
+    make_run(project, ada, "behind", resources={"gpu": 1}, max_duration="off")
+    make_run(project, ada, "last", resources={"gpu": 1})
+    forecast_pass.refresh()
+    told = {row[0]: " ".join(row[4:]) for row in lines(cli.ok("ps", "--start"))[1:]}
+    assert "behind has no max_duration and no history" in told["last"]
+    assert "after holder ends, from its max_duration" in told["behind"]
+    at = StartEstimate.objects.get(run__name="behind").p50
+    assert at is not None
+    assert f"{at.astimezone():%H:%M}" in told["behind"]
+    first, last = lines(cli.ok("queue"))[1:]
+    assert f"{at.astimezone():%H:%M}" in first
+    assert "history" in last
 
 
 def test_ps_reports_an_empty_list_and_further_pages(cli: Cli, project: Project, ada: User) -> None:

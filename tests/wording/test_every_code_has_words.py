@@ -26,6 +26,7 @@ from dstackweb.runs.codes import (
     ReservationEnd,
     RunEventKind,
     ScheduleWait,
+    StartBasis,
     Unavailable,
     WaitReason,
 )
@@ -34,7 +35,7 @@ from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.wording import events, hosts, offers, policy, progress, queue, statuses, waiting
+from dstackweb.wording import events, hosts, offers, policy, progress, queue, starts, statuses, waiting
 from dstackweb.wording.sentence import words
 
 AT = "2031-05-04T09:30:00+00:00"
@@ -89,6 +90,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     ImageFault: lambda code: statuses.image_pull_failed({"image": "X:1", "fault": code.value}),
     EngineFault: lambda code: statuses.no_engine({"fault": code.value}),
     Fault: lambda code: statuses.code_refused({**DATA, "fault": code.value}),
+    StartBasis: lambda code: " ".join(starts.basis(code, {**DATA, "prefix": "g", "reason": "no_quota"})[:2]),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
     HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),
     Isolation: hosts.isolation,

@@ -20,7 +20,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.web.common.pages import PageRequest
 from dstackweb.web.gpus import alerts
 from dstackweb.web.templatetags.dstackweb_tags import moments
-from dstackweb.wording import statuses, units, waiting
+from dstackweb.wording import starts, statuses, units, waiting
 
 
 def may_change(run: Run | QueuePageRow, user: User, role: str) -> bool:
@@ -92,6 +92,7 @@ def queue_cells(
                 "marks": bool(spec.get("hold")) or kept is not None or row.moved_at is not None,
                 "hold": bool(spec.get("hold")),
                 "reserved": kept,
+                "basis": starts.basis(row.starts.basis, row.start_data),
                 "moved_by": moved_by % {"who": row.moved_by} if row.moved_by else _("moved"),
             }
         )

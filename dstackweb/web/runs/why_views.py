@@ -15,12 +15,13 @@ from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.queue.positions import RankFactors, rank_factors
+from dstackweb.runs.rows import Starts, starts_of
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.runs import rows as lists
-from dstackweb.wording import waiting
+from dstackweb.wording import starts, waiting
 from dstackweb.wording.sentence import Label
 
 NEIGHBOURS = 3
@@ -50,6 +51,9 @@ class PlaceInQueue:
     factors: RankFactors
     total: int
     reserved: Reservation | None
+    starts: Starts
+    basis: Label
+    """What the estimate of its start rests on, or why there is none."""
 
     @property
     def position(self) -> int:
@@ -74,10 +78,17 @@ class PlaceInQueue:
 
 def place_in_queue(run: Run) -> PlaceInQueue | None:
     """A run's place in its queue; None unless it waits."""
-    if run.status != RunStatus.SUBMITTED:
+    told, data = starts_of(run)
+    if run.status != RunStatus.SUBMITTED or told is None:
         return None
     total = QueueCount.objects.values_list("submitted", flat=True).get(queue=run.queue_id)
-    return PlaceInQueue(rank_factors(run, timezone.now()), total, Reservation.kept().filter(run=run).first())
+    return PlaceInQueue(
+        factors=rank_factors(run, timezone.now()),
+        total=total,
+        reserved=Reservation.kept().filter(run=run).first(),
+        starts=told,
+        basis=starts.basis(told.basis, data),
+    )
 
 
 class TriedLine(NamedTuple):

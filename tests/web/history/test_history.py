@@ -14,7 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import history, services
+from dstackweb.runs import history, services, start_estimates
 from dstackweb.runs.models import Queue, QueueHour, Run
 from tests.factories import make_project, make_user
 from tests.web.conftest import HTMX
@@ -177,3 +177,18 @@ def test_a_minute_later_a_poll_gets_the_page_again_since_hours_advance(
     first = client.get("/p/main/history/", headers=HTMX)["HX-PTag"]
     look_at(NOON + dt.timedelta(minutes=1))
     assert client.get("/p/main/history/", headers={**HTMX, "HX-PTag": first}).status_code == 200
+
+
+def test_the_page_of_all_queues_shows_how_often_expected_starts_were_right(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    placed(services.ensure_queue(project), ann, NOON, 60)
+    client = as_user(ann)
+    assert "No start has been compared" in client.get("/p/main/history/").content.decode()
+    told = start_estimates.Telling(1000.0, 600.0, 900.0, 1620.0, 1920.0)
+    start_estimates.score([(told, 1500.0), (told, 1700.0), (told, 1900.0), (told, 5000.0)])
+    page = client.get("/p/main/history/").content.decode()
+    assert "75 % had started by then" in page
+    assert "(4 starts)" in page
+    assert "25 % where 50 % is right, 75 % where 90 % is right" in page
+    assert "up to 15 min" in page

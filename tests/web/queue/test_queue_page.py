@@ -11,8 +11,9 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Queue, Run
 from dstackweb.scheduler.models import Reservation
+from dstackweb.scheduler.passes import forecast_pass
 from tests.factories import join, make_host, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
@@ -48,6 +49,25 @@ def test_a_waiting_run_has_a_reason_with_numbers(project: Project, ann: User, as
     page = as_user(ann).get("/p/main/queue/").content.decode()
     assert "needs 1 GPU, 0 of 1 free on box-1" in page
     assert "no host has enough: 9 GPUs required, at most 1 on one host" in page
+
+
+def test_the_queue_shows_when_runs_start_or_why_that_is_unknown(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    make_run(project, ann, "holder", resources={"gpu": 1}, max_duration="1h")
+    place_all()
+    make_run(project, ann, "behind", resources={"gpu": 1}, max_duration="off")
+    make_run(project, ann, "last", resources={"gpu": 1})
+    forecast_pass.refresh()
+    page = as_user(ann).get("/p/main/queue/").content.decode()
+    cells = re.findall(r'class="num q-start"\s+title="([^"]*)">(.*?)</td>', page, re.S)
+    assert [title for title, _cell in cells] == [
+        "after holder ends, from its max_duration",
+        "behind has no max_duration and no history",
+    ]
+    assert "<time" in cells[0][1]
+    assert "no estimate" in cells[1][1]
+    Queue.objects.update(paused=True)
+    assert as_user(ann).get("/p/main/queue/").content.decode().count('title="the queue is paused"') == 2
 
 
 def test_the_next_run_is_the_first_one_that_can_ever_start(project: Project, ann: User, as_user: SignIn) -> None:

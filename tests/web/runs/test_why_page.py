@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from django.test import Client
@@ -14,7 +15,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import queues, reorder
-from dstackweb.web.runs.why_views import CELLS, STRIP, PlaceInQueue, place_in_queue
+from dstackweb.scheduler.passes import forecast_pass
+from dstackweb.web.runs.why_views import CELLS, STRIP, place_in_queue
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
@@ -49,6 +51,17 @@ def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia
     run.refresh_from_db()
     reorder.move([run], mia, "manager", reorder.MoveTarget("bottom"))
     assert "moved by mia" in text_of(why(as_user(ann), run))
+
+
+def test_the_expected_start_is_told_with_what_it_rests_on(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    make_run(project, ann, "holder", resources={"gpu": 1}, max_duration="1h")
+    place_all()
+    run = make_run(project, ann, "waits", resources={"gpu": 1})
+    assert "Expected start: soon known the next estimate includes it" in text_of(why(as_user(ann), run))
+    forecast_pass.refresh()
+    for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/waits/").content.decode()):
+        assert re.search(r"Expected start: \d\d:\d\d UTC after holder ends, from its max_duration", text_of(page))
 
 
 def test_every_place_is_listed_with_its_missing_resources(project: Project, ann: User, as_user: SignIn) -> None:
@@ -98,7 +111,7 @@ def test_the_strip_shows_the_place_in_short_and_long_queues(project: Project, an
     alone = place_in_queue(run)
     assert alone is not None
     assert [cell.kind for cell in alone.cells] == ["me"]
-    long = PlaceInQueue(alone.factors, CELLS * 2000, None)
+    long = replace(alone, total=CELLS * 2000)
     ahead, behind, me = long.cells
     assert (ahead.width, me.x) == (0, 0)
     assert behind.x + behind.width == STRIP

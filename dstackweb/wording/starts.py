@@ -1,0 +1,62 @@
+"""When a waiting run starts, and what that rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, assert_never, cast
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from dstackweb.runs.codes import StartBasis, StartData
+from dstackweb.runs.rows import Starts
+from dstackweb.wording import waiting
+from dstackweb.wording.sentence import Label, Sentence, fill, joined
+
+
+def basis(code: StartBasis, data: Mapping[str, Any]) -> Label:
+    """The label is for a run without times: why it has none."""
+    told = cast(StartData, data)
+    match code:
+        case StartBasis.NOW:
+            return Label(_("now"), _("what it needs is free"), "go")
+        case StartBasis.LEARNED:
+            return Label(_("estimated"), joined("; ", filter(None, (_end(told), _learned(told)))), "info")
+        case StartBasis.MAX_DURATION:
+            return Label(_("estimated"), joined(", ", filter(None, (_end(told), _("from its max_duration")))), "info")
+        case StartBasis.NO_END:
+            other = told.get("run") or _("a run ahead")
+            return Label(_("no estimate"), fill(_("%(run)s has no max_duration and no history"), run=other), "info")
+        case StartBasis.LIMIT:
+            return Label(_("no estimate"), _("a limit of the queue holds it up"), "info")
+        case StartBasis.PAUSED:
+            return Label(_("paused"), _("the queue is paused"), "info")
+        case StartBasis.IMPOSSIBLE:
+            return Label(_("never"), _("nothing that is set up can run it"), "bad")
+        case StartBasis.UNAVAILABLE:
+            return Label(_("no estimate"), waiting.reason(told.get("reason", ""), {}).label, "info")
+        case StartBasis.ELSEWHERE:
+            return Label(_("no estimate"), _("it depends on what clouds or clusters have"), "info")
+        case StartBasis.AFTER_RUNS:
+            return Label(_("after others"), _("it waits for other runs to end"), "info")
+        case StartBasis.SCHEDULED:
+            return Label(_("scheduled"), _("it enters its queue at a set time"), "info")
+        case StartBasis.UNKNOWN:
+            return Label(_("soon known"), _("the next estimate includes it"), "info")
+        case never:
+            assert_never(never)
+
+
+def _end(data: StartData) -> Sentence:
+    return fill(_("after %(run)s ends"), run=data["run"]) if data.get("run") else Sentence(_("after a run ahead ends"))
+
+
+def _learned(data: StartData) -> str:
+    count = data.get("runs", 0)
+    text = ngettext("learned from %(n)d run of %(prefix)s", "learned from %(n)d runs of %(prefix)s", count)
+    return text % {"n": count, "prefix": data.get("prefix", "")}
+
+
+def told(starts: Starts, data: Mapping[str, Any]) -> Starts:
+    """With `detail`, in words."""
+    return starts.model_copy(update={"detail": str(basis(starts.basis, data).text)})
