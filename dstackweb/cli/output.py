@@ -268,13 +268,15 @@ def clock_text(at: str, now: datetime | None = None) -> str:
 
 
 def start_text(starts: dict[str, Any] | None) -> str:
-    """When a run starts: `14:05 – 15:30`, or why that is unknown; empty for a run that does not wait."""
+    """When a run starts: `14:05 – 15:30`, `by 18:00`, or why that is unknown; empty for a run that does not wait."""
     if not starts:
         return ""
     if not starts["p50"]:
         return str(starts["detail"])
     from_, by = clock_text(starts["p50"]), clock_text(starts["p90"]) if starts["p90"] else "?"
-    return from_ if from_ == by else f"{from_} – {by}"
+    if from_ != by:
+        return f"{from_} – {by}"
+    return f"by {by}" if starts["basis"] == "max_duration" else by
 
 
 def age_text(since: str | None) -> str:

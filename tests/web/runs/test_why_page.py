@@ -61,7 +61,7 @@ def test_the_expected_start_is_told_with_what_it_rests_on(project: Project, ann:
     assert "Expected start: soon known the next estimate includes it" in text_of(why(as_user(ann), run))
     forecast_pass.refresh()
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/waits/").content.decode()):
-        assert re.search(r"Expected start: \d\d:\d\d UTC after holder ends, from its max_duration", text_of(page))
+        assert re.search(r"Expected start: by \d\d:\d\d UTC after holder ends, from its max_duration", text_of(page))
 
 
 def test_every_place_is_listed_with_its_missing_resources(project: Project, ann: User, as_user: SignIn) -> None:
