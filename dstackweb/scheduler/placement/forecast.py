@@ -153,11 +153,12 @@ class Starts:
     """`at` has each run's start, NEVER where it does not start; `cause` the run whose end made room.
 
     Both are by index: waiting runs from 0 in the order of the queues, placed runs from -1 downwards. A run that starts
-    at once has no cause.
+    at once has no cause. `is_whole`: nothing else starts; otherwise NEVER may also be later.
     """
 
     at: list[float]
     cause: list[int | None]
+    is_whole: bool
 
 
 class Scenario:
@@ -191,12 +192,14 @@ class Scenario:
             for host in self.demands[number].hosts if lines else ():
                 self.demands_at[host].append(number)
 
-    def simulate(self, lengths: Sequence[float], ends: Sequence[float], first: int | None = None) -> Starts:
+    def simulate(
+        self, lengths: Sequence[float], ends: Sequence[float], first: int | None = None, most: float = NEVER
+    ) -> Starts:
         """The starts if waiting runs last `lengths` and placed ones end at `ends`; NEVER for what has no end.
 
-        With `first`, it ends once so many runs of each queue have started.
+        With `first`, it ends once so many runs of each queue have started, and with `most` once so many have at all.
         """
-        return _Simulation(self, lengths, ends, first).run()
+        return _Simulation(self, lengths, ends, first).run(most)
 
 
 class _Simulation:
@@ -227,18 +230,19 @@ class _Simulation:
         sizes = [len(queue.runs) for queue in scenario.queues]
         wanted = [size if first is None else min(size, first) for size in sizes]
         self.left = sum(wanted)
+        self.started = 0
         self.last = [begin + number for begin, number in zip(scenario.first_of, wanted, strict=True)]
         """By queue, the index behind the last run whose start is wanted."""
 
-    def run(self) -> Starts:
-        """Simulate until all starts that are wanted are known, or nothing ends any more."""
+    def run(self, most: float) -> Starts:
+        """Simulate until all starts that are wanted are known, or `most` have happened, or nothing ends any more."""
         ends, now, cause = self.ends, 0.0, None
         dirty: Collection[int] = range(len(self.scenario.site.hosts))
         freed: set[int] = set()
         while True:
             self._place(now, cause, dirty, freed)
-            if not ends or not self.left:
-                return Starts(self.at, self.cause)
+            if not ends or not self.left or self.started >= most:
+                return Starts(self.at, self.cause, is_whole=not ends or self.started == len(self.at))
             now, cause = ends[0]
             dirty, freed = set(), set()
             while ends and ends[0][0] == now:
@@ -416,3 +420,4 @@ class _Simulation:
         if (length := self.lengths[index]) < NEVER:
             heapq.heappush(self.ends, (now + length, index))
         self.left -= index < self.last[queue_index]
+        self.started += 1

@@ -21,6 +21,8 @@ Lengths = tuple[float, ...]
 TIERS = ((100, 31), (1000, 7), (None, 3))
 """So many first runs of each queue are simulated so many times. Numbers of samples are prime; further back, what few
 runs do matters less."""
+STARTS_MOST = 5
+"""A simulation of the first runs ends after so many times as many starts; what starts later has the next tier's."""
 FACTORS = {3: 1.886 * math.sqrt(1 + 1 / 3), 7: 1.440 * math.sqrt(1 + 1 / 7)}
 """By how many standard deviations of so few samples P90 is above their mean: the one-sided prediction interval of
 Student's t. Far back a start is the sum of many durations, so this fits."""
@@ -65,10 +67,13 @@ def windows(
                 [each[part_of(seed, sample, samples)] for each, seed in zip(drawn, seeds, strict=True)],
                 [each[part_of(seed, sample, samples)] for each, seed in zip(drawn_ends, end_seeds, strict=True)],
                 depth,
+                NEVER if depth is None else STARTS_MOST * depth * len(sizes),
             )
             for sample in range(samples)
         ]
         for index in open_:
+            if any(each.at[index] == NEVER and not each.is_whole for each in starts):
+                continue
             p50, p90 = _range([each.at[index] for each in starts])
             middle = min(starts, key=lambda each: abs(each.at[index] - p50)) if p50 < NEVER else starts[0]
             found[index] = Window(p50, p90, middle.cause[index])
