@@ -21,9 +21,10 @@ from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid
 from dstackweb.lib.storage import Gap
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import relay
+from dstackweb.runner.marks import RECORD
 from dstackweb.runner.nvml import Sample
 from dstackweb.runner.pyz import pyz
-from dstackweb.runs import attempts, files, heartbeats, log_limits
+from dstackweb.runs import attempts, files, heartbeats, log_index, log_limits
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
@@ -272,17 +273,26 @@ def started(request: HttpRequest, job_id: UUID, body: StartedIn) -> dict[str, An
 
 
 @router.post("/{job_id}/logs", include_in_schema=False)
-def append_logs(request: HttpRequest, job_id: UUID, offset: QueryEx[int, P(ge=0)]) -> HttpResponse:
+def append_logs(
+    request: HttpRequest,
+    job_id: UUID,
+    offset: QueryEx[int, P(ge=0)],
+    marks: QueryEx[int, P(ge=0, multiple_of=RECORD.size)] = 0,
+    marks_size: QueryEx[int, P(ge=0, multiple_of=RECORD.size)] = 0,
+) -> HttpResponse:
     """Bytes of the job's log from `offset`. After a gap: 409 with the offset to continue from.
 
     With `cut` in the answer the log is over a limit: what is sent is dropped, now and later, and the job goes on.
+    Before them the body may have `marks_size` bytes of `runner.marks`, which begin at their own offset `marks`; the
+    `marks` of the answer is where these continue.
     """
     _claim_of(request, job_id, only_active=True)
+    kept = {"marks": log_index.append_marks(job_id, marks, request.body[:marks_size])} if marks_size else {}
     try:
-        appended = log_limits.append(job_id, offset, request.body)
-        return JsonResponse({"next": appended.next} | ({"cut": appended.cut} if appended.cut else {}))
+        appended = log_limits.append(job_id, offset, request.body[marks_size:])
+        return JsonResponse({"next": appended.next} | ({"cut": appended.cut} if appended.cut else {}) | kept)
     except Gap as gap:
-        return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
+        return JsonResponse({"detail": str(gap), "expected": gap.expected} | kept, status=409)
 
 
 @router.post("/{job_id}/samples", include_in_schema=False)

@@ -19,6 +19,7 @@ from dstackweb.runner import enter, sandbox
 from dstackweb.runner.cgroups import NO_GROUP, Group
 from dstackweb.runner.engine import Engine
 from dstackweb.runner.isolation import account_of, uids_of
+from dstackweb.runner.output import Sinks
 from dstackweb.runner.tree import MARKER, forbid_new_privileges
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
@@ -90,8 +91,8 @@ class Job:
         return self.account.pw_uid != os.getuid()
 
 
-def spawn(job: Job, output: int) -> int:
-    """Start the commands, writing to the file descriptor `output`; returns the shell's pid. Raises CannotStart."""
+def spawn(job: Job, output: Sinks) -> int:
+    """Start the commands, writing to `output`; returns the shell's pid. Raises CannotStart."""
     if job.switches_user and job.spec["gpus"]:
         make_gpu_devices()
     _enter_working_dir(job)
@@ -114,11 +115,11 @@ def make_gpu_devices() -> None:
             subprocess.run(["nvidia-modprobe", "-u", "-c=0"], stdin=subprocess.DEVNULL, timeout=SETUP_S, check=False)
 
 
-def _popen(job: Job, argv: list[str], env: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+def _popen(job: Job, argv: list[str], env: dict[str, str], output: Sinks) -> subprocess.Popen[bytes]:
     try:
         with _fenced(job, argv, env) as start:
             return subprocess.Popen(
-                **start, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                **start, stdin=subprocess.DEVNULL, stdout=output.out, stderr=output.err,
                 start_new_session=True, umask=0o022, preexec_fn=_identity(job),
             )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -61,7 +61,7 @@ class Runner:
         self.has_child = False
         self.signalled = False
         """Whether this runner got SIGTERM while commands were running, as when its machine is shut down."""
-        self.pipe: int | None = None
+        self.pipe: output.Sinks | None = None
         """Where the commands' output goes, while this runner may write to it as well."""
         self.image: images.Image | None = None
         self.samples: samples.Samples | None = None
@@ -87,7 +87,8 @@ class Runner:
         self.link.claim()
         self.spec_at = time.monotonic()
         masker = Masker.of(self.link.spec["redact"])
-        self.shipper = output.Shipper(self.link.client, self.spool, masker)
+        with_marks = bool(self.link.spec.get("log_marks"))  # an older server can't take them
+        self.shipper = output.Shipper(self.link.client, self.spool, masker, with_marks=with_marks)
         if self.link.spec.get("tasks"):
             self.task_lines = TaskLines(self.link.new_client(), self.spool, masker)
         if self.state.has("exit"):
@@ -192,11 +193,11 @@ class Runner:
     def _write_line(self, text: str) -> None:
         """A line of the runner's own in the job's output."""
         assert self.pipe is not None
-        os.write(self.pipe, f"[dstackweb: {text}]\n".encode(errors="replace"))
+        os.write(self.pipe.out, f"[dstackweb: {text}]\n".encode(errors="replace"))
 
     def _close_pipe(self) -> None:
         if self.pipe is not None:
-            os.close(self.pipe)
+            self.pipe.close()
             self.pipe = None
 
     def _start(self, job: Job) -> Commands:
@@ -214,7 +215,7 @@ class Runner:
             self.uid = job.account.pw_uid if job.switches_user else None
             self.state.write("started", "" if self.uid is None else str(self.uid))
             if self.image is not None:
-                return contained.spawn(job, self.image, self.state, self.pipe)
+                return contained.spawn(job, self.image, self.state, self.pipe.out)
             pid, fenced = spawn(job, self.pipe), job.writable is not None
             return Processes(self.job_id, self.group, pid, self.uid, fenced=fenced)
         finally:

@@ -44,6 +44,11 @@ class Writer:
         self._segments: list[str] = []
         self._closed = False
 
+    @property
+    def offset(self) -> int:
+        """The number of bytes written so far, also those that are dropped since."""
+        return self._at
+
     def write(self, data: bytes) -> None:
         """Store it all. On a full disk it waits, and so do the commands, as for any full pipe."""
         rest = memoryview(data)
@@ -156,6 +161,27 @@ def pieces(path: str, masker: Masker) -> tuple[list[Piece], int]:
         skip -= used
         found.append(Piece(piece.size - used, piece.path, used))
     return found, count
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How offsets in the output become those in its log: the same up to `head`, then `missing` less and `added` more.
+
+    Before the log is `complete` it has nothing from `head` on, unless all output is in it.
+    """
+
+    head: int
+    missing: int = 0
+    added: int = 0
+    complete: bool = False
+
+
+def layout(path: str, masker: Masker) -> Layout:
+    closed, segments = _segments(path)
+    if not segments:
+        return Layout(2**63)
+    head, missing = os.path.getsize(path), pieces(path, masker)[1]
+    return Layout(head, missing, len(CUT) + len(missing_line(missing)) if missing else 0, closed)
 
 
 def _segments(path: str) -> tuple[bool, list[tuple[int, str, int]]]:

@@ -34,8 +34,8 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def detach(work: Callable[[], None], source: int = 0, sink: int = 1) -> None:
-    """Run `work` in another process, with the descriptors `source` and `sink` as 0 and 1, and no other but 2.
+def detach(work: Callable[[], None], source: int = 0, sink: int = 1, second: int | None = None) -> None:
+    """Run `work` in another process, with the descriptors `source`, `sink` and `second` as 0, 1 and 3, and else only 2.
 
     It is no child of this process, and its signals don't reach it. Call this before `adopt_orphans`, so that it doesn't
     become an orphan of the job.
@@ -51,7 +51,11 @@ def detach(work: Callable[[], None], source: int = 0, sink: int = 1) -> None:
                 signal.signal(number, signal.SIG_IGN)
             os.dup2(source, 0)
             os.dup2(sink, 1)
-            os.closerange(3, 65536)  # among them the runner's lock, which must end with the runner
+            if second is not None:
+                os.dup2(second, 3)
+            os.closerange(
+                3 if second is None else 4, 65536
+            )  # among them the runner's lock, which must end with the runner
             work()
     finally:
         os._exit(0)

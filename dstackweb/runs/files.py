@@ -24,10 +24,22 @@ from dstackweb.lib.errors import Invalid, TooLarge
 from dstackweb.lib.storage import pieces, storage
 from dstackweb.runs.models import Archive
 
+MARKS = ".marks"
+
 
 def log_key(job_id: UUID) -> str:
     text = str(job_id)
     return f"joblogs/{text[:2]}/{text}"
+
+
+def marks_key(job_id: UUID) -> str:
+    """Of the records of when its lines were written (`runner.marks`)."""
+    return log_key(job_id) + MARKS
+
+
+def lines_key(job_id: UUID) -> str:
+    """Of the number of line ends in each of its blocks (`log_index`)."""
+    return f"{log_key(job_id)}.lines"
 
 
 def append_log(job_id: UUID, offset: int, data: bytes) -> int:
@@ -170,4 +182,5 @@ def remove_archive(archive: Archive, unused: Q, now: dt.datetime) -> bool:
 
 
 def remove_log(job_id: UUID) -> None:
-    storage().remove(log_key(job_id))
+    for key in (marks_key(job_id), lines_key(job_id), log_key(job_id)):
+        storage().remove(key)

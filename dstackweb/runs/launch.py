@@ -152,6 +152,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "lost_after_s": settings.DSTACKWEB_LOST_AFTER_S if spec.retry else None,
         "process_limit": settings.DSTACKWEB_JOB_PROCESSES,
         "log_limit": settings.DSTACKWEB_LOG_LIMIT_MB * 1024 * 1024,
+        "log_marks": True,
         "image": spec.image,
         **(_container(spec, secrets) if spec.image else {}),
     }

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import delete_secret, set_secret
 from dstackweb.progress.models import TaskFailure
+from dstackweb.runs import files, log_index
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import Submission, stop, submit
@@ -35,10 +36,9 @@ class Runner:
     def get(self, path: str) -> HttpResponse:
         return Client().get(f"{self.base}/{path}", headers=self.headers)
 
-    def log(self, offset: int, data: bytes) -> HttpResponse:
-        return Client().post(
-            f"{self.base}/logs?offset={offset}", data, content_type="application/octet-stream", headers=self.headers
-        )
+    def log(self, offset: int, data: bytes, more: str = "") -> HttpResponse:
+        url = f"{self.base}/logs?offset={offset}{more}"
+        return Client().post(url, data, content_type="application/octet-stream", headers=self.headers)
 
     def claim(self) -> HttpResponse:
         return self.post("claim", {"nonce": self.nonce, "pid": 1, "host": "here"})
@@ -164,6 +164,29 @@ def test_log_bytes_are_addressed_by_offset(run: Run, runner: Runner) -> None:
     gap = runner.log(10, b"x")
     assert (gap.status_code, gap.json()["expected"]) == (409, 6)
     assert runner.log(0, b"ABC").json() == {"next": 6}
+
+
+def test_marks_come_before_the_logs_bytes_and_continue_at_their_own_offset(run: Run, runner: Runner) -> None:
+    runner.claim()
+    job, first, second = placed_job(run).pk, b"1" * 16, b"2" * 32
+    assert runner.log(0, first + b"one\n", "&marks=0&marks_size=16").json() == {"next": 4, "marks": 16}
+    assert runner.log(4, second + b"two\n", "&marks=16&marks_size=32").json() == {"next": 8, "marks": 48}
+    assert runner.log(4, second + b"two\n", "&marks=16&marks_size=32").json() == {"next": 8, "marks": 48}  # once more
+    behind = runner.log(9, second + b"x", "&marks=480&marks_size=32")
+    assert (behind.status_code, behind.json()["expected"], behind.json()["marks"]) == (409, 8, 48)
+    assert files.read_log(job, 0, 100) == b"one\ntwo\n"
+    assert log_index.marks(job, 0) == first + second
+    files.remove_log(job)
+    assert log_index.marks(job, 0) == b""
+
+
+def test_marks_are_whole_and_their_number_is_bounded(run: Run, runner: Runner) -> None:
+    runner.claim()
+    assert runner.log(0, b"1" * 15, "&marks=0&marks_size=15").status_code == 422
+    most = log_index.MARKS_MOST
+    answer = runner.log(0, b"1" * 16 + b"x", f"&marks={most}&marks_size=16")
+    assert answer.json() == {"next": 1, "marks": most + 16}
+    assert log_index.marks(placed_job(run).pk, 0) == b""
 
 
 def test_a_log_over_the_quota_is_cut_and_the_job_goes_on(run: Run, runner: Runner, settings: LazySettings) -> None:

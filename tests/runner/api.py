@@ -52,6 +52,7 @@ class Api:
         self.heartbeat_s = 0.1
         self.claimed_by = ""
         self.log = bytearray()
+        self.marks = bytearray()
         self.keeps: int | None = None
         self.exits: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
@@ -107,7 +108,11 @@ class Api:
             if call.nonce != self.claimed_by:
                 return 409, {"detail": "another runner has this job"}
             if call.what == "logs":
-                return self._append(int(query["offset"][0]), call.body)
+                size, start = (int(query.get(name, ["0"])[0]) for name in ("marks_size", "marks"))
+                if size and start <= len(self.marks):
+                    self.marks[start:] = call.body[:size]
+                status, answer = self._append(int(query["offset"][0]), call.body[size:])
+                return status, answer | ({"marks": len(self.marks)} if size else {})
             return 200, self._answer(call)
 
     def _append(self, offset: int, data: bytes) -> tuple[int, dict[str, Any]]:

@@ -30,7 +30,7 @@ class Command(BaseCommand):
         copied = missing = 0
         for key in _keys():
             size = source.size(key)
-            missing += size is None and target.size(key) is None
+            missing += size is None and target.size(key) is None and not key.endswith(files.MARKS)
             copied += size is not None and _copy(source, target, key, size)
         self.stdout.write(f"{copied} files copied; {missing} are in neither place. The originals were left.")
 
@@ -39,6 +39,7 @@ def _keys() -> Iterator[str]:
     """All files that rows speak of."""
     for job_id in Job.objects.filter(log_removed_at=None).order_by("pk").values_list("pk", flat=True).iterator():
         yield files.log_key(job_id)
+        yield files.marks_key(job_id)
     yield from Archive.objects.filter(removed_at=None).order_by("pk").values_list("key", flat=True).iterator()
 
 

@@ -1,0 +1,70 @@
+"""Lines and matches in logs of any length, found in bounded work."""
+
+from __future__ import annotations
+
+from unittest import mock
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.runs import files, log_index
+from tests.support import examples
+
+pytestmark = pytest.mark.django_db
+
+
+def all_lines(job: UUID, first: int = 0) -> list[int]:
+    found: list[int] = []
+    while True:
+        part = log_index.lines(job, first + len(found))
+        found += part.counts
+        if not part.more:
+            return found
+
+
+def test_line_ends_are_counted_in_complete_blocks_a_bounded_number_at_once() -> None:
+    job = uuid4()
+    with mock.patch.multiple(log_index, BLOCK=4, COUNTED_AT_ONCE=2):
+        assert log_index.lines(job, 0) == log_index.Lines(0, [], False)
+        files.append_log(job, 0, b"a\n\n\nbcdefg\n\nh\n\nijk")
+        assert log_index.lines(job, 0) == log_index.Lines(18, [3, 0], True)
+        assert log_index.lines(job, 2) == log_index.Lines(18, [2, 2], False)
+        assert log_index.lines(job, 1) == log_index.Lines(18, [0, 2, 2], False)
+        assert log_index.lines(job, 99).counts == []
+
+
+def test_what_was_counted_is_not_read_again() -> None:
+    job = uuid4()
+    with mock.patch.object(log_index, "BLOCK", 4):
+        files.append_log(job, 0, b"a\nb\nc\nd\n")
+        assert all_lines(job) == [2, 2]
+        with mock.patch.object(files, "read_log", side_effect=AssertionError):
+            assert all_lines(job) == [2, 2]
+        files.append_log(job, 8, b"\n\n\n\n")
+        assert all_lines(job) == [2, 2, 4]
+        files.remove_log(job)
+        assert log_index.lines(job, 0) == log_index.Lines(0, [], False)
+
+
+@examples(60)
+@given(text=st.binary(max_size=60).map(lambda data: data.translate(bytes(b"aAb\n"[n % 4] for n in range(256)))))
+def test_a_search_finds_what_a_search_of_the_whole_log_does(text: bytes) -> None:
+    job, found = uuid4(), list[int]()
+    files.append_log(job, 0, text)
+    with mock.patch.multiple(log_index, BLOCK=5, SEARCHED_AT_ONCE=2, MATCHES_AT_ONCE=2):
+        start: int | None = 0
+        while start is not None:
+            part = log_index.search(job, "Ab", start)
+            found += part.offsets
+            start = part.following
+    expected, at = [], text.lower().find(b"ab")
+    while at >= 0:
+        expected.append(at)
+        at = text.lower().find(b"ab", at + 2)
+    assert found == expected
+
+
+def test_no_text_is_searched_for_nothing() -> None:
+    assert log_index.search(uuid4(), "", 0) == log_index.Matches([], None)
