@@ -27,7 +27,10 @@ MARKS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Lines:
-    """The line ends of complete blocks from the one asked for on, at a log of `size` bytes. `more`: ask again."""
+    """The line ends in blocks from the one asked for on, at a log of `size` bytes. `more`: ask again.
+
+    The last block, which is complete only once there is more behind it, is not among them.
+    """
 
     size: int
     counts: list[int]
@@ -38,7 +41,7 @@ def lines(job_id: UUID, first: int) -> Lines:
     """The line ends in blocks from the number `first` on. Raises storage.Missing and StorageAway."""
     key = files.lines_key(job_id)
     size, known = files.log_size(job_id), (storage().size(key) or 0) // 4
-    blocks = size // BLOCK
+    blocks = max(0, size - 1) // BLOCK
     if known < blocks:
         until = min(blocks, known + COUNTED_AT_ONCE)
         counts = array("I", (_block(job_id, block).count(b"\n") for block in range(known, until)))
@@ -47,8 +50,9 @@ def lines(job_id: UUID, first: int) -> Lines:
         except Gap:  # its file was removed with the log meanwhile
             until = known
         known = until
+    first = min(first, known)
     found = array("I")
-    found.frombytes(storage().read(key, 4 * first, 4 * max(0, known - first)))
+    found.frombytes(storage().read(key, 4 * first, 4 * (known - first)))
     return Lines(size, found.tolist(), first + len(found) < blocks)
 
 
@@ -70,6 +74,8 @@ def search(job_id: UUID, text: str, start: int) -> Matches:
     if not wanted:
         return Matches([], None)
     found: list[int] = []
+    size = files.log_size(job_id)
+    start = min(start, size)
     for offset, data in _windows(job_id, start, len(wanted) - 1):
         at = data.find(wanted)
         while at >= 0:
@@ -78,7 +84,7 @@ def search(job_id: UUID, text: str, start: int) -> Matches:
             found.append(offset + at)
             at = data.find(wanted, at + len(wanted))
     following = start + SEARCHED_AT_ONCE * BLOCK
-    return Matches(found, following if following < files.log_size(job_id) else None)
+    return Matches(found, following if following < size else None)
 
 
 def _windows(job_id: UUID, start: int, overlap: int) -> Iterator[tuple[int, bytes]]:
@@ -102,4 +108,4 @@ def append_marks(job_id: UUID, offset: int, data: bytes) -> int:
 
 def marks(job_id: UUID, offset: int) -> bytes:
     """Records from a byte offset of theirs on."""
-    return storage().read(files.marks_key(job_id), offset, MARKS_AT_ONCE)
+    return storage().read(files.marks_key(job_id), min(offset, MARKS_MOST), MARKS_AT_ONCE)

@@ -214,6 +214,8 @@ class LogPart:
     job: Job | None
     missing: int = 0
     cut: str = ""
+    size: int = 0
+    """Of the whole log now."""
 
 
 def log_part(
@@ -230,17 +232,9 @@ def log_part(
     Raises NotFound for a node or attempt that never was, Gone for a log that was removed, and behind the last byte
     of an ended job's log that is shorter than what was acknowledged.
     """
-    jobs = Job.objects.filter(run=run, node=node)
-    job = jobs.filter(attempt=attempt).first() if attempt else jobs.order_by("-attempt").first()
+    job = log_job(run, node=node, attempt=attempt)
     if job is None:
-        if attempt is None and node == 0:
-            return LogPart(b"", 0, run.attempt, run.ended_at is not None, None)
-        raise NotFound(f"{run.name} has no node {node} in attempt {attempt or run.attempt}")
-    if job.log_removed_at is not None:
-        raise Gone(
-            f"the log of {run.name} was removed on {job.log_removed_at:%Y-%m-%d}: logs are kept for "
-            f"{settings.DSTACKWEB_LOGS_DAYS} days after the end of a run"
-        )
+        return LogPart(b"", 0, run.attempt, run.ended_at is not None, None)
     # Whether it has ended is read first: what is there then is all there will be.
     over = job.status in JOB_ENDED
     try:
@@ -258,7 +252,24 @@ def log_part(
             "backup, copy the folder joblogs from there"
         )
     complete = over and following >= max(stored, acknowledged)
-    return LogPart(data, following, job.attempt, complete, job, job.log_missing, job.log_cut)
+    return LogPart(data, following, job.attempt, complete, job, job.log_missing, job.log_cut, stored)
+
+
+def log_job(run: Run, *, node: int = 0, attempt: int | None = None) -> Job | None:
+    """The job with this log, of the newest attempt by default; None before the first placement.
+
+    Raises NotFound for a node or attempt that never was, and Gone for a log that was removed.
+    """
+    jobs = Job.objects.filter(run=run, node=node)
+    job = jobs.filter(attempt=attempt).first() if attempt else jobs.order_by("-attempt").first()
+    if job is None and (attempt is not None or node):
+        raise NotFound(f"{run.name} has no node {node} in attempt {attempt or run.attempt}")
+    if job is not None and job.log_removed_at is not None:
+        raise Gone(
+            f"the log of {run.name} was removed on {job.log_removed_at:%Y-%m-%d}: logs are kept for "
+            f"{settings.DSTACKWEB_LOGS_DAYS} days after the end of a run"
+        )
+    return job
 
 
 def hosts_with_holders(name: str = "") -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:

@@ -16,7 +16,7 @@ from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
 from dstackweb.web.queue import move_views, settings_views
 from dstackweb.web.queue import views as queue
-from dstackweb.web.runs import hold_views, submit_views, why_views
+from dstackweb.web.runs import hold_views, log_views, submit_views, why_views
 from dstackweb.web.runs import views as runs
 
 project_pages = [
@@ -33,7 +33,10 @@ project_pages = [
     path("queues/<str:queue>/history/", history.queue_history, name="queue-history"),
     path("runs/", runs.runs_page, name="runs"),
     path("runs/<str:run>/", runs.run_page, name="run"),
-    path("runs/<str:run>/log/", runs.log, name="log"),
+    path("runs/<str:run>/log/", log_views.log, name="log"),
+    path("runs/<str:run>/log/lines/", log_views.lines, name="log-lines"),
+    path("runs/<str:run>/log/search/", log_views.search, name="log-search"),
+    path("runs/<str:run>/log/marks/", log_views.marks, name="log-marks"),
     path("runs/<str:run>/stop/", runs.stop, name="stop"),
     path("runs/<str:run>/release/", runs.release, name="release"),
     path("runs/<str:run>/delete/", runs.delete, name="run-delete"),

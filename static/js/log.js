@@ -1,48 +1,48 @@
-// The log of one job, live: only new bytes travel, addressed by their offset in the job's stream.
+// The log of one job, live. Only the lines in view are on the page, and only the blocks around them in memory.
+import { LogBytes } from "./log-bytes.js";
+import { LINE_CHARS, groupOf, levelOf, plain, rendered } from "./log-lines.js";
 import { delayMs, report } from "./polling.js";
 import { word } from "./words.js";
 
 const EVERY_S = 1;
-const TAIL_LINES = 2000;
-const KEEP_CHARS = 2_000_000;
-const NEAR_END_PX = 24;
-const LINE_CHARS = 65_536; // a longer line is broken, since an unfinished one is drawn again with each piece
+const QUIET_S = 4; // the longest pause while nothing comes
+const SLOWER = 1.4;
+const SHORT = 8; // lines
+const MOST_PX = 6_000_000; // browsers end near 17 million; above this, scrolling is scaled
+const NEAR_END = 0.5; // lines
+const SEARCH_MS = 250;
+const MATCHES = 5000;
 const CUTS = { job_limit: "logLimit", project_quota: "logQuota" };
-// Colours and cursor moves of terminals, hyperlinks and titles; what is left is shown as text.
-const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])/g;
-// As lib/text.py: what can't be seen, and what changes the order of the text around it.
-const INVISIBLE =
-  /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
-const ACCENTS = /(\p{M}{4})\p{M}+/gu;
+const HASH = /^#(?:(\d+)\.(\d+)-)?L(\d+)(?:-L?(\d+))?$/;
 
-/** What a terminal shows of a finished line: a carriage return restarts it. */
-function shown(line) {
-  const plain = line.replace(ESCAPES, "");
-  let end = plain.length;
-  while (plain[end - 1] === "\r") end -= 1; // a pattern would try each of a hundred thousand in a row, to its end
-  const from = end ? plain.lastIndexOf("\r", end - 1) + 1 : 0;
-  return plain.slice(from, end).replace(INVISIBLE, "·").replace(ACCENTS, "$1…");
+const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
+const two = (n) => String(n).padStart(2, "0");
+
+function clock(ms) {
+  const at = new Date(ms);
+  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(ms % 1000).padStart(3, "0")}`;
 }
 
 class LogView {
   constructor(root) {
     this.root = root;
     this.view = root.querySelector("[data-log-text]");
+    this.space = root.querySelector("[data-log-space]");
+    this.rows = root.querySelector("[data-log-rows]");
     this.note = root.querySelector("[data-log-note]");
-    this.download = root.querySelector("[data-log-download]");
-    this.follow = root.querySelector("[data-log-follow]");
+    this.below = root.querySelector("[data-log-below]");
+    this.nodes = root.querySelector("[data-log-nodes]");
+    this.find = root.querySelector("[data-log-find]");
+    this.found = root.querySelector("[data-log-found]");
+    this.buttons = Object.fromEntries(
+      ["follow", "wrap", "times", "tall"].map((name) => [name, root.querySelector(`[data-log-${name}]`)]),
+    );
     this.following = true;
     this.chosen = false; // whether the reader picked a job; until then the newest attempt is shown
     this.timer = null;
-    this.follow.addEventListener("click", () => this.setFollow(!this.following));
-    this.view.addEventListener("scroll", () => this.scrolled());
-    root.addEventListener("change", (event) => {
-      if (event.target !== this.select) return;
-      this.chosen = true;
-      this.open();
-    });
-    document.addEventListener("htmx:after:swap", () => this.jobsChanged());
-    document.addEventListener("visibilitychange", () => document.hidden || this.schedule(0));
+    this.decoder = new TextDecoder("utf-8");
+    this.listen();
+    this.fromHash();
     this.open();
   }
 
@@ -50,124 +50,537 @@ class LogView {
     return this.root.querySelector("[data-log-job]");
   }
 
+  listen() {
+    const { buttons, view } = this;
+    buttons.follow.addEventListener("click", () => this.setFollow(!this.following));
+    for (const name of ["wrap", "times", "tall"])
+      buttons[name].addEventListener("click", () => this.toggle(name, buttons[name].ariaPressed !== "true"));
+    this.toggle("wrap", localStorage.getItem("log-wrap") !== "no", true);
+    this.toggle("times", localStorage.getItem("log-times") === "yes", true);
+    this.below.addEventListener("click", () => this.setFollow(true));
+    view.addEventListener("scroll", () => this.scrolled());
+    view.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    view.addEventListener("keydown", (event) => this.key(event));
+    this.rows.addEventListener("click", (event) => this.clicked(event));
+    new ResizeObserver(() => this.draw()).observe(view);
+    this.root.addEventListener("change", (event) => {
+      if (event.target !== this.select) return;
+      this.chosen = true;
+      this.open();
+    });
+    this.nodes.addEventListener("click", (event) => this.nodeClicked(event));
+    this.find.addEventListener("input", () => this.searchSoon());
+    this.find.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1);
+      else if (event.key === "Escape") this.find.value = "";
+      else return;
+      event.preventDefault();
+      if (event.key === "Escape") this.search();
+    });
+    for (const [name, by] of [["previous", -1], ["next", 1]])
+      this.root.querySelector(`[data-log-${name}]`).addEventListener("click", () => this.step(by));
+    document.addEventListener("htmx:after:swap", () => this.jobsChanged());
+    document.addEventListener("visibilitychange", () => document.hidden || this.schedule(0));
+    addEventListener("hashchange", () => this.fromHash() && this.open());
+  }
+
+  // Which job
+
   jobsChanged() {
     const newest = this.select?.options[0];
     if (newest && !this.chosen) newest.selected = true;
     if ((this.select?.value ?? "") !== this.job) this.open();
+    else this.drawNodes();
+  }
+
+  drawNodes() {
+    const [attempt] = this.job.split(".");
+    const values = [...(this.select?.options ?? [])].map((option) => option.value);
+    const mine = values.filter((value) => value.split(".")[0] === attempt);
+    const shown = mine.length > 1 ? mine : [];
+    this.nodes.hidden = !shown.length;
+    const key = `${shown} ${this.job}`;
+    if (this.nodes.dataset.shown === key) return;
+    this.nodes.dataset.shown = key;
+    const buttons = shown.map((value) => {
+      const tab = document.createElement("button");
+      tab.type = "button";
+      tab.className = "btn btn-sm";
+      tab.dataset.job = value;
+      tab.textContent = word("logNode").replace("%s", value.split(".")[1]);
+      tab.setAttribute("aria-pressed", String(value === this.job));
+      tab.classList.toggle("active", value === this.job);
+      return tab;
+    });
+    this.nodes.replaceChildren(...buttons);
+  }
+
+  nodeClicked(event) {
+    const value = event.target.closest("[data-job]")?.dataset.job;
+    if (!value || value === this.job) return;
+    this.select.value = value;
+    this.chosen = true;
+    this.open();
+    this.nodes.querySelector(".active")?.focus();
+  }
+
+  /** Choose what the address names: `#L120`, `#L120-L140`, or `#2.1-L120` for node 1 of attempt 2. */
+  fromHash() {
+    const found = HASH.exec(location.hash);
+    if (!found) return false;
+    const [first, last] = [Number(found[3]), Number(found[4] ?? found[3])];
+    this.marked = { first: Math.min(first, last), last: Math.max(first, last) };
+    this.goTo = Math.max(0, this.marked.first - 1);
+    this.setFollow(false);
+    if (found[1] && this.select) {
+      this.select.value = `${found[1]}.${found[2]}`;
+      this.chosen = true;
+    }
+    return true;
   }
 
   open() {
     this.job = this.select?.value ?? "";
     this.request?.abort();
-    this.request = null;
-    this.offset = null;
-    this.complete = false;
-    this.decoder = new TextDecoder("utf-8");
-    this.rest = "";
-    this.chars = 0;
-    this.view.replaceChildren();
-    this.current = document.createElement("span");
-    this.view.append(this.current);
+    const request = (this.request = new AbortController());
+    this.log = new LogBytes((path, query) => this.ask(path, query, request.signal), () => this.draw());
+    this.busy = false;
+    this.over = false;
+    this.pauseS = EVERY_S;
+    this.top = 0; // the first line in view, counted without those of closed groups
+    this.last = 0; // the highest `top`
+    this.seen = 0;
+    this.closed = []; // closed groups, ascending: [first hidden line, line behind the last]
+    this.matches = [];
+    this.rows.replaceChildren();
     this.view.hidden = true; // until there is a line
-    this.root.querySelector("[data-log-earlier]").hidden = true;
+    this.below.hidden = true;
     this.say(word("logEmpty"));
+    this.drawNodes();
     const [attempt, node] = this.job.split(".");
-    if (this.job) this.download.search = new URLSearchParams({ download: "1", attempt, node });
+    for (const link of this.root.querySelectorAll("[data-log-download], [data-log-raw]"))
+      if (this.job) link.search = new URLSearchParams({ [link.dataset.logAs]: "1", attempt, node });
     this.schedule(0);
+    this.search();
   }
+
+  async ask(path, query, signal) {
+    const [attempt, node] = this.job.split(".");
+    const all = new URLSearchParams({ attempt, node, ...query });
+    const response = await fetch(`${this.root.dataset.log}${path}?${all}`, { signal, headers: { "HX-Request": "true" } });
+    if (response.status === 401) location.reload();
+    if (response.status === 410) throw Object.assign(new Error("gone"), { gone: await response.text() });
+    if (!response.ok) throw new Error(String(response.status));
+    return response;
+  }
+
+  // Live
 
   schedule(ms) {
     clearTimeout(this.timer);
-    if (this.job && !this.complete) this.timer = setTimeout(() => this.fetch(), ms);
+    if (this.job && !this.over) this.timer = setTimeout(() => this.poll(), ms);
   }
 
-  async fetch() {
-    if (document.hidden || this.request) return;
-    const job = this.job;
-    const request = (this.request = new AbortController());
+  async poll() {
+    if (document.hidden || this.busy) return;
+    const { log } = this;
+    this.busy = true;
     try {
-      const more = await this.read(job, request.signal);
-      this.request = null;
+      const before = log.end;
+      const response = await log.advance();
+      if (log !== this.log) return; // another job was chosen meanwhile
+      this.over = log.complete;
+      this.sayState(response.headers);
+      this.grown();
       report(true);
-      this.schedule(more ? 0 : delayMs(EVERY_S));
-    } catch {
-      if (this.request !== request) return; // another job was chosen meanwhile
-      this.request = null;
+      this.pauseS = log.end > before ? EVERY_S : Math.min(QUIET_S, this.pauseS * SLOWER);
+      this.busy = false;
+      this.schedule(log.more ? 0 : delayMs(this.pauseS));
+    } catch (error) {
+      if (log !== this.log || error.name === "AbortError") return;
+      this.busy = false;
+      if (error.gone) {
+        this.over = true; // removed or lost: asking again would not bring it back
+        this.say(error.gone);
+        return;
+      }
       report(false);
       this.schedule(delayMs(EVERY_S));
     }
   }
 
-  /** Ask for what follows the offset. Resolves to whether there is likely more at once. */
-  async read(job, signal) {
-    const [attempt, node] = job.split(".");
-    const query = new URLSearchParams({ attempt, node });
-    if (this.offset === null) query.set("tail", String(TAIL_LINES));
-    else query.set("offset", String(this.offset));
-    const response = await fetch(`${this.root.dataset.log}?${query}`, { signal, headers: { "HX-Request": "true" } });
-    if (response.status === 401) location.reload();
-    if (response.status === 410) {
-      this.complete = true; // removed or lost: asking again would not bring it back
-      this.say(await response.text());
-      return false;
-    }
-    if (!response.ok) throw new Error(String(response.status));
-    const bytes = new Uint8Array(await response.arrayBuffer());
-    const start = Number(response.headers.get("X-Start-Offset"));
-    if (this.offset === null && start > 0) this.earlier();
-    this.offset = Number(response.headers.get("X-Next-Offset"));
-    this.complete = response.headers.get("X-Log-Complete") === "true";
-    this.append(this.decoder.decode(bytes, { stream: !this.complete }));
-    const missing = response.headers.get("X-Log-Missing");
-    const cut = CUTS[response.headers.get("X-Log-Cut")];
-    if (cut) this.say(word(cut) + (this.complete && missing ? word("logLost").replace("%s", missing) : ""));
-    else if (this.complete && missing) this.say(word("logCut").replace("%s", missing));
-    else if (this.complete) this.say(word(this.offset ? "logComplete" : "logNone"));
-    else this.say(word(this.offset ? "logLive" : "logEmpty"));
-    return bytes.length > 0 && response.headers.get("X-Log-More") === "true";
-  }
-
-  append(text) {
-    if (!text) return;
-    this.view.hidden = false;
-    const lines = (this.rest + text).split("\n");
-    this.rest = lines.pop();
-    if (this.rest.length > LINE_CHARS) {
-      lines.push(this.rest);
-      this.rest = "";
-    }
-    if (lines.length) {
-      const finished = new Text(lines.map(shown).join("\n") + "\n");
-      this.current.before(finished);
-      this.chars += finished.length;
-    }
-    this.current.textContent = shown(this.rest);
-    while (this.chars > KEEP_CHARS && this.view.firstChild !== this.current) {
-      this.chars -= this.view.firstChild.length;
-      this.view.firstChild.remove();
-      this.earlier();
-    }
-    if (this.following) this.view.scrollTop = this.view.scrollHeight;
-  }
-
-  earlier() {
-    this.root.querySelector("[data-log-earlier]").hidden = false;
+  sayState(headers) {
+    const missing = headers.get("X-Log-Missing");
+    const cut = CUTS[headers.get("X-Log-Cut")];
+    const { over, log } = this;
+    if (cut) this.say(word(cut) + (over && missing ? word("logLost").replace("%s", missing) : ""));
+    else if (over && missing) this.say(word("logCut").replace("%s", missing));
+    else if (over) this.say(word(log.end ? "logComplete" : "logNone"));
+    else this.say(word(log.end ? "logLive" : "logEmpty"));
   }
 
   say(text) {
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 
+  grown() {
+    if (!this.log.lines) return;
+    this.view.hidden = false;
+    if (this.goTo !== undefined && (this.goTo < this.log.lines || this.over)) {
+      this.top = Math.max(0, this.rowOf(Math.min(this.goTo, this.log.lines - 1)) - 3);
+      this.goTo = undefined;
+    }
+    this.draw();
+  }
+
+  // Closed groups hide lines: rows are the lines that are left
+
+  get count() {
+    return this.log.lines - this.closed.reduce((sum, [first, behind]) => sum + behind - first, 0);
+  }
+
+  lineAt(row) {
+    let line = row;
+    for (const [first, behind] of this.closed) if (first <= line) line += behind - first;
+    return line;
+  }
+
+  rowOf(line) {
+    let row = line;
+    for (const [first, behind] of this.closed) if (first <= line) row -= Math.min(behind, line + 1) - first;
+    return row;
+  }
+
+  /** Close or open the group that begins at a line. Its end is found by the server, wherever it is. */
+  async toggleGroup(line) {
+    const open = this.closed.findIndex(([first]) => first === line + 1);
+    if (open >= 0) this.closed.splice(open, 1);
+    else {
+      const { log } = this;
+      const own = log.line(line, LINE_CHARS);
+      if (!own) return;
+      const behind = (await this.endOfGroup(own.offset + own.bytes.length)) ?? log.lines;
+      if (log !== this.log || behind <= line + 1) return;
+      this.closed = this.closed.filter(([first]) => first <= line || first >= behind);
+      this.closed.push([line + 1, behind]);
+      this.closed.sort(([a], [b]) => a - b);
+    }
+    this.draw();
+  }
+
+  /** The line behind the group that is open at an offset: its own end, or the next group's beginning. */
+  async endOfGroup(start) {
+    for (let from = start; from !== null; ) {
+      const found = await this.log.search("group", from);
+      for (const offset of found.offsets) {
+        const line = await this.log.lineOf(offset);
+        const text = line === null ? null : this.text(line);
+        const kind = text === null ? null : groupOf(text);
+        if (kind !== null) return kind === "" ? line + 1 : line;
+      }
+      from = found.next;
+    }
+    return null;
+  }
+
+  text(line) {
+    const found = this.log.line(line, LINE_CHARS);
+    return found && plain(this.textOf(found));
+  }
+
+  /** What to show of a line: of a long one its beginning, or its end where that overwrites it, as progress bars do. */
+  textOf(found) {
+    return this.decoder.decode(this.redrawn(found) ? found.last : found.bytes);
+  }
+
+  redrawn({ last }) {
+    return Boolean(last?.includes(13));
+  }
+
+  // Drawing
+
+  get rowPx() {
+    return (this.measured ??= parseFloat(getComputedStyle(this.rows).lineHeight));
+  }
+
+  get fits() {
+    return Math.max(1, this.view.clientHeight / this.rowPx);
+  }
+
+  draw() {
+    if (this.view.hidden || this.drawing) return;
+    this.drawing = true; // what is missing is fetched meanwhile, and draws again
+    const { view, rows, count } = this;
+    const digits = String(this.log.lines).length;
+    if (view.dataset.digits !== String(digits)) {
+      view.dataset.digits = digits;
+      view.style.setProperty("--log-digits", digits);
+    }
+    view.classList.toggle("log-short", count <= SHORT);
+    rows.style.height = `${view.clientHeight}px`;
+    this.last = Math.max(0, count - this.fits);
+    const atEnd = this.following || this.top >= this.last - 0.01;
+    const first = Math.floor(atEnd ? Math.max(0, count - Math.ceil(this.fits)) : clamp(this.top, 0, this.last));
+    this.fill(first, Math.min(count, first + Math.ceil(this.fits) + 1));
+    if (atEnd && this.wraps) this.last = Math.max(0, count - this.fittingAtEnd());
+    this.top = atEnd ? this.last : clamp(this.top, 0, this.last);
+    const inner = rows.firstElementChild;
+    const overflow = Math.max(0, (inner?.offsetHeight ?? 0) - view.clientHeight);
+    const shift = atEnd ? overflow : (this.top - first) * (inner?.firstElementChild?.offsetHeight ?? 0);
+    if (inner) inner.style.transform = `translateY(${-shift}px)`;
+    this.scaled = this.last * this.rowPx > MOST_PX;
+    const px = Math.min(this.last * this.rowPx, MOST_PX);
+    this.space.style.height = `${Math.ceil(px + view.clientHeight)}px`;
+    this.scrolledTo = this.last ? Math.round((this.top / this.last) * px) : 0;
+    if (Math.abs(view.scrollTop - this.scrolledTo) >= 1) view.scrollTop = this.scrolledTo;
+    this.scrolledTo = view.scrollTop;
+    this.drawBelow(atEnd);
+    this.drawing = false;
+  }
+
+  get wraps() {
+    return this.root.classList.contains("log-wrap");
+  }
+
+  /** How many of the last rows fit, when they have several lines each. */
+  fittingAtEnd() {
+    let room = this.view.clientHeight;
+    let fitting = 0;
+    for (const row of [...this.rows.firstElementChild.children].reverse()) {
+      if (row.offsetHeight >= room) return fitting + room / row.offsetHeight;
+      room -= row.offsetHeight;
+      fitting += 1;
+    }
+    return Math.max(1, fitting);
+  }
+
+  fill(first, behind) {
+    const inner = this.rows.firstElementChild ?? document.createElement("div");
+    inner.className = "log-window";
+    const made = [];
+    const kept = new Map([...inner.children].map((row) => [row.dataset.key, row]));
+    for (let row = first; row < behind; row += 1) made.push(this.rowFor(this.lineAt(row), kept));
+    const same = made.length === inner.children.length && made.every((row, at) => row === inner.children[at]);
+    if (!same) inner.replaceChildren(...made);
+    if (!inner.isConnected) this.rows.append(inner);
+  }
+
+  /** The row of a line: the one that shows the same already, or a new one. */
+  rowFor(line, kept) {
+    const found = this.log.line(line, LINE_CHARS);
+    const marked = this.marked && line + 1 >= this.marked.first && line + 1 <= this.marked.last;
+    const mark = found && this.log.markAt(found.offset);
+    const closed = this.closed.find(([from]) => from === line + 1);
+    const hit = found && this.isHit(found);
+    const state = [found?.bytes.length, found?.last?.length, mark?.time, mark?.stream, marked, closed?.[1], hit];
+    const key = `${line} ${state}`;
+    const old = kept.get(key);
+    if (old) return old;
+    const row = document.createElement("div");
+    row.dataset.key = key;
+    row.dataset.line = line + 1;
+    row.className = "log-line";
+    const link = document.createElement("a");
+    link.className = "log-number";
+    link.href = this.hashOf({ first: line + 1, last: line + 1 });
+    link.dataset.number = line + 1;
+    link.tabIndex = -1;
+    link.setAttribute("aria-label", word("logLine").replace("%s", line + 1));
+    row.append(link);
+    if (!found) {
+      row.classList.add("log-coming");
+      return row;
+    }
+    const text = this.textOf(found);
+    const shown = plain(text.slice(0, 400));
+    const level = levelOf(shown);
+    const group = groupOf(shown);
+    if (level) row.classList.add(`log-${level}`);
+    if (mark?.stream === 1) row.classList.add("log-stderr");
+    if (marked) row.classList.add("log-marked");
+    if (hit) row.classList.add(hit === "now" ? "log-hit-now" : "log-hit");
+    const time = document.createElement("span");
+    time.className = "log-time";
+    if (mark) time.dataset.time = clock(mark.time);
+    if (mark) time.title = new Date(mark.time).toLocaleString() + (mark.stream === 1 ? " · stderr" : "");
+    const body = document.createElement("span");
+    body.className = "log-body";
+    if (group) body.append(this.groupButton(line, group, closed));
+    else if (group === "") row.classList.add("log-group-end");
+    else body.append(rendered(text));
+    if (found.last && !this.redrawn(found)) body.append(this.shortened());
+    row.append(time, body);
+    return row;
+  }
+
+  groupButton(line, title, closed) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "log-group";
+    button.dataset.group = line;
+    button.setAttribute("aria-expanded", String(!closed));
+    button.textContent = title + (closed ? word("logHidden").replace("%s", closed[1] - closed[0]) : "");
+    return button;
+  }
+
+  shortened() {
+    const more = document.createElement("i");
+    more.textContent = word("logLong");
+    return more;
+  }
+
+  drawBelow(atEnd) {
+    if (atEnd) this.seen = this.log.lines;
+    const behind = this.log.lines - this.seen;
+    this.below.hidden = atEnd || behind <= 0;
+    if (!this.below.hidden) this.below.textContent = word("logBelow").replace("%s", behind.toLocaleString());
+  }
+
+  // Moving
+
   setFollow(on) {
     this.following = on;
-    this.follow.setAttribute("aria-pressed", String(on));
-    this.follow.classList.toggle("active", on);
-    if (on) this.view.scrollTop = this.view.scrollHeight;
+    this.buttons.follow.setAttribute("aria-pressed", String(on));
+    this.buttons.follow.classList.toggle("active", on);
+    if (on) this.draw();
+  }
+
+  moveTo(top) {
+    const last = Math.max(0, this.last);
+    this.top = clamp(top, 0, last);
+    const atEnd = this.top >= last - NEAR_END;
+    if (atEnd !== this.following) this.setFollow(atEnd);
+    this.draw();
   }
 
   scrolled() {
-    const fromEnd = this.view.scrollHeight - this.view.clientHeight - this.view.scrollTop;
-    if (fromEnd > NEAR_END_PX === this.following) this.setFollow(!this.following);
+    const { view } = this;
+    if (this.drawing || Math.abs(view.scrollTop - this.scrolledTo) < 1) return;
+    const px = this.space.offsetHeight - view.clientHeight;
+    this.moveTo(px ? (view.scrollTop / px) * this.last : 0);
+  }
+
+  /** A log so long that a pixel of its bar is many lines is moved by lines here. */
+  wheel(event) {
+    if (!this.scaled || event.ctrlKey || !event.deltaY) return;
+    event.preventDefault();
+    const unit = [1, this.rowPx, this.view.clientHeight][event.deltaMode];
+    this.moveTo(this.top + (event.deltaY * unit) / this.rowPx);
+  }
+
+  key(event) {
+    if (event.target !== this.view || event.ctrlKey || event.metaKey || event.altKey) return;
+    const page = this.fits - 1;
+    const by = { ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    this.moveTo(this.top + by);
+  }
+
+  toggle(name, on, silently = false) {
+    const button = this.buttons[name];
+    button.ariaPressed = String(on);
+    button.classList.toggle("active", on);
+    this.root.classList.toggle(`log-${name}`, on);
+    if (name === "tall") document.documentElement.classList.toggle("log-is-tall", on);
+    else if (!silently) localStorage.setItem(`log-${name}`, on ? "yes" : "no");
+    if (!silently) this.draw();
+  }
+
+  // Links to lines
+
+  hashOf({ first, last }) {
+    const several = (this.select?.options.length ?? 0) > 1;
+    return `#${several ? `${this.job}-` : ""}L${first}${last === first ? "" : `-L${last}`}`;
+  }
+
+  clicked(event) {
+    const group = event.target.closest("[data-group]");
+    if (group) {
+      this.toggleGroup(Number(group.dataset.group));
+      return;
+    }
+    const link = event.target.closest(".log-number");
+    if (!link || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    const line = Number(link.dataset.number);
+    const from = event.shiftKey && this.marked ? this.from : line;
+    this.from = from;
+    this.marked = { first: Math.min(from, line), last: Math.max(from, line) };
+    history.replaceState(history.state, "", this.hashOf(this.marked));
+    this.draw();
+  }
+
+  // Search
+
+  searchSoon() {
+    clearTimeout(this.searchTimer);
+    this.searchTimer = setTimeout(() => this.search(), SEARCH_MS);
+  }
+
+  async search() {
+    const { log } = this;
+    const q = this.find.value;
+    this.query = q;
+    this.matches = [];
+    this.now = -1;
+    this.drawFound(false);
+    if (!q || !this.job) {
+      this.draw();
+      return;
+    }
+    try {
+      for (let from = 0; from !== null && this.matches.length < MATCHES; ) {
+        const found = await log.search(q, from);
+        if (log !== this.log || q !== this.query) return;
+        const first = !this.matches.length && found.offsets.length;
+        this.matches.push(...found.offsets);
+        this.drawFound(found.next !== null);
+        if (first) await this.step(1);
+        from = found.next;
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") report(false);
+      return;
+    }
+    this.drawFound(false);
+    this.draw();
+  }
+
+  drawFound(going) {
+    const { matches } = this;
+    const many = matches.length.toLocaleString() + (going || matches.length >= MATCHES ? "+" : "");
+    this.found.textContent = this.query ? `${this.now + 1} / ${many}` : "";
+    for (const name of ["previous", "next"]) this.root.querySelector(`[data-log-${name}]`).disabled = !matches.length;
+  }
+
+  async step(by) {
+    const { matches, log } = this;
+    if (!matches.length) return;
+    this.now = (this.now + by + matches.length) % matches.length;
+    const line = await log.lineOf(matches[this.now]);
+    if (line === null || log !== this.log) return;
+    this.closed = this.closed.filter(([first, behind]) => line < first || line >= behind);
+    this.setFollow(false);
+    this.top = clamp(this.rowOf(line) - Math.floor(this.fits / 3), 0, this.last);
+    this.drawFound(false);
+    this.draw();
+  }
+
+  /** Whether a line has a match: "now" for the one that was gone to. */
+  isHit({ offset, bytes }) {
+    const { matches } = this;
+    if (!matches.length) return "";
+    const current = matches[this.now];
+    if (current >= offset && current < offset + bytes.length) return "now";
+    let low = 0;
+    let high = matches.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (matches[middle] < offset) low = middle + 1;
+      else high = middle;
+    }
+    return matches[low] < offset + bytes.length ? "hit" : "";
   }
 }
 

@@ -250,10 +250,10 @@ def test_hostile_output_is_text_in_its_own_order(page: Page, live_server, projec
     files.append_log(job.pk, 0, f"{odd}u{chr(0x301) * 50}\n{'x' * 200_000}end".encode())
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     text = page.locator("[data-log-text]")
-    expect(text).to_contain_text("xend")
+    expect(text).to_contain_text("the rest of this line is in the download")
     first = text.inner_text().split("\n")[0]
     assert first == f"a·b·c·d·e</pre><script>x</script>{{{{7*7}}}}u{chr(0x301) * 4}…"
-    assert text.evaluate("view => view.lastChild.textContent.length") < 200_000
+    assert len(text.inner_text()) < 70_000  # of a long line the beginning is shown
 
 
 @pytest.mark.slow
@@ -306,15 +306,18 @@ def test_scrolling_up_stops_following_and_the_button_goes_on(
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     text, follow = page.locator("[data-log-text]"), page.get_by_role("button", name="Follow")
     expect(text).to_contain_text("line 2999")
-    expect(page.get_by_text("Earlier output is not shown")).to_be_visible()
-    assert "line 500\n" not in (text.text_content() or "")
+    assert "line 500\n" not in (text.inner_text() or "")
     text.evaluate("element => { element.scrollTop = 0; }")
     expect(follow).to_have_attribute("aria-pressed", "false")
-    files.append_log(job.pk, files.log_size(job.pk), b"line 3000\n")
-    expect(text).to_contain_text("line 3000")
+    expect(text).to_contain_text("line 0")
+    files.append_log(job.pk, files.log_size(job.pk), b"line 3000\nline 3001\n")
+    below = page.get_by_role("button", name="2 new lines below")
+    expect(below).to_be_visible()
     assert text.evaluate("element => element.scrollTop") == 0
-    follow.click()
-    assert text.evaluate("element => element.scrollHeight - element.clientHeight - element.scrollTop") < 2
+    below.click()
+    expect(text).to_contain_text("line 3001")
+    expect(follow).to_have_attribute("aria-pressed", "true")
+    expect(below).to_be_hidden()
 
 
 def test_each_nodes_log_can_be_chosen(page: Page, live_server, project: Project, mia: User) -> None:
@@ -323,8 +326,6 @@ def test_each_nodes_log_can_be_chosen(page: Page, live_server, project: Project,
     files.append_log(placed_job(run, 1).pk, 0, b"from node one\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.locator("[data-log-text]")).to_contain_text("from node zero")
-    expect(page.get_by_text("Earlier output is not shown")).to_be_visible()
-    page.get_by_label("Job", exact=True).select_option(label="node 1, attempt 1")
+    page.get_by_role("button", name="node 1", exact=True).click()
     expect(page.locator("[data-log-text]")).to_have_text("from node one\n", use_inner_text=True)
-    expect(page.get_by_text("Earlier output is not shown")).to_be_hidden()
     assert "node=1" in (page.get_by_role("link", name="Download the log").get_attribute("href") or "")

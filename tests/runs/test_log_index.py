@@ -39,10 +39,10 @@ def test_what_was_counted_is_not_read_again() -> None:
     job = uuid4()
     with mock.patch.object(log_index, "BLOCK", 4):
         files.append_log(job, 0, b"a\nb\nc\nd\n")
-        assert all_lines(job) == [2, 2]
+        assert all_lines(job) == [2]  # the last block may still grow
         with mock.patch.object(files, "read_log", side_effect=AssertionError):
-            assert all_lines(job) == [2, 2]
-        files.append_log(job, 8, b"\n\n\n\n")
+            assert all_lines(job) == [2]
+        files.append_log(job, 8, b"\n\n\n\n.")
         assert all_lines(job) == [2, 2, 4]
         files.remove_log(job)
         assert log_index.lines(job, 0) == log_index.Lines(0, [], False)

@@ -1,20 +1,18 @@
-"""The list of runs, one run with its log, stopping it, and the profiles that runs can name."""
+"""The list of runs, one run, stopping it, and the profiles that runs can name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.lib.errors import Gone
 from dstackweb.profiles import services as profiles
-from dstackweb.runs import dependencies, files, removal, rows, selectors, services
+from dstackweb.runs import dependencies, removal, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
@@ -25,7 +23,6 @@ from dstackweb.web.common.pages import (
     fingerprint,
     polled,
     project_page,
-    sentence,
     whole_number,
 )
 from dstackweb.web.gpus import alerts
@@ -37,10 +34,9 @@ from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.dependency_graph import dependency_graph
 from dstackweb.web.runs.why_views import place_in_queue
 from dstackweb.wording import events as event_words
-from dstackweb.wording import statuses, units, waiting
+from dstackweb.wording import statuses, waiting
 
 PER_PAGE = 50
-LOG_BYTES = 256 * 1024
 SHOWN_AT_ONCE = 200
 """Most jobs and events on a run's page: each poll renders them."""
 SHOWN = {
@@ -142,34 +138,6 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "etag": services.etag(run),
         "max_priority": lists.max_priority(request),
     }
-
-
-@project_page()
-def log(request: PageRequest, run: str) -> HttpResponseBase:
-    """Raw bytes of one job's log from `offset`, or its last `tail` lines; with `download` all of it as a file."""
-    found = selectors.find_run(request.project, run)
-    node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
-    tail = whole_number(request.GET["tail"]) if "tail" in request.GET else None
-    offset = whole_number(request.GET.get("offset"))
-    try:
-        part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
-    except Gone as error:
-        if not request.htmx:
-            raise
-        return HttpResponse(sentence(error.detail), status=error.status, content_type="text/plain; charset=utf-8")
-    if "download" in request.GET and part.job:
-        size, data = files.whole_log(part.job.pk)
-        name = content_disposition_header(True, f"{found.name}-{part.attempt}-{node}.log")
-        headers = {"Content-Disposition": name, "Content-Length": str(size)}
-        return StreamingHttpResponse(data, content_type="text/plain; charset=utf-8", headers=headers)
-    response = HttpResponse(part.data, content_type="application/octet-stream")
-    response["X-Start-Offset"] = str(part.next_offset - len(part.data))
-    response["X-Next-Offset"] = str(part.next_offset)
-    response["X-Log-Complete"] = "true" if part.complete else "false"
-    response["X-Log-Missing"] = units.size(part.missing) if part.missing else ""
-    response["X-Log-Cut"] = part.cut
-    response["X-Log-More"] = "true" if len(part.data) == LOG_BYTES else "false"
-    return response
 
 
 @require_POST

@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, files
+from dstackweb.runs import attempts, files, log_index
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
@@ -132,6 +132,44 @@ def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_u
         assert (each["Content-Type"], each["X-Content-Type-Options"]) == (kind, "nosniff")
 
 
+def test_a_log_opened_in_the_browser_is_text_that_runs_nothing(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann, "noisy")
+    place_all()
+    files.append_log(start(placed_job(run)).pk, 0, b"<script>alert(1)</script>")
+    answer = as_user(ann).get(f"/p/main/runs/{run.uid}/log/?view=1")
+    assert answer["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer["X-Content-Type-Options"] == "nosniff"
+    assert answer["Content-Security-Policy"].startswith("sandbox")
+    assert answer["Content-Disposition"].startswith("inline")
+
+
+def test_lines_matches_and_marks_of_a_log_are_found_without_reading_it(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host()
+    run = make_run(project, ann, "noisy")
+    log = f"/p/main/runs/{run.uid}/log"
+    client = as_user(ann)
+    assert client.get(f"{log}/lines/").json()["counts"] == []
+    place_all()
+    job = start(placed_job(run))
+    files.append_log(job.pk, 0, b"x\n" * 200_000)
+    log_index.append_marks(job.pk, 0, b"m" * 16)
+    found = client.get(f"{log}/lines/?node=0&first=0").json()
+    assert found == {"size": 400_000, "block": 262_144, "counts": [131_072], "more": False}
+    assert client.get(f"{log}/lines/?first={2**70}").json()["counts"] == []
+    assert client.get(f"{log}/search/?q=X&offset=399996").json() == {"offsets": [399_996, 399_998], "next": None}
+    assert client.get(f"{log}/search/?q=x&offset={2**70}").json() == {"offsets": [], "next": None}
+    assert client.get(f"{log}/marks/").content == b"m" * 16
+    assert client.get(f"{log}/marks/?offset={2**70}").content == b""
+    for path in ("lines", "search", "marks"):
+        assert client.get(f"{log}/{path}/?node=9&attempt=1").status_code == 404
+        run.jobs.update(log_removed_at=timezone.now())
+        assert client.get(f"{log}/{path}/", headers={"HX-Request": "true"}).status_code == 410
+        run.jobs.update(log_removed_at=None)
+
+
 def test_a_lost_log_is_reported_in_place_of_the_log(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     run = make_run(project, ann, "noisy")
@@ -153,7 +191,7 @@ def test_another_projects_run_and_its_log_dont_exist(project: Project, ann: User
     elsewhere = make_project("elsewhere")
     run = make_run(elsewhere, make_user("eve"), "hidden")
     client = as_user(ann)
-    for path in (f"runs/{run.uid}/", f"runs/{run.uid}/log/"):
+    for path in (f"runs/{run.uid}/", f"runs/{run.uid}/log/", f"runs/{run.uid}/log/search/"):
         assert client.get(f"/p/main/{path}").status_code == 404
         assert client.get(f"/p/elsewhere/{path}").status_code == 404
 

@@ -1,0 +1,96 @@
+"""The log of one job for its viewer: bytes by offset, lines by number, matches, and when lines were written."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.utils.http import content_disposition_header
+
+from dstackweb.lib.errors import Gone
+from dstackweb.lib.storage import Missing
+from dstackweb.runs import files, log_index, selectors
+from dstackweb.runs.models import Job
+from dstackweb.web.common.pages import PageRequest, project_page, sentence, whole_number
+from dstackweb.wording import units
+
+LOG_BYTES = log_index.BLOCK
+SANDBOX = "sandbox; default-src 'none'"
+"""For what jobs wrote, where a browser shows it as a page of its own."""
+
+
+@project_page()
+def log(request: PageRequest, run: str) -> HttpResponseBase:
+    """Raw bytes of one job's log from `offset`, or its last `tail` lines; all of it with `download` or `view`."""
+    found = selectors.find_run(request.project, run)
+    node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
+    tail = whole_number(request.GET["tail"]) if "tail" in request.GET else None
+    offset = whole_number(request.GET.get("offset"))
+    try:
+        part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
+    except Gone as error:
+        return _gone(request, error)
+    if ("download" in request.GET or "view" in request.GET) and part.job:
+        size, data = files.whole_log(part.job.pk)
+        name = content_disposition_header("download" in request.GET, f"{found.name}-{part.attempt}-{node}.log")
+        headers = {"Content-Disposition": name or "", "Content-Length": str(size), "Content-Security-Policy": SANDBOX}
+        return StreamingHttpResponse(data, content_type="text/plain; charset=utf-8", headers=headers)
+    response = HttpResponse(part.data, content_type="application/octet-stream")
+    response["X-Start-Offset"] = str(part.next_offset - len(part.data))
+    response["X-Next-Offset"] = str(part.next_offset)
+    response["X-Log-Size"] = str(part.size)
+    response["X-Log-Complete"] = "true" if part.complete else "false"
+    response["X-Log-Missing"] = units.size(part.missing) if part.missing else ""
+    response["X-Log-Cut"] = part.cut
+    response["X-Log-More"] = "true" if len(part.data) == LOG_BYTES else "false"
+    return response
+
+
+@project_page()
+def lines(request: PageRequest, run: str) -> HttpResponseBase:
+    """How many line ends each complete block has, from the number `first` on; `more`: ask again for those behind."""
+    try:
+        job = _job(request, run)
+        part = log_index.lines(job.pk, whole_number(request.GET.get("first"))) if job else log_index.Lines(0, [], False)
+    except Missing as error:
+        return _gone(request, Gone(f"part of the log is lost ({error} is not there)"))
+    except Gone as error:
+        return _gone(request, error)
+    return JsonResponse({"size": part.size, "block": log_index.BLOCK, "counts": part.counts, "more": part.more})
+
+
+@project_page()
+def search(request: PageRequest, run: str) -> HttpResponseBase:
+    """Offsets at which the text `q` is, from `offset` on; `next` is where to go on, null at the end."""
+    try:
+        job = _job(request, run)
+        text, start = request.GET.get("q", ""), whole_number(request.GET.get("offset"))
+        found = log_index.search(job.pk, text, start) if job else log_index.Matches([], None)
+    except Missing as error:
+        return _gone(request, Gone(f"part of the log is lost ({error} is not there)"))
+    except Gone as error:
+        return _gone(request, error)
+    return JsonResponse({"offsets": found.offsets, "next": found.following})
+
+
+@project_page()
+def marks(request: PageRequest, run: str) -> HttpResponseBase:
+    """Records of `runner.marks` from their own `offset` on."""
+    try:
+        job = _job(request, run)
+    except Gone as error:
+        return _gone(request, error)
+    data = log_index.marks(job.pk, whole_number(request.GET.get("offset"))) if job else b""
+    return HttpResponse(data, content_type="application/octet-stream")
+
+
+def _job(request: PageRequest, run: str) -> Job | None:
+    """The job whose log is asked for. Raises NotFound and Gone."""
+    found = selectors.find_run(request.project, run)
+    node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
+    return selectors.log_job(found, node=node, attempt=attempt)
+
+
+def _gone(request: PageRequest, error: Gone) -> HttpResponseBase:
+    """Said as text to the viewer; a page of its own elsewhere."""
+    if not request.htmx:
+        raise error
+    return HttpResponse(sentence(error.detail), status=error.status, content_type="text/plain; charset=utf-8")
