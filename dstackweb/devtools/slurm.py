@@ -1,6 +1,7 @@
 """A Slurm cluster of two nodes on this machine, of Debian's packages. Root only.
 
-Its GPUs are files that no driver knows: Slurm counts them and sets CUDA_VISIBLE_DEVICES.
+Its GPUs are files that no driver knows: Slurm counts them and sets CUDA_VISIBLE_DEVICES. `job_env` are variables that
+its jobs get from a prolog, such as those that lead to the stand-in for NVML.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
@@ -35,6 +36,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+TaskProlog={folder}/prolog
 MpiDefault=none
 SwitchType=switch/none
 SelectType=select/cons_tres
@@ -65,8 +67,8 @@ START_S = 30.0
 class Slurm:
     """`env` leads Slurm's commands to the cluster. Partitions: `main`, `whole` (nodes exclusive), `urgent`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, job_env: Mapping[str, str] | None = None) -> None:
+        self.folder, self._job_env = folder, job_env or {}
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -88,6 +90,9 @@ class Slurm:
         name = socket.gethostname().split(".")[0]
         (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, host=name, **ports))
         (self.folder / "gres.conf").write_text(GRES)
+        prolog = self.folder / "prolog"
+        prolog.write_text("#!/bin/sh\n" + "".join(f"echo export {k}={v}\n" for k, v in self._job_env.items()))
+        prolog.chmod(0o755)
         own = self.folder / "munge"
         self._run(
             "munge", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",

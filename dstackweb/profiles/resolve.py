@@ -67,7 +67,7 @@ def resolve(run_file: RunFile, profile: ProfileData | None) -> Effective:
 
 
 def as_hold(effective: Effective) -> Effective:
-    """The same settings for a hold: no schedule, no retry, and a utilization policy that only warns.
+    """The same settings for a hold: no schedule, no retry, no container, and a utilization policy that only warns.
 
     Values of the request have {"source": "hold"}; a policy that was changed to warn also has {…, "notifies": true}.
     """
@@ -77,11 +77,11 @@ def as_hold(effective: Effective) -> Effective:
         key: own if source["source"] in ("run_file", "command_line") else source
         for key, source in effective.provenance.items()
     }
-    provenance |= {key: own for key in ("retry", "schedule") if getattr(spec, key) is not None}
+    provenance |= {key: own for key in ("retry", "schedule", "image") if getattr(spec, key) is not None}
     if policy is not None:
         provenance["utilization_policy"] = {**provenance["utilization_policy"], "notifies": True}
         policy = policy.model_copy(update={"action": UtilizationAction.NOTIFY})
-    changed = {"hold": True, "retry": None, "schedule": None, "utilization_policy": policy}
+    changed = {"hold": True, "retry": None, "schedule": None, "image": None, "utilization_policy": policy}
     return Effective(spec.model_copy(update=changed), provenance)
 
 

@@ -13,6 +13,8 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
+from dstackweb.runner import nvml
+
 METADATA = "http://169.254.169.254"
 METADATA_TIMEOUT_S = 1.0
 METADATA_TOKEN_S = 21600
@@ -39,9 +41,12 @@ def granted_gpus() -> list[str]:
 
 
 def _shown() -> list[str]:
+    """By `nvidia-smi`, or by NVML where there is none: containers of clusters may have the driver's library alone."""
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except FileNotFoundError:
+        return [gpu.uuid for gpu in nvml.read().samples if gpu.uuid.startswith("GPU-")]
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("GPU-")]

@@ -1,4 +1,4 @@
-"""The keys of run files. Profiles may have those of `ProfileFields`: where a run may start, and for how long."""
+"""The keys of run files. Profiles may have those of `ProfileFields`: where a run starts, in what, and for how long."""
 
 from __future__ import annotations
 
@@ -182,6 +182,14 @@ class ProfileFields(Keys):
     max_price: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = key(
         "a number of dollars per hour such as 1.5", "Maximum price per hour of one node.", default=None
     )
+    image: Image | None = key(
+        "a container image such as python:3.12",
+        "The commands run in a container of this image, on hosts with Docker or Podman. Without any, its own program.",
+        default=None,
+    )
+    pull_policy: Literal["always", "missing", "never"] | None = key(
+        "`always`, `missing` or `never`", "Whether the host pulls the image before each start.", default=None
+    )
     max_duration: SecondsOrOff = key(
         "a duration such as 24h, or off", "A job is stopped after this time.", default=None
     )
@@ -291,18 +299,10 @@ class RunFields(ProfileFields):
         "Environment variables. A bare name copies the value from the shell that runs `dstackweb apply`, and masks it.",
         default=None,
     )
-    image: Image | None = key(
-        "a container image such as python:3.12",
-        "The commands run in a container of this image, on hosts with Docker or Podman. Without any, its own program.",
-        default=None,
-    )
     entrypoint: Entrypoint | None = key(
         "a program with its arguments",
         "What the container runs instead of a shell, with `commands` as further arguments.",
         default=None,
-    )
-    pull_policy: Literal["always", "missing", "never"] | None = key(
-        "`always`, `missing` or `never`", "Whether the host pulls the image before each start.", default=None
     )
     registry_auth: RegistryAuthFields | None = key(
         "a mapping with `username` and `password`", "How to sign in to the image's registry.", default=None

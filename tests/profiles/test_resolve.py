@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.profiles.resolve import Effective, ProfileData, resolve
+from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.spec.effective import EffectiveSpec, Retry, UtilizationPolicy
 from dstackweb.spec.run_file import parse_profile_settings, parse_run_file
 
@@ -49,6 +49,15 @@ def test_a_profiles_utilization_policy_reaches_the_run_in_full() -> None:
         min_gpu_utilization=50, time_window_s=60, scope="all", warmup_s=300, action="notify"
     )
     assert found.provenance["utilization_policy"] == NIGHTLY
+
+
+def test_a_profile_has_an_image_that_the_file_replaces_and_a_hold_does_without() -> None:
+    profile = {"image": "python:3.12", "pull_policy": "always"}
+    found = resolved(HEAD, profile)
+    assert (found.spec.image, found.spec.pull_policy, found.provenance["image"]) == ("python:3.12", "always", NIGHTLY)
+    assert resolved(HEAD + "image: busybox\n", profile).spec.image == "busybox"
+    hold = as_hold(found)
+    assert (hold.spec.image, hold.provenance["image"]) == (None, {"source": "hold"})
 
 
 def test_a_mapping_of_the_file_replaces_the_profiles_whole() -> None:

@@ -14,6 +14,7 @@ import pytest
 from dstackweb import runner
 from dstackweb.runner import machine
 from dstackweb.runner.machine import Metadata
+from dstackweb.runner.nvml import Sample, Snapshot
 
 AT = "2026-11-21T12:00:00Z"
 
@@ -109,6 +110,29 @@ def test_without_a_driver_there_are_none_in_the_end(
     monkeypatch.setattr(machine, "_on_bus", lambda: 2)
     monkeypatch.setattr(machine, "DRIVER_WAIT_S", 0.2)
     assert machine.gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("1", ["GPU-2"]), ("1,0", ["GPU-2", "GPU-1"]), ("GPU-9, MIG-3", ["GPU-9", "MIG-3"]), ("", []), ("7", []),
+        ("NoDevFiles", []),
+    ],
+)  # fmt: skip
+def test_the_gpus_of_an_allocation_are_those_that_its_cluster_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, found: list[str]
+) -> None:
+    smi(tmp_path, monkeypatch, "echo GPU-1; echo GPU-2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert machine.granted_gpus() == found
+
+
+def test_gpus_are_found_without_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    parts = (Sample("GPU-1", 0, "A100", 40960), Sample("MIG-1", 1, "A100", 5120), Sample("GPU-2", 2, "A100", 40960))
+    monkeypatch.setattr(machine.nvml, "read", lambda: Snapshot(parts))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert machine.granted_gpus() == ["GPU-2"]
 
 
 def test_gpus_on_the_bus_are_nvidias_displays_and_accelerators(tmp_path: Path) -> None:
