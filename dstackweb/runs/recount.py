@@ -35,7 +35,7 @@ def differences() -> Iterator[Difference]:
     orphans = Allocation.objects.filter(job__status__in=JOB_ENDED).count()
     if orphans:
         yield Difference("allocations of ended jobs", orphans, 0)
-    missing = Job.objects.exclude(status__in=JOB_ENDED).filter(allocations=None, backend__kind="hosts").count()
+    missing = Job.objects.exclude(status__in=JOB_ENDED).filter(allocations=None, host__isnull=False).count()
     if missing:
         yield Difference("active jobs that hold nothing", missing, 0)
 

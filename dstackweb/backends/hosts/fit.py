@@ -15,6 +15,9 @@ from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.backends.matching import gpu_matches, is_part
 from dstackweb.spec.effective import Requirements
 
+HOSTS = "hosts"
+"""The name, and the kind, of the backend of the team's own hosts."""
+
 
 @dataclass(frozen=True)
 class GpuView:

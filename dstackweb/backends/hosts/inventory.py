@@ -12,7 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
-from dstackweb.backends.hosts.fit import GpuView, HostView
+from dstackweb.backends.hosts.fit import HOSTS, GpuView, HostView
 from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, HostEventKind, Isolation, Ports
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.spec.labels import check_labels
@@ -20,9 +20,6 @@ from dstackweb.spec.labels import check_labels
 if TYPE_CHECKING:
     from dstackweb.runner.isolation import Arrangement
     from dstackweb.runner.probe import GpuProbe, Probe
-
-EMBEDDED = "hosts"
-"""Name and kind of the backend that every deployment has."""
 
 
 class HasLeft(Exception):
@@ -92,7 +89,7 @@ def _gpus_by_host() -> defaultdict[int, list[GpuView]]:
 
 def ensure_embedded_backend() -> Backend:
     """The backend of the team's own hosts, created if missing."""
-    backend, _ = Backend.objects.get_or_create(name=EMBEDDED, defaults={"kind": EMBEDDED})
+    backend, _ = Backend.objects.get_or_create(name=HOSTS, defaults={"kind": HOSTS})
     return backend
 
 

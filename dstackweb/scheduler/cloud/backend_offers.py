@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import catalog
 from dstackweb.runner.isolation import PROJECT, USER, isolates
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent_this_month
 from dstackweb.scheduler.placement.capacity import Budget
-from dstackweb.scheduler.placement.hosts import HOSTS
 from dstackweb.scheduler.placement.offers import BackendOffers
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 

@@ -13,6 +13,7 @@ from uuid import UUID
 from django.db.models import Q
 from django.utils import timezone
 
+from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.lib.models import Watch
 from dstackweb.runs import wakeups
@@ -26,7 +27,7 @@ from dstackweb.runs.transitions import RunChanged, move_runs, record
 from dstackweb.scheduler.cloud.instances import assign_offer, new_instance, take_idle
 from dstackweb.scheduler.models import PassState, Reservation
 from dstackweb.scheduler.passes.loading import StoredReservation
-from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
 from dstackweb.scheduler.placement.offers import OfferPlacement
 from dstackweb.scheduler.placement.reservation import HostReservation
 

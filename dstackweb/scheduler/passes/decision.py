@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Offer, PlaceCode
-from dstackweb.backends.hosts.fit import HostView, Miss, fit, host_offers
+from dstackweb.backends.hosts.fit import HOSTS, HostView, Miss, fit, host_offers
 from dstackweb.runs import dependencies
 from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
@@ -32,7 +32,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
-from dstackweb.scheduler.placement.hosts import HOSTS, Wait, WaitingRun, fit_nodes, host_refusal
+from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, fit_nodes, host_refusal
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec

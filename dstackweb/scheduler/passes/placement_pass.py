@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from django.utils import timezone
 
+from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.lib import sql
 from dstackweb.runs import dependencies
@@ -25,7 +26,7 @@ from dstackweb.scheduler.passes import apply, loading
 from dstackweb.scheduler.passes.apply import STALE, Placement, ReservationChange
 from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.passes.queue_scan import QueueScan
-from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
 from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key
 
 log = logging.getLogger(__name__)

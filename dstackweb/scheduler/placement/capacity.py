@@ -15,10 +15,10 @@ from decimal import Decimal
 from typing import Any
 
 from dstackweb.backends.contract import Offer
-from dstackweb.backends.hosts.fit import HostView, gpus_matching, taken
+from dstackweb.backends.hosts.fit import HOSTS, HostView, gpus_matching, taken
 from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason
 from dstackweb.scheduler.placement import limits, offers, reservation
-from dstackweb.scheduler.placement.hosts import HOSTS, HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage

@@ -18,9 +18,6 @@ from dstackweb.spec import labels
 from dstackweb.spec.containers import is_listed
 from dstackweb.spec.effective import EffectiveSpec
 
-HOSTS = "hosts"
-"""The backend of the team's own hosts."""
-
 
 @dataclass(frozen=True)
 class WaitingRun:

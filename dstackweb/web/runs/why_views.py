@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.http import HttpResponse
 from django.utils import timezone
 
-from dstackweb.backends.hosts.fit import HostView
+from dstackweb.backends.hosts.fit import HOSTS, HostView
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors
 from dstackweb.runs.models import QueueCount, Run
@@ -125,7 +125,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
 
 
 def _tried(one: Candidate, hosts: Mapping[str, HostView]) -> TriedLine:
-    host = hosts.get(one.where) if one.backend == "hosts" else None
+    host = hosts.get(one.where) if one.backend == HOSTS else None
     free = sum(gpu.free for gpu in host.gpus) if host else 0
     return TriedLine(one, waiting.tried(one.code, one.data), host, free)
 
