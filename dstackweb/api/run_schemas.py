@@ -23,7 +23,7 @@ from dstackweb.runs.rows import RunRow, row_of
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.passes.decision import Candidate, Decision, Plan, VisibleReservation
+from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.wording import statuses, waiting
 
@@ -286,6 +286,17 @@ class RemarkOut(Schema):
     message: str
 
 
+class OutlookOut(Schema):
+    """What one backend has for the run now."""
+
+    backend: str
+    used: bool = Field(description="Whether the run may use it; otherwise it would have to name it in `backends`")
+    starts: bool = Field(description="Whether the run could start there at once, apart from its position")
+    price: float | None = Field(description="USD per hour of all nodes; null without an offer")
+    reason: str | None
+    reason_detail: str | None
+
+
 class PlanOut(Schema):
     """The plan of a run. `settings` is `spec` in the run file's notation; `provenance` has the same keys."""
 
@@ -297,6 +308,7 @@ class PlanOut(Schema):
     after_detail: str | None = Field(description="The runs that it would wait for, where they have not ended")
     next_at: dt.datetime | None = Field(description="When a run with a schedule enters its queue")
     offers: list[OfferOut]
+    backends: list[OutlookOut] = Field(description="All that the run uses or could name, the best first")
     reason: str | None
     reason_detail: str | None
     warnings: list[RemarkOut] = Field(description="Submitting despite one should be confirmed")
@@ -313,6 +325,7 @@ class PlanOut(Schema):
                 "settings": effective.spec.as_file(),
                 "provenance": effective.provenance,
                 "queue": plan.prepared.queue.name,
+                "backends": [_outlook(one) for one in plan.backends],
                 "reason": plan.waits.reason if plan.waits else None,
                 "reason_detail": text,
                 "after_detail": statuses.after(plan.follows) if plan.follows else None,
@@ -320,6 +333,17 @@ class PlanOut(Schema):
                 "notes": [{"code": code, "message": waiting.plan_note(code)} for code in plan.notes],
             }
         )
+
+
+def _outlook(one: Outlook) -> dict[str, Any]:
+    return {
+        "backend": one.backend,
+        "used": one.used,
+        "starts": one.waits is None,
+        "price": one.price,
+        "reason": one.waits.reason if one.waits else None,
+        "reason_detail": waiting.reason(one.waits.reason, one.waits.data).text if one.waits else None,
+    }
 
 
 class TriedOut(Schema):

@@ -36,7 +36,7 @@ from dstackweb.cli.output import (
     warn,
 )
 from dstackweb.cli.runs import status_text
-from dstackweb.spec.units import size_text
+from dstackweb.spec.units import price_text, size_text
 
 if TYPE_CHECKING:
     from dstackweb.cli.archive import CodeArchive
@@ -232,8 +232,25 @@ def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
         if (more := len(plan["offers"]) - OFFERS_SHOWN) > 0:
             echo(f"and {plural(more, 'more offer')}", file=stream)
         echo(file=stream)
+    if len(plan.get("backends", ())) > 1:
+        show_table(
+            [Column("BACKEND"), Column("START", wide=True), Column("PRICE/H", right=True)], _backends(plan), stream
+        )
+        echo(file=stream)
     echo(f"Code: {code}", file=stream)
     show_position(plan, stream)
+
+
+def _backends(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What each backend has for the run now, the best first."""
+    return [
+        (
+            one["backend"],
+            ("now" if one["starts"] else one["reason_detail"]) + ("" if one["used"] else " (not used)"),
+            price_text(one["price"]) if one["price"] else "–",
+        )
+        for one in plan["backends"]
+    ]
 
 
 def show_position(plan: dict[str, Any], stream: IO[str]) -> None:

@@ -239,6 +239,10 @@ def test_the_plan_shows_spot_and_on_demand_prices(cli: Cli) -> None:
         "reason": None, "reason_detail": None,
     }  # fmt: skip
     told = StringIO()
-    show_plan(plan, "none", told)
+    outlook = {"backend": "aws", "used": False, "starts": True, "price": 3.06, "reason": None, "reason_detail": None}
+    full = {"backend": "hosts", "used": True, "starts": False, "price": 0.0, "reason_detail": "needs 2 GPUs, 1 free"}
+    show_plan(plan | {"backends": [full, outlook]}, "none", told)
     rows = [line.split() for line in told.getvalue().splitlines() if "m5.large" in line]
+    compared = [" ".join(line.split()) for line in told.getvalue().splitlines() if line.startswith(("aws  ", "hosts"))]
+    assert compared == ["hosts needs 2 GPUs, 1 free –", "aws now (not used) $3.06"]
     assert [row[-3:] for row in rows] == [["$0.0665", "spot", "available"], ["$0.1066", "on-demand", "available"]]

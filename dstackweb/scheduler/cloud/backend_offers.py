@@ -47,8 +47,7 @@ class OfferReader:
         A backend that fails is left out until the next pass, with the code of why.
         """
         if spec.backends is None:
-            free = [name for name, backend in self.backends.items() if not registry.costs_money(backend)]
-            names = [name for name in free if self._refusal(name, spec) is None]
+            names = [name for name in self.free() if self._refusal(name, spec) is None]
         else:
             names = [name for name in spec.backends if name != HOSTS]
         offers: list[Offer] = []
@@ -60,6 +59,10 @@ class OfferReader:
             else:
                 offers += answer
         return BackendOffers(tuple(offers), failed)
+
+    def free(self) -> list[str]:
+        """The backends that cost nothing, which runs use without naming them."""
+        return [name for name, backend in self.backends.items() if not registry.costs_money(backend)]
 
     def _refusal(self, name: str, spec: EffectiveSpec) -> Unavailable | None:
         """Why a backend whose jobs share a user takes no run of this project; None if it does, or there is none."""

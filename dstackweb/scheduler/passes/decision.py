@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -175,6 +175,25 @@ def _offer_candidate(spec: EffectiveSpec, offer: Offer) -> Candidate:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What one backend has for a run now, whether the run may use it (`used`) or not.
+
+    `waits` is None where it could start at once. `price` is USD per hour of all nodes, None without an offer.
+    """
+
+    backend: str
+    used: bool
+    waits: Wait | None
+    price: Decimal | None
+
+    @property
+    def order(self) -> tuple[bool, bool, int, Decimal, str]:
+        """Those that the run may use first; of these the ones that could start, the cheapest first."""
+        place = -self.waits.reason.place if self.waits else 0
+        return not self.used, self.waits is not None, place, self.price or Decimal(0), self.backend
+
+
+@dataclass(frozen=True)
 class Plan:
     """`waits` is None when the run could start at once if it were first in its queue.
 
@@ -183,6 +202,7 @@ class Plan:
 
     prepared: PreparedSubmission
     offers: Sequence[Offer]
+    backends: Sequence[Outlook]
     position: int | None
     next_at: dt.datetime | None
     waits: Wait | None
@@ -217,11 +237,35 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
         queued_at=now,
         spec=spec.of_project(project.name, project.least_isolation),
     )
-    capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
+    reader = OfferReader()
+    capacity = loading.load_capacity([queue], reader, now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at or dependencies.waits(prepared.dependencies) else position_at(queue, rank, None)
     waits, notes = _wait(run, queue, capacity), _notes(prepared, submission)
-    return Plan(prepared, _offers(run, capacity), position, next_at, waits, notes)
+    return Plan(
+        prepared, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes
+    )  # fmt: skip
+
+
+def _outlooks(run: WaitingRun, capacity: Capacity, reader: OfferReader) -> list[Outlook]:
+    """The backends that the run uses or could name, the best first."""
+    used = {HOSTS, *reader.free()} if run.spec.backends is None else set(run.spec.backends)
+    found = (_outlook(run, capacity, name, used=name in used) for name in {HOSTS, *reader.backends, *used})
+    return sorted((one for one in found if one is not None), key=lambda one: one.order)
+
+
+def _outlook(run: WaitingRun, capacity: Capacity, name: str, *, used: bool) -> Outlook | None:
+    """None for a backend of other projects."""
+    outcome = capacity.on_backend(run, name)
+    if not isinstance(outcome, Wait):
+        return Outlook(name, used, None, outcome.price if isinstance(outcome, offers.OfferPlacement) else Decimal(0))
+    if outcome.data.get("code") == Unavailable.OTHER_PROJECT:
+        return None
+    if name == HOSTS:
+        return Outlook(name, used, outcome, None if outcome.reason == WaitReason.IMPOSSIBLE else Decimal(0))
+    alone = replace(run, spec=run.spec.model_copy(update={"backends": (name,)}))
+    found = offers.acceptable_offers(alone.spec, capacity.offers_for(alone))
+    return Outlook(name, used, outcome, found[0].price * run.spec.nodes if found else None)
 
 
 def _notes(prepared: PreparedSubmission, submission: Submission) -> list[PlanNote]:

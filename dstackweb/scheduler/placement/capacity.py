@@ -87,6 +87,10 @@ class Capacity:
             return over[0] if over else outcome
         return most_permanent([outcome, *over])
 
+    def on_backend(self, run: WaitingRun, name: str) -> HostPlacement | OfferPlacement | Wait:
+        """Where the run would go if it named this backend alone, or why it would wait there. Limits don't count."""
+        return self._anywhere(replace(run, spec=run.spec.model_copy(update={"backends": (name,)})))
+
     def exceeded_limits(self, run: WaitingRun) -> list[Wait]:
         """The limits of its queue that the run would exceed now, the most permanent first."""
         queue_limits, gpus = self.limits.get(run.queue_id, QueueLimits()), gpus_requested(run.spec)

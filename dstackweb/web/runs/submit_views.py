@@ -136,6 +136,9 @@ def _plan(planned: Plan) -> dict[str, Any]:
             (offer, offer_words.availability(offer.availability), offer_words.has(offer), offer_words.why(offer, wants))
             for offer in planned.offers
         ],
+        "backends": [
+            (one, waiting.reason(one.waits.reason, one.waits.data) if one.waits else None) for one in planned.backends
+        ],
         "nodes": effective.spec.nodes,
         "settings": details.settings_of(effective.spec, effective.provenance),
     }

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Availability
+from dstackweb.backends.models import Backend
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import find_run, why
 from dstackweb.runs.services import Submission
@@ -67,6 +68,44 @@ def test_a_plan_offers_no_host_to_a_run_that_requires_spot(project: Project, mem
     planned = plan(project, member, "member", submission)
     assert planned.impossible
     assert planned.offers == []
+
+
+def test_a_plan_compares_the_backends_that_the_run_uses_or_could_name(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host(gpus=1)
+    make_run(project, member, resources={"gpu": 1}, max_duration="30m")
+    place_all()
+    market = StubMarket(monkeypatch)
+    market.has("cloud", offer("3.06"))
+    market.has("small", offer(backend="small", availability=Availability.NO_QUOTA))
+    market.has("broken", fails=RuntimeError("down"))
+    config = {"type": "task", "commands": ["true"], "resources": {"gpu": 1}, "backends": ["hosts", "small"], "nodes": 1}
+    planned = plan(project, member, "member", Submission(config))
+    found = [
+        (one.backend, one.used, one.waits.reason.value if one.waits else None, one.price) for one in planned.backends
+    ]
+    assert found == [
+        ("hosts", True, "waiting_for_capacity", Decimal(0)),
+        ("small", True, "no_quota", Decimal("1.0")),
+        ("cloud", False, None, Decimal("3.06")),
+        ("broken", False, "backend_unavailable", None),
+    ]
+    [hosts, *_] = planned.backends
+    assert hosts.waits is not None
+    assert "1 busy until" in waiting.reason(hosts.waits.reason, hosts.waits.data).text
+    assert planned.offers[0].backend == "hosts"
+
+
+def test_a_plan_names_no_backend_of_other_projects(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host()
+    StubMarket(monkeypatch, "slurm").has("theirs", offer("0", backend="theirs"))
+    Backend.objects.update(config={"projects": ["other"]})
+    config = {"type": "task", "commands": ["true"], "backends": ["hosts"]}
+    planned = plan(project, member, "member", Submission(config))
+    assert [one.backend for one in planned.backends] == ["hosts"]
 
 
 def test_the_outcome_is_the_one_of_the_pass(project: Project, member: User) -> None:

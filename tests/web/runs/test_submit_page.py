@@ -10,11 +10,13 @@ import pytest
 from django.conf import LazySettings
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
+from django.utils.html import strip_tags
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Archive, Run
 from dstackweb.web.runs.submit_views import examples
 from tests.factories import make_host, make_run, place_all
+from tests.scheduler.passes.backend_offers_stub import StubMarket, offer
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -41,6 +43,21 @@ def test_the_plan_shows_settings_offers_and_place_and_stores_nothing(
     assert "idle" in page
     assert "profile default" in page
     assert not Run.objects.filter(name="hello").exists()
+
+
+def test_the_plan_compares_backends_where_there_are_several(
+    project: Project, ann: User, as_user: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_host("box-1", gpus=1)
+    browser, config = as_user(ann), HELLO + "resources: {gpu: 1}\nbackends: [hosts]\n"
+    assert "plan-backends" not in browser.post("/p/main/submit/plan/", {"config": config}).content.decode()
+    StubMarket(monkeypatch).has("cloud", offer("3.06"))
+    make_run(project, ann, "ahead", resources={"gpu": 1})
+    place_all()
+    page = browser.post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    shown = " ".join(strip_tags(page.partition('id="plan-backends"')[2].replace("<", " <")).split())
+    assert "hosts capacity Needs 1 GPU, 0 of 1 free on box-1; 1 busy until" in shown
+    assert "cloud Not used; add cloud to backends now $3.06/h" in shown
 
 
 def test_the_plan_of_a_run_with_a_schedule_shows_when_it_enters_its_queue(
