@@ -24,6 +24,7 @@ from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
+from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.wording import statuses, waiting
 
@@ -396,6 +397,17 @@ class BudgetOut(Schema):
     spent: Annotated[Decimal, BeforeValidator(lambda usd: round(usd, 2))]
 
 
+class BlockerOut(Schema):
+    """A reason to wait, in words as `detail`."""
+
+    reason: str
+    detail: str
+
+    @staticmethod
+    def resolve_detail(waits: Wait) -> str:
+        return waiting.reason(waits.reason, waits.data).text
+
+
 class DecisionOut(Schema):
     """`outcome` is a wait reason, `starting` if the run fits, or `not_waiting` if it is not in the queue."""
 
@@ -404,6 +416,7 @@ class DecisionOut(Schema):
     detail: str
     data: dict[str, Any]
     tried: list[TriedOut] = Field(validation_alias="candidates")
+    blockers: Annotated[list[BlockerOut], Field(description="All that hold it up, the most permanent first")]
     limits: list[LimitOut]
     budget: BudgetOut | None
     reservation: ReservationOut | None

@@ -6,8 +6,9 @@ a table of words, fails there for a member without words.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class WaitReason(StrEnum):
@@ -35,6 +36,20 @@ class WaitReason(StrEnum):
 
 
 _PLACES = {reason: place for place, reason in enumerate(WaitReason)}
+
+
+def permanence(reason: str, data: Mapping[str, Any]) -> tuple[bool, int]:
+    """Sort key of reasons that must all be cured, the most permanent first: what no end of a run cures leads.
+
+    A reason of another version of the server comes last.
+    """
+    place = WaitReason(reason).place if reason in WaitReason._value2member_map_ else len(_PLACES)
+    return not is_permanent(reason, data), place
+
+
+def is_permanent(reason: str, data: Mapping[str, Any]) -> bool:
+    """Whether no end of a run cures it: nothing could provide what the run needs, or it alone exceeds a limit."""
+    return reason == WaitReason.IMPOSSIBLE or bool(data.get("never"))
 
 
 class Impossible(StrEnum):

@@ -225,7 +225,7 @@ def _starts(row: dict[str, Any], status: str, *, is_paused: bool) -> dict[str, A
     if status == RunStatus.PENDING:
         after = row["status_detail"].get("code") == MessageCode.AFTER
         basis = StartBasis.AFTER_RUNS if after else StartBasis.SCHEDULED
-    elif is_paused and status == RunStatus.SUBMITTED:
+    elif is_paused and status == RunStatus.SUBMITTED and basis != StartBasis.IMPOSSIBLE:
         basis = StartBasis.PAUSED
     elif status == RunStatus.SUBMITTED:
         # Another version of the server may know more.

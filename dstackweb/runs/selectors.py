@@ -18,7 +18,7 @@ from dstackweb.lib import sql
 from dstackweb.lib.errors import Gone, NotFound
 from dstackweb.lib.storage import Missing
 from dstackweb.runs import files
-from dstackweb.runs.codes import WaitReason
+from dstackweb.runs.codes import WaitReason, permanence
 from dstackweb.runs.models import Allocation, Dependency, Job, Queue, QueueCount, Run, RunEvent
 from dstackweb.runs.states import JOB_ENDED, RunStatus
 from dstackweb.spec.run_fields import MAX_NODES
@@ -121,22 +121,41 @@ def without_texts(runs: QuerySet[Run]) -> QuerySet[Run]:
 _VERDICTS = "SELECT shape, reason, data FROM runs_verdict WHERE queue_id = %s AND shape IN ({shapes})"
 
 
-def wait_reasons(queue: Queue, shapes: set[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Why waiting runs of each of these shapes wait: a code and its numbers, from the verdicts of the last pass."""
-    if queue.paused:
-        return dict.fromkeys(shapes, (WaitReason.QUEUE_PAUSED, {}))
+WaitingFor = tuple[str, dict[str, Any]]
+"""A reason to wait: its code and its numbers."""
+
+
+def blockers(queue: Queue, shapes: set[str]) -> dict[str, list[WaitingFor]]:
+    """All that holds up waiting runs of each of these shapes, the most permanent first; never empty.
+
+    From the queue's pause and the verdicts of the last pass. Lists, pages and the API show the first.
+    """
     wanted = {"", *shapes}  # that of the shape "" is the whole queue's
     rows = sql.rows(_VERDICTS.format(shapes=sql.places(wanted)), [queue.pk, *wanted])
-    found = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
+    verdicts = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
+    whole: list[WaitingFor] = [(WaitReason.QUEUE_PAUSED, {})] if queue.paused else []
+    whole += [verdicts[""]] if "" in verdicts else []
     # Without a verdict the next pass decides.
-    return {shape: found.get("") or found.get(shape) or (WaitReason.STARTING, {}) for shape in shapes}
+    each = {shape: [*whole, *([verdicts[shape]] if shape in verdicts else [])] for shape in shapes}
+    return {
+        shape: sorted(found, key=lambda one: permanence(*one)) or [(WaitReason.STARTING, {})]
+        for shape, found in each.items()
+    }
 
 
-def why(run: Run) -> tuple[str, dict[str, Any]]:
+def wait_reasons(queue: Queue, shapes: set[str]) -> dict[str, WaitingFor]:
+    """Why waiting runs of each of these shapes wait: the most permanent of their blockers."""
+    return {shape: found[0] for shape, found in blockers(queue, shapes).items()}
+
+
+def blockers_of(run: Run) -> list[WaitingFor]:
+    """All that holds up a run that waits, the most permanent first; empty for any other."""
+    return blockers(run.queue, {run.shape})[run.shape] if run.status == RunStatus.SUBMITTED else []
+
+
+def why(run: Run) -> WaitingFor:
     """Reason code and numbers of a run that waits; empty for any other."""
-    if run.status != RunStatus.SUBMITTED:
-        return "", {}
-    return wait_reasons(run.queue, {run.shape})[run.shape]
+    return next(iter(blockers_of(run)), ("", {}))
 
 
 def position(run: Run) -> int | None:

@@ -32,6 +32,15 @@ def test_limits_that_block_a_run_have_their_numbers(api: Api, project: Project, 
     assert told["limits"] == [{"reason": "queue_limit", "code": "max_running", "limit": 0, "used": 0, "asked": 1}]
 
 
+def test_all_that_holds_a_run_up_is_listed_the_most_permanent_first(api: Api, project: Project, member: User) -> None:
+    make_host(cpus=2)
+    project.queues.update(paused=True)
+    make_run(project, member, "wide", resources={"cpu": 4})
+    told = api("GET", f"projects/{project.name}/runs/wide/decision").json()
+    assert [one["reason"] for one in told["blockers"]] == ["impossible", "queue_paused"]
+    assert (told["outcome"], told["detail"]) == ("impossible", told["blockers"][0]["detail"])
+
+
 def test_people_outside_the_project_find_nothing(stranger: Api, project: Project, member: User) -> None:
     make_run(project, member, "mine")
     assert stranger("GET", f"projects/{project.name}/runs/mine/decision").status_code == 404

@@ -31,7 +31,7 @@ from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement import offers
-from dstackweb.scheduler.placement.capacity import Budget, Capacity, may_use_hosts, most_permanent
+from dstackweb.scheduler.placement.capacity import Budget, Capacity, by_permanence, may_use_hosts
 from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, fit_nodes, host_refusal
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
@@ -57,8 +57,8 @@ class Candidate:
 class Decision:
     """`outcome` is a reason with its numbers in `data`; `starting` where it fits, `not_waiting` outside the queue.
 
-    `limits` are all that hold it up, `budget` is the project's where the run may cost money, and `reservation` what is
-    kept for this run or, where that matters to it, for another.
+    `blockers` are all that hold it up, the most permanent first, which is the outcome. `budget` is the project's where
+    the run may cost money, and `reservation` what is kept for this run or, where that matters to it, for another.
     """
 
     outcome: WaitReason
@@ -66,8 +66,13 @@ class Decision:
     candidates: list[Candidate]
     at: dt.datetime
     reservation: VisibleReservation | None = None
-    limits: list[Wait] = field(default_factory=list)
+    blockers: list[Wait] = field(default_factory=list)
     budget: Budget | None = None
+
+    @property
+    def limits(self) -> list[Wait]:
+        """The limits of its queue among the blockers."""
+        return [waits for waits in self.blockers if waits.reason in (WaitReason.USER_LIMIT, WaitReason.QUEUE_LIMIT)]
 
     @property
     def fits(self) -> bool:
@@ -106,16 +111,17 @@ def decide_now(run: Run) -> Decision:
         return Decision(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}, [], now)
     capacity = loading.load_capacity([run.queue], OfferReader(), now, loading.load_reservations())
     waiting = loading.waiting_run(run, run.queue, spec)
-    final = _wait(waiting, run.queue, capacity) or Wait(WaitReason.STARTING)
+    blockers = _blockers(waiting, run.queue, capacity)
+    first = blockers[0] if blockers else Wait(WaitReason.STARTING)
     candidates = list(list_candidates(waiting, capacity))
     reserved = capacity.turns.kept.get(run.pk) or capacity.reservation_against(waiting)
     return Decision(
-        outcome=final.reason,
-        data=final.data,
+        outcome=first.reason,
+        data=first.data,
         candidates=candidates,
         at=now,
         reservation=visible_reservation(reserved.run.id, [run.project_id]) if reserved else None,
-        limits=capacity.exceeded_limits(waiting),
+        blockers=blockers,
         budget=project_budget(run.project_id, now) if any(one.price for one in candidates) else None,
     )
 
@@ -241,7 +247,7 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     capacity = loading.load_capacity([queue], reader, now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at or dependencies.waits(prepared.dependencies) else position_at(queue, rank, None)
-    waits, notes = _wait(run, queue, capacity), _notes(prepared, submission)
+    waits, notes = next(iter(_blockers(run, queue, capacity)), None), _notes(prepared, submission)
     return Plan(
         prepared, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes
     )  # fmt: skip
@@ -278,13 +284,10 @@ def _notes(prepared: PreparedSubmission, submission: Submission) -> list[PlanNot
     return [note for note, applies in notes.items() if applies]
 
 
-def _wait(run: WaitingRun, queue: Queue, capacity: Capacity) -> Wait | None:
-    """Why it would wait now, whatever its position."""
-    outcome = capacity.decide(run)
-    found = [Wait(WaitReason.QUEUE_PAUSED)] if queue.paused else []
-    if isinstance(outcome, Wait):
-        found.append(outcome)
-    return most_permanent(found) if found else None
+def _blockers(run: WaitingRun, queue: Queue, capacity: Capacity) -> list[Wait]:
+    """Why it would wait now, whatever its position: all reasons, the most permanent first."""
+    paused = [Wait(WaitReason.QUEUE_PAUSED)] if queue.paused else []
+    return by_permanence([*paused, *capacity.blockers(run)])
 
 
 def _offers(run: WaitingRun, capacity: Capacity) -> list[Offer]:

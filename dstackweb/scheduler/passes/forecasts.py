@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.runs import learned_durations
-from dstackweb.runs.codes import StartBasis, StartData, WaitReason
+from dstackweb.runs.codes import StartBasis, StartData, WaitReason, is_permanent
 from dstackweb.runs.learned_durations import Learned
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.runs.prefix_counters import prefix_and_group
@@ -170,12 +170,12 @@ class Forecast:
 
     def _why_none(self, run: Waiting, queue: Queue, spec: EffectiveSpec | None) -> tuple[StartBasis, StartData] | None:
         """Why a run is not simulated; None if it is."""
-        if queue.paused:
-            return StartBasis.PAUSED, {}
         for shape in ("", run.shape):
             reason, data = self.verdicts.get((run.queue_id, shape), ("", {}))
-            if reason == WaitReason.IMPOSSIBLE or data.get("never"):
+            if is_permanent(reason, data):
                 return StartBasis.IMPOSSIBLE, {}
+        if queue.paused:
+            return StartBasis.PAUSED, {}
         if spec is None:
             return StartBasis.UNAVAILABLE, {"reason": WaitReason.BACKEND_UNAVAILABLE}
         return None if may_use_hosts(spec) else (StartBasis.ELSEWHERE, {})

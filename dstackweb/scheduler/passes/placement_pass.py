@@ -26,6 +26,7 @@ from dstackweb.scheduler.passes import apply, loading
 from dstackweb.scheduler.passes.apply import STALE, Placement, ReservationChange
 from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.passes.queue_scan import QueueScan
+from dstackweb.scheduler.placement.capacity import by_permanence
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
 from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key
 
@@ -40,6 +41,8 @@ MAX_WRITTEN = 50
 """Runs placed by one transaction."""
 WORK_S = 20.0
 """How long one task runs passes, far below django-q's timeout."""
+MAX_REVIEWED = 200
+"""Shapes decided in a queue that is paused or at its limit, so that what can never start is told."""
 MAX_PLACED = 500
 """Runs placed by one pass; the next one follows at once when there may be more."""
 
@@ -84,15 +87,14 @@ class PlacementPass:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.stored = loading.load_reservations()
-        self.scans = [QueueScan(queue) for queue in _open_queues()]
+        queues = _queues_with_waiting_runs()
+        self.scans = [QueueScan(queue) for queue in queues if not queue.paused]
+        self.paused = [QueueScan(queue) for queue in queues if queue.paused]
         reader = OfferReader()
         self.backends = {HOSTS: ensure_embedded_backend(), **reader.backends}
-        self.capacity = loading.load_capacity([scan.queue for scan in self.scans], reader, timezone.now(), self.stored)
+        self.capacity = loading.load_capacity(queues, reader, timezone.now(), self.stored)
         self.held = _usage_by_project()
-        self.known = {
-            (v.queue_id, v.shape): (v.reason, v.data)
-            for v in Verdict.objects.filter(queue__in=[scan.queue for scan in self.scans])
-        }
+        self.known = {(v.queue_id, v.shape): (v.reason, v.data) for v in Verdict.objects.filter(queue__in=queues)}
         self.written, self.written_at = 0, time.monotonic()
         self.placements: list[Placement] = []
         self.verdicts: dict[tuple[Queue, str], Wait | None] = {}
@@ -107,6 +109,8 @@ class PlacementPass:
                     self._write()
                 if self.written + len(self.placements) >= MAX_PLACED:
                     break
+            for scan in self.paused:
+                self._review(scan, Wait(WaitReason.QUEUE_PAUSED))
             if self.placements or self.verdicts or self._changes():
                 self._write()
         except ClaimLost:
@@ -135,8 +139,22 @@ class PlacementPass:
             self._clear_wait(scan.queue, ALL_SHAPES)
             return run
         self._note_wait(scan.queue, ALL_SHAPES, waits)
+        self._review(scan, waits)
         scan.close()
         return None
+
+    def _review(self, scan: QueueScan, whole: Wait) -> None:
+        """Note which shapes of a queue that starts nothing now wait for something more permanent than that."""
+        for _shape in range(MAX_REVIEWED):
+            if (run := scan.head()) is None:
+                return
+            spec = scan.spec(run)
+            outcome = self.capacity.decide(loading.waiting_run(run, scan.queue, spec)) if spec else None
+            if isinstance(outcome, Wait) and by_permanence([whole, outcome])[0] is outcome:
+                self._note_wait(scan.queue, run.shape, outcome)
+            else:
+                self._clear_wait(scan.queue, run.shape)
+            scan.block(run.shape)
 
     def _turn(self, scan: QueueScan, run: Run) -> tuple[float, int]:
         """The fair-share key of a queue's first run."""
@@ -221,16 +239,15 @@ class PlacementPass:
 
 _HAS_WORK = """
 SELECT 1 FROM runs_queue queue JOIN runs_queuecount count ON count.queue_id = queue.id
-WHERE count.submitted > 0 AND NOT queue.paused
+WHERE count.submitted > 0
 UNION ALL SELECT 1 FROM scheduler_reservation
 LIMIT 1
 """
 """Whether a run waits, or a reservation is to be reviewed: most passes are requested by ends, and find neither."""
 
 
-def _open_queues() -> list[Queue]:
-    """Queues with waiting runs that are not paused."""
-    return list(Queue.objects.select_related("project").filter(paused=False, count__submitted__gt=0).order_by("pk"))
+def _queues_with_waiting_runs() -> list[Queue]:
+    return list(Queue.objects.select_related("project").filter(count__submitted__gt=0).order_by("pk"))
 
 
 def _usage_by_project() -> defaultdict[int, ProjectUsage]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HOSTS, HostView, gpus_matching, taken
-from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason
+from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason, permanence
 from dstackweb.scheduler.placement import limits, offers, reservation
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
@@ -81,11 +81,16 @@ class Capacity:
 
     def decide(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         """Where the run goes, own hosts first, or the most permanent reason why it waits."""
-        over = self.exceeded_limits(run)
         outcome = self._anywhere(run)
-        if not isinstance(outcome, Wait):
-            return over[0] if over else outcome
-        return most_permanent([outcome, *over])
+        found = self._blockers(run, outcome)
+        return outcome if not found else found[0]
+
+    def blockers(self, run: WaitingRun) -> list[Wait]:
+        """All that keeps the run from starting now, the most permanent first."""
+        return self._blockers(run, self._anywhere(run))
+
+    def _blockers(self, run: WaitingRun, outcome: HostPlacement | OfferPlacement | Wait) -> list[Wait]:
+        return by_permanence([*([outcome] if isinstance(outcome, Wait) else []), *self.exceeded_limits(run)])
 
     def on_backend(self, run: WaitingRun, name: str) -> HostPlacement | OfferPlacement | Wait:
         """Where the run would go if it named this backend alone, or why it would wait there. Limits don't count."""
@@ -300,9 +305,9 @@ def may_use_hosts(spec: EffectiveSpec) -> bool:
     return spec.backends is None or HOSTS in spec.backends
 
 
-def most_permanent(found: Iterable[Wait]) -> Wait:
-    """The most permanent of reasons that all must be resolved."""
-    return min(found, key=lambda waits: waits.reason.place)
+def by_permanence(found: Iterable[Wait]) -> list[Wait]:
+    """Reasons that all must be resolved, the most permanent first."""
+    return sorted(found, key=lambda waits: permanence(waits.reason, waits.data))
 
 
 def budget_data(budget: Budget) -> BudgetData:

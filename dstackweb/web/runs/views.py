@@ -101,7 +101,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
 
 def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     jobs, events = selectors.jobs_of(run), selectors.events_of(run, SHOWN_AT_ONCE + 1)
-    reason, data = selectors.why(run)
+    blockers = [waiting.reason(*found) for found in selectors.blockers_of(run)]
     stands, now = place_in_queue(run), timezone.now()
     may_change = lists.may_change(run, request.user, request.role)
     steps = stages.stages(run, jobs)
@@ -123,7 +123,8 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "end_notice": details.end_notice(run, jobs),
         "silent": statuses.silent(run, silent_hosts(run, jobs)),
         "place": rows.placement_summary([job for job in jobs if job.attempt == run.attempt]),
-        "why": waiting.reason(reason, data) if reason else None,
+        "why": blockers[0] if blockers else None,
+        "also": blockers[1:],
         "stands": stands,
         "position": stands.position if stands else None,
         "events": event_words.grouped(events[:SHOWN_AT_ONCE], run.spec["nodes"]),

@@ -119,7 +119,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "neighbours": _neighbours(run, stands.position) if stands else [],
         "decision": decision,
         "why": waiting.reason(decision.outcome, decision.data),
-        "limits": [waiting.reason(waits.reason, waits.data) for waits in decision.limits],
+        "also": [waiting.reason(waits.reason, waits.data) for waits in decision.blockers[1:]],
         "tried": [_tried(one, hosts) for one in decision.candidates],
     }
 

@@ -138,7 +138,7 @@ def test_a_paused_queue_and_each_limit_are_reported(project: Project, member: Us
     Queue.objects.filter(pk=run.queue_id).update(paused=True, max_running=1, max_running_per_user=1)
     decided = decide_now(fresh(project, run))
     assert decided.outcome == "queue_paused"
-    assert [limit.data["code"] for limit in decided.limits] == ["max_running_per_user", "max_running"]
+    assert [waits.data.get("code", "") for waits in decided.blockers] == ["", "max_running_per_user", "max_running"]
     Queue.objects.filter(pk=run.queue_id).update(paused=False)
     assert decide_now(fresh(project, run)).outcome == "user_limit"
 

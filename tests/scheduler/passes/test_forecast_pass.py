@@ -13,6 +13,7 @@ from dstackweb.runs import attempts, services, start_estimates
 from dstackweb.runs.codes import StartBasis
 from dstackweb.runs.learned_durations import BINS, RUNS_MIN
 from dstackweb.runs.models import Job, LearnedDuration, Queue, QueueCount, Run, StartEstimate, StartScore
+from dstackweb.runs.rows import starts_of
 from dstackweb.runs.states import Reason
 from dstackweb.scheduler.models import ForecastState
 from dstackweb.scheduler.passes import forecast_pass
@@ -123,6 +124,18 @@ def test_runs_of_a_paused_queue_have_no_estimate(project: Project, member: User)
     Queue.objects.update(paused=True)
     forecast_pass.refresh()
     assert told(run) == (StartBasis.PAUSED, {}, False)
+
+
+def test_what_could_never_start_is_told_in_a_paused_queue_too(project: Project, member: User) -> None:
+    make_host(gpus=1)
+    run = make_run(project, member, resources={"gpu": 2})
+    Queue.objects.update(paused=True)
+    place_all()
+    forecast_pass.refresh()
+    assert told(run) == (StartBasis.IMPOSSIBLE, {}, False)
+    starts, _data = starts_of(Run.objects.select_related("queue").get(pk=run.pk))
+    assert starts is not None
+    assert starts.basis == StartBasis.IMPOSSIBLE
 
 
 def test_what_no_host_could_ever_take_is_impossible(project: Project, member: User) -> None:

@@ -9,14 +9,15 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs.models import Allocation, Job, Run, Verdict
+from dstackweb.runs.models import Allocation, Job, Queue, Run, Verdict
 from dstackweb.runs.recount import differences
 from dstackweb.runs.rows import queue_rows
-from dstackweb.runs.selectors import why
+from dstackweb.runs.selectors import blockers_of, why
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
 from dstackweb.scheduler.passes import placement_pass
+from dstackweb.scheduler.passes.decision import decide_now
 from dstackweb.scheduler.placement import capacity
 from tests.factories import make_host, make_project, make_run, place_all
 
@@ -89,6 +90,40 @@ def test_the_most_permanent_reason_is_named(
     run = make_run(project, member, **keys)
     assert place_all() == 0
     assert why(Run.objects.select_related("queue").get(pk=run.pk))[0] == reason
+
+
+def test_a_paused_queue_tells_first_what_could_never_start(project: Project, member: User) -> None:
+    make_host()
+    possible, impossible = make_run(project, member), make_run(project, member, resources={"cpu": 9})
+    Queue.objects.update(paused=True)
+    assert place_all() == 0
+    told = {run: Run.objects.select_related("queue__project").get(pk=run.pk) for run in (possible, impossible)}
+    assert blockers_of(told[possible]) == [("queue_paused", {})]
+    assert [code for code, _data in blockers_of(told[impossible])] == ["impossible", "queue_paused"]
+    assert [row.reason for row in queue_rows(told[possible].queue)] == ["queue_paused", "impossible"]
+    for run in told.values():
+        now = decide_now(run)
+        assert [(waits.reason, waits.data) for waits in now.blockers] == blockers_of(run)
+
+
+def test_a_paused_queue_tells_when_what_it_lacked_has_come(project: Project, member: User) -> None:
+    make_host()
+    run = make_run(project, member, resources={"cpu": 9})
+    Queue.objects.update(paused=True)
+    place_all()
+    make_host("larger", cpus=16)
+    place_all()
+    assert why(Run.objects.select_related("queue").get(pk=run.pk)) == ("queue_paused", {})
+
+
+def test_a_queue_at_its_limit_tells_first_what_could_never_start(project: Project, member: User) -> None:
+    make_host()
+    make_run(project, member)
+    place_all()
+    make_run(project, member), make_run(project, member, resources={"cpu": 9})
+    Queue.objects.update(max_running=1)
+    assert place_all() == 0
+    assert [row.reason for row in queue_rows(ensure_queue(project))] == ["queue_limit", "impossible"]
 
 
 def test_regions_and_instance_types_choose_among_the_hosts(project: Project, member: User) -> None:

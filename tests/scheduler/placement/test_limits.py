@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Queue, Run, Verdict
-from dstackweb.runs.selectors import why
+from dstackweb.runs.selectors import blockers_of, why
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, exceeded_limits, queue_wide_limit
 from dstackweb.scheduler.processes.housekeeping import keep_house
@@ -57,8 +57,12 @@ def test_a_run_without_gpus_ignores_a_gpu_limit_lowered_below_current_usage() ->
     assert len(exceeded_limits(limits, held, 1, 1, gpus=1)) == 2
 
 
+def fresh(run: Run) -> Run:
+    return Run.objects.select_related("queue").get(pk=run.pk)
+
+
 def reason(run: Run) -> tuple[str, dict[str, Any]]:
-    return why(Run.objects.select_related("queue").get(pk=run.pk))
+    return why(fresh(run))
 
 
 def limited(project: Project, **limits: int | None) -> None:
@@ -89,10 +93,11 @@ def test_a_queue_whose_limit_is_lifted_shows_its_new_wait_reason(project: Projec
     limited(project, max_running=0)
     run = make_run(project, member, resources={"cpu": 9})
     place_all()
-    assert "nothing can start" in waiting.reason(*reason(run)).text
+    assert [code for code, _data in blockers_of(fresh(run))] == ["impossible", "queue_limit"]
+    assert "nothing can start" in waiting.reason(*blockers_of(fresh(run))[1]).text
     limited(project, max_running=None)
     place_all()
-    assert reason(run)[0] == "impossible"
+    assert [code for code, _data in blockers_of(fresh(run))] == ["impossible"]
 
 
 @pytest.mark.django_db

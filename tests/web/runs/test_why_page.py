@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import services
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import queues, reorder
 from dstackweb.scheduler.passes import forecast_pass
 from dstackweb.web.runs.why_views import CELLS, STRIP, place_in_queue
@@ -62,6 +62,19 @@ def test_the_expected_start_is_told_with_what_it_rests_on(project: Project, ann:
     forecast_pass.refresh()
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/waits/").content.decode()):
         assert re.search(r"Expected start: by \d\d:\d\d UTC after holder ends, from its max_duration", text_of(page))
+
+
+def test_a_paused_queue_is_named_beside_what_could_never_start(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(cpus=2)
+    run = make_run(project, ann, "wide", resources={"cpu": 4})
+    Queue.objects.update(paused=True)
+    place_all()
+    for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/wide/").content.decode()):
+        told = text_of(page)
+        first, _, also = told.partition("It also waits for:")
+        assert "No host has enough: 4 CPUs required, at most 2 on one host." in first
+        assert "paused" not in first
+        assert "the queue is paused; a manager can resume it" in also
 
 
 def test_every_place_is_listed_with_its_missing_resources(project: Project, ann: User, as_user: SignIn) -> None:
