@@ -98,12 +98,13 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         from django.core.cache import caches
 
         from dstackweb.offers import catalog, counts, sources, store
+        from dstackweb.runs import stuck
         from dstackweb.web.gpus import alerts
         from dstackweb.web.queue import snapshot
 
         for name in caches:
             caches[name].clear()
-        for module in (alerts, catalog, counts, sources, store, snapshot):
+        for module in (alerts, catalog, counts, sources, store, snapshot, stuck):
             module.forget()
 
 

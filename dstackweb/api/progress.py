@@ -15,9 +15,19 @@ from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.progress import selectors
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.selectors import FailedTask, GroupFilter, Order, ProgressBar, ScopeProgress, TaskRow
+from dstackweb.progress.selectors import (
+    FailedTask,
+    GroupFilter,
+    Order,
+    ProgressBar,
+    ScopeProgress,
+    StuckOf,
+    TaskRow,
+    no_stuck,
+)
 from dstackweb.progress.states import AS_ENDED, AS_REPORTED, PLAIN, TaskState, folded
 from dstackweb.runs.models import Run
+from dstackweb.runs.stuck import stuck_runs
 
 
 class StatesOut(Schema):
@@ -66,6 +76,8 @@ class PrefixOut(GroupOut):
     rate_per_s: float | None = Field(description="Current rate of finished tasks; null if none finished recently")
     rate_low: float | None
     rate_high: float | None
+    paused: int = Field(description="Of a project: runs in paused queues; while there are any, no time left is given")
+    impossible: int = Field(description="Of a project: runs that nothing can run; the time left is without them")
     left_s: float | None = Field(description="Seconds until all tasks are finished at this rate; null if unknown")
     left_low_s: float | None
     left_high_s: float | None = Field(description="Null too if the rate may be almost zero")
@@ -143,6 +155,8 @@ def prefix_of(bar: ProgressBar) -> dict[str, Any]:
         "rate_per_s": rate and rate.per_s,
         "rate_low": rate and rate.low,
         "rate_high": rate and rate.high,
+        "paused": bar.stuck.paused,
+        "impossible": bar.stuck.impossible,
         "left_s": left and left.seconds,
         "left_low_s": left and left.low,
         "left_high_s": left.high if left and left.high < math.inf else None,
@@ -228,7 +242,8 @@ class TaskFilter(Paging, OfPrefix):
 @router.get("", response={200: ProgressOut, **REFUSALS}, summary="Progress of a project's runs")
 def of_project(request: HttpRequest, project: Path[str], wanted: Query[PrefixFilter]) -> HttpResponse:
     """By the prefix of their names; each run is a group."""
-    return _prefixes(request, None, _of_project(request, project), wanted)
+    found, _role = project_of(request, project)
+    return _prefixes(request, None, _of_project(request, project), wanted, stuck_runs(found).of)
 
 
 @router.get("/groups", response={200: GroupsOut, **REFUSALS}, summary="A prefix's runs")
@@ -281,7 +296,11 @@ def tasks_of_run(
 
 
 def _prefixes(
-    request: HttpRequest, run: Run | None, overview: ScopeProgress | None, wanted: PrefixFilter
+    request: HttpRequest,
+    run: Run | None,
+    overview: ScopeProgress | None,
+    wanted: PrefixFilter,
+    stuck: StuckOf = no_stuck,
 ) -> HttpResponse:
     """ProgressOut; empty if nothing was reported."""
     bars: list[ProgressBar] = []
@@ -292,7 +311,7 @@ def _prefixes(
     else:
         totals, bars, following = selectors.prefixes(
             overview.scope_id, to_ms(timezone.now()), find=wanted.find, order=wanted.order, after=wanted.cursor or None,
-            limit=wanted.limit,
+            limit=wanted.limit, stuck=stuck,
         )  # fmt: skip
         overview = totals or overview
     answer = {

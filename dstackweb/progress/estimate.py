@@ -87,6 +87,13 @@ def left(remaining: int, rate: Rate | None, stuck: int = 0) -> Left | None:
     return Left(moving / rate.per_s, moving / rate.high, high)
 
 
+def longest(known: Left | None, part: Left | None) -> Left | None:
+    """The time left of a whole that ends no sooner than one of its parts; None if the whole has none."""
+    if known is None or part is None:
+        return known
+    return Left(max(known.seconds, part.seconds), max(known.low, part.low), max(known.high, part.high))
+
+
 def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[float, float, float, float]:
     """Rate of one window, observed for `seen_s` seconds, its range, and the number of finished tasks behind it.
 

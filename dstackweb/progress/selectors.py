@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from django.db import connection
 
 from dstackweb.lib import sql
-from dstackweb.progress.estimate import Left, Rate, RateSample, left, rate
+from dstackweb.progress.estimate import Left, Rate, RateSample, left, longest, rate
 from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, STATE_OF, TaskState, folded
 
 Order = Literal["active", "failed", "name"]
 GroupFilter = Literal["", "failed", "running"]
+
+
+class Stuck(NamedTuple):
+    """Unfinished tasks that cannot go on now: paused, and such that never can. Of a project: its waiting runs."""
+
+    paused: int = 0
+    impossible: int = 0
+
+
+NO_STUCK = Stuck()
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,9 @@ class ProgressBar:
     changed_ms: int
     silent_since_ms: int = 0
     """Last report of a silent reporter that has unfinished tasks in this attempt; 0 without one."""
+    stuck: Stuck = NO_STUCK
+    slowest: Left | None = None
+    """Of totals: the time left of the prefix that needs the longest."""
 
     @cached_property
     def counts(self) -> dict[TaskState, int]:
@@ -52,10 +65,23 @@ class ProgressBar:
 
     @cached_property
     def left(self) -> Left | None:
-        """The time left. None when no task can finish, or a reporter of unfinished tasks is silent."""
-        if self.silent_since_ms:
+        """The time left, without tasks that never can go on.
+
+        None when no task can finish, some are paused, or a reporter of unfinished tasks is silent.
+        """
+        if self.silent_since_ms or self.stuck.paused:
             return None
-        return left(self.live, self.rate, self.counts[TaskState.NO_WORKER])
+        moving = self.live - self.stuck.impossible
+        return longest(left(moving, self.rate, self.counts[TaskState.NO_WORKER]), self.slowest)
+
+
+StuckOf = Callable[[ProgressBar], Stuck]
+"""Which tasks of a bar cannot go on."""
+
+
+def no_stuck(bar: ProgressBar) -> Stuck:
+    """Of a run: its tasks wait for each other only."""
+    return NO_STUCK
 
 
 class Silence(NamedTuple):
@@ -99,6 +125,8 @@ class TaskRow(NamedTuple):
     message: str
 
 
+SLOWEST_OF = 50
+"""Active prefixes among which the slowest is looked for."""
 _ALL = tuple(TaskState)
 _STATES = ", ".join(_ALL)
 _COUNTS = f"{_STATES}, total, duration_n, duration_s, duration_ewma_s, version, changed_ms"
@@ -158,13 +186,23 @@ def running_runs(project_id: int, now_ms: int, limit: int) -> list[tuple[int, Sc
 
 
 def prefixes(
-    scope_id: int, now_ms: int, *, find: str = "", order: Order = "active", after: str | None = None, limit: int = 50
+    scope_id: int,
+    now_ms: int,
+    *,
+    find: str = "",
+    order: Order = "active",
+    after: str | None = None,
+    limit: int = 50,
+    stuck: StuckOf = no_stuck,
 ) -> tuple[ScopeProgress | None, list[ProgressBar], str | None]:
     """The totals (None: the scope is gone), a page of prefixes, and the cursor of the next page (None after the last).
 
     Read by one statement, so that totals are the sums of all prefixes. `active` lists prefixes with unfinished tasks
     first, `failed` those with failed tasks. Ties keep the order of their first report, so that rows do not move while
     counts change. `find` is a part of the name, case-insensitive. Raises ValueError for a bad `after`.
+
+    The totals are not finished before the slowest of the first `SLOWEST_OF` active prefixes is. `stuck` says which
+    tasks of a bar cannot go on.
     """
     page, values = _prefix_page(scope_id, find, order, after)
     found = sql.rows(
@@ -177,9 +215,27 @@ def prefixes(
     totals = _scope_progress(found[0][:_SCOPE_WIDTH], now_ms)
     listed = [row[_SCOPE_WIDTH:-1] for row in found if row[-1] is not None]
     bars = [_bar(row, now_ms, totals.bar.silent_since_ms) for row in listed[:limit]]
+    bars = [replace(bar, stuck=stuck(bar)) for bar in bars]
+    if order == "active" and not find and after is None and min(len(bars), limit) >= min(totals.prefixes, SLOWEST_OF):
+        active = bars[:SLOWEST_OF]
+    elif totals.bar.live:
+        page, values = _prefix_page(scope_id, "", "active", None)
+        rows = sql.rows(f"{page} LIMIT %s", [*values, SLOWEST_OF])
+        active = [_bar(row[:-1], now_ms, totals.bar.silent_since_ms) for row in rows]
+        active = [replace(bar, stuck=stuck(bar)) for bar in active]
+    else:
+        active = []
+    totals = replace(totals, bar=_total_bar(totals.bar, stuck, active))
     is_last = {"active": lambda bar: not bar.live, "failed": lambda bar: not bar.counts[TaskState.ERRED]}.get(order)
     following = _next_cursor(listed, limit, lambda: (int(is_last(bars[-1])) if is_last else 0, bars[-1].id))
     return totals, bars, following
+
+
+def _total_bar(bar: ProgressBar, stuck: StuckOf, active: Sequence[ProgressBar]) -> ProgressBar:
+    slowest: Left | None = None
+    for one in active:
+        slowest = longest(one.left, slowest) or slowest
+    return replace(bar, stuck=stuck(bar), slowest=slowest)
 
 
 def _prefix_page(scope_id: int, find: str, order: Order, after: str | None) -> tuple[str, list[int | str]]:

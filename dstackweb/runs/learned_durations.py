@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -117,6 +117,16 @@ def load(project_ids: Collection[int], prefixes: Collection[str]) -> dict[tuple[
         if prefix in wanted:
             found[project_id, prefix][user_id][number] += runs
     return {key: Learned(dict(by_user)) for key, by_user in found.items()}
+
+
+def quantiles(project_id: int, prefixes: Collection[str], shares: Sequence[float]) -> dict[str, list[float]]:
+    """Seconds that these shares of a project's ended runs took at most, by prefix; only of prefixes with RUNS_MIN."""
+    found = {}
+    for (_project, prefix), learned in load([project_id], prefixes).items():
+        counts = sum(learned.by_user.values(), Counter())
+        if counts.total() >= RUNS_MIN:
+            found[prefix] = [BINS.quantile(counts, share) or 0.0 for share in shares]
+    return found
 
 
 def equal_parts(counts: Mapping[int, int], lasted_s: float = 0.0) -> tuple[float, ...]:

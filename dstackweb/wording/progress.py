@@ -87,6 +87,10 @@ def took(seconds: float) -> str:
     return _("%.1f s") % seconds if seconds < MINUTE else duration(seconds)
 
 
+def durations(p50_s: float, p95_s: float) -> str:
+    return _("p50 %(half)s · p95 %(most)s") % {"half": took(p50_s), "most": took(p95_s)}
+
+
 def between(low: float, high: float) -> str:
     """A range in one unit: `11–19 min`, `40 s – 3 min`; with an open end `over 2 h`."""
     if high > _NEVER_S:
@@ -124,6 +128,12 @@ def about(known: Left) -> str:
 def spread(known: Left | None) -> str:
     """The range, to stand beside `about`; empty if it is narrow."""
     return "" if known is None or _is_narrow(known) else between(known.low, known.high)
+
+
+def stuck(paused: int, impossible: int) -> str:
+    """`27 paused, 1 impossible`."""
+    each = ((paused, _("%s paused")), (impossible, _("%s impossible")))
+    return ", ".join(text % count(number) for number, text in each if number)
 
 
 def rate_spread(known: Rate | None) -> str:

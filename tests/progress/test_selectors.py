@@ -15,8 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project
 from dstackweb.progress import selectors
 from dstackweb.progress.counters import Delta
+from dstackweb.progress.estimate import Left
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
-from dstackweb.progress.selectors import FailedTask, Order, ProgressBar, TaskRow
+from dstackweb.progress.selectors import FailedTask, Order, ProgressBar, Stuck, TaskRow
 from dstackweb.progress.states import CODES, TaskState
 from tests.browser.task_demo import shift
 from tests.factories import make_project
@@ -71,6 +72,36 @@ def test_a_bar_has_all_states_sums_and_the_estimate(scope: Scope) -> None:
     assert bar.left.seconds == pytest.approx(12 / bar.rate.per_s)
     assert bar.left.high == math.inf
     assert (bar.version, bar.changed_ms) == (2, NOW)
+
+
+def test_totals_take_at_least_as_long_as_their_slowest_prefix(scope: Scope) -> None:
+    add_group(scope, "fast", "fast-1", NOW - 60_000, memory=600, queued=1)
+    add_group(scope, "slow", "slow-1", NOW, memory=2, queued=50)
+    for order in ("active", "name"):
+        totals, _bars, _next = selectors.prefixes(scope.pk, NOW, order=order, limit=1)  # type: ignore[arg-type]
+        assert totals is not None
+        assert totals.bar.rate is not None
+        assert totals.bar.left is not None
+        slow = selectors.prefix(scope.pk, "slow", NOW)
+        assert slow is not None
+        assert slow.left is not None
+        assert totals.bar.left.seconds == slow.left.seconds > totals.bar.live / totals.bar.rate.per_s
+
+
+def test_impossible_tasks_are_left_out_of_the_time_left_and_paused_ones_leave_it_unknown(scope: Scope) -> None:
+    add_group(scope, "train", "train-1", NOW - 60_000, memory=30, queued=10)
+
+    def left(paused: int, impossible: int) -> Left | None:
+        stuck = Stuck(paused, impossible)
+        [bar] = selectors.prefixes(scope.pk, NOW, stuck=lambda bar: stuck)[1]
+        return bar.left
+
+    whole, some = left(0, 0), left(0, 4)
+    assert whole is not None
+    assert some is not None
+    assert some.seconds == pytest.approx(whole.seconds * 6 / 10)
+    assert left(1, 0) is None
+    assert left(0, 10) is None
 
 
 def test_released_and_forgotten_tasks_stay_done_or_failed(scope: Scope) -> None:

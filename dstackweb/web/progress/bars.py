@@ -18,7 +18,6 @@ from dstackweb.wording.progress import state as word
 
 COLOURS = 8
 """Number of colours in static/progress.css."""
-SUMMARY_COLOUR = 2
 WHOLE = 100.0
 MIN_WIDTH = 0.7
 """Percent of the bar that failed tasks and tasks without a worker take at least."""
@@ -63,8 +62,15 @@ def _percent(number: float) -> str:
 
 
 def colour(name: str) -> int:
-    """The colour of a name, the same on all pages. Totals have the legend's colour."""
-    return zlib.adler32(name.encode()) % COLOURS if name else SUMMARY_COLOUR
+    """The colour of a name, the same on all pages."""
+    return zlib.adler32(name.encode()) % COLOURS
+
+
+class Durations(NamedTuple):
+    """Seconds that 50 % and 95 % of ended tasks took at most."""
+
+    p50_s: float
+    p95_s: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class ProgressRow:
     """A bar with its texts and links.
 
     `colour_name` determines the colour (default: the bar's name); `kind` makes keys unique among kinds of rows.
-    `has_stored_failures`: tasks have failed that are forgotten now.
+    `has_stored_failures`: tasks have failed that are forgotten now. `durations` are None unless they are counted.
     """
 
     bar: ProgressBar
@@ -81,6 +87,7 @@ class ProgressRow:
     kind: str = ""
     failures_url: str = ""
     has_stored_failures: bool = False
+    durations: Durations | None = None
 
     @property
     def key(self) -> str:
@@ -129,6 +136,11 @@ class ProgressRow:
         return progress_words.took(self.bar.mean_s) if self.bar.mean_s is not None else ""
 
     @property
+    def spread(self) -> str:
+        """Half and nearly all of the durations: `p50 2.4 s · p95 9.1 s`; empty if they are not known."""
+        return progress_words.durations(*self.durations) if self.durations else ""
+
+    @property
     def left(self) -> str:
         """The time left, else the state that explains its absence."""
         bar, counts = self.bar, self.bar.counts
@@ -138,11 +150,20 @@ class ProgressRow:
             return _("done") if counts[TaskState.MEMORY] == bar.total else _("finished")
         if bar.left:
             return progress_words.left(bar.left)
+        if bar.stuck.paused:
+            return _("paused")
+        if bar.live == bar.stuck.impossible:
+            return _("impossible")
         if counts[TaskState.NO_WORKER] == bar.live:
             return word(TaskState.NO_WORKER)
         if counts[TaskState.PROCESSING]:
             return "–"
         return word(TaskState.QUEUED if counts[TaskState.QUEUED] else TaskState.WAITING)
+
+    @property
+    def stuck(self) -> str:
+        """What the time left is without; empty if it is of all that is unfinished."""
+        return progress_words.stuck(self.bar.stuck.paused, self.bar.stuck.impossible)
 
     @property
     def estimate(self) -> str:

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from django.http import HttpResponse
 from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Invalid
-from dstackweb.progress.selectors import ProgressBar
+from dstackweb.progress.selectors import NO_STUCK, ProgressBar
 from dstackweb.web.common.pages import PageRequest, shown
 from dstackweb.web.progress.bars import ProgressRow
 
@@ -68,10 +69,14 @@ def now_ms() -> int:
 
 
 def rate_tick(bar: ProgressBar, now: int) -> int:
-    """The time step of a bar's rate and time left; 0 without a rate. While a reporter is silent, since when it is."""
+    """The time step of a bar's rate and time left; 0 without a rate. While a reporter is silent, since when it is.
+
+    Another one too, once other tasks cannot go on.
+    """
     if bar.silent_since_ms:
         return bar.silent_since_ms
-    return now // (RATES_S * 1000) if bar.rate and bar.live else 0
+    step = now // (RATES_S * 1000) if bar.rate and bar.live else 0
+    return step if bar.stuck == NO_STUCK else crc32(repr((step, bar.stuck)).encode())
 
 
 def live_response(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,11 +15,12 @@ from dstackweb.accounts.models import Project
 from dstackweb.lib.times import to_moment
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.states import TaskState
-from dstackweb.runs import selectors
+from dstackweb.runs import learned_durations, selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED
+from dstackweb.runs.stuck import stuck_runs
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page, whole_number
-from dstackweb.web.progress.bars import DRAWN, ProgressRow
+from dstackweb.web.progress.bars import DRAWN, Durations, ProgressRow
 from dstackweb.web.progress.live import POLL_S, PageVersion, now_ms, rate_tick
 from dstackweb.wording.progress import meaning, state
 
@@ -55,7 +58,14 @@ class PageScope:
             query["attempt"] = str(self.attempt)
         return reverse(f"web:{name}", args=args) + (f"?{urlencode(query)}" if query else "")
 
-    def row(self, bar: progress.ProgressBar, *, has_stored_failures: bool = False) -> ProgressRow:
+    @cached_property
+    def stuck(self) -> progress.StuckOf:
+        """Which tasks of a bar cannot go on: of a project, waiting runs."""
+        return progress.no_stuck if self.run else stuck_runs(self.request.project).of
+
+    def row(
+        self, bar: progress.ProgressBar, *, has_stored_failures: bool = False, durations: Durations | None = None
+    ) -> ProgressRow:
         """A prefix's row, with links to its groups and to its failures (of runs: to the failed groups)."""
         return ProgressRow(
             bar,
@@ -63,18 +73,29 @@ class PageScope:
             self.url("prefix", prefix=bar.name),
             failures_url=self.url("prefix", prefix=bar.name, show="failures" if self.run else "failed"),
             has_stored_failures=has_stored_failures,
+            durations=durations,
         )
+
+    def durations(self, bars: Sequence[progress.ProgressBar]) -> dict[str, Durations]:
+        """By prefix, how long a project's runs took; nothing of tasks, of which only sums are counted."""
+        if self.run:
+            return {}
+        names = [bar.name for bar in bars if bar.mean_s is not None]
+        found = learned_durations.quantiles(self.request.project.pk, names, (0.5, 0.95))
+        return {name: Durations(*each) for name, each in found.items()}
 
     def rows(self, bars: list[progress.ProgressBar]) -> list[ProgressRow]:
         """Rows of prefixes. Those whose failed tasks are all forgotten link to the stored failures."""
         gone = [bar.id for bar in bars if bar.counts[TaskState.FORGOTTEN] and not bar.counts[TaskState.ERRED]]
         failed = progress.with_failures(gone) if self.run else set()
-        return [self.row(bar, has_stored_failures=bar.id in failed) for bar in bars]
+        known = self.durations(bars)
+        return [self.row(bar, has_stored_failures=bar.id in failed, durations=known.get(bar.name)) for bar in bars]
 
     def totals(self, now: int) -> progress.ScopeProgress | None:
         """Its totals. None without reports."""
         if self.run is None:
-            return progress.of_project(self.request.project.pk, now)
+            found = progress.of_project(self.request.project.pk, now)
+            return found and replace(found, bar=replace(found.bar, stuck=self.stuck(found.bar)))
         return progress.of_run(self.run.pk, now, self.attempt)
 
     @property
@@ -149,7 +170,8 @@ class Card:
 
     def context(self) -> dict[str, Any]:
         """The template's context, with the prefixes that have unfinished tasks first."""
-        current, bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=ON_A_CARD)
+        current, bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=progress.SLOWEST_OF)
+        bars = bars[:ON_A_CARD]
         totals = current or self.totals
         card = {
             "version": self.version,

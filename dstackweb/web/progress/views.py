@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -72,8 +72,9 @@ def progress_page(request: PageRequest, run: str = "", wall: bool = False) -> Ht
 
 def _prefix_rows(scope: PageScope, totals: ScopeProgress, filters: PrefixFilters, now: int, limit: int) -> PageRows:
     current, bars, following = progress.prefixes(
-        totals.scope_id, now, find=filters.find, order=filters.order, after=filters.after, limit=limit
-    )
+        totals.scope_id, now, find=filters.find, order=filters.order, after=filters.after, limit=limit,
+        stuck=scope.stuck,
+    )  # fmt: skip
     totals = current or totals
     context = {
         **_context(scope, filters, totals),
@@ -81,7 +82,7 @@ def _prefix_rows(scope: PageScope, totals: ScopeProgress, filters: PrefixFilters
         "summary": ProgressRow(totals.bar, failures_url=scope.url(**filters.ordered("failed"))),
         "beyond": 0 if filters.find else max(0, totals.prefixes - len(bars)),
     }
-    return PageRows(scope.rows(bars), [bar.id for bar in bars], context)
+    return PageRows(scope.rows(bars), [(bar.id, bar.stuck) for bar in bars], context)
 
 
 def _context(scope: PageScope, filters: PrefixFilters, totals: ScopeProgress | None = None) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _found(scope: PageScope, now: int) -> tuple[progress.ScopeProgress, Progress
     bar = progress.prefix(totals.scope_id, name, now, totals.bar.silent_since_ms) if totals and name else None
     if totals is None or bar is None:
         raise NotFound(_("there is no task prefix %s") % name)
-    return totals, bar
+    return totals, replace(bar, stuck=scope.stuck(bar))
 
 
 @project_page()
@@ -139,7 +140,7 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         return {
             **scope.context(totals),
             **pager(url(show=shown, q=find), after, following),
-            "summary": scope.row(bar),
+            "summary": scope.row(bar, durations=scope.durations([bar]).get(bar.name)),
             "of_prefix": True,
             "shown": shown,
             "q": find,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import html
 import re
 from collections.abc import Callable
@@ -12,15 +13,24 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.sessions import NOTED_S
 from dstackweb.progress import counters, ingest
+from dstackweb.progress import selectors as progress
 from dstackweb.progress.counters import Delta
 from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.reports import Batch, Event, Failure
+from dstackweb.progress.selectors import Stuck
 from dstackweb.progress.states import TaskState
-from dstackweb.runs.models import Run
+from dstackweb.runs import attempts, stuck
+from dstackweb.runs.learned_durations import RUNS_MIN
+from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.services import ensure_queue
+from dstackweb.runs.shared_rows import touch
+from dstackweb.runs.states import Reason
+from dstackweb.runs.stuck import stuck_runs
 from dstackweb.web.progress import live as progress_live
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress import views as progress_views
@@ -307,7 +317,7 @@ def test_names_chosen_by_commands_are_escaped_and_their_links_work(ann: User, cl
     events = [Event(name, TaskState.ERRED, 1, name, name, message=f"{name}<i>") for name in NAMES]
     ingest.ingest_batch(scope, Batch("r", events=tuple(events)), NOW_MS)
     links = re.findall(
-        r'<th scope="row">\s*<a href="([^"]*)"><bdi>([^<]*)</bdi></a>', page(client, f"{PAGE}?order=failed")
+        r'<th scope="row">\s*<a href="([^"]*)"[^>]*><bdi>([^<]*)</bdi></a>', page(client, f"{PAGE}?order=failed")
     )
     where = {html.unescape(name): html.unescape(href) for href, name in links}
     assert where.keys() >= set(map(visible, NAMES))
@@ -358,6 +368,55 @@ def test_a_project_shows_its_runs_and_the_prefixes_of_running_ones(client: Clien
     assert re.search(r'<tr id="pg-run-\d+".*?0 <span>/ 15', text, re.DOTALL)
     Run.objects.update(status="done")
     assert "Tasks of running runs" not in page(client, "progress/")
+
+
+def test_the_progress_of_a_project_says_paused_and_leaves_out_impossible_runs(
+    client: Client, project: Project, ann: User
+) -> None:
+    make_host("box-1", cpus=2)
+    for name in ("wide-1", "wide-2"):
+        make_run(project, ann, name, resources={"cpu": 64})
+    place_all()
+    first = poll(client, path="progress/")
+    assert "(2 impossible)" in first.content.decode()
+    assert "impossible" in first.content.decode().partition("Time left")[2][:300]
+    make_run(project, ann, "narrow-1")
+    Queue.objects.update(paused=True)
+    touch(Queue.objects.get().pk)
+    found = poll(client, first, path="progress/").content.decode()
+    assert "(1 paused)" in found
+    assert re.search(r"Time left</div><div class=\"kpi\">paused</div>.*1 paused, 2 impossible", found, re.DOTALL)
+
+
+def test_of_a_partly_paused_project_the_prefixes_of_paused_runs_say_so(
+    client: Client, project: Project, ann: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(project, ann, "open-1")
+    ensure_queue(project, "night")
+    for number in range(3):
+        make_run(project, ann, f"held-{number}", queue="night")
+    Queue.objects.filter(name="night").update(paused=True)
+    assert stuck_runs(project).by_prefix == {"held": Stuck(3, 0)}
+    assert "(3 paused)" in page(client, "progress/")
+    monkeypatch.setattr(stuck, "MOST", 1)
+    stuck.forget()
+    bars = {bar.name: bar for bar in progress.prefixes(Scope.objects.get(run_id=0).pk, NOW_MS)[1]}
+    assert stuck_runs(project).of(bars["held"]) == Stuck(3, 0)
+
+
+def test_how_long_runs_took_is_a_column_once_enough_have_ended(client: Client, project: Project, ann: User) -> None:
+    make_host()
+    now = timezone.now()
+    for number in range(RUNS_MIN):
+        run = make_run(project, ann, f"train-{number}")
+        place_all()
+        start(placed_job(run))
+        Run.objects.filter(pk=run.pk).update(started_at=now - dt.timedelta(seconds=100 if number else 1000))
+        attempts.end_job(placed_job(run).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+        text = page(client, "progress/")
+        assert "Mean duration" in text
+        assert ("p50" in text) == (number == RUNS_MIN - 1)
+    assert re.search(r"p50 1 min · p95 1[0-9] min", text), re.findall("p50[^<]*", text)
 
 
 def test_prefixes_inside_runs_are_sent_again_only_after_a_change(client: Client, scope: int) -> None:
