@@ -7,18 +7,19 @@ many runs there were.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import BigIntegerField, Count, F, Q, QuerySet, Value
+from django.db.models import BigIntegerField, Count, F, Min, Q, QuerySet, Sum, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
@@ -175,6 +176,8 @@ def parse_zone(name: str) -> dt.tzinfo:
         raise ValueError(f"no time zone is called {name[:60]!r}") from error
 
 
+LEAST_SPANS = 12
+HOURLY_UP_TO = dt.timedelta(days=7)
 NONE = (0,) * len(BUCKETS)
 
 
@@ -272,16 +275,31 @@ def bucket_span(bucket: int, longest_s: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class HistoryRange:
-    """The last `days` days of `zone` up to `now`, by the hour or by the day."""
+    """The last `days` days of `zone` up to `now`, by the hour or by the day; `hours`: the last so many hours instead.
+
+    Spans before `since` are left out, but for the last LEAST_SPANS.
+    """
 
     now: dt.datetime
     days: int
     hourly: bool
     zone: dt.tzinfo = dt.UTC
+    hours: int = 0
+    since: dt.datetime | None = None
 
-    @property
+    @functools.cached_property
     def times(self) -> list[dt.datetime]:
-        return span_starts(self.days, self.now, self.zone, hourly=self.hourly)
+        if self.hours:
+            found = [hour_of(self.now) - back * HOUR for back in reversed(range(self.hours + 1))]
+        else:
+            found = span_starts(self.days, self.now, self.zone, hourly=self.hourly)
+        first = max(0, bisect_right(found, self.since) - 1) if self.since else 0
+        return found[min(first, max(0, len(found) - LEAST_SPANS)) :]
+
+    def fitted(self, first: dt.datetime | None) -> HistoryRange:
+        """The same without what was before the data begins, `first`; by the hour if that is a week at most."""
+        hourly = self.hourly or (first is not None and self.now - first <= HOURLY_UP_TO)
+        return replace(self, since=first, hourly=hourly)
 
     def midnight(self, days_ago: int = 0) -> dt.datetime:
         """When the day so many days ago began, in UTC."""
@@ -344,6 +362,21 @@ def numbers(tally: WaitStats) -> dict[str, Any]:
         "length": None if tally.length is None else round(tally.length, 1),
         "length_max": tally.length_max,
     }
+
+
+def first_hour(rows: QuerySet[QueueHour], since: dt.datetime) -> dt.datetime | None:
+    """The first hour with data from `since` on; None without any."""
+    found: dt.datetime | None = rows.filter(hour__gte=since).aggregate(first=Min("hour"))["first"]
+    return found
+
+
+def waiting_by_hour(since: dt.datetime) -> list[int | None]:
+    """Runs of the deployment that waited at the end of each hour from `since` on; None where none was sampled."""
+    begin = hour_of(since)
+    rows = QueueHour.objects.filter(hour__gte=begin, length__isnull=False).values_list("hour").order_by()
+    lengths = dict(rows.annotate(n=Sum("length")))
+    hours = int((hour_of(timezone.now()) - begin) / HOUR) + 1
+    return [lengths.get(begin + back * HOUR) for back in range(hours)]
 
 
 def series(queue: Queue, view: HistoryRange) -> History:

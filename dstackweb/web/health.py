@@ -5,10 +5,12 @@ Cheap reads only; a check that fails becomes a line of its own.
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection
@@ -30,11 +32,12 @@ from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus, I
 from dstackweb.lib import schema
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
-from dstackweb.runs import files, log_limits
+from dstackweb.runs import files, history, log_limits
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_causes
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
+from dstackweb.web.history import polylines
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import retention, units
@@ -50,51 +53,103 @@ BEHIND_S = 3600.0
 BACKLOG = 100
 """Tasks waiting in the broker; more means that the workers do not keep up."""
 TONES = ("go", "info", "wait", "bad")
+TREND = dt.timedelta(hours=24)
+
+
+class Line(NamedTuple):
+    """A check, and the page about what it checks: the name of its URL, or empty."""
+
+    check: HealthCheck
+    view: str
+
+
+class Area(NamedTuple):
+    """Checks that belong together: those that need attention, the worst first, and the others."""
+
+    name: str
+    tone: str
+    faults: list[Line]
+    fine: list[Line]
 
 
 @project_page()
 def health_page(request: PageRequest) -> HttpResponse:
     """The checks, for the page and its polls."""
-    found, calls = checks(request.project), sorted(counts.last_day(timezone.now()).items())
-    worst = max((check.tone for check in found), key=TONES.index)
-    context = {"checks": found, "calls": calls, "worst": worst}
-    return polled(request, "health/health.html", "health/health_list.html", fingerprint(found, calls), lambda: context)
+    now = timezone.now()
+    found, calls = areas(request.project), sorted(counts.last_day(now).items())
+    trend = history.waiting_by_hour(now - TREND)
+    worst = max((area.tone for area in found), key=TONES.index)
+    context = {
+        "areas": found,
+        "calls": calls,
+        "worst": worst,
+        "faults": sum(len(area.faults) for area in found),
+        "trend": polylines(trend),
+        "trend_width": len(trend) - 1,
+        "most_waiting": max((length for length in trend if length is not None), default=None),
+        "program": f"{dstackweb.__version__}, {_('schema')} {schema.VERSION}",
+    }
+    version = fingerprint(found, calls, trend)
+    return polled(request, "health/health.html", "health/health_list.html", version, lambda: context)
+
+
+def areas(project: Project) -> list[Area]:
+    """All checks by what they are about, the worst first, with what `project` uses."""
+    usage = functools.partial(_usage, project)
+    parts: dict[str, tuple[tuple[Callable[[], Iterable[HealthCheck]], str], ...]] = {
+        _("Scheduling"): (
+            (_clusters, ""),
+            (health_causes.periodic_checks, ""),
+            (_passes, "web:history"),
+            (_broker, ""),
+        ),
+        _("Hosts and jobs"): (
+            (health_causes.host_checks, "web:hosts"),
+            (_isolation, "web:hosts"),
+            (_ports, "web:hosts"),
+            (_limits, "web:hosts"),
+        ),
+        _("Clouds and clusters"): (
+            (_backends, "web:offers"),
+            (_apis, "web:offers"),
+            (_instances, "web:instances"),
+            (_offers, "web:offers"),
+        ),
+        _("Storage"): ((_database, ""), (_storage, ""), (_disk, ""), (_retention, ""), (usage, "web:runs")),
+    }
+    lines = _merged(
+        (name, Line(check, view)) for name, each in parts.items() for part, view in each for check in _safely(part)
+    )
+    found = [_area(name, [line for of, line in lines if of == name]) for name in parts]
+    return sorted((area for area in found if area.faults or area.fine), key=lambda area: -TONES.index(area.tone))
+
+
+def _area(name: str, lines: Sequence[Line]) -> Area:
+    lines = sorted(lines, key=lambda line: -TONES.index(line.check.tone))
+    tone = lines[0].check.tone if lines else "go"
+    faults = [line for line in lines if line.check.tone in ("bad", "wait")]
+    return Area(name, tone, faults, lines[len(faults) :])
 
 
 def checks(project: Project) -> list[HealthCheck]:
-    """All checks, the worst first, with what `project` uses."""
-    parts = (
-        _clusters,
-        health_causes.checks,
-        _passes,
-        _isolation,
-        _ports,
-        _limits,
-        _backends,
-        _apis,
-        _instances,
-        _database,
-        _storage,
-        _broker,
-        _offers,
-        _disk,
-        _retention,
-        functools.partial(_usage, project),
-    )
-    found = _merged(check for part in parts for check in _safely(part))
-    found.append(HealthCheck(_("Version"), "info", f"{dstackweb.__version__}, {_('schema')} {schema.VERSION}"))
+    """All checks, the worst first."""
+    found = [line.check for area in areas(project) for line in (*area.faults, *area.fine)]
     return sorted(found, key=lambda check: -TONES.index(check.tone))
 
 
-def _merged(found: Iterable[HealthCheck]) -> list[HealthCheck]:
-    """One line for all checks that could not be read for the same cause."""
-    merged: dict[tuple[str, ...], HealthCheck] = {}
-    for number, check in enumerate(found):
+def _merged(found: Iterable[tuple[str, Line]]) -> list[tuple[str, Line]]:
+    """One line for all checks that could not be read for the same cause, in the area of the first."""
+    merged: dict[tuple[str, ...], tuple[str, Line]] = {}
+    for number, (area, line) in enumerate(found):
+        check = line.check
         unreadable = check.tone == "bad" and check.value == _("could not be read")
         key = (check.value, check.hint) if unreadable else (str(number),)
-        first = merged.setdefault(key, check)
-        if first is not check:
-            merged[key] = first._replace(name=f"{first.name}, {check.name}")
+        if key in merged:
+            of, first = merged[key]
+            name = f"{first.check.name}, {check.name}"
+            merged[key] = of, first._replace(check=first.check._replace(name=name))
+        else:
+            merged[key] = area, line
     return list(merged.values())
 
 
@@ -105,7 +160,7 @@ def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:
     except Exception as error:
         called = getattr(part, "__name__", "usage")
         log.warning("health check %s failed", called, exc_info=True)
-        name = _("Hosts") if part is health_causes.checks else called.strip("_").capitalize()
+        name = called.removesuffix("_checks").strip("_").capitalize()
         return [HealthCheck(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
 
 

@@ -73,16 +73,23 @@ def by_cause(work: Iterable[PeriodicWork], online: Mapping[str, bool]) -> Causes
     return found
 
 
-def checks() -> Iterable[HealthCheck]:
-    """Hosts and periodic jobs, each fault once."""
+def host_checks() -> Iterable[HealthCheck]:
+    """Hosts, each with what waits for it."""
     hosts = list(Host.joined.all())
-    now = timezone.now()
-    work = [_work(job, now) for job in PeriodicJob.objects.all()]
-    causes = by_cause(work, {host.name: is_online(host) for host in hosts})
-    yield from _hosts(hosts, causes)
-    yield from _periodic(causes)
+    yield from _hosts(hosts, by_cause(_all_work(), {host.name: is_online(host) for host in hosts}))
+
+
+def periodic_checks() -> Iterable[HealthCheck]:
+    """Periodic jobs, but for those whose host is at fault."""
+    work = _all_work()
+    yield from _periodic(by_cause(work, {host.name: is_online(host) for host in Host.joined.all()}))
     if not work:
         yield HealthCheck(_("Ticker"), "bad", _("never started"))
+
+
+def _all_work() -> list[PeriodicWork]:
+    now = timezone.now()
+    return [_work(job, now) for job in PeriodicJob.objects.all()]
 
 
 def _work(job: PeriodicJob, now: dt.datetime) -> PeriodicWork:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from dstackweb.runs import history, selectors, services, start_estimates
 from dstackweb.runs.history import BANDS, History, HistoryRange, WaitStats, band_limits, parse_zone
-from dstackweb.runs.models import Queue, QueueCount
+from dstackweb.runs.models import Queue, QueueCount, QueueHour
 from dstackweb.runs.start_estimates import Calibration
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 
-DAYS = (7, 30)
+DAYS = (1, 7, 30)
 POLL_S = 60
 SPARK_HEIGHT = 20
 
@@ -26,7 +27,7 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
     found = services.find_queue(request.project, queue)
 
     def read(filters: HistoryFilters) -> dict[str, Any]:
-        past = history.series(found, filters.view)
+        past = history.series(found, filters.view(found.hours.all()))
         return {"queue": found, **_totals(past, filters), "waiting_now": QueueCount.objects.get(queue=found).submitted}
 
     return _page(request, read)
@@ -36,14 +37,15 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
 def project_history(request: PageRequest) -> HttpResponse:
 
     def read(filters: HistoryFilters) -> dict[str, Any]:
-        total, each = history.overview(request.project, filters.view)
+        hours = QueueHour.objects.filter(queue__project=request.project)
+        total, each = history.overview(request.project, filters.view(hours))
         waiting = dict(QueueCount.objects.filter(queue__project=request.project).values_list("queue", "submitted"))
         rows = [
             {
                 "queue": queue,
                 "waiting": waiting.get(queue.pk, 0),
                 "whole": past.since(past.times[0]),
-                "spark": _spark(past.all),
+                "spark": polylines([tally.length_max for tally in past.all]),
                 "width": len(past.all) - 1,
             }
             for queue, past in each
@@ -57,28 +59,34 @@ def project_history(request: PageRequest) -> HttpResponse:
 class HistoryFilters:
     """The days and the view that the query string selects, in the user's time zone."""
 
-    view: HistoryRange
+    range: HistoryRange
     as_table: bool
+
+    def view(self, hours: QuerySet[QueueHour]) -> HistoryRange:
+        """The range, fitted to the data there is."""
+        return self.range.fitted(history.first_hour(hours, self.range.times[0]))
 
     @classmethod
     def of(cls, request: HttpRequest) -> HistoryFilters:
         """From the query string and the time zone cookie that times.js sets."""
-        month = request.GET.get("days") == "30"
+        asked = request.GET.get("days", "")
+        days = int(asked) if asked in map(str, DAYS) else 7
         try:
             zone = parse_zone(request.COOKIES.get("zone", ""))
         except ValueError:
             zone = parse_zone("UTC")
-        return cls(HistoryRange(timezone.now(), 30 if month else 7, not month, zone), request.GET.get("as") == "table")
+        view = HistoryRange(timezone.now(), days, days <= 7, zone, hours=24 if days == 1 else 0)
+        return cls(view, request.GET.get("as") == "table")
 
 
 def _page(request: PageRequest, read: Callable[[HistoryFilters], dict[str, Any]]) -> HttpResponse:
     filters = HistoryFilters.of(request)
-    slot = int(filters.view.now.timestamp()) // POLL_S
-    version = f"{selectors.list_version(request.project)}-{slot}-{filters.view.zone}"
+    slot = int(filters.range.now.timestamp()) // POLL_S
+    version = f"{selectors.list_version(request.project)}-{slot}-{filters.range.zone}"
 
     def context() -> dict[str, Any]:
         queues = list(Queue.objects.filter(project=request.project))
-        values = {"view": filters.view, "as_table": filters.as_table, "days_offered": DAYS, "poll_s": POLL_S}
+        values = {"view": filters.range, "as_table": filters.as_table, "days_offered": DAYS, "poll_s": POLL_S}
         return {"queues": queues, **values, **read(filters)}
 
     return polled(request, "history/history.html", "history/body.html", version, context)
@@ -112,8 +120,9 @@ def _totals(past: History, filters: HistoryFilters) -> dict[str, Any]:
     return {
         "history": past,
         "empty": past.empty,
+        "view": past.view,
+        "data_since": past.times[0] if past.times[0] > filters.range.times[0] else None,
         "today": past.since(past.today),
-        "week": past.since(filters.view.midnight(6)),
         "whole": past.since(past.times[0]),
         "bands": [
             (band, band_name(band), past.since(past.today, band), past.since(past.times[0], band))
@@ -129,15 +138,15 @@ def band_name(band: int) -> str:
     return "{}–{}".format(*band_limits(band))
 
 
-def _spark(tallies: list[WaitStats]) -> list[str]:
-    """The queue's length as SVG polylines: one for each stretch without a gap."""
-    most = max((tally.length_max or 0 for tally in tallies), default=0) or 1
+def polylines(numbers: Sequence[int | None]) -> list[str]:
+    """Numbers as SVG polylines, SPARK_HEIGHT high: one for each stretch without a gap."""
+    most = max((number or 0 for number in numbers), default=0) or 1
     lines: list[list[str]] = [[]]
-    for index, tally in enumerate(tallies):
-        if tally.length_max is None:
+    for index, number in enumerate(numbers):
+        if number is None:
             lines.append([])
         else:
-            lines[-1].append(f"{index},{SPARK_HEIGHT - SPARK_HEIGHT * tally.length_max / most:.1f}")
+            lines[-1].append(f"{index},{SPARK_HEIGHT - SPARK_HEIGHT * number / most:.1f}")
     return [" ".join(line) for line in lines if len(line) > 1]
 
 

@@ -59,7 +59,8 @@ def test_both_charts_are_drawn_in_the_colours_of_each_band_in_both_themes(page: 
     # Level lines: how much of a steep one has its band's pure colour depends on the hour of the test.
     for band, bucket in enumerate(BUCKETS[1:5]):
         none = dict.fromkeys(BUCKETS, 0)
-        QueueHour.objects.filter(band=band).update(placed=1, length=2 + 3 * band, **none | {bucket: 1})
+        length = 2 + 3 * band
+        QueueHour.objects.filter(band=band).update(placed=1, length=length, length_max=length, **none | {bucket: 1})
     page.reload()
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import starts
+from dstackweb.backends.kinds import HealthCheck
 from dstackweb.backends.models import Host
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.processes.tasks import control_jobs, ensure_rows, host_jobs
@@ -19,6 +20,10 @@ from dstackweb.web.health_causes import PeriodicWork, by_cause
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
 LATE = 60.0
+
+
+def causes() -> list[HealthCheck]:
+    return [*health_causes.periodic_checks(), *health_causes.host_checks()]
 
 
 def test_each_periodic_job_has_one_cause() -> None:
@@ -50,7 +55,7 @@ def test_a_silent_host_is_one_line_with_the_jobs_that_wait_for_it(project: Proje
     start(placed_job(run))
     PeriodicJob.objects.filter(name__contains=":").update(due_at=timezone.now() - dt.timedelta(hours=1))
     Host.objects.update(silent_s=1e6)
-    bad = [check for check in health_causes.checks() if check.tone == "bad"]
+    bad = [check for check in causes() if check.tone == "bad"]
     assert [(check.name, check.value) for check in bad] == [("Host gpu-2", "silent")]
     assert bad[0].hint.startswith("Its 4 periodic jobs and 1 job of a run wait for it.")
 
@@ -67,7 +72,7 @@ def test_the_page_links_a_host_that_it_names(project: Project, member: User, cli
 def test_a_silent_host_without_jobs_can_be_removed_and_is_no_isolation_problem() -> None:
     make_host("gpu-2")
     Host.objects.update(silent_s=1e6, isolation="none")
-    silent = next(check for check in health_causes.checks() if check.value == "silent")
+    silent = next(check for check in causes() if check.value == "silent")
     assert silent.hint == "No jobs are lost. If the machine is gone for good, remove the host."
     [isolation] = health._isolation()
     assert isolation.value == "jobs are isolated from the server and from each other"
@@ -78,7 +83,7 @@ def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
     host = make_host("gpu-2")
     for _ in range(3):
         starts.count_failure(host.pk, "No space left on device", timezone.now())
-    held = next(check for check in health_causes.checks() if check.value == "held back")
+    held = next(check for check in causes() if check.value == "held back")
     assert "No space left on device" in held.hint
 
 

@@ -18,8 +18,10 @@ from dstackweb.backends.models import Backend, Gpu, Host, Instance
 from dstackweb.lib.models import Bucket, Circuit
 from dstackweb.offers import freshness, store
 from dstackweb.offers.models import SourceRow
+from dstackweb.runs import history
 from dstackweb.runs.models import ProjectLogs
 from dstackweb.scheduler.models import Retention, RetentionKind
+from dstackweb.web import health
 from dstackweb.web.health import checks
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
@@ -167,6 +169,34 @@ def test_health_shows_instances_that_do_not_terminate(project: Project, ann: Use
     assert "i-stuck" not in page
     Instance.objects.filter(pk=machine.pk).update(status_s=1000)
     assert "i-stuck (eu-west-1)" in as_user(ann).get("/p/main/health/").content.decode()
+
+
+def test_health_groups_its_checks_and_begins_with_what_needs_attention(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host("away", silent_s=1e6)
+    found = health.areas(project)
+    assert found[0].tone == "bad"
+    assert [health.TONES.index(area.tone) for area in found] == sorted(
+        (health.TONES.index(area.tone) for area in found), reverse=True
+    )
+    hosts = next(area for area in found if area.name == "Hosts and jobs")
+    assert hosts.faults[0].check.host == "away"
+    assert not any(line.check.tone in ("bad", "wait") for area in found for line in area.fine)
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert 'href="/p/main/hosts/away/"' in page
+    assert 'href="/p/main/history/"' in page
+
+
+def test_health_shows_how_many_runs_waited_in_the_last_day(project: Project, ann: User, as_user: SignIn) -> None:
+    make_run(project, ann)
+    place_all()
+    make_run(project, ann, resources={"cpu": 999})
+    now = timezone.now()
+    for at in (now - dt.timedelta(hours=1), now):
+        history.sample_lengths(at)
+    page = as_user(ann).get("/p/main/health/").content.decode()
+    assert "Waiting runs in the last 24 hours, max" in page
 
 
 def test_health_is_read_even_when_a_check_breaks(project: Project, ann: User, as_user: SignIn, monkeypatch) -> None:

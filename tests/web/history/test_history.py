@@ -57,18 +57,42 @@ def data_of(page: str) -> dict:
     return json.loads(found[1])
 
 
-def test_today_is_compared_with_the_last_seven_days(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_numbers_are_of_the_chosen_time_with_today_beside_them(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
     queue = services.ensure_queue(project)
     placed(queue, ann, NOON, 120, 120, 120)
+    placed(queue, ann, NOON - dt.timedelta(hours=20), 300)
     placed(queue, ann, NOON - dt.timedelta(days=2), 7200)
     placed(queue, ann, NOON - dt.timedelta(days=12), 90000)
-    page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
-    assert kpi(page, "Longest wait today") == ("2 min", "2 h in the last 7 days")
-    assert kpi(page, "Started today") == ("3", "4 in the last 7 days")
-    month = as_user(ann).get("/p/main/queues/default/history/?days=30").content.decode()
-    assert kpi(month, "Started today") == ("3", "4 in the last 7 days")
-    assert sum(data_of(page)["bands"][2]["placed"]) == 4
-    assert sum(data_of(month)["bands"][2]["placed"]) == 5
+    found = {}
+    for days in (1, 7, 30):
+        page = as_user(ann).get(f"/p/main/queues/default/history/?days={days}").content.decode()
+        found[days] = kpi(page, "Started"), kpi(page, "P90 wait")[1], sum(data_of(page)["bands"][2]["placed"])
+    assert found == {
+        1: (("4", "3 today"), "longest 5 min", 4),
+        7: (("5", "3 today"), "longest 2 h", 5),
+        30: (("6", "3 today"), "longest 1 d 1 h", 6),
+    }
+
+
+def test_a_range_begins_with_its_data_by_the_hour_if_that_is_short(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    queue = services.ensure_queue(project)
+    placed(queue, ann, NOON - dt.timedelta(days=2), 60)
+    page = as_user(ann).get("/p/main/queues/default/history/?days=30").content.decode()
+    data = data_of(page)
+    assert (data["step"], data["times"][0], len(data["times"])) == ("hour", "2026-11-19T12:00:00Z", 49)
+    assert "Data since" in page
+    placed(queue, ann, NOON - dt.timedelta(days=20), 60)
+    data = data_of(as_user(ann).get("/p/main/queues/default/history/?days=30").content.decode())
+    assert (data["step"], len(data["times"])) == ("day", 21)
+
+
+def test_data_of_the_last_hour_alone_is_shown_in_half_a_day(project: Project, ann: User, as_user: SignIn) -> None:
+    placed(services.ensure_queue(project), ann, NOON, 60)
+    assert len(data_of(as_user(ann).get("/p/main/history/").content.decode())["times"]) == 12
 
 
 def test_an_empty_history_explains_the_page(project: Project, ann: User, as_user: SignIn) -> None:
@@ -81,12 +105,13 @@ def test_queue_lengths_without_any_start_are_shown(project: Project, ann: User, 
     queue = services.ensure_queue(project)
     QueueHour.objects.create(queue=queue, band=0, hour=NOON.replace(minute=0), length=3, length_max=5)
     page = as_user(ann).get("/p/main/queues/default/history/").content.decode()
-    assert kpi(page, "Median wait today") == ("–", "none in the last 7 days")
-    assert kpi(page, "Waiting now") == ("0", "max 5 in the last 7 days")
+    assert kpi(page, "Median wait") == ("–", "none started today")
+    assert kpi(page, "Waiting now") == ("0", "max 5")
 
 
 def test_days_are_those_of_the_readers_zone(project: Project, ann: User, as_user: SignIn) -> None:
     placed(services.ensure_queue(project), ann, dt.datetime(2026, 11, 20, 23, 30, tzinfo=dt.UTC), 60)
+    placed(services.ensure_queue(project), ann, NOON - dt.timedelta(days=20), 60)
     client = as_user(ann)
     address = "/p/main/queues/default/history/?days=30"
     assert data_of(client.get(address).content.decode())["bands"][2]["placed"][-2:] == [1, 0]
@@ -106,6 +131,7 @@ def test_an_invalid_time_zone_falls_back_to_utc(project: Project, ann: User, as_
 
 def test_the_table_has_the_values_of_the_chart(project: Project, ann: User, as_user: SignIn) -> None:
     placed(services.ensure_queue(project), ann, NOON, 100, 100, priority=80)
+    placed(services.ensure_queue(project), ann, NOON - dt.timedelta(days=20), 60)
     page = as_user(ann).get("/p/main/queues/default/history/?days=30&as=table").content.decode()
     assert "By day (UTC)" in page
     rows = re.findall(r'<tr><th scope="row"[^>]*>2026-11-21</th>(.*?)</tr>', page, re.DOTALL)
@@ -120,9 +146,9 @@ def test_history_covers_all_queues_together_and_each_one(project: Project, ann: 
     placed(services.ensure_queue(project), ann, NOON, 60)
     placed(services.ensure_queue(project, "night"), ann, NOON, 60, 60)
     page = as_user(ann).get("/p/main/history/").content.decode()
-    assert kpi(page, "Started today")[0] == "3"
+    assert kpi(page, "Started")[0] == "3"
     assert "/p/main/queues/night/history/?days=7" in page
-    assert kpi(as_user(ann).get("/p/main/queues/night/history/").content.decode(), "Started today")[0] == "2"
+    assert kpi(as_user(ann).get("/p/main/queues/night/history/").content.decode(), "Started")[0] == "2"
 
 
 def test_strangers_and_unknown_queues_get_404(project: Project, ann: User, as_user: SignIn) -> None:
