@@ -41,7 +41,13 @@ function setUp(box) {
     } else if (event.key !== "Shift") delete box.dataset.leave;
   });
   editor.addEventListener("focus", () => delete box.dataset.leave);
-  document.addEventListener("htmx:after:swap", () => mark(box));
+  document.addEventListener("htmx:after:swap", () => {
+    mark(box);
+    // What a submission asks before it is carried out; only once, so that a later plan takes no focus.
+    const asked = document.querySelector("[data-asked]");
+    asked?.removeAttribute("data-asked");
+    asked?.focus();
+  });
   document.addEventListener("click", (event) => {
     const error = event.target.closest("[data-error-line]");
     if (error) goTo(editor, Number(error.dataset.errorLine));

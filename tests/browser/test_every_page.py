@@ -150,6 +150,14 @@ def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked
     page.get_by_label("Submit anyway").wait_for()
     assert page.locator("[data-gutter] .bad").count() == 0
     check_now(page, "submit-plan")
+    page.get_by_role("button", name="Submit and wait").click()
+    expect(page.get_by_role("alert")).to_contain_text("Nothing was submitted yet")
+    expect(page.get_by_label("Submit anyway")).to_be_focused()
+    check_now(page, "submit-asked")
+    complaints.remove_failed_loads()  # the 422 that asks
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="Submit and wait").click()
+    page.wait_for_url("**/runs/**")
 
 
 @pytest.mark.django_db(transaction=True)

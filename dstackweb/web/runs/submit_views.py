@@ -53,7 +53,7 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
         submission = services.Submission(_config(request), archive=archive.sha256 if archive else None)
         planned = plan(request.project, request.user, request.role, submission)
         if planned.impossible and request.POST.get("anyway") != "yes":
-            return _answer(request, {"plan": _plan(planned), "ask": True}, 422, archive)
+            return _answer(request, {"plan": _plan(planned), "ask": True, "asked": True}, 422, archive)
         run, _made = services.submit(request.project, request.user, request.role, submission)
     except REFUSED as error:
         return _answer(request, _errors(error), 422, archive)

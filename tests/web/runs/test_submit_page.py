@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Callable
 
@@ -117,7 +118,21 @@ def test_a_run_that_no_host_can_ever_satisfy_needs_confirmation(project: Project
     client = as_user(ann)
     answer = client.post("/p/main/submit/", {"config": config}, headers=HTMX)
     assert answer.status_code == 422
-    assert "no host has enough" in answer.content.decode().lower()
+    page = answer.content.decode()
+    assert "no host has enough" in page.lower()
+    assert re.search(r'name="anyway"[^>]*data-asked', page)
+    assert "Nothing was submitted yet" in page
+    assert re.search(r'id="submit-button"[^>]*hx-swap-oob="outerMorph".*Submit and wait', page, re.DOTALL)
+    planned = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    assert "Submit and wait" in planned
+    assert "data-asked" not in planned
+    plain = client.post("/p/main/submit/", {"config": config}).content.decode()
+    assert plain.count('id="submit-button"') == plain.count("Submit and wait") == 1
+    assert re.search(r'name="anyway"[^>]*autofocus', plain)
+    assert not re.search(r"<textarea[^>]*autofocus", plain)
+    assert (
+        "Submit and wait" not in client.post("/p/main/submit/plan/", {"config": HELLO}, headers=HTMX).content.decode()
+    )
     assert not Run.objects.exists()
     client.post("/p/main/submit/", {"config": config, "anyway": "yes"}, headers=HTMX)
     place_all()
