@@ -10,7 +10,7 @@ endif
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-compile
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
@@ -98,7 +98,7 @@ fmt: $(VENV)/.dev ## format the code and the templates
 
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
-	@$(INSTALL) uv==0.13.8
+	@$(INSTALL) -qq uv==0.13.8
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
@@ -117,17 +117,17 @@ $(BIN)/python:
 	@sh tools/venv $(VENV)
 
 $(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
-	@echo "Installing what the server needs …"
-	@$(INSTALL) --require-hashes -r requirements.txt
-	@$(INSTALL) -e .
+	@echo "Installing what the server needs, which takes about a minute …"
+	@sh tools/install requirements.txt $(INSTALL)
+	@$(INSTALL) -qq -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server requirements-dev.txt
 	@echo "Installing what the tests need …"
-	@$(INSTALL) --require-hashes -r requirements-dev.txt
+	@sh tools/install requirements-dev.txt $(INSTALL)
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.dev requirements-ray.txt
 	@echo "Installing Ray …"
-	@$(INSTALL) --require-hashes -r requirements-ray.txt
+	@sh tools/install requirements-ray.txt $(INSTALL)
 	@touch $@

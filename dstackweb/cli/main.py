@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+import dstackweb
 from dstackweb.cli import apply, config, hosts, logs, offers, progress, queue, runs, utilization
 from dstackweb.cli.output import (
     INTERRUPTED,
@@ -52,7 +53,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -60,6 +61,20 @@ app = typer.Typer(
     help="Submit runs to your team's shared GPUs, see the queue and why a run waits, follow logs.",
     epilog="Exit codes: 1 refused or failed, 2 usage error, 3 unreachable, 130 Ctrl-C. apply: the code of the run.",
 )
+
+
+@app.callback()
+def show_help(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        echo(f"dstackweb {dstackweb.__version__}")
+    elif ctx.invoked_subcommand is None:
+        echo(ctx.get_help())
+    else:
+        return
+    raise typer.Exit
 
 
 @app.command(rich_help_panel="Account")

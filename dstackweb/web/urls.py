@@ -22,7 +22,7 @@ from dstackweb.web.runs import views as runs
 project_pages = [
     path("queue/", queue.queue_page, name="queue"),
     path("queues/<str:queue>/", queue.queue_page, name="queue"),
-    path("queues/", settings_views.new_queue, name="new-queue"),
+    path("queues/", settings_views.queues_page, name="new-queue"),
     path("queues/<str:queue>/settings/", settings_views.settings_page, name="queue-settings"),
     path("queues/<str:queue>/pause/", settings_views.set_paused, name="pause"),
     path("queues/<str:queue>/change/", move_views.change, name="change"),

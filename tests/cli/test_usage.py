@@ -10,6 +10,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+import dstackweb
 from dstackweb.cli.main import app
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,3 +41,14 @@ def test_the_documentation_has_every_command_and_option(name: tuple[str, ...]) -
     text = (DOCS / "cli.md").read_text() + (DOCS / "hosts.md").read_text()
     options = {option for each in COMMANDS[name].params for option in each.opts if option.startswith("--")}
     assert {word for word in {*name, *options} - BY_LETTER - DEFAULTS if word not in text} == set()
+
+
+def test_the_command_alone_shows_its_help_and_succeeds() -> None:
+    shown = CliRunner().invoke(app, [])
+    assert shown.exit_code == 0
+    assert shown.output == CliRunner().invoke(app, ["--help"]).output
+
+
+def test_the_version_is_shown() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"dstackweb {dstackweb.__version__}\n")

@@ -48,6 +48,11 @@ class PolicyChange:
     after: UtilizationPolicy | None
     stops_at: dt.datetime | None = None
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether it asks for GPUs: otherwise the policy never has anything to judge."""
+        return bool(self.run.spec["requirements"]["gpu_count_min"])
+
 
 @dataclass(frozen=True)
 class PolicyChanges:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.http import HttpResponse, QueryDict
-from django.shortcuts import render
+from django.http import HttpResponse, HttpResponseBase, QueryDict
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -114,7 +114,14 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
     }
 
 
-@require_POST
+@project_page()
+def queues_page(request: PageRequest) -> HttpResponseBase:
+    """The list of queues is on each queue's page; a form posted here makes a new one."""
+    if request.method == "POST":
+        return new_queue(request, project=request.project.name)
+    return redirect(queue_url(request.project, "default"))
+
+
 @project_page("manager")
 def new_queue(request: PageRequest) -> HttpResponse:
     form = NewQueueForm(request.POST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -178,6 +179,7 @@ def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it
 ) -> None:
     profile = nightly()
     run = make_run(project, member, "train-llama", profile="nightly")
+    gpus = make_run(project, member, "gpus", profile="nightly", resources={"gpu": 1})
     own = make_run(project, member, "own-policy", profile="nightly", utilization_policy=SLOW)
     url = reverse("admin:profiles_profile_change", args=[profile.pk])
     fields = {"name": "nightly", "project": "", "description": "", "settings": text_of(STRICT), "_save": "Save"}
@@ -187,6 +189,9 @@ def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it
     page = admin_client.get(apply_url).content.decode()
     assert "main/train-llama" in page
     assert "own-policy" not in page
+    chosen = {pk: "checked" in more for pk, more in re.findall(r'name="run"\s+value="(\d+)"([^>]*)>', page)}
+    assert chosen == {str(run.pk): False, str(gpus.pk): True}
+    assert "no GPUs: no effect" in page
     assert "below 20 % for 1 h" in page
     assert "below 50 % for 2 min" in page
     fingerprint = rollout.changes(Profile.objects.get(pk=profile.pk), timezone.now()).fingerprint
@@ -195,9 +200,9 @@ def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it
         in admin_client.post(apply_url, {"fingerprint": fingerprint}, follow=True).content.decode()
     )
     done = admin_client.post(
-        apply_url, {"fingerprint": fingerprint, "run": [run.pk, own.pk]}, follow=True
+        apply_url, {"fingerprint": fingerprint, "run": [run.pk, gpus.pk, own.pk]}, follow=True
     ).content.decode()
-    assert "Policy applied to 1 run." in done
+    assert "Policy applied to 2 runs." in done
     assert Run.objects.get(pk=run.pk).spec["utilization_policy"]["min_gpu_utilization"] == 50
     assert Run.objects.get(pk=own.pk).spec["utilization_policy"]["min_gpu_utilization"] == 20
     assert "No active run would change" in admin_client.get(apply_url).content.decode()

@@ -113,6 +113,12 @@ def test_a_manager_makes_another_queue(project: Project, mia: User, as_user: Sig
     assert Queue.objects.filter(project=project).count() == 2
 
 
+def test_the_address_of_all_queues_leads_to_a_queue(project: Project, ann: User, as_user: SignIn) -> None:
+    answer = as_user(ann).get("/p/main/queues/")
+    assert (answer.status_code, answer["Location"]) == (302, "/p/main/queue/")
+    assert as_user(make_user("stranger")).get("/p/main/queues/").status_code == 404
+
+
 def test_a_refused_name_of_a_new_queue_does_not_change_the_settings_form(
     project: Project, mia: User, ann: User, as_user: SignIn
 ) -> None:
