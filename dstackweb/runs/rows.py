@@ -241,21 +241,35 @@ def newest_rows(
     statuses: Sequence[str] = (),
     user: str = "",
     text: str = "",
+    queue: str = "",
+    since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
+    oldest_first: bool = False,
     before: int | None = None,
     limit: int = 50,
     kind: type[R],
 ) -> tuple[list[R], int | None]:
-    """A project's runs, newest first, and the cursor (`before`) of the next page or None."""
-    if statuses or user or text:
+    """A project's runs, newest first, and the cursor (`before`) of the next page or None.
+
+    Submitted at `since` or later and before `until`. With `oldest_first` the cursor is the run that the page follows.
+    """
+    if statuses or user or text or queue or since or until or oldest_first:
         runs = Run.objects.filter(project=project)
+        if queue:
+            runs = runs.filter(queue__name=queue)
+        if since is not None:
+            runs = runs.filter(submitted_at__gte=since)
+        if until is not None:
+            runs = runs.filter(submitted_at__lt=until)
         if user:
             runs = runs.filter(user__username=user)
         if text:
             runs = runs.filter(name__icontains=text)
         if before is not None:
-            runs = runs.filter(pk__lt=before)
-        ids = selectors.newest(runs, limit + 1, statuses)
-        return run_rows(ids[:limit], kind), _next(ids, limit)
+            runs = runs.filter(pk__gt=before) if oldest_first else runs.filter(pk__lt=before)
+        ids = selectors.newest(runs, limit + 1, statuses, oldest_first=oldest_first)
+        found = run_rows(ids[:limit], kind)
+        return found[::-1] if oldest_first else found, _next(ids, limit)
     below = MAX_ID if before is None else max(0, min(before, MAX_ID))
     where = "WHERE run.project_id = %s AND run.id < %s ORDER BY run.id DESC LIMIT %s"
     rows = _run_rows(kind, where, [project.pk, below, limit + 1])

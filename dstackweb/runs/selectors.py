@@ -184,12 +184,18 @@ def list_version(project: Project) -> str:
     return "-".join(f"{queue}.{version}" for queue, version in rows)
 
 
-def newest(runs: QuerySet[Run], limit: int, statuses: Sequence[str] = ()) -> list[int]:
-    """Ids of the newest of `runs` in any of these statuses (all, when empty)."""
+def newest(runs: QuerySet[Run], limit: int, statuses: Sequence[str] = (), *, oldest_first: bool = False) -> list[int]:
+    """Ids of the newest (or oldest) of `runs` in any of these statuses (all, when empty)."""
     # Each status by itself is the start of an index; several at once would be a walk through the whole history.
     each = [runs.filter(status=status) for status in set(statuses)] or [runs]
-    found = (pk for part in each for pk in part.order_by("-id").values_list("pk", flat=True)[:limit])
-    return sorted(found, reverse=True)[:limit]
+    order = "id" if oldest_first else "-id"
+    found = (pk for part in each for pk in part.order_by(order).values_list("pk", flat=True)[:limit])
+    return sorted(found, reverse=not oldest_first)[:limit]
+
+
+def submitters(project: Project) -> list[str]:
+    """The names of a project's members, who may have submitted runs."""
+    return list(project.memberships.order_by("user__username").values_list("user__username", flat=True))
 
 
 def listed(ids: Collection[int]) -> list[Run]:

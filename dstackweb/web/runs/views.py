@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 from django.http import HttpResponse
@@ -13,7 +14,8 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import dependencies, removal, rows, selectors, services
-from dstackweb.runs.models import Run
+from dstackweb.runs.history import parse_zone
+from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
 from dstackweb.web.common.pages import (
@@ -47,20 +49,28 @@ SHOWN = {
 
 @project_page()
 def runs_page(request: PageRequest) -> HttpResponse:
-    """Newest runs first, filtered by status and name; polls get the fragment."""
+    """Newest runs first, or oldest, filtered by status, name, member, queue and date; polls get the fragment."""
     version = alerts.list_version(request.project)
     return polled(request, "runs/runs.html", "runs/runs_list.html", version, lambda: _list(request))
 
 
 def _list(request: PageRequest) -> dict[str, Any]:
     chosen, text = request.GET.get("status", ""), request.GET.get("q", "").strip()
-    mine = request.GET.get("mine") == "yes"
+    member, queue = request.GET.get("member", ""), request.GET.get("queue", "")
+    if request.GET.get("mine") == "yes":  # as links made before there was a choice of members say it
+        member = request.user.username
+    dates = _midnight(request, "from"), _midnight(request, "to", days_later=1)
+    oldest_first = request.GET.get("sort") == "oldest"
     before = whole_number(request.GET.get("before")) or None
     found, following = rows.newest_rows(
         request.project,
         statuses=SHOWN.get(chosen, ()),
-        user=request.user.username if mine else "",
+        user=member,
         text=text,
+        queue=queue,
+        since=dates[0],
+        until=dates[1],
+        oldest_first=oldest_first,
         before=before,
         limit=PER_PAGE,
         kind=rows.RunPageRow,
@@ -72,7 +82,12 @@ def _list(request: PageRequest) -> dict[str, Any]:
         "before": before,
         "chosen": chosen,
         "q": text,
-        "mine": mine,
+        "member": member,
+        "queue": queue,
+        "oldest_first": oldest_first,
+        "members": selectors.submitters(request.project),
+        "queues": list(Queue.objects.filter(project=request.project).order_by("name").values_list("name", flat=True)),
+        "narrowed": bool(text or member or queue or any(dates)),
         "chips": [("", _("All"), sum(counts.values()))]
         + [
             (key, _("active") if key == "active" else statuses.status(key), sum(counts[status] for status in shown))
@@ -80,6 +95,16 @@ def _list(request: PageRequest) -> dict[str, Any]:
         ],
         "waiting": counts["submitted"],
     }
+
+
+def _midnight(request: PageRequest, name: str, days_later: int = 0) -> dt.datetime | None:
+    """When a day of the query, or one after it, begins for the reader; None without one, or for text that is no day."""
+    try:
+        day = dt.date.fromisoformat(request.GET.get(name, "")) + dt.timedelta(days=days_later)
+        zone = parse_zone(request.COOKIES.get("zone", ""))
+        return dt.datetime.combine(day, dt.time(), zone).astimezone(dt.UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 @project_page()

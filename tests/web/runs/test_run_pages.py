@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, files, log_index
 from dstackweb.runs.models import Job, Run
+from dstackweb.runs.services import ensure_queue
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
 
@@ -263,7 +265,42 @@ def test_the_list_filters_by_status_name_and_member(project: Project, ann: User,
     assert shown("?status=terminated") == {"gamma"}
     assert shown("?q=et") == {"beta"}
     assert shown("?mine=yes") == {"alpha", "gamma"}
+    assert shown("?member=mia") == {"beta"}
     assert shown("?status=nonsense&before=nonsense") == {"alpha", "beta", "gamma"}
+
+
+def test_the_list_filters_by_queue_and_by_the_days_of_the_readers_zone(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    ensure_queue(project, "night")
+    for name, queue, at in (("alpha", "default", "2026-03-01T22:30"), ("beta", "night", "2026-03-01T23:30")):
+        run = make_run(project, ann, name, queue=queue)
+        Run.objects.filter(pk=run.pk).update(submitted_at=dt.datetime.fromisoformat(f"{at}+00:00"))
+    client = as_user(ann)
+
+    def shown(query: str) -> set[str]:
+        page = client.get(f"/p/main/runs/{query}").content.decode()
+        return {name for name in ("alpha", "beta") if f">{name}</a>" in page}
+
+    assert shown("?queue=night") == {"beta"}
+    assert shown("?from=2026-03-01&to=2026-03-01") == {"alpha", "beta"}
+    client.cookies["zone"] = "Europe/Berlin"
+    assert shown("?to=2026-03-01") == {"alpha"}
+    assert shown("?from=2026-03-02") == {"beta"}
+    assert shown("?from=2026-03-03") == set()
+    assert "No matching runs" in client.get("/p/main/runs/?from=2026-03-03").content.decode()
+    assert shown("?from=nonsense&to=9999-12-31") == {"alpha", "beta"}
+
+
+def test_the_list_begins_with_the_oldest_on_request(project: Project, ann: User, as_user: SignIn) -> None:
+    runs = [make_run(project, ann, f"sweep-{number}") for number in range(52)]
+    client = as_user(ann)
+    first = client.get("/p/main/runs/?sort=oldest&member=ann").content.decode()
+    assert first.index(">sweep-0</a>") < first.index(">sweep-49</a>")
+    assert ">sweep-50</a>" not in first
+    assert f"sort=oldest&amp;member=ann&amp;before={runs[49].pk}" in first
+    newer = client.get(f"/p/main/runs/?sort=oldest&before={runs[49].pk}").content.decode()
+    assert newer.index(">sweep-50</a>") < newer.index(">sweep-51</a>")
 
 
 def test_the_list_continues_where_the_previous_page_ended(project: Project, ann: User, as_user: SignIn) -> None:
