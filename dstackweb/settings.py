@@ -84,6 +84,7 @@ DSTACKWEB_AVERAGES_DAYS = env.integer("DSTACKWEB_AVERAGES_DAYS", 30, least=1, mo
 DSTACKWEB_HISTORY_DAYS = env.integer("DSTACKWEB_HISTORY_DAYS", 90, least=30, most=3650)
 DSTACKWEB_AUDIT_DAYS = env.integer("DSTACKWEB_AUDIT_DAYS", 730, least=1, most=36500)
 DSTACKWEB_HOST_EVENTS_DAYS = env.integer("DSTACKWEB_HOST_EVENTS_DAYS", 90, least=1, most=3650)
+DSTACKWEB_NOTIFICATIONS_DAYS = env.integer("DSTACKWEB_NOTIFICATIONS_DAYS", 90, least=1, most=3650)
 DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
 DSTACKWEB_PROJECT_CODE_GB = env.integer("DSTACKWEB_PROJECT_CODE_GB", 50, least=1)
 DSTACKWEB_JOB_DISK_GB = env.integer("DSTACKWEB_JOB_DISK_GB", 0, least=0)
@@ -271,6 +272,7 @@ INSTALLED_APPS = [
     "dstackweb.gpus",
     "dstackweb.audit",
     "dstackweb.scheduler",
+    "dstackweb.notifications",
     "dstackweb.web",
     "dstackweb.api",
 ]

@@ -76,6 +76,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "project": "main", "queue": "default", "run": "train-llama-sft", "host": "gpu-box-1", "name": "train-llama-sft",
         "uuid": "GPU-1", "form": "csv", "token": "none", "user_id": mia.pk, "token_id": 1, "invite_id": 1, "rest": "x",
         "sha256": "0" * 64, "instance": "00000000-0000-0000-0000-000000000001", "session_id": 1,
+        "uid": "00000000-0000-0000-0000-000000000001",
         "handle": "1", "filename": "x", "number": 1, "job": "1", "prefix": "train-baseline",
     }  # fmt: skip
 

@@ -290,6 +290,18 @@ class DependencyOutcome(StrEnum):
     """Somebody started the run without it."""
 
 
+class NotificationEvent(StrEnum):
+    """What people are notified of, if a rule of theirs says so."""
+
+    RUN_STARTED = "run_started"
+    """It has waited for long (`notifications.outbox.LONG_WAIT`)."""
+    RUN_ENDED = "run_ended"
+    RUN_FAILED = "run_failed"
+    """It failed, or the server stopped it. Also a RUN_ENDED."""
+    RUN_STOPS_SOON = "run_stops_soon"
+    """Its utilization policy is about to stop it, or would have."""
+
+
 class RunEventKind(StrEnum):
     """Events of a run or of one of its jobs."""
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from django.db import transaction
 from django.db.models import F
+from django.dispatch import Signal
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
@@ -34,6 +35,9 @@ from dstackweb.runs.states import (
     JobStatus,
     RunStatus,
 )
+
+events_written = Signal()
+"""The run events `events` were written, in this transaction; their `run` holds the values after the move."""
 
 
 class IllegalTransition(RuntimeError):
@@ -91,7 +95,7 @@ def note(
     at: dt.datetime | None = None,
 ) -> RunEvent:
     """`record` in a transaction that made or locked the run: its version is raised already."""
-    return RunEvent.objects.create(
+    event = RunEvent.objects.create(
         run=run,
         kind=kind,
         actor=actor,
@@ -100,6 +104,8 @@ def note(
         data=data,
         at=at or timezone.now(),
     )
+    events_written.send(sender=RunEvent, events=[event])
+    return event
 
 
 def move_run(
@@ -159,7 +165,7 @@ def move_runs(
     if over and finalize.end(over, to_ms(now)):
         wakeups.request_task_settling()
     kind, was = event or RunEventKind(new.value), {run.pk: RunStatus(run.status).value for run in runs}
-    RunEvent.objects.bulk_create(
+    events = RunEvent.objects.bulk_create(
         RunEvent(run=run, kind=kind, actor=actor, attempt=run.attempt, data={"from": was[run.pk], **more}, at=now)
         for run, more in zip(runs, data, strict=True)
     )
@@ -168,6 +174,7 @@ def move_runs(
         run.status = new
         for name, value in written[run.pk].items():
             setattr(run, name, value)
+    events_written.send(sender=RunEvent, events=events)
 
 
 def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: bool) -> dict[str, Any]:

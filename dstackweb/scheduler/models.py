@@ -158,6 +158,7 @@ class RetentionKind(StrEnum):
     HISTORY = "history"
     HOST_EVENTS = "host_events"
     AUDIT = "audit"
+    NOTIFICATIONS = "notifications"
     LEFTOVERS = "leftovers"
     RUN_DIRS = "run_dirs"
     JOB_FILES = "job_files"

@@ -12,6 +12,7 @@ from dstackweb.web.cloud import instance_views, offer_views
 from dstackweb.web.common import views as common
 from dstackweb.web.gpus import run_panel, utilization_views
 from dstackweb.web.gpus import views as gpus
+from dstackweb.web.notifications import views as notifications
 from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
 from dstackweb.web.queue import move_views, settings_views
@@ -100,6 +101,10 @@ account_pages = [
     path("account/sessions/", accounts.sessions_page, name="sessions"),
     path("account/sessions/others/end/", accounts.sessions_end_others, name="sessions-end-others"),
     path("account/sessions/<str:handle>/end/", accounts.session_end, name="session-end"),
+    path("account/notifications/", notifications.inbox_page, name="notifications"),
+    path("account/notifications/read/", notifications.read_all, name="notifications-read"),
+    path("account/notifications/<uuid:uid>/open/", notifications.open_one, name="notification-open"),
+    path("account/notifications/settings/", notifications.settings_page, name="notification-settings"),
     path("account/password/", accounts.ChangePassword.as_view(), name="password-change"),
 ]
 

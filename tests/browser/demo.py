@@ -10,7 +10,9 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.runs import attempts, files, holds, services
+from dstackweb.runs.codes import NotificationEvent
 from dstackweb.runs.history import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import Job, QueueHour, Run
 from dstackweb.runs.queue import ordering, queues, reorder
@@ -56,6 +58,7 @@ def build() -> tuple[Project, User]:
     """Hosts, members and runs of every status; returns the project and its manager."""
     project = make_project("main")
     mia = join(project, make_user("mia", password=PASSWORD, is_staff=True), "admin")
+    set_rules(bell_of(mia), dict.fromkeys(NotificationEvent, Scope(own=False)))
     ann, bo = join(project, make_user("ann")), join(project, make_user("bo"))
     join(make_project("research"), mia, "admin")
     make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)

@@ -44,6 +44,8 @@ PAGES = {
     "secrets": "/p/main/secrets/",
     "tokens": "/account/tokens/",
     "browsers": "/account/sessions/",
+    "notifications": "/account/notifications/",
+    "notification-settings": "/account/notifications/settings/",
     "not-found": "/p/main/runs/nope/",
 }
 

@@ -22,6 +22,7 @@ from dstackweb.runs.codes import (
     LimitCode,
     LogCut,
     MessageCode,
+    NotificationEvent,
     PlanNote,
     ReservationEnd,
     RunEventKind,
@@ -35,7 +36,7 @@ from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.wording import events, hosts, offers, policy, progress, queue, starts, statuses, waiting
+from dstackweb.wording import events, hosts, notifications, offers, policy, progress, queue, starts, statuses, waiting
 from dstackweb.wording.sentence import words
 
 AT = "2031-05-04T09:30:00+00:00"
@@ -64,6 +65,11 @@ def _event(kind: RunEventKind, **data: Any) -> str:
 
 def _wait(reason: WaitReason) -> str:
     return waiting.reason(reason, {**DATA, "code": "max_running"}).text
+
+
+def _notified(code: NotificationEvent) -> tuple[str, str]:
+    data = {"run": "g", "status": "failed", "reason": "job_failed", "waited_s": 600, "kind": "utilization_notice"}
+    return notifications.notification(code, {**data, "data": DATA})[:2]
 
 
 def _policy(**terms: Any) -> UtilizationPolicy:
@@ -100,6 +106,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     UtilizationAction: lambda code: policy.rule(_policy(action=code)),
     UtilizationScope: lambda code: policy.rule(_policy(scope=code)),
     TaskState: progress.state,
+    NotificationEvent: lambda code: " ".join((notifications.event_name(code), *_notified(code))),
 }
 CODES = [(words, code) for catalogue, words in CATALOGUES.items() for code in catalogue]
 OF_LIMITS = [

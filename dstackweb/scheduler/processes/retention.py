@@ -51,6 +51,14 @@ class Kind:
     step: Callable[[dt.datetime], int]
 
 
+_registered: dict[RetentionKind, Callable[[dt.datetime], QuerySet[Any]]] = {}
+
+
+def register(name: RetentionKind, old: Callable[[dt.datetime], QuerySet[Any]]) -> None:
+    """Prune rows of a room above this one: those of `old`."""
+    _registered[name] = old
+
+
 def kinds() -> list[Kind]:
     """All kinds that the database knows; each host prunes its own files (`scheduler.hosts`)."""
     return [
@@ -62,6 +70,7 @@ def kinds() -> list[Kind]:
         _of_rows(RetentionKind.HISTORY, history.old_hours, _delete_some),
         _of_rows(RetentionKind.HOST_EVENTS, _old_host_events, _delete_some),
         _of_rows(RetentionKind.AUDIT, _old_audit_entries, _delete_some),
+        *(_of_rows(name, old, _delete_some) for name, old in _registered.items()),
         # What interrupted removals have left behind.
         Kind(
             RetentionKind.LEFTOVERS,

@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy
 from dstackweb.accounts.access import allows, project_for, visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import DomainError
+from dstackweb.notifications import services as notifications
 from dstackweb.runs import selectors
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.web.cloud import budget as budgets
@@ -145,11 +146,25 @@ def _waiting(context: RequestContext, project: Project) -> int:
 
 @register.simple_tag(takes_context=True)
 def badge_update(context: RequestContext) -> SafeString | str:
-    """With a fragment, the number of waiting runs for the navigation; nothing inside a page."""
+    """With a fragment, the numbers of waiting runs and of unread notifications; nothing inside a page."""
     if not context.get("partial"):
         return ""
-    values = {"waiting": _waiting(context, context["request"].project), "oob": True}
-    return render_to_string("queue/badge.html", values)
+    request = context["request"]
+    waiting = render_to_string("queue/badge.html", {"waiting": _waiting(context, request.project), "oob": True})
+    return waiting + render_to_string("notifications/bell.html", _bell(request, oob=True))
+
+
+@register.inclusion_tag("notifications/bell.html", takes_context=True)
+def bell(context: RequestContext) -> dict[str, Any]:
+    """The link to the reader's notifications, with the number of unread ones."""
+    return _bell(context["request"])
+
+
+def _bell(request: HttpRequest, *, oob: bool = False) -> dict[str, Any]:
+    user = request.user if isinstance(request.user, User) else None
+    count = notifications.unread(user) if user else 0
+    many = count >= notifications.MOST_UNREAD
+    return {"user": user, "unread": f"{notifications.MOST_UNREAD - 1}+" if many else count, "oob": oob}
 
 
 @register.inclusion_tag("cloud/budget.html", takes_context=True)

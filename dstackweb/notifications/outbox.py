@@ -1,0 +1,163 @@
+"""Writes notifications in the transactions of their events: either both are there or neither.
+
+One query finds the rules, one statement writes all notifications of a batch. What is written already stays as it is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q
+
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Membership, Role, User
+from dstackweb.notifications.models import ChannelKind, Delivery, Rule
+from dstackweb.runs.codes import NotificationEvent, RunEventKind
+from dstackweb.runs.models import Run, RunEvent
+from dstackweb.runs.states import Reason
+
+LONG_WAIT = dt.timedelta(minutes=5)
+"""A start after a shorter wait is no news."""
+BY_PEOPLE = {Reason.STOPPED_BY_USER, Reason.ABORTED_BY_USER}
+LEAST_ROLE: dict[NotificationEvent, Role | None] = {
+    NotificationEvent.RUN_STARTED: Role.VIEWER,
+    NotificationEvent.RUN_ENDED: Role.VIEWER,
+    NotificationEvent.RUN_FAILED: Role.VIEWER,
+    NotificationEvent.RUN_STOPS_SOON: Role.VIEWER,
+}
+"""The role in its project that an event's readers need; None: it is of the deployment, for its admins."""
+
+
+@dataclass(frozen=True)
+class News:
+    """Something that happened. `events` are what rules may call it, the most telling first; `key` names it for ever."""
+
+    key: str
+    events: Sequence[NotificationEvent]
+    at: dt.datetime
+    data: dict[str, Any]
+    project_id: int | None = None
+    run_uid: UUID | None = None
+    user_id: int | None = None
+
+
+def on_run_events(events: Iterable[RunEvent], **_signal: Any) -> None:
+    """Write the notifications of run events."""
+    if found := [news for event in events if (news := news_of(event)) is not None]:
+        publish(found)
+
+
+def news_of(event: RunEvent) -> News | None:
+    """What a run's event is to people; None if no rule is about such events."""
+    run, more = event.run, dict[str, Any]()
+    match event.kind:
+        case RunEventKind.RUNNING:
+            waited = event.at - run.queued_at
+            if waited < LONG_WAIT:
+                return None
+            names, more = [NotificationEvent.RUN_STARTED], {"waited_s": round(waited.total_seconds())}
+        case RunEventKind.DONE:
+            names = [NotificationEvent.RUN_ENDED]
+        case RunEventKind.FAILED | RunEventKind.TERMINATED:
+            names = [NotificationEvent.RUN_FAILED, NotificationEvent.RUN_ENDED]
+            if run.termination_reason in BY_PEOPLE:
+                del names[0]
+        case RunEventKind.UTILIZATION_NOTICE | RunEventKind.UTILIZATION_WOULD_STOP:
+            names = [NotificationEvent.RUN_STOPS_SOON]
+        case _:
+            return None
+    return News(
+        key=f"run-event:{event.pk}",
+        events=names,
+        at=event.at,
+        data={**_of_run(run), "kind": event.kind, "data": event.data, **more},
+        project_id=run.project_id,
+        run_uid=run.uid,
+        user_id=run.user_id,
+    )
+
+
+def _of_run(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "status": run.status,
+        "reason": run.termination_reason,
+        "message": run.status_message,
+        "detail": run.status_detail,
+    }
+
+
+def publish(found: Sequence[News]) -> int:
+    """Write what rules ask for, in this transaction; returns how many notifications there were, old ones included."""
+    rules = _rules(found)
+    readers = _Readers(rules, found)
+    rows = [
+        _row(rule, name, news)
+        for news in found
+        for rule, name in _first_by_channel(rules, news)
+        if readers.may_read(rule, name, news)
+    ]
+    Delivery.objects.bulk_create(rows, ignore_conflicts=True)
+    return len(rows)
+
+
+def _row(rule: Rule, name: NotificationEvent, news: News) -> Delivery:
+    return Delivery(
+        channel=rule.channel,
+        key=news.key,
+        event=name.value,
+        project_id=news.project_id,
+        run_uid=news.run_uid,
+        data=news.data,
+        at=news.at,
+        unread=rule.channel.kind == ChannelKind.APP,
+    )
+
+
+def _rules(found: Sequence[News]) -> list[Rule]:
+    names = {name.value for news in found for name in news.events}
+    projects = {news.project_id for news in found if news.project_id is not None}
+    users = {news.user_id for news in found if news.user_id is not None}
+    here = Q(project=None) | Q(project__in=projects)
+    whose = Q(own=True, channel__user__in=users) | Q(own=False)
+    return list(Rule.objects.filter(here, whose, event__in=names).select_related("channel").order_by("pk"))
+
+
+def _first_by_channel(rules: Sequence[Rule], news: News) -> Iterable[tuple[Rule, NotificationEvent]]:
+    """For each channel the first of the news' names that a rule of it has."""
+    found: dict[int, tuple[Rule, NotificationEvent]] = {}
+    for name in news.events:
+        for rule in rules:
+            wanted = rule.event == name and rule.project_id in (None, news.project_id)
+            if wanted and (not rule.own or rule.channel.user_id == news.user_id):
+                found.setdefault(rule.channel_id, (rule, name))
+    return found.values()
+
+
+class _Readers:
+    """Who may read what, loaded once for a batch."""
+
+    def __init__(self, rules: Sequence[Rule], found: Sequence[News]) -> None:
+        users = {rule.channel.user_id for rule in rules if rule.channel.user_id is not None}
+        self.roles: defaultdict[int, dict[int, str]] = defaultdict(dict)
+        self.admins: set[int] = set()
+        if not users:
+            return
+        self.admins |= set(User.objects.filter(pk__in=users, is_superuser=True).values_list("pk", flat=True))
+        members = Membership.objects.filter(user__in=users, project__in={news.project_id for news in found})
+        for user_id, project_id, role in members.values_list("user_id", "project_id", "role"):
+            self.roles[user_id][project_id] = role
+
+    def may_read(self, rule: Rule, name: NotificationEvent, news: News) -> bool:
+        least, user_id = LEAST_ROLE[name], rule.channel.user_id
+        if user_id is None:
+            return least is not None and rule.channel.project_id == news.project_id
+        if user_id in self.admins:
+            return True
+        role = self.roles[user_id].get(news.project_id) if news.project_id is not None else None
+        return least is not None and role is not None and allows(role, least)

@@ -1,0 +1,106 @@
+"""Channels and their rules, and what readers have read."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from dstackweb.accounts.access import visible_projects
+from dstackweb.accounts.models import User
+from dstackweb.lib.errors import NotFound
+from dstackweb.notifications.models import Channel, ChannelKind, Delivery, Rule
+from dstackweb.runs.codes import NotificationEvent
+
+MOST_UNREAD = 10
+"""Counting stops here: the bell then says 9+."""
+
+
+class Scope(NamedTuple):
+    """Whose runs a rule is about: the user's own, or all; `project_id` None means all their projects."""
+
+    own: bool
+    project_id: int | None = None
+
+
+DEFAULTS: Mapping[NotificationEvent, Scope] = {
+    NotificationEvent.RUN_STARTED: Scope(own=True),
+    NotificationEvent.RUN_FAILED: Scope(own=True),
+    NotificationEvent.RUN_STOPS_SOON: Scope(own=True),
+}
+"""What a new user sees in the app."""
+
+
+def make_bell(instance: User, created: bool = False, raw: bool = False, **_signal: Any) -> None:
+    """Give a new user a channel in the app."""
+    if created and not raw:
+        bell_of(instance)
+
+
+def bell_of(user: User) -> Channel:
+    """The user's channel in the app, made with DEFAULTS where it is missing."""
+    mine = Channel.objects.filter(user=user, kind=ChannelKind.APP)
+    if (found := mine.first()) is not None:
+        return found
+    with transaction.atomic():
+        # In bulk, which sends no signals: it is nobody's change, and so not in the audit log.
+        Channel.objects.bulk_create([Channel(user=user, kind=ChannelKind.APP)], ignore_conflicts=True)
+        bell = mine.get()
+        _write_rules(bell, DEFAULTS)
+    return bell
+
+
+def set_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:
+    """Let exactly these events go to a channel."""
+    with transaction.atomic():
+        channel.rules.exclude(event__in=[event.value for event in wanted]).delete()
+        _write_rules(channel, wanted)
+
+
+def _write_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:
+    Rule.objects.bulk_create(
+        [
+            Rule(channel=channel, event=event.value, own=scope.own, project_id=scope.project_id)
+            for event, scope in wanted.items()
+        ],
+        update_conflicts=True,
+        unique_fields=["channel", "event"],
+        update_fields=["own", "project"],
+    )
+
+
+def inbox(user: User) -> QuerySet[Delivery]:
+    """The user's notifications in the app, the newest first, of projects that they may still see."""
+    mine = Delivery.objects.filter(channel__user=user, channel__kind=ChannelKind.APP)
+    return mine.filter(Q(project=None) | Q(project__in=visible_projects(user))).order_by("-pk")
+
+
+def unread(user: User) -> int:
+    """How many of them are unread, at most MOST_UNREAD."""
+    mine = Delivery.objects.filter(channel__user=user, channel__kind=ChannelKind.APP, unread=True)
+    return mine[:MOST_UNREAD].count()
+
+
+def open_one(user: User, uid: UUID) -> Delivery:
+    """A notification of the user, read from now on. Raises NotFound."""
+    found = inbox(user).filter(uid=uid).select_related("project").first()
+    if found is None:
+        raise NotFound("There is no such notification. It may have been deleted because it was old.")
+    mark_read(user, [found.pk])
+    return found
+
+
+def old(now: dt.datetime) -> QuerySet[Delivery]:
+    """Those to be deleted."""
+    return Delivery.objects.filter(at__lt=now - dt.timedelta(days=settings.DSTACKWEB_NOTIFICATIONS_DAYS))
+
+
+def mark_read(user: User, ids: Iterable[int] | None = None) -> int:
+    """Mark these notifications of the user as read, or all; returns how many were not."""
+    mine = Delivery.objects.filter(channel__in=Channel.objects.filter(user=user, kind=ChannelKind.APP), unread=True)
+    return (mine if ids is None else mine.filter(pk__in=ids)).update(unread=False)

@@ -1,0 +1,100 @@
+"""The bell, the list of notifications and the form of their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.notifications import services
+from dstackweb.notifications.models import Delivery
+from dstackweb.runs.models import Run
+from dstackweb.runs.removal import delete
+from dstackweb.runs.states import RunStatus
+from dstackweb.runs.transitions import move_run
+from tests.factories import make_run
+from tests.web.conftest import HTMX
+
+SignIn = Callable[[User], Client]
+
+
+@pytest.fixture
+def failed(project: Project, ann: User) -> Run:
+    run = make_run(project, ann, "train")
+    assert move_run(run, RunStatus.FAILED, now=timezone.now(), status_message="it broke")
+    return run
+
+
+def bell(client: Client, project: Project, **more: str) -> str:
+    """What the bell of a page, or of a poll's answer, says."""
+    page = client.get(f"/p/{project}/queue/", headers=more).content.decode()
+    return page.partition('id="bell"')[2].partition("</a>")[0]
+
+
+def test_the_bell_counts_unread_ones_on_each_page_and_with_each_poll(
+    project: Project, ann: User, as_user: SignIn, failed: Run
+) -> None:
+    client = as_user(ann)
+    assert ">1<" in bell(client, project)
+    assert ">1<" in bell(client, project, **HTMX)
+    many = [Delivery(channel=services.bell_of(ann), key=str(n), event="run_ended", unread=True) for n in range(20)]
+    Delivery.objects.bulk_create(many)
+    assert ">9+<" in bell(client, project)
+    client.post("/account/notifications/read/")
+    assert "unread" not in bell(client, project)
+
+
+def test_opening_one_leads_to_its_run_and_marks_it_read(ann: User, as_user: SignIn, failed: Run) -> None:
+    client = as_user(ann)
+    page = client.get("/account/notifications/").content.decode()
+    assert "train: failed" in page
+    assert "it broke" in page
+    row = Delivery.objects.get()
+    answer = client.get(reverse("notification-open", args=[row.uid]))
+    assert answer["Location"] == f"/p/main/runs/{failed.uid}/"
+    assert client.get(answer["Location"]).status_code == 200
+    assert services.unread(ann) == 0
+
+
+def test_one_about_a_deleted_run_says_so(ann: User, as_user: SignIn, failed: Run) -> None:
+    delete(failed, ann, "member")
+    answer = as_user(ann).get(reverse("notification-open", args=[Delivery.objects.get().uid]), follow=True)
+    assert "no longer there" in answer.content.decode()
+
+
+def test_those_of_others_are_not_there(ann: User, mia: User, as_user: SignIn, failed: Run) -> None:
+    client = as_user(mia)
+    assert "train" not in client.get("/account/notifications/").content.decode()
+    assert client.get(reverse("notification-open", args=[Delivery.objects.get().uid])).status_code == 404
+    client.post("/account/notifications/read/")
+    assert services.unread(ann) == 1
+
+
+def test_older_ones_are_on_further_pages(ann: User, as_user: SignIn) -> None:
+    channel = services.bell_of(ann)
+    Delivery.objects.bulk_create([Delivery(channel=channel, key=str(n), event=f"old_event_{n:02}") for n in range(51)])
+    client = as_user(ann)
+    page = client.get("/account/notifications/")
+    assert "old event 50" in page.content.decode()
+    assert "old event 00" not in page.content.decode()
+    following = page.context["following"]
+    assert "old event 00" in client.get(f"/account/notifications/?before={following}").content.decode()
+
+
+def test_rules_are_chosen_per_event(project: Project, ann: User, as_user: SignIn) -> None:
+    channel = services.bell_of(ann)
+    url, client = "/account/notifications/settings/", as_user(ann)
+    form = {"run_started": "off", "run_ended": "own", "run_failed": "all", "run_stops_soon": f"project:{project.pk}"}
+    assert client.post(url, form).status_code == 302
+    found = {rule.event: (rule.own, rule.project_id) for rule in channel.rules.all()}
+    assert found == {"run_ended": (True, None), "run_failed": (False, None), "run_stops_soon": (False, project.pk)}
+    page = client.get(url).content.decode()
+    assert f'<option value="project:{project.pk}" selected>' in page
+    assert client.post(url, form | {"run_ended": "project:99"}).status_code == 422
+    del form["run_started"]
+    assert client.post(url, form).status_code == 422
+    assert channel.rules.count() == 3
