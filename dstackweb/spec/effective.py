@@ -206,7 +206,7 @@ class EffectiveSpec(_StoredModel):
             "user": user_id,
             "nodes": self.nodes,
             "requirements": self.requirements.model_dump(mode="json"),
-            "backends": _unordered(self.backends),
+            "backends": _listed(self.backends),  # of equal ones the first is taken
             "regions": _unordered(self.regions),
             "instance_types": _unordered(self.instance_types),
             "labels": {name: sorted(values) for name, values in (self.labels or {}).items()},

@@ -162,7 +162,7 @@ class ProfileFields(Keys):
 
     backends: Names | None = key(
         "a list of backends such as [hosts]",
-        "Backends that the run may use. Default: all backends that are free of charge.",
+        "Backends that the run may use: the cheapest, and of equal ones the first here. Default: all that are free.",
         default=None,
     )
     regions: Names | None = key("a list of regions such as [eu-west-1]", "Regions that the run may use.", default=None)

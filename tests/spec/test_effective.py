@@ -38,7 +38,6 @@ def test_the_defaults() -> None:
         {"priority": 90},
         {"queue": "night"},
         {"retry": None},
-        {"backends": ("aws", "hosts")},
         {"labels": {"region": ("us", "eu")}},
     ],
 )
@@ -52,6 +51,7 @@ def test_runs_of_a_sweep_share_a_shape(change: dict[str, object]) -> None:
         {"requirements": Requirements(cpu_min=2)},
         {"nodes": 2},
         {"backends": ("hosts",)},
+        {"backends": ("aws", "hosts")},
         {"backends": None},
         {"regions": ("eu-west-1",)},
         {"instance_types": ("p4d.24xlarge",)},

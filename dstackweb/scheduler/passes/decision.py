@@ -192,11 +192,11 @@ class Outlook:
     waits: Wait | None
     price: Decimal | None
 
-    @property
-    def order(self) -> tuple[bool, bool, int, Decimal, str]:
+    def order(self, spec: EffectiveSpec) -> tuple[bool, bool, int, Decimal, int, str]:
         """Those that the run may use first; of these the ones that could start, the cheapest first."""
-        place = -self.waits.reason.place if self.waits else 0
-        return not self.used, self.waits is not None, place, self.price or Decimal(0), self.backend
+        permanence = -self.waits.reason.place if self.waits else 0
+        named = offers.named_place(spec, self.backend)
+        return not self.used, self.waits is not None, permanence, self.price or Decimal(0), named, self.backend
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def _outlooks(run: WaitingRun, capacity: Capacity, reader: OfferReader) -> list[
     """The backends that the run uses or could name, the best first."""
     used = {HOSTS, *reader.free()} if run.spec.backends is None else set(run.spec.backends)
     found = (_outlook(run, capacity, name, used=name in used) for name in {HOSTS, *reader.backends, *used})
-    return sorted((one for one in found if one is not None), key=lambda one: one.order)
+    return sorted((one for one in found if one is not None), key=lambda one: one.order(run.spec))
 
 
 def _outlook(run: WaitingRun, capacity: Capacity, name: str, *, used: bool) -> Outlook | None:

@@ -80,7 +80,7 @@ class Capacity:
         return self._job_usage
 
     def decide(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
-        """Where the run goes, own hosts first, or the most permanent reason why it waits."""
+        """Where the run goes, own hosts first if it names none before, or the most permanent reason why it waits."""
         outcome = self._anywhere(run)
         found = self._blockers(run, outcome)
         return outcome if not found else found[0]
@@ -231,9 +231,11 @@ class Capacity:
 
     def _anywhere(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         here = self._on_hosts(run) if may_use_hosts(run.spec) else None
-        if isinstance(here, HostPlacement):
+        if isinstance(here, HostPlacement) and not offers.named_place(run.spec, HOSTS):
             return here
         there = self._on_offers(run)
+        if isinstance(here, HostPlacement):
+            return there if isinstance(there, OfferPlacement) and offers.precedes_hosts(run.spec, there) else here
         if isinstance(there, OfferPlacement):
             return there
         found = [waits for waits in (here, there) if waits is not None]

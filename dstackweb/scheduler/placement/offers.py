@@ -1,7 +1,8 @@
 """Which offers of other backends a run may use, and which it gets: pure (docs/design.md#scheduling).
 
-The cheapest first, by (price, backend, region, instance type). All nodes of a run go to one backend and region. An
-idle instance is preferred, since it starts at once, unless a new one costs less than half.
+The cheapest first, by (price, place among the run's `backends`, backend, region, instance type). All nodes of a run
+go to one backend and region. An idle instance is preferred, since it starts at once, unless a new one costs less than
+half.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
+from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.matching import meets
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.scheduler.placement.hosts import Wait
@@ -100,6 +102,17 @@ def nodes_available(offer: Offer, used: Mapping[OfferKey, int], most: int) -> in
     return most if fits is None else max(0, min(most, int(fits) - used.get(offer_key(offer), 0)))
 
 
+def named_place(spec: EffectiveSpec, backend: str) -> int:
+    """The backend's place among those that the run names, from 0; without any, own hosts come before all others."""
+    named = spec.backends or (HOSTS,)
+    return named.index(backend) if backend in named else len(named)
+
+
+def precedes_hosts(spec: EffectiveSpec, placed: OfferPlacement) -> bool:
+    """Whether a place comes before own hosts: it costs nothing either, and the run names its backend first."""
+    return not placed.weight and named_place(spec, placed.offers[0].backend) < named_place(spec, HOSTS)
+
+
 def acceptable_offers(spec: EffectiveSpec, asked: BackendOffers) -> list[Offer]:
     """The offers that the run may use, cheapest first, available or not."""
     return sorted((offer for offer in asked.offers if refusal(spec, offer) is None), key=_price_order)
@@ -114,7 +127,12 @@ def choose_offers(spec: EffectiveSpec, asked: BackendOffers, used: Mapping[Offer
         nodes += [offer] * nodes_available(offer, used, spec.nodes - len(nodes))
     whole = [OfferPlacement(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
     if whole:
-        return min(whole, key=lambda bought: (bought.weight, [_price_order(offer) for offer in bought.offers]))
+        return min(
+            whole,
+            key=lambda bought: (
+                bought.weight, named_place(spec, bought.offers[0].backend), list(map(_price_order, bought.offers)),
+            ),
+        )  # fmt: skip
     return _reason_to_wait(spec, asked, found, max((len(nodes) for nodes in places.values()), default=0))
 
 

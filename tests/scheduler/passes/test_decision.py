@@ -97,6 +97,16 @@ def test_a_plan_compares_the_backends_that_the_run_uses_or_could_name(
     assert planned.offers[0].backend == "hosts"
 
 
+@pytest.mark.parametrize("backends", [["workers", "hosts"], ["hosts", "workers"]])
+def test_a_plan_lists_what_is_free_in_the_order_in_which_the_run_names_it(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch, backends: list[str]
+) -> None:
+    make_host()
+    StubMarket(monkeypatch).has("workers", offer("0", backend="workers"))
+    planned = plan(project, member, "member", Submission({"type": "task", "commands": ["true"], "backends": backends}))
+    assert [one.backend for one in planned.backends] == backends
+
+
 def test_a_plan_names_no_backend_of_other_projects(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,26 @@ def test_a_paid_backend_is_not_queried_for_a_run_that_does_not_name_it(
     assert market.asked == []
 
 
+@pytest.mark.parametrize(
+    ("backends", "taken"),
+    [
+        (["hosts", "batch", "workers"], "hosts"), (["workers", "batch", "hosts"], "workers"),
+        (["batch", "hosts"], "batch"), (["cloud", "hosts"], "hosts"), (["cloud", "workers"], "workers"),
+        (["workers", "batch"], "workers"), (None, "hosts"),
+    ],
+)  # fmt: skip
+def test_of_backends_at_the_same_price_the_first_named_is_taken(
+    project: Project, member: User, market: StubMarket, backends: list[str] | None, taken: str
+) -> None:
+    make_host()
+    for name in ("batch", "workers"):
+        market.has(name, offer("0", backend=name))
+    market.has("cloud", offer("0.5"))
+    run = make_run(project, member, **({"backends": backends} if backends else {}))
+    place_all()
+    assert [job.backend.name for job in run.jobs.select_related("backend")] == [taken]
+
+
 def test_a_limit_of_gpus_counts_those_of_other_backends_too(project: Project, member: User, market: StubMarket) -> None:
     """R26."""
     market.has("cloud", offer())
