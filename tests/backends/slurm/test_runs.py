@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from dstackweb.devtools.slurm import Slurm
+from dstackweb.runner import tree
 from tests.server import Server
 from tests.support import eventually
 
@@ -35,7 +39,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Slu
         home = Path(folder, "home")
         home.mkdir(mode=0o755)
         slurm = Slurm(Path(folder, "cluster"))
-        server = Server(home, **SHORT, **slurm.env)
+        make_slow_sbatch(home)
+        server = Server(home, **SHORT, **slurm.env, PATH=f"{home / 'bin'}:{os.environ['PATH']}")
         server.env["DSTACKWEB_PUBLIC_URL"] = server.url
         try:
             slurm.start()
@@ -47,6 +52,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Slu
                 yield server, slurm
         finally:
             slurm.stop()
+
+
+def make_slow_sbatch(home: Path) -> None:
+    """An `sbatch` for the server that answers a second later while there is the file `slow`."""
+    (home / "bin").mkdir(mode=0o755)
+    sbatch = home / "bin/sbatch"
+    sbatch.write_text(
+        f'#!/bin/sh\n{shutil.which("sbatch")} "$@" || exit\n'
+        f"if [ -e {home}/slow ]; then echo >> {home}/submitted; sleep 1; fi\n"
+    )
+    sbatch.chmod(0o755)
 
 
 def jobs(slurm: Slurm) -> list[str]:
@@ -144,3 +160,44 @@ def test_a_controller_that_forgets_a_start_executes_nothing_twice(site: tuple[Se
     assert server.wait(name, deadline=90)["status"] in ("done", "failed")
     assert file.read_text() == "once\n"
     eventually(lambda: jobs(slurm) == [])
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_workers_killed_between_submit_and_note_leave_one_job_per_run(site: tuple[Server, Slurm]) -> None:
+    server, slurm = site
+    eventually(lambda: jobs(slurm) == [])
+    known = set(slurm.command("squeue", "--noheader", "--states=all", "--format=%i").split())
+    submitted, file = server.home / "submitted", server.home / "shared" / "by-killed-workers"
+    (server.home / "slow").touch()
+    names = [server.submit(f"echo $DSTACK_RUN_NAME >> {file}; sleep 1", **ASKS) for _ in range(3)]
+    for _ in range(2):
+        before = submitted.read_bytes() if submitted.exists() else b""
+        eventually(lambda before=before: submitted.exists() and submitted.read_bytes() > before)
+        kill(*server.role_pids("qcluster"))
+    (server.home / "slow").unlink()
+    for name in names:
+        assert server.wait(name, deadline=120)["status"] == "done"
+    assert sorted(file.read_text().split()) == sorted(names)
+    now = slurm.command("squeue", "--noheader", "--states=all", "--format=%i").split()
+    assert len(set(now) - known) == 3
+
+
+def test_a_run_whose_node_fails_is_interrupted_and_retried_on_another(site: tuple[Server, Slurm]) -> None:
+    server, slurm = site
+    eventually(lambda: jobs(slurm) == [])
+    name = begun(server, **RETRIED)
+    job, node = slurm.command("squeue", "--noheader", "--states=RUNNING", "--format=%i %N").split()
+    [step] = [pid for pid in tree.pids() if f"[{job}.batch]" in Path(f"/proc/{pid}/cmdline").read_text()]
+    slurm.kill(node)
+    kill(step, *tree.below({step}))
+    server.hurry_retry(name)
+    run = server.wait(name, deadline=90)
+    assert (run["status"], run["attempt"]) == ("done", 2), run
+    assert server.log(name, attempt=2) == b"again\n"
+    slurm.start_node(node)
+    eventually(lambda: set(slurm.command("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
