@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -40,8 +41,18 @@ class Docker:
                 ["dockerd", "--iptables=false", "--bridge=none", "-H", self.socket, "--data-root", self.home / "data",
                  "--exec-root", self.home / "exec", "-p", self.home / "pid", "--shutdown-timeout", "1", *more],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "PATH": f"{self._toolkit()}:{os.environ['PATH']}"},
             )  # fmt: skip
         eventually(lambda: self.engine.call("version"), every=0.05)
+
+    def _toolkit(self) -> Path:
+        """A stand-in for NVIDIA's container toolkit: Docker calls it for containers with GPUs, and it does nothing."""
+        folder = self.home / "toolkit"
+        folder.mkdir(exist_ok=True)
+        hook = folder / "nvidia-container-runtime-hook"
+        hook.write_text("#!/bin/sh\nexec cat > /dev/null\n")
+        hook.chmod(0o755)
+        return folder
 
     def ensure(self) -> None:
         """Have it run again after a test that failed while it was away."""

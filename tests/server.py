@@ -55,7 +55,7 @@ class Server:
     def start(self) -> Server:
         """Start the supervisor and wait until the server answers and its host is there."""
         self.launch()
-        eventually(self.is_ready, deadline=60)
+        eventually(self.is_ready, deadline=120)
         return self
 
     def launch(self) -> None:

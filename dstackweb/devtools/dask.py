@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 START_S = 30.0
@@ -19,10 +19,13 @@ RESOURCES = {"w1": "GPU=2 CPU=4", "w2": "CPU=4"}
 
 
 class Dask:
-    """Two workers of 4 threads, w1 with 2 GPUs. With `tls` all of them speak TLS with certificates in `folder`."""
+    """Two workers of 4 threads, w1 with 2 GPUs. With `tls` all of them speak TLS with certificates in `folder`.
 
-    def __init__(self, folder: Path, *, tls: bool = False) -> None:
-        self.folder, self.tls = folder, tls
+    `env` are further variables of its processes, such as those that lead to the stand-in for NVML.
+    """
+
+    def __init__(self, folder: Path, *, tls: bool = False, env: Mapping[str, str] | None = None) -> None:
+        self.folder, self.tls, self._env = folder, tls, env or {}
         self.port = _free_port()
         self.address = f"{'tls' if tls else 'tcp'}://127.0.0.1:{self.port}"
         self.pids: dict[str, int] = {}
@@ -83,8 +86,8 @@ class Dask:
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", f"distributed.cli.{program}", "--dashboard-address=:0", *arguments, *files],
-                env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env}, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self.pids[name] = self._processes[name].pid
 
