@@ -1,4 +1,4 @@
-// Plain ES modules, no build step. Each module finds its elements by data attributes and works alone.
+// Plain ES modules, served as one script (lib/bundles.py). Each finds its elements by data attributes and works alone.
 import "./js/menus.js";
 import "./js/times.js";
 import "./js/polling.js";
@@ -11,3 +11,15 @@ import "./js/move-menu.js";
 import "./js/priorities.js";
 import "./js/announcements.js";
 import "./js/costs.js";
+
+// What only some pages need: each names it in <meta name="script" content="…">. It runs once all is loaded.
+const pages = {
+  charts: () => import("./js/charts.js"),
+  freshness: () => import("./js/freshness.js"),
+  "gpu-charts": () => import("./js/gpu-charts.js"),
+  progress: () => import("./js/progress.js"),
+  "progress-wall": () => import("./js/progress-wall.js"),
+};
+addEventListener("DOMContentLoaded", () => {
+  for (const { content } of document.querySelectorAll('meta[name="script"]')) pages[content]();
+});

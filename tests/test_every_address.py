@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings
 from django.test import Client
-from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls import URLPattern, URLResolver, get_resolver, resolve
 
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import create_token
 from dstackweb.backends.models import Gpu
-from tests.browser import cloud_demo, demo
+from tests.browser import cloud_demo, demo, test_gpus, test_offers, test_progress
+from tests.browser import test_every_page as test_every_page_is_fit
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.both_sides]
 NOT_ASKED = {"/logout/", "/login/{token}/", "/invite/{token}/"}
@@ -53,15 +54,27 @@ def pages(patterns: list[URLPattern | URLResolver], before: str = "") -> Iterato
             yield "/" + route.replace("<str:", "{").replace("<path:", "{").replace(">", "}")
 
 
+def swept_views() -> set[str]:
+    """The names of the pages whose accessibility is checked by `check_pages`."""
+    below = [f"/p/main/{path}" for path in (*test_progress.PAGES.values(), *test_gpus.PAGES.values())]
+    paths = [*test_every_page_is_fit.PAGES.values(), *test_offers.PAGES.values(), *below, "/login/"]
+    return {resolve(path.partition("?")[0]).view_name for path in paths}
+
+
 def test_every_page(client: Client, names: dict[str, str]) -> None:
     answers: dict[str, set[int]] = {}
+    views: set[str] = set()
     headers = {"Authorization": f"Bearer {settings.DSTACKWEB_METRICS_TOKEN}"}  # of /metrics; pages don't read it
     for template in pages(get_resolver().url_patterns):
         if "<" not in template and template not in NOT_ASKED and not template.startswith("/api/"):
             address = template.format_map(names)
-            answers.setdefault(template, set()).add(client.get(address + query(address), headers=headers).status_code)
+            answer = client.get(address + query(address), headers=headers)
+            answers.setdefault(template, set()).add(answer.status_code)
+            if answer.status_code == 200 and not answer.streaming and b"</html>" in answer.content:
+                views.add(resolve(address).view_name)
     assert {template: codes for template, codes in answers.items() if not codes <= {200, 302, 405}} == {}
     assert sum(codes == {200} for codes in answers.values()) > 35
+    assert views - swept_views() == set(), "add it to the pages of tests/browser, which axe-core checks"
 
 
 def test_everything_that_the_api_reads(client: Client, names: dict[str, str]) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
+from django.core.files.base import ContentFile
 from django.http import HttpRequest
 from whitenoise.storage import CompressedManifestStaticFilesStorage
+
+from dstackweb.lib import bundles
+
+STYLES, SCRIPT = "site.css", "app.js"
+"""What each page loads."""
 
 
 class ReadOnly(admin.ModelAdmin[Any]):
@@ -22,10 +31,40 @@ class ReadOnly(admin.ModelAdmin[Any]):
         return False
 
 
+def page_sources() -> list[Path]:
+    """The files whose words may be classes or variables that pages use."""
+    base = Path(settings.BASE_DIR)
+    patterns = ("templates/**/*.html", "dstackweb/web/**/*.py", "static/js/*.js", "static/*.js", "static/*.css")
+    in_bundle = {base / "static" / name for name in (STYLES, "app.css")}
+    return sorted({path for pattern in patterns for path in base.glob(pattern)} - in_bundle)
+
+
 class HashedStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # whitenoise has no types
     """Static files with a hash of their content in the name, so that browsers cache them forever.
 
-    Also rewrites imports between JavaScript modules; otherwise pages would mix old and new files.
+    `site.css` and `app.js` have all that they import in them (`lib.bundles`), so that a page needs few requests.
     """
 
-    support_js_module_import_aggregation = True
+    def post_process(self, paths: dict[str, Any], dry_run: bool = False, **options: Any) -> Iterator[Any]:
+        if not dry_run:
+            paths = self._bundled(paths)
+        yield from super().post_process(paths, dry_run, **options)
+
+    def _bundled(self, paths: dict[str, Any]) -> dict[str, Any]:
+        """The files to be served, with both bundles in the place of their parts."""
+        parts = set()
+
+        def read(path: str) -> str:
+            parts.add(path)
+            storage, name = paths[path]
+            with storage.open(name) as source:
+                return bytes(source.read()).decode()
+
+        used = bundles.words(path.read_text() for path in page_sources())
+        made = {STYLES: bundles.stylesheet(STYLES, read, used), SCRIPT: bundles.script(SCRIPT, read)}
+        for name, text in made.items():
+            self.delete(name)
+            self._save(name, ContentFile(text.encode()))
+        return {path: where for path, where in paths.items() if path not in parts} | {
+            name: (self, name) for name in made
+        }

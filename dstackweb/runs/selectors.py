@@ -297,6 +297,15 @@ def log_job(run: Run, *, node: int = 0, attempt: int | None = None) -> Job | Non
     return job
 
 
+STAMPED_LOGS = 8
+
+
+def log_stamp(run: Run) -> str:
+    """Changes with the logs of its newest attempt, and when their jobs end; of the first nodes where there are many."""
+    jobs = Job.objects.filter(run=run, attempt=run.attempt).order_by("node")[:STAMPED_LOGS]
+    return ".".join(f"{files.log_size(job.pk)}{'e' if job.status in JOB_ENDED else ''}" for job in jobs)
+
+
 def hosts_with_holders(name: str = "") -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
     """Every host that has not left (or the one called `name`), by name, each with its GPUs by index and the run that
     holds each."""

@@ -5,8 +5,10 @@ import { delayMs, report } from "./polling.js";
 import { word } from "./words.js";
 
 const EVERY_S = 1;
-const QUIET_S = 4; // the longest pause while nothing comes
-const SLOWER = 1.4;
+const SLOWER = 1.4; // the pause grows so while nothing comes, up to SLOW_S
+const SLOW_S = 4;
+const QUIET_S = 60; // after QUIET_AFTER_MS without output: the page's own polls say when there is more
+const QUIET_AFTER_MS = 10_000;
 const SHORT = 8; // lines
 const MOST_PX = 6_000_000; // browsers end near 17 million; above this, scrolling is scaled
 const NEAR_END = 0.5; // lines
@@ -40,6 +42,7 @@ class LogView {
     this.following = true;
     this.chosen = false; // whether the reader picked a job; until then the newest attempt is shown
     this.timer = null;
+    this.grewAt = 0; // performance.now() when output came last
     this.decoder = new TextDecoder("utf-8");
     this.listen();
     this.fromHash();
@@ -80,6 +83,7 @@ class LogView {
     for (const [name, by] of [["previous", -1], ["next", 1]])
       this.root.querySelector(`[data-log-${name}]`).addEventListener("click", () => this.step(by));
     document.addEventListener("htmx:after:swap", () => this.jobsChanged());
+    this.root.addEventListener("changed", () => this.changed());
     document.addEventListener("visibilitychange", () => document.hidden || this.schedule(0));
     addEventListener("hashchange", () => this.fromHash() && this.open());
   }
@@ -181,6 +185,13 @@ class LogView {
     if (this.job && !this.over) this.timer = setTimeout(() => this.poll(), ms);
   }
 
+  /** The page's own poll says that there is more, or that a job has ended. */
+  changed() {
+    this.grewAt = performance.now();
+    this.pauseS = EVERY_S;
+    this.schedule(0);
+  }
+
   async poll() {
     if (document.hidden || this.busy) return;
     const { log } = this;
@@ -193,7 +204,9 @@ class LogView {
       this.sayState(response.headers);
       this.grown();
       report(true);
-      this.pauseS = log.end > before ? EVERY_S : Math.min(QUIET_S, this.pauseS * SLOWER);
+      this.pauseS = log.end > before ? EVERY_S : Math.min(SLOW_S, this.pauseS * SLOWER);
+      if (log.end > before) this.grewAt = performance.now();
+      if (performance.now() - this.grewAt > QUIET_AFTER_MS) this.pauseS = QUIET_S;
       this.busy = false;
       this.schedule(log.more ? 0 : delayMs(this.pauseS));
     } catch (error) {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from tests.browser import demo
 from tests.browser.conftest import Complaints
@@ -29,6 +29,8 @@ PAGES = {
     "run-scheduled": "/p/main/runs/report-nightly/",
     "progress": "/p/main/progress/",
     "progress-run": "/p/main/runs/train-llama-sft/progress/",
+    "progress-wall": "/p/main/progress/wall/",
+    "progress-prefix": "/p/main/progress/prefix/?prefix=sweep-lr",
     "why": "/p/main/runs/ab-reranker-7/why/",
     "why-never": "/p/main/runs/too-large/why/",
     "why-queued": "/p/main/runs/evaluate-checkpoint-of-the-long-named-experiment/why/",
@@ -46,6 +48,7 @@ PAGES = {
     "browsers": "/account/sessions/",
     "notifications": "/account/notifications/",
     "notification-settings": "/account/notifications/settings/",
+    "password": "/account/password/",
     "not-found": "/p/main/runs/nope/",
 }
 
@@ -61,6 +64,36 @@ def test_every_page_is_accessible_and_fits_in_both_themes(
     sign_in(page, live_server.url, "mia")
     check_pages(page, {name: live_server.url + path for name, path in PAGES.items()})
     complaints.remove_failed_loads()  # the page that is not found
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_the_page_of_a_quiet_running_run_makes_at_most_thirty_requests_a_minute(
+    live_server, new_page: Callable[..., Page]
+) -> None:
+    demo.build()
+    page = new_page(keep=False)
+    page.clock.install()
+    sign_in(page, live_server.url, "mia")
+    open_requests: set[Request] = set()
+    page.on("request", lambda request: open_requests.add(request))
+    page.on("requestfinished", lambda request: open_requests.discard(request))
+    page.on("requestfailed", lambda request: open_requests.discard(request))
+    asked: list[str] = []
+
+    def pass_seconds(seconds: int) -> None:
+        """Each answer comes at once, by the page's clock."""
+        for _ in range(2 * seconds):
+            page.clock.run_for(500)
+            while open_requests:
+                page.wait_for_timeout(5)
+
+    page.goto(f"{live_server.url}/p/main/runs/train-llama-sft/")
+    expect(page.locator("[data-log-text]")).to_contain_text("saved checkpoint")
+    pass_seconds(30)
+    page.on("request", lambda request: asked.append(request.url))
+    pass_seconds(60)
+    assert 15 <= len(asked) <= 30, asked
 
 
 @pytest.mark.slow

@@ -51,9 +51,28 @@ def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page:
     expect(page.get_by_text("is paused. No runs start")).to_be_visible()
     for name in ("first", "second"):
         server.submit("true", name=name)
+    check_first_load(server, new_page)
     rows = page.locator(".dw-queue .q-run a")
     expect(rows).to_have_text(["first", "second"])
     page.get_by_role("button", name="Raise the priority of second").click()
     expect(rows).to_have_text(["second", "first"])
     page.get_by_role("button", name="Resume queue").click()
     expect(page.get_by_text("No waiting runs")).to_be_visible(timeout=10_000)
+
+
+def check_first_load(server: Server, new_page: Callable[..., Page]) -> None:
+    """The queue page needs few and small answers from a browser that has never been here."""
+    page = new_page(keep=False)
+    sign_in_by_form(page, server.url, "admin", PASSWORD)
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    sizes: dict[str, float] = {}
+    urls: dict[str, str] = {}
+    session.on("Network.requestWillBeSent", lambda sent: urls.__setitem__(sent["requestId"], sent["request"]["url"]))
+    session.on("Network.loadingFinished", lambda end: sizes.__setitem__(end["requestId"], end["encodedDataLength"]))
+    page.goto(f"{server.url}/p/main/queue/", wait_until="load")
+    page.wait_for_load_state("networkidle")
+    loaded = {urls[key]: size for key, size in sizes.items()}
+    assert len(loaded) < 10, loaded
+    assert 50_000 < sum(loaded.values()) < 90_000, loaded

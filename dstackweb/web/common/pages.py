@@ -123,15 +123,22 @@ def fingerprint(*shown: object) -> str:
 
 
 def polled(
-    request: PageRequest, page: str, fragment: str, version: str, context: Callable[[], dict[str, Any]]
-) -> HttpResponse:
+    request: PageRequest, page: str, fragment: str, version: str, context: Callable[[], dict[str, Any]],
+    parts: Callable[[], dict[str, str]] | None = None,
+) -> HttpResponse:  # fmt: skip
     """Answer a page or a poll of it: nothing (204) when the poller shows `version` already.
 
-    `context` is called only when there is something to show, after `version` was read.
+    `context` is called only when there is something to show, after `version` was read. `parts`: of elements that have
+    requests of their own, the id and what changes with them; a poll's answer says it, so that they need no polls.
     """
+    named = json.dumps(parts()) if request.htmx and parts else ""
     if request.htmx and request.headers.get("HX-PTag") == version:
-        return HttpResponse(status=204)
-    return shown(request, fragment if request.htmx else page, version, context())
+        response = HttpResponse(status=204)
+    else:
+        response = shown(request, fragment if request.htmx else page, version, context())
+    if named:
+        response["DW-Parts"] = named
+    return response
 
 
 def shown(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Max
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -43,13 +44,20 @@ RANGES = {
     "24h": dt.timedelta(hours=24),
     "30d": dt.timedelta(days=30),
 }
-POLL_S = {"1h": 5, "6h": 15, "24h": 30, "30d": 30}
-"""Seconds between polls: a longer chart costs more and changes less with each sample."""
+POLL_S = {"1h": 15, "6h": 15, "24h": 30, "30d": 30}
+"""Seconds between polls: a longer chart costs more and changes less with each sample. That of an hour is also renewed
+with each sample, by what the run's own polls say."""
 
 
 def has_gpu_charts(run: Run) -> bool:
     """Whether a run's page shows GPU charts: it requests GPUs."""
     return bool(run.spec["requirements"]["gpu_count_min"])
+
+
+def newest_sample(run: Run) -> str:
+    """What changes with each sample of the GPUs of its newest attempt."""
+    series = GpuSeries.objects.filter(job__run=run, job__attempt=run.attempt)
+    return str(series.aggregate(newest=Max("last_ms"))["newest"])
 
 
 @dataclass(frozen=True)

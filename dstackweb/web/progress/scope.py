@@ -26,6 +26,8 @@ from dstackweb.wording.progress import meaning, state
 
 ATTEMPTS = 8
 """Attempts of a retried run that are linked, the newest ones."""
+CARD_POLL_S = 15
+"""Only its rates change by themselves: the run's own polls say when its counters have."""
 ON_A_CARD = 6
 """Prefixes on a run's page."""
 RUNS = 12
@@ -176,7 +178,7 @@ class Card:
         card = {
             "version": self.version,
             "ended": self.ended,
-            "poll_s": POLL_S,
+            "poll_s": CARD_POLL_S,
             "url": self.scope.url("card"),
             "page": self.scope.url(),
             **silence_context(totals),

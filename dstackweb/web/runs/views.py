@@ -28,7 +28,7 @@ from dstackweb.web.common.pages import (
     whole_number,
 )
 from dstackweb.web.gpus import alerts
-from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts
+from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts, newest_sample
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.runs import details, hold_views, stages
@@ -121,7 +121,18 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
     card = find_card(request, found)  # it renews itself, once it is there
     if card:
         version += ".tasks"
-    return polled(request, "runs/run.html", "runs/run_body.html", version, lambda: _run(request, found, card))
+    context, parts = lambda: _run(request, found, card), lambda: _parts(request, found, card)
+    return polled(request, "runs/run.html", "runs/run_body.html", version, context, parts)
+
+
+def _parts(request: PageRequest, run: Run, card: Card | None) -> dict[str, str]:
+    """What changes with the parts of a run's page that renew themselves: its tasks, its GPUs and its log."""
+    parts = {"run-log": selectors.log_stamp(run)}
+    if card:
+        parts["run-tasks"] = str(card.totals.version)
+    if has_gpu_charts(run) and request.GET.get("range", "1h") == "1h":
+        parts["run-gpus"] = newest_sample(run)
+    return parts
 
 
 def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_the_span_of_the_chart_can_be_chosen_and_covers_the_window_by_default(
         return round((chart["until_ms"] - chart["since_ms"]) / 60_000)
 
     assert minutes("?range=1h") == 60
-    assert 'data-poll="5"' in page_of(client, run, "?range=1h")
+    assert 'data-poll="15"' in page_of(client, run, "?range=1h")
     assert 'data-poll="30"' in page_of(client, run, "?range=24h")
     assert minutes("?range=24h") == 120  # no longer than it has run
     assert minutes("") == 120  # a window of an hour asks for more than the last hour

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import html
+import json
 import re
 from collections.abc import Callable
 
@@ -516,10 +517,12 @@ def test_a_runs_page_has_a_card_of_its_tasks_once_there_are_some(client: Client,
     answer = poll(client, before, "runs/sweep/")
     assert 'id="run-tasks"' in answer.content.decode()
     tell(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
-    assert poll(client, answer, "runs/sweep/").status_code == 204  # the card asks for itself
+    again = poll(client, answer, "runs/sweep/")
+    assert again.status_code == 204  # the card asks for itself, and is told when
+    assert json.loads(again["DW-Parts"])["run-tasks"] != json.loads(answer["DW-Parts"])["run-tasks"]
     card = poll(client, path="runs/sweep/progress/card/")
     assert b"1 running" in card.content
-    assert b'data-poll="1"' in card.content
+    assert b'data-poll="15"' in card.content
     assert poll(client, card, "runs/sweep/progress/card/").status_code == 204
 
 

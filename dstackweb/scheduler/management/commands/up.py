@@ -28,8 +28,9 @@ from gunicorn.systemd import sd_notify
 from dstackweb import env
 from dstackweb.accounts.bootstrap import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
-from dstackweb.lib import latency, schema
+from dstackweb.lib import bundles, latency, schema
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.pages import page_sources
 from dstackweb.lib.process import REFUSED, wait_for_lock
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
@@ -226,6 +227,8 @@ def _static_fingerprint() -> str:
         for path, storage in finder.list([]):
             info = os.stat(storage.path(path))
             found.update(f"{path} {info.st_size} {info.st_mtime_ns}\n".encode())
+    for source in (*page_sources(), Path(bundles.__file__)):  # whose words decide what is in them
+        found.update(source.read_bytes())
     return found.hexdigest()
 
 
