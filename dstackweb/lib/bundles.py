@@ -174,7 +174,7 @@ def _without(rules: list[Rule], mentioned: set[str], text: str) -> Iterator[str]
 
 
 def _declarations(body: str) -> list[str]:
-    return [rule.head for rule in _rules(f"{body};")]
+    return [re.sub(r"^([\w-]+)\s*:\s*", r"\1:", rule.head) for rule in _rules(f"{body};")]
 
 
 def _is_used(declaration: str, mentioned: set[str]) -> bool:
