@@ -18,9 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -33,6 +33,7 @@ from tests import containers  # noqa: E402
 from tests.server import Server  # noqa: E402
 from tests.support import eventually  # noqa: E402
 
+Cluster = TypeVar("Cluster", Slurm, Dask)
 COMMAND = "echo hello; sleep 0.3"
 
 
@@ -89,10 +90,7 @@ def on_docker(home: Path) -> Iterator[Engine]:
 
 @contextmanager
 def on_slurm(home: Path) -> Iterator[Engine]:
-    with ExitStack() as stack:
-        slurm = Slurm(home / "slurm")
-        stack.callback(slurm.stop)
-        slurm.start()
+    with started(Slurm(home / "slurm")) as slurm:
         config = {"partitions": ["main"]}
         yield Engine(slurm.env, lambda server: add(server, "slurm", config), CLUSTER, lambda: by_sbatch(slurm))
 
@@ -101,13 +99,19 @@ def on_slurm(home: Path) -> Iterator[Engine]:
 def on_dask(home: Path) -> Iterator[Engine]:
     from distributed import Client
 
-    with ExitStack() as stack:
-        dask = Dask(home / "dask")
-        stack.callback(dask.stop)
-        dask.start()
-        client = stack.enter_context(Client(dask.address, set_as_default=False))
+    with started(Dask(home / "dask")) as dask, Client(dask.address, set_as_default=False) as client:
         config = {"scheduler": dask.address}
         yield Engine({}, lambda server: add(server, "dask", config), CLUSTER, lambda: by_submit(dask, client))
+
+
+@contextmanager
+def started(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster that is stopped in the end, also if it did not start as a whole."""
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 CLUSTER = {"backends": ["cluster"], "resources": {"cpu": "1..", "memory": "500MB.."}}

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from rjsmin import jsmin  # type: ignore[import-untyped]
+import tinycss2  # type: ignore[import-untyped]  # it has no types
+from rjsmin import jsmin  # type: ignore[import-untyped]  # it has no types
 
 Read = Callable[[str], str]
 """The text of a source by its path below the static files."""
 
 _IMPORT_CSS = re.compile(r'@import "([^"]+)";\n?')
 _WORD = re.compile(r"[A-Za-z0-9_-]+")
-_CLASS = re.compile(r"\.((?:\\.|[\w-])+)")
-_NOT = re.compile(r":not\([^()]*(?:\([^()]*\)[^()]*)*\)")
-_COMMENT = re.compile(r"/\*(?!!).*?\*/", re.DOTALL)
-_VARIABLE = re.compile(r"(--[\w-]+)\s*:")
+_BANNER = re.compile(r"/\*!.*?\*/", re.DOTALL)
 _USED_VARIABLE = re.compile(r"var\(\s*(--[\w-]+)")
+_WITH_RULES = ("media", "supports", "container", "layer", "keyframes")
 
 _IMPORT_JS = re.compile(r'^import (?:\{([^}]*)\} from )?"(\.[^"]+)";$', re.MULTILINE)
 _LATER_JS = re.compile(r'\bimport\("(\.[^"]+)"\)')
 _EXPORT_JS = re.compile(r"^export (?=(?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
-_NESTED = ("@media", "@supports", "@container", "@layer")
 _START = """const modules = {};
 const done = {};
 const use = (name) => (done[name] ??= modules[name]());
@@ -36,10 +35,11 @@ const useLater = async (name) => use(name);
 
 
 class Rule(NamedTuple):
-    """A rule of a stylesheet: its selectors or at-rule, and what is between its braces. `body` None: a statement."""
+    """A rule of a stylesheet: its selectors or at-rule, and what is between its braces: (name, value), or rules."""
 
     head: str
-    body: str | None
+    declarations: list[tuple[str, str]]
+    rules: list[Rule]
 
 
 def words(texts: Iterable[str]) -> set[str]:
@@ -50,14 +50,11 @@ def words(texts: Iterable[str]) -> set[str]:
 def stylesheet(entry: str, read: Read, used: set[str]) -> str:
     """The stylesheet with its imports in it, without what pages can't use: rules for classes that are not in `used`,
     animations and Tabler's variables that nothing mentions."""
-    rules = list(_rules(_COMMENT.sub("", _with_imports(entry, read))))
-    text = "".join(_kept(rules, used))
-    while True:
-        mentioned = set(_USED_VARIABLE.findall(text)) | used
-        shorter = "".join(_without(list(_rules(text)), mentioned, text))
-        if shorter == text:
-            return text
-        text = shorter
+    source = _with_imports(entry, read)
+    rules = _kept(tinycss2.parse_component_value_list(source, skip_comments=True), used)
+    while (fewer := _without_unused(rules, used)) != rules:
+        rules = fewer
+    return "".join(_BANNER.findall(source)) + _as_text(rules)
 
 
 def script(entry: str, read: Read) -> str:
@@ -73,113 +70,94 @@ def _with_imports(path: str, read: Read) -> str:
     return _IMPORT_CSS.sub(lambda found: _with_imports(posixpath.join(folder, found[1]), read) + "\n", read(path))
 
 
-def _rules(text: str) -> Iterator[Rule]:
-    """The rules of a stylesheet without comments, in their order."""
-    at = 0
-    while at < len(text):
-        begin = at
-        while at < len(text) and text[at] not in "{;":
-            at = _past(text, at)
-        head = text[begin:at].strip()
-        if at == len(text) or text[at] == ";":
-            at += 1
-            if head:
-                yield Rule(head, None)
-            continue
-        at += 1
-        begin, depth = at, 1
-        while depth:
-            if text[at] in "{}":
-                depth += 1 if text[at] == "{" else -1
-                at += 1
-            else:
-                at = _past(text, at)
-        yield Rule(head, text[begin : at - 1].strip())
+def _kept(tokens: Sequence[Any], used: set[str]) -> list[Rule]:
+    """The rules that a page can match. Raises ValueError for what is no stylesheet."""
+    found = []
+    for node in tinycss2.parse_rule_list(tokens, skip_whitespace=True):
+        if node.type == "error":
+            raise ValueError(f"line {node.source_line}: {node.message}")
+        if node.content is None and node.lower_at_keyword != "charset":
+            raise ValueError(f"@{node.at_keyword}: this form of at-rule is not supported")
+        content = node.content or []
+        if node.type == "at-rule":
+            head = f"@{node.at_keyword}{tinycss2.serialize(node.prelude)}".strip()
+            has_rules = node.lower_at_keyword.endswith(_WITH_RULES)
+        else:
+            head = ",".join(tinycss2.serialize(one).strip() for one in _parts(node.prelude) if _matches(one, used))
+            has_rules = False
+        rules = _kept(content, used) if has_rules else []
+        declarations = [] if has_rules else _declarations(content)
+        if head and (rules or declarations):
+            found.append(Rule(head, declarations, rules))
+    return found
 
 
-def _past(text: str, at: int) -> int:
-    """The place behind the character here; behind the whole of a string, a url() or a comment."""
-    if text[at] in "\"'":
-        end = at + 1
-        while text[end] != text[at]:
-            end += 2 if text[end] == "\\" else 1
-        return end + 1
-    if text.startswith("/*", at):
-        return text.index("*/", at) + 2
-    if text.startswith("url(", at) and text[at + 4] not in "\"'":
-        return text.index(")", at) + 1
-    return at + (2 if text[at] == "\\" else 1)
+def _declarations(tokens: Sequence[Any]) -> list[tuple[str, str]]:
+    found = tinycss2.parse_declaration_list(tokens, skip_comments=True, skip_whitespace=True)
+    if wrong := [node for node in found if node.type != "declaration"]:
+        raise ValueError(f"line {wrong[0].source_line}: this is no declaration")
+    return [
+        (node.name, tinycss2.serialize(node.value).strip() + ("!important" if node.important else "")) for node in found
+    ]
 
 
-def _kept(rules: list[Rule], used: set[str]) -> Iterator[str]:
-    for head, body in rules:
-        if body is None:
-            yield f"{head};"
-        elif head.startswith(_NESTED):
-            if inner := "".join(_kept(list(_rules(body)), used)):
-                yield f"{head}{{{inner}}}"
-        elif _behind_comments(head).startswith("@"):
-            yield f"{head}{{{body}}}"
-        elif body and (selectors := [one for one in _selectors(head) if _matches(one, used)]):
-            yield f"{','.join(selectors)}{{{body}}}"
+def _parts(tokens: Sequence[Any]) -> list[list[Any]]:
+    """Those that commas separate."""
+    parts: list[list[Any]] = [[]]
+    for node in tokens:
+        if node == ",":
+            parts.append([])
+        else:
+            parts[-1].append(node)
+    return parts
 
 
-def _behind_comments(head: str) -> str:
-    return re.sub(r"/\*.*?\*/", "", head, flags=re.DOTALL).strip()
+def _matches(selector: Sequence[Any], used: set[str]) -> bool:
+    """Whether a page could have what this selects: all of its classes are used, those in `:is()` or `:has()` in
+    one of its alternatives; what is in `:not()` does not matter."""
+    for before, token in pairwise([None, *selector]):
+        is_class = token.type == "ident" and before == "."
+        if is_class and not set(_WORD.findall(token.value)) <= used:
+            return False
+        has_alternatives = token.type == "function" and token.lower_name != "not"
+        if has_alternatives and not any(_matches(one, used) for one in _parts(token.arguments)):
+            return False
+    return True
 
 
-def _selectors(head: str) -> list[str]:
-    """The parts of a list of selectors: commas inside brackets do not separate."""
-    found, depth, begin = [], 0, 0
-    for at, character in enumerate(head):
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
-        if character == "," and not depth:
-            found.append(head[begin:at].strip())
-            begin = at + 1
-    return [*found, head[begin:].strip()]
-
-
-def _matches(selector: str, used: set[str]) -> bool:
-    """Whether a page could have what this selects: all of its classes are used, those in `:is()` or `:where()` in
-    one of its alternatives."""
-    plain = _NOT.sub("", _behind_comments(selector))
-    alternatives = re.findall(r":(?:is|where)\(([^()]*)\)", plain)
-    outside = re.sub(r":(?:is|where)\([^()]*\)", "", plain)
-    return all(any(_has_classes(one, used) for one in some.split(",")) for some in alternatives) and _has_classes(
-        outside, used
+def _without_unused(rules: Sequence[Rule], used: set[str]) -> list[Rule]:
+    """Without animations that nothing names and Tabler's variables that nothing reads."""
+    values = list(_all_declarations(rules))
+    animated = " ".join(value for name, value in values if name.startswith("animation"))
+    return _needed(
+        rules, used.union(*(_USED_VARIABLE.findall(value) for _, value in values)), set(_WORD.findall(animated))
     )
 
 
-def _has_classes(selector: str, used: set[str]) -> bool:
-    names = (re.sub(r"\\(.)", r"\1", name) for name in _CLASS.findall(re.sub(r"\[[^\]]*\]", "", selector)))
-    return all(set(_WORD.findall(name)) <= used for name in names)
+def _all_declarations(rules: Sequence[Rule]) -> Iterator[tuple[str, str]]:
+    for rule in rules:
+        yield from rule.declarations
+        yield from _all_declarations(rule.rules)
 
 
-def _without(rules: list[Rule], mentioned: set[str], text: str) -> Iterator[str]:
-    for head, body in rules:
-        if body is None:
-            yield f"{head};"
-        elif head.startswith("@keyframes"):
-            name = head.split()[1]
-            if re.search(rf"animation[\w-]*:[^;}}]*\b{re.escape(name)}\b", text):
-                yield f"{head}{{{body}}}"
-        elif head.startswith("@property"):
-            if head.split()[1] in mentioned:
-                yield f"{head}{{{body}}}"
-        elif head.startswith(_NESTED):
-            if inner := "".join(_without(list(_rules(body)), mentioned, text)):
-                yield f"{head}{{{inner}}}"
-        elif kept := ";".join(rule for rule in _declarations(body) if _is_used(rule, mentioned)):
-            yield f"{head}{{{kept}}}"
+def _needed(rules: Sequence[Rule], variables: set[str], animations: set[str]) -> list[Rule]:
+    found = []
+    for rule in rules:
+        kind, _, name = rule.head.partition(" ")
+        if (kind == "@property" and name not in variables) or (kind == "@keyframes" and name not in animations):
+            continue
+        kept = [one for one in rule.declarations if not one[0].startswith("--tblr-") or one[0] in variables]
+        if kept or (inside := _needed(rule.rules, variables, animations)):
+            found.append(Rule(rule.head, kept, [] if kept else inside))
+    return found
 
 
-def _declarations(body: str) -> list[str]:
-    return [re.sub(r"^([\w-]+)\s*:\s*", r"\1:", rule.head) for rule in _rules(f"{body};")]
-
-
-def _is_used(declaration: str, mentioned: set[str]) -> bool:
-    variable = _VARIABLE.match(declaration)
-    return variable is None or not variable[1].startswith("--tblr-") or variable[1] in mentioned
+def _as_text(rules: Sequence[Rule]) -> str:
+    each = (
+        (rule.head, ";".join(f"{name}:{value}" for name, value in rule.declarations) or _as_text(rule.rules))
+        for rule in rules
+    )
+    return "".join(f"{head}{{{inside}}}" for head, inside in each)
 
 
 def _add_module(path: str, read: Read, parts: dict[str, str]) -> None:

@@ -38,6 +38,9 @@ def _made(css: str, used: str) -> str:
         (".a .b{color:red}.a:not(.c){color:red}", "a b", ".a .b{color:red}.a:not(.c){color:red}"),
         (".a:not(.b) .c{color:red}", "a", ""),
         (":is(.a,.b) i{color:red}:is(.c,.d) i{color:red}", "b", ":is(.a,.b) i{color:red}"),
+        (".a:has(.b,.c) i{color:red}.a:has(.d){color:red}", "a b", ".a:has(.b,.c) i{color:red}"),
+        ("@keyframes x{to{top:0}}@keyframes y{to{top:0}}p{animation:1s x,2s y}", "",
+         "@keyframes x{to{top:0}}@keyframes y{to{top:0}}p{animation:1s x,2s y}"),
         ("a[class*=\".x\"],b{color:red}", "", "a[class*=\".x\"],b{color:red}"),
         (".w-1\\/2{width:50%}.w-1\\/3{width:33%}", "w-1/2", ".w-1\\/2{width:50%}"),
         ("@media print{.a{color:red}}@media print{.b{color:red}}", "a", "@media print{.a{color:red}}"),
@@ -54,6 +57,12 @@ def _made(css: str, used: str) -> str:
 )  # fmt: skip
 def test_rules_that_no_page_can_match_are_left_out(css: str, used: str, made: str) -> None:
     assert _made(css, used) == made
+
+
+@pytest.mark.parametrize("css", ["@import url(b.css);", "p{color:red;{}}", "p{color:red}}"])
+def test_what_is_no_stylesheet_is_refused(css: str) -> None:
+    with pytest.raises(ValueError, match=r"line 1|not supported"):
+        _made(css, "")
 
 
 def test_imported_stylesheets_stand_where_they_are_imported() -> None:

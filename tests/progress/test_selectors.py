@@ -77,8 +77,9 @@ def test_a_bar_has_all_states_sums_and_the_estimate(scope: Scope) -> None:
 def test_totals_take_at_least_as_long_as_their_slowest_prefix(scope: Scope) -> None:
     add_group(scope, "fast", "fast-1", NOW - 60_000, memory=600, queued=1)
     add_group(scope, "slow", "slow-1", NOW, memory=2, queued=50)
-    for order in ("active", "name"):
-        totals, _bars, _next = selectors.prefixes(scope.pk, NOW, order=order, limit=1)  # type: ignore[arg-type]
+    orders: tuple[selectors.Order, ...] = ("active", "name")
+    for order in orders:
+        totals, _bars, _next = selectors.prefixes(scope.pk, NOW, order=order, limit=1)
         assert totals is not None
         assert totals.bar.rate is not None
         assert totals.bar.left is not None

@@ -42,7 +42,7 @@ MAX_WRITTEN = 50
 WORK_S = 20.0
 """How long one task runs passes, far below django-q's timeout."""
 MAX_REVIEWED = 200
-"""Shapes decided in a queue that is paused or at its limit, so that what can never start is told."""
+"""Shapes decided in a queue that is paused or at its limit, so that runs that can never start show it."""
 MAX_PLACED = 500
 """Runs placed by one pass; the next one follows at once when there may be more."""
 
