@@ -128,7 +128,7 @@ def check_pages(page: Page, addresses: Mapping[str, str]) -> None:
             check_fits(page, name)
     assert {address: found for address, found in faults.items() if found} == {}
     assert {address: found for address, found in missing.items() if found} == {}
-    assert {address: found for address, found in unmarked.items() if found} == {}
+    assert not (left := {address: found for address, found in unmarked.items() if found}), left
 
 
 @functools.cache

@@ -28,7 +28,8 @@ def test_a_changed_policy_is_applied_to_the_chosen_runs(
     profile = Profile.objects.create(name="nightly", settings={"utilization_policy": policy})
     project = make_project("vision")
     ada = join(project, make_user("ada"))
-    first, second = (make_run(project, ada, name, profile="nightly") for name in ("train-llama", "train-bert"))
+    gpus = {"resources": {"gpu": 1}, "profile": "nightly"}
+    first, second = (make_run(project, ada, name, **gpus) for name in ("train-llama", "train-bert"))
     make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
     page = new_page()
     sign_in(page, live_server.url, "root")

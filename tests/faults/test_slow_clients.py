@@ -102,7 +102,7 @@ def test_others_are_served_while_clients_do_not_take_long_logs(server: Server) -
 @pytest.mark.slow
 def test_others_are_served_while_clients_ask_for_many_files_at_once(server: Server) -> None:
     page = server.http.get(f"{server.url}/login/").text
-    path = re.findall(r"/static/vendor/tabler/tabler\.min\.[\w.]*css", page)[0]
+    path = re.findall(r"/static/site\.[\w.]*css", page)[0]
     get = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with ExitStack() as stack:
         readers = [stack.enter_context(slow_reader(server, get * 90)) for _ in range(CLIENTS)]

@@ -65,6 +65,14 @@ def make_slow_sbatch(home: Path) -> None:
     sbatch.chmod(0o755)
 
 
+def shared(server: Server) -> Path:
+    """A directory in which runs may write."""
+    folder = server.home / "shared"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    return folder
+
+
 def jobs(slurm: Slurm) -> list[str]:
     """States of Slurm's jobs that have not ended."""
     return slurm.command("squeue", "--noheader", "--format=%T").split()
@@ -125,10 +133,7 @@ RETRIED = {"retry": {"on_events": ["interruption"]}}
 
 def begun(server: Server, **keys: Any) -> str:
     """A run whose first attempt goes on, and whose second one is done at once."""
-    shared = server.home / "shared"
-    shared.mkdir(exist_ok=True)
-    shared.chmod(0o777)
-    mark = shared / f"begun-{len(list(shared.iterdir()))}"
+    mark = shared(server) / f"begun-{len(list(shared(server).iterdir()))}"
     name = server.submit(
         f"if ! mkdir {mark} 2>/dev/null; then echo again; exit 0; fi",
         "echo up",
@@ -152,7 +157,7 @@ def test_a_preempted_job_is_an_interruption_and_its_run_is_retried(site: tuple[S
 def test_a_controller_that_forgets_a_start_executes_nothing_twice(site: tuple[Server, Slurm]) -> None:
     """Killed before it has saved its state, Slurm's controller starts a job once more."""
     server, slurm = site
-    file = server.home / "shared" / "executed"
+    file = shared(server) / "executed"
     name = server.submit(f"echo once >> {file}", "echo up", "sleep 12", **ASKS)
     eventually(lambda: server.run(name)["status"] == "provisioning" and jobs(slurm) == ["RUNNING"])
     slurm.kill("slurmctld")
@@ -172,7 +177,7 @@ def test_workers_killed_between_submit_and_note_leave_one_job_per_run(site: tupl
     server, slurm = site
     eventually(lambda: jobs(slurm) == [])
     known = set(slurm.command("squeue", "--noheader", "--states=all", "--format=%i").split())
-    submitted, file = server.home / "submitted", server.home / "shared" / "by-killed-workers"
+    submitted, file = server.home / "submitted", shared(server) / "by-killed-workers"
     (server.home / "slow").touch()
     names = [server.submit(f"echo $DSTACK_RUN_NAME >> {file}; sleep 1", **ASKS) for _ in range(3)]
     for _ in range(2):
@@ -181,7 +186,8 @@ def test_workers_killed_between_submit_and_note_leave_one_job_per_run(site: tupl
         kill(*server.role_pids("qcluster"))
     (server.home / "slow").unlink()
     for name in names:
-        assert server.wait(name, deadline=120)["status"] == "done"
+        run = server.wait(name, deadline=120)
+        assert run["status"] == "done", run
     assert sorted(file.read_text().split()) == sorted(names)
     now = slurm.command("squeue", "--noheader", "--states=all", "--format=%i").split()
     assert len(set(now) - known) == 3
