@@ -37,13 +37,11 @@ mkdir -p "$folder"
 # The jobs' user may pass through to the runs' directories, but not list these.
 chmod 711 "$above" "$folder"
 
-python=
 find_python() {
   for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9; do
-    if "$name" -IS -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-      python=$name
-      return
-    fi
+    # Its own path: a name may lead to a slow wrapper, such as pyenv's.
+    python=$("$name" -IS -c 'import sys; print(sys.version_info >= (3, 9) and sys.executable or "")' 2>/dev/null)
+    [ -z "$python" ] || return 0
   done
 }
 find_python

@@ -133,6 +133,13 @@ def test_a_runner_that_no_allocation_has_used_for_a_month_is_removed(tmp_path: P
     assert left == {f"runner-{hashlib.sha256(AGENT).hexdigest()}.pyz", "runner-young.pyz"}
 
 
+def test_a_wrapper_of_python_is_called_once(tmp_path: Path, site: Site) -> None:
+    (tmp_path / "wrapper").write_text(f'#!/bin/sh\necho >> {tmp_path}/called\nexec {sys.executable} "$@"\n')
+    (tmp_path / "wrapper").chmod(0o755)
+    assert "agent agent" in boot(tmp_path, script(site.url), python=str(tmp_path / "wrapper"))
+    assert (tmp_path / "called").read_text() == "\n"
+
+
 def test_plain_http_to_another_machine_needs_an_explicit_setting(tmp_path: Path, site: Site) -> None:
     assert "--insecure" in boot(tmp_path, script(site.url, insecure=True))
 
