@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -49,13 +50,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition with its nodes. `waiting`: how many jobs of anybody it has that have not started."""
+    """A partition with its nodes. Pending jobs of anybody: `waiting`, and `new` if not judged yet."""
 
     name: str
     up: bool
     exclusive: bool
     nodes: dict[str, Node]
     waiting: int = 0
+    new: int = 0
 
 
 def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:
@@ -77,19 +79,20 @@ def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:
 
 
 def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: str) -> dict[str, Partition]:
-    """`scontrol show partitions --oneliner` with its nodes, and the states and partitions of all jobs (`%T|%P`)."""
-    waiting: dict[str, int] = {}
+    """`scontrol show partitions --oneliner` with its nodes, and pending jobs' partitions and reasons (`%P|%r`)."""
+    waiting: Counter[str] = Counter()
+    new: Counter[str] = Counter()
     for line in queue.splitlines():
-        state, _, names = line.partition("|")
-        for name in names.split(",") if state == "PENDING" else ():
-            waiting[name] = waiting.get(name, 0) + 1
+        names, _, reason = line.partition("|")
+        (new if reason == "None" else waiting).update(names.split(","))
     return {
         shown["PartitionName"]: Partition(
             name=shown["PartitionName"],
             up=shown.get("State") == "UP",
             exclusive=shown.get("OverSubscribe") == "EXCLUSIVE",
             nodes={name: node for name, (node, of) in there.items() if shown["PartitionName"] in of},
-            waiting=waiting.get(shown["PartitionName"], 0),
+            waiting=waiting[shown["PartitionName"]],
+            new=new[shown["PartitionName"]],
         )
         for shown in _records(text, "PartitionName")
     }

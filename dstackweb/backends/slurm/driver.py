@@ -89,8 +89,9 @@ class SlurmBackend(Cloud):
 
     def fetch(self, key: SourceKey) -> dict[str, Partition]:
         try:
+            # The queue first: a job that starts meanwhile then counts twice, rather than not at all.
+            queue = self.commands.run("squeue", "--noheader", "--states=PENDING", "--format=%P|%r")
             nodes = cluster.nodes(self.commands.run("scontrol", "show", "nodes", "--oneliner", "--details"))
-            queue = self.commands.run("squeue", "--noheader", "--states=PENDING", "--format=%T|%P")
             shown = self.commands.run("scontrol", "show", "partitions", "--oneliner")
         except CommandFailed as error:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
@@ -115,7 +116,7 @@ class SlurmBackend(Cloud):
             if not any(node.fits(*size, empty=True) for node in partition.nodes.values()):
                 continue
             fits = sum(node.fits(*size, whole=partition.exclusive) for node in partition.nodes.values())
-            fits = fits if partition.up and partition.waiting < self.most_waiting else 0
+            fits = max(0, fits - partition.new) if partition.up and partition.waiting < self.most_waiting else 0
             availability = Availability.AVAILABLE if fits else Availability.BUSY
             detail = _detail(partition, kind if count else None, fits)
             if image is not None:

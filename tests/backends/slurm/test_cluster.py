@@ -42,7 +42,7 @@ PartitionName=gpu Default=YES OverSubscribe=NO State=UP Nodes=n[1-3]
 PartitionName=short OverSubscribe=EXCLUSIVE State=UP Nodes=n[1,4]
 PartitionName=old OverSubscribe=NO State=DOWN Nodes=
 """
-FOUND = cluster.partitions(PARTITIONS, cluster.nodes(NODES), "RUNNING|gpu\nPENDING|short\n")
+FOUND = cluster.partitions(PARTITIONS, cluster.nodes(NODES), "gpu|None\nshort,old|Resources\n")
 
 
 def test_nodes_belong_to_their_partitions_with_what_is_used() -> None:
@@ -52,7 +52,8 @@ def test_nodes_belong_to_their_partitions_with_what_is_used() -> None:
     assert gpu.nodes["n2"].gpus_used == {"a100": 0, "v100": 2}
     assert [node.usable for node in FOUND["short"].nodes.values()] == [True, False], "n4 does not answer"
     assert not gpu.nodes["n3"].usable
-    assert (FOUND["short"].exclusive, FOUND["short"].waiting, gpu.waiting) == (True, 1, 0)
+    assert (FOUND["short"].exclusive, FOUND["short"].waiting, FOUND["short"].new) == (True, 1, 0)
+    assert (gpu.waiting, gpu.new) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,9 @@ def test_offers_are_what_a_node_needs_of_partitions_that_could_ever_give_it() ->
 
     a100, v100, short = offers(gpu_count_min=1, cpu_min=2, memory_min_mib=8000)
     assert (a100.gpu_name, a100.gpu_memory_mib, a100.cpus, a100.memory_mib) == ("A100", 81920, 2, 8000)
-    assert (a100.region, a100.instance_type, a100.detail["fits"], a100.price) == ("gpu", "gpu:a100", 4, 0)
+    assert (a100.region, a100.instance_type, a100.detail["fits"], a100.price) == ("gpu", "gpu:a100", 3, 0), (
+        "4 less the new job"
+    )
     assert {v100.availability, short.availability} == {Availability.BUSY}
     assert offers(cpu_min=9) == []
     [shown, *_] = driver.join(_fresh(driver), Requirements(), image="busybox")
