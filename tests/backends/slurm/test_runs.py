@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dstackweb.devtools.slurm import Slurm
@@ -198,7 +199,8 @@ def test_a_run_whose_node_fails_is_interrupted_and_retried_on_another(site: tupl
     eventually(lambda: jobs(slurm) == [])
     name = begun(server, **RETRIED)
     job, node = slurm.command("squeue", "--noheader", "--states=RUNNING", "--format=%i %N").split()
-    [step] = [pid for pid in tree.pids() if f"[{job}.batch]" in Path(f"/proc/{pid}/cmdline").read_text()]
+    running = psutil.process_iter(["cmdline"])
+    [step] = [one.pid for one in running if f"[{job}.batch]" in "".join(one.info["cmdline"] or ())]
     slurm.kill(node)
     kill(step, *tree.below({step}))
     server.hurry_retry(name)
