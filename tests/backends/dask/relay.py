@@ -6,6 +6,10 @@ import contextlib
 import socket
 import threading
 
+from dstackweb.backends.dask.wire import HANDSHAKE, pack
+
+HANDSHAKE_BYTES = len(pack(HANDSHAKE))
+
 
 class Relay:
     """`port` leads to another port of this machine. `open`: whether it accepts; `answers`: whether answers arrive.
@@ -35,11 +39,11 @@ class Relay:
                 threading.Thread(target=self._pass, args=(far, near, asked, 0), daemon=True).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket, asked: list[int], count: int) -> None:
-        """`asked` counts what the near side has sent: its handshake, then one question after the other."""
+        """`asked` counts the bytes that the near side has sent: its handshake, then one question after the other."""
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                asked[0] += count
-                if not count and not self.answers and asked[0] > 1:
+                asked[0] += count * len(data)
+                if not count and not self.answers and asked[0] > HANDSHAKE_BYTES:
                     break
                 sink.sendall(data)
         for end in (source, sink):
