@@ -50,23 +50,20 @@ demo-progress: $(VENV)/.dev ## the same with a run that reports half a million s
 login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
 
-# Both sides run, even if the first fails. $(2): what to do about failures.
+# Both sides run, even if the first fails. What fails beside other tests runs once more by itself, and is named as it did.
+ALONE = || { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)"; }
 define both_sides
 @export DSTACKWEB_TEST_SIDE; \
- DSTACKWEB_TEST_SIDE=sqlite; $(PYTEST) -m "$(1)" $(2); sqlite=$$?; \
- DSTACKWEB_TEST_SIDE=postgres; $(PYTEST) -m "both_sides and ($(1))" $(2); postgres=$$?; \
+ DSTACKWEB_TEST_SIDE=sqlite; $(PYTEST) -m "$(1)" $(ALONE); sqlite=$$?; \
+ DSTACKWEB_TEST_SIDE=postgres; $(PYTEST) -m "both_sides and ($(1))" $(ALONE); postgres=$$?; \
  [ $$sqlite = 0 ] && [ $$postgres = 0 ]
 endef
-
-# The slow tests start many processes side by side. What fails then runs once more by itself, and is named as it did.
-ALONE = || { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none \
-	-m "slow or examples"; }
 
 test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
 	$(call both_sides,not slow and not gpu)
 
 test-slow: $(VENV)/.ray ## the slow tests, also on both: faults, load, whole journeys, each page in a browser
-	$(call both_sides,slow or examples,$(ALONE))
+	$(call both_sides,slow or examples)
 
 test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, and what a poll costs
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.queue import queues
@@ -43,7 +44,11 @@ def poll(client: Client, project: str = "main") -> str:
     return re.sub(r'data-event="\d+"', "", answer.content.decode())
 
 
-def test_each_reader_sees_what_they_would_see_alone(readers: dict[str, Client]) -> None:
+def test_each_reader_sees_what_they_would_see_alone(
+    readers: dict[str, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: now)  # the pages say for how long a run waits
     alone = {}
     for name, client in readers.items():
         snapshot.forget()
