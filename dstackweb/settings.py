@@ -293,6 +293,7 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "dstackweb.audit.recorder.middleware",
     "axes.middleware.AxesMiddleware",
+    "dstackweb.api.app.version_header",
 ]
 TEMPLATES = [
     {

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Annotated, Any, cast
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import DataError, InterfaceError, OperationalError
-from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
 from ninja import HeaderEx, NinjaAPI, P, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
+import dstackweb
 from dstackweb.accounts import attempts
 from dstackweb.accounts.access import allows, need_role, project_for, scope_for
 from dstackweb.accounts.models import Project, User
@@ -50,6 +52,18 @@ class Token(HttpBearer):
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:
         return sign_in(request, token)
+
+
+def version_header(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Tells users of the API the server's version, and so their command line that there is a newer one."""
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        response = get_response(request)
+        if isinstance(auth_of(request), User):
+            response["X-Dstackweb-Version"] = dstackweb.__version__
+        return response
+
+    return answer
 
 
 def sign_in(request: HttpRequest, token: str) -> User | None:

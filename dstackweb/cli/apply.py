@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
+from dstackweb.cli.completion import queue_names
 from dstackweb.cli.offers import table as offer_table
 from dstackweb.cli.output import (
     FAILED,
@@ -24,14 +25,19 @@ from dstackweb.cli.output import (
     ApiError,
     CliError,
     Column,
+    Json,
     Painted,
+    Quiet,
     UsageError,
+    Yes,
     clean,
     clock_text,
     echo,
     note,
     paint,
     plural,
+    show_answer,
+    show_json,
     show_table,
     warn,
 )
@@ -58,23 +64,27 @@ class Options:
     force: bool
     detach: bool
     dry_run: bool
+    as_json: bool
+    quiet: bool
 
 
 def apply(
     file: Annotated[Path, typer.Option("--file", "-f", help="The run file.")],
     name: Annotated[str | None, typer.Option(help="Name of the run; overrides the file.")] = None,
     priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Queue to wait in.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue to wait in.", autocompletion=queue_names)] = None,
     profile: Annotated[str | None, typer.Option(help="Profile with defaults for the file.")] = None,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", "-e", metavar="K=V", help="Set a variable. A bare K copies your shell's value."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+    yes: Yes = False,
     force: Annotated[bool, typer.Option("--force", help="Submit despite warnings.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't follow; print the run's name.")] = False,
     no_code: Annotated[bool, typer.Option("--no-code", help="Don't upload the current directory.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan without submitting.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show the plan of a run, submit it with the code in the current directory, and follow it until it ends.
 
@@ -83,7 +93,11 @@ def apply(
     """
     given = {"name": name, "priority": priority, "queue": queue, "profile": profile, "env": parse_env(env or [])}
     overrides = {key: value for key, value in given.items() if value not in (None, {})}
-    options = Options(file, overrides, not no_code, yes, force, detach, dry_run)
+    if (as_json or quiet) and not detach and not (as_json and dry_run):
+        raise UsageError(
+            "--json and --quiet need --detach: a followed run prints its log. --json also takes --dry-run."
+        )
+    options = Options(file, overrides, not no_code, yes, force, detach, dry_run, as_json, quiet)
     raise typer.Exit(submit(config.connect(), options))
 
 
@@ -96,7 +110,9 @@ def submit(api: Api, options: Options) -> int:
         body = {"config": file.text, "env": file.env_from_here(), "overrides": options.overrides}
         plan = _post(api, file, "plan", body)
         archive = _pack(limits["archive_bytes"]) if options.code else None
-        if options.yes and options.detach and not options.dry_run:
+        if options.as_json and options.dry_run:
+            show_json(plan)
+        elif options.yes and options.detach and not options.dry_run:
             show_position(plan, sys.stderr)  # as in a script that submits many runs: no full plan
         else:
             show_plan(plan, _code_text(archive, limits["archive_bytes"]), sys.stdout if options.dry_run else sys.stderr)
@@ -123,7 +139,7 @@ def submit(api: Api, options: Options) -> int:
         return INTERRUPTED
     if options.detach:
         note(f"Submitted {run['name']}. To follow: dstackweb logs -f {run['name']}")
-        echo(run["name"])
+        show_answer(run, run["name"], options.as_json, options.quiet)
         return 0
     return _follow(api, run)
 

@@ -23,6 +23,7 @@ from dstackweb.cli.output import (
     clean,
     note,
 )
+from dstackweb.cli.updates import VERSION_HEADER, notice
 from dstackweb.lib.network import full_jitter
 
 T = TypeVar("T")
@@ -39,7 +40,8 @@ PATIENCE_S = 60
 class Api:
     """One server, as one user. Every method raises CliError for errors of the server and of the connection.
 
-    `sleep` is how all commands that use this client wait; tests replace it.
+    `sleep` is how all commands that use this client wait; tests replace it. With `patience_s` each request is tried
+    once and waits no longer than that, and nothing is printed.
     """
 
     def __init__(
@@ -47,14 +49,16 @@ class Api:
         settings: Settings,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        patience_s: float | None = None,
     ) -> None:
         self.settings = settings
         self.sleep = sleep
+        self._is_patient = patience_s is None
         try:
             self._http = httpx.Client(
                 base_url=settings.url,
                 headers={"Authorization": f"Bearer {settings.token}", "Accept": "application/json"},
-                timeout=TIMEOUT,
+                timeout=TIMEOUT if patience_s is None else patience_s,
                 transport=transport,
             )
         except httpx.InvalidURL as error:
@@ -94,7 +98,8 @@ class Api:
 
         `body` makes the raw content for each try. Error statuses in `accept` are returned, others raise.
         """
-        tries, waited = TRIES if repeatable or method in ("GET", "HEAD", "PUT") else 1, 0.0
+        may_repeat = self._is_patient and (repeatable or method in ("GET", "HEAD", "PUT"))
+        tries, waited = TRIES if may_repeat else 1, 0.0
         for attempt in itertools.count(1):
             try:
                 response = self._http.request(method, path, content=body() if body else None, **request)
@@ -109,6 +114,8 @@ class Api:
                     raise self._unreachable(error, changes=False) from None
                 pause = full_jitter(attempt, 0.3, 5.0)
             else:
+                if self._is_patient:
+                    notice(self.settings.url, response.headers.get(VERSION_HEADER, ""))
                 if response.is_success or response.status_code in accept:
                     return response
                 if wait := self._pause(response, waited):
@@ -144,7 +151,7 @@ class Api:
     def _pause(self, response: httpx.Response, waited: float) -> float | None:
         """Seconds to wait after a 429; None for other answers, or after PATIENCE_S."""
         pause = retry_after(response)
-        if response.status_code != 429 or waited + pause > PATIENCE_S:
+        if response.status_code != 429 or waited + pause > PATIENCE_S or not self._is_patient:
             return None
         note(f"Too many requests; trying again in {pause:.0f} s …")
         return pause

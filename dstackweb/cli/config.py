@@ -1,18 +1,19 @@
-"""The server, token and project: `~/.config/dstackweb/config.toml`, overridden by the environment."""
+"""The saved servers, each with a token and a project: `~/.config/dstackweb/config.toml`, and which one a call uses."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dstackweb.cli.output import CliError, UsageError
+from dstackweb.cli.output import GIVEN, CliError, UsageError
 from dstackweb.lib.network import is_loopback
 
 if TYPE_CHECKING:
@@ -30,6 +31,35 @@ class Settings:
     token: str
     project: str
     token_from: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """A saved server."""
+
+    url: str
+    token: str = field(repr=False)
+    project: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The saved servers by name, and the name of the one that commands use; both empty before the first `login`."""
+
+    current: str
+    servers: dict[str, Server]
+
+    def named(self, name: str) -> Server:
+        """Raises UsageError for a name that is not saved."""
+        if name not in self.servers:
+            known = f"Saved servers: {', '.join(self.servers)}" if self.servers else "No server is saved."
+            raise UsageError(f"no server is called {name!r}.", known, f"To add it: dstackweb servers add {name} URL")
+        return self.servers[name]
+
+    def at(self, url: str) -> str:
+        """The name of the server with this URL: the current one, or another; empty if none has it."""
+        names = sorted(self.servers, key=lambda name: name != self.current)
+        return next((name for name in names if self.servers[name].url == url), "")
 
 
 def tokens_page(url: str) -> str:
@@ -61,59 +91,87 @@ def normal_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
+def name_of(text: str) -> str:
+    """A name for a server. Raises UsageError for one that a shell or the file might read in another way."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", text):
+        raise UsageError(f"invalid server name {text!r}.", "Use letters, digits and . _ : -")
+    return text
+
+
 def is_token(text: str) -> bool:
     """Whether the text can be sent as a token; only the server knows whether it is valid."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
-def stored() -> dict[str, str]:
-    """The settings that `login` saved; empty before. Raises CliError if the file can't be read."""
+def stored() -> Saved:
+    """The servers that `login` saved. Raises CliError if the file can't be read."""
     path = config_path()
     try:
         data = tomllib.loads(path.read_text("utf-8"))
+        servers = {
+            name: Server(str(one["url"]), str(one["token"]), str(one["project"]))
+            for name, one in data.get("servers", {}).items()
+        }
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+        return Saved("", {})
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise CliError(f"can't read {path}: {error}", "To write it again: dstackweb login URL") from None
-    return {key: value for key, value in data.items() if isinstance(value, str)}
+    current = str(data.get("current", ""))
+    return Saved(current if current in servers else next(iter(servers), ""), servers)
 
 
 def load() -> Settings:
-    """The settings of this call. Raises UsageError without a token, or if the stored one is for another server."""
-    saved, env = stored(), os.environ
-    url = normal_url(env.get("DSTACKWEB_URL") or saved.get("url") or DEFAULT_URL)
-    same_server = url == saved.get("url")
+    """The settings of this call. Raises UsageError without a token, or if the stored one is for another server.
+
+    `--server` beats the environment, whose token is for another server.
+    """
+    saved = stored()
+    env: Mapping[str, str] = {} if "server" in GIVEN else os.environ
+    name = GIVEN.get("server") or env.get("DSTACKWEB_SERVER", "")
+    if url := normal_url(env["DSTACKWEB_URL"]) if env.get("DSTACKWEB_URL") else "":
+        name = saved.at(url)
+        server = saved.servers.get(name)
+    else:
+        server = saved.named(name) if name else saved.servers.get(saved.current)
+        url = server.url if server else DEFAULT_URL
     token, token_from = env.get("DSTACKWEB_TOKEN", ""), "DSTACKWEB_TOKEN"
-    if not token and saved.get("token"):
-        if not same_server:
-            raise UsageError(
-                f"DSTACKWEB_URL is {url}, but the stored token is for {saved.get('url')}. The token was not sent.",
-                f"Set DSTACKWEB_TOKEN too, or run: dstackweb login {url}",
-            )
-        token, token_from = saved["token"], str(config_path())
+    if not token and server:
+        token, token_from = server.token, str(config_path())
+    if not token and saved.servers:
+        raise UsageError(
+            f"DSTACKWEB_URL is {url}, but no token is saved for it. No token was sent.",
+            f"Set DSTACKWEB_TOKEN too, or run: dstackweb login {url}",
+        )
     if not token:
         raise UsageError("not logged in.", f"Run dstackweb login {url}, or set DSTACKWEB_URL and DSTACKWEB_TOKEN.")
     if not is_token(token):
         raise UsageError(f"invalid API token in {token_from}.")
-    project = env.get("DSTACKWEB_PROJECT") or (saved.get("project") if same_server else None) or DEFAULT_PROJECT
+    project = GIVEN.get("project") or env.get("DSTACKWEB_PROJECT") or (server.project if server else DEFAULT_PROJECT)
     return Settings(url, token, project, token_from)
 
 
-def connect() -> Api:
-    """A client with the settings of this call. Imports the HTTP library, which is slow to load."""
+def connect(patience_s: float | None = None) -> Api:
+    """A client with the settings of this call. Imports the HTTP library, which is slow to load.
+
+    With `patience_s` each request is tried once, and waits no longer than that.
+    """
     from dstackweb.cli.client import Api
 
-    return Api(load())
+    return Api(load(), patience_s=patience_s)
 
 
-def store(url: str, token: str, project: str) -> Path:
-    """Save the settings for later calls. Raises CliError if the file can't be written."""
-    # A JSON string is also a TOML basic string, except for DEL, which no token, URL or project contains.
-    lines = [
-        f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
-        for key, value in (("url", url), ("token", token), ("project", project))
-    ]
+def store(saved: Saved) -> Path:
+    """Save the servers for later calls. Raises CliError if the file can't be written."""
+    lines = [f"current = {_quoted(saved.current)}\n"]
+    for name, server in saved.servers.items():
+        lines.append(f"\n[servers.{_quoted(name)}]\n")
+        lines += [f"{key} = {_quoted(getattr(server, key))}\n" for key in ("url", "token", "project")]
     return write_private(config_path(), lines)
+
+
+def _quoted(text: str) -> str:
+    """As a TOML basic string: a JSON string is one too, except for DEL, which no name, token or URL contains."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def write_private(path: Path, lines: Iterable[str]) -> Path:
@@ -135,11 +193,18 @@ def write_private(path: Path, lines: Iterable[str]) -> Path:
     return path
 
 
-def forget() -> bool:
+def forget(name: str) -> None:
+    """Delete a saved server with its token, and the file with the last one; another becomes the current one.
+
+    Raises UsageError for a name that is not saved, and CliError if the file can't be written.
+    """
+    saved = stored()
+    saved.named(name)
+    servers = {other: server for other, server in saved.servers.items() if other != name}
+    if servers:
+        store(Saved(saved.current if saved.current in servers else next(iter(servers)), servers))
+        return
     try:
         config_path().unlink()
-    except FileNotFoundError:
-        return False
     except OSError as error:
         raise CliError(f"can't remove {config_path()}: {error.strerror}") from None
-    return True

@@ -15,17 +15,22 @@ import typer
 
 import dstackweb
 from dstackweb.cli import config
+from dstackweb.cli.completion import host_names
 from dstackweb.cli.output import (
     CliError,
     Column,
     Json,
+    Quiet,
     UsageError,
+    Yes,
     age_text,
     agreed,
     clock_text,
     echo,
     note,
     plural,
+    show_answer,
+    show_ids,
     show_json,
     show_table,
     warn,
@@ -41,7 +46,7 @@ app = typer.Typer(
     help="Manage hosts, or make this machine a host.",
 )
 
-HostName = Annotated[str, typer.Argument(metavar="NAME", help="The host's name.")]
+HostName = Annotated[str, typer.Argument(metavar="NAME", help="The host's name.", autocompletion=host_names)]
 Home = Annotated[
     Path | None,
     typer.Option(envvar="DSTACKWEB_HOST_HOME", help="Directory for the host's files.", show_default=False),
@@ -56,12 +61,15 @@ Address = Annotated[
 
 
 @app.command("ls")
-def list_hosts(as_json: Json = False) -> None:
+def list_hosts(as_json: Json = False, quiet: Quiet = False) -> None:
     """List hosts with their state, usage and labels."""
     api = config.connect()
     page = api.get(api.path("hosts"))
     if as_json:
         show_json(page)
+        return
+    if quiet:
+        show_ids(page["items"], "name")
         return
     if not page["items"]:
         note("No hosts.")
@@ -112,15 +120,15 @@ def state_of(host: dict[str, Any]) -> str:
 
 
 @app.command()
-def drain(name: HostName) -> None:
+def drain(name: HostName, as_json: Json = False) -> None:
     """Stop placing jobs on a host; running jobs continue."""
-    _show_state(_patch(name, {"draining": True}))
+    _show_state(_patch(name, {"draining": True}), as_json)
 
 
 @app.command()
-def undrain(name: HostName) -> None:
+def undrain(name: HostName, as_json: Json = False) -> None:
     """Place jobs on a host again. This also cancels its removal."""
-    _show_state(_patch(name, {"draining": False}))
+    _show_state(_patch(name, {"draining": False}), as_json)
 
 
 @app.command()
@@ -129,11 +137,12 @@ def label(
     labels: Annotated[
         list[str], typer.Argument(metavar="NAME=VALUE|NAME-", help="Set, or with NAME- remove, a label.")
     ],
+    as_json: Json = False,
 ) -> None:
-    """Set or remove labels that runs can require: dstackweb host label box disk=nvme rack-"""
+    """Set or remove labels that runs can require."""
     host = _patch(name, {"labels": dict(_change(text) for text in labels)})
     shown = " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items()))
-    echo(f"{host['name']}: {shown or 'no labels'}")
+    show_answer(host, f"{host['name']}: {shown or 'no labels'}", as_json, quiet=False)
 
 
 def _change(text: str) -> tuple[str, str | None]:
@@ -150,23 +159,23 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 @app.command()
-def leave(name: HostName) -> None:
+def leave(name: HostName, as_json: Json = False) -> None:
     """Remove a host: it gets no new jobs, and disappears when its running jobs have ended."""
     api = config.connect()
     # Repeatable: removing a host that is already leaving changes nothing.
     host = api.json(api.send("POST", api.path("hosts", name, "leave"), repeatable=True))
     after = f"when its {plural(host['jobs'], 'job')} ended" if host["jobs"] else "now"
-    echo(f"{host['name']} gets no new jobs and is removed {after}.")
+    show_answer(host, f"{host['name']} gets no new jobs and is removed {after}.", as_json, quiet=False)
     if not host["online"] and host["jobs"]:
         note(f"It is offline. If the machine is gone for good: dstackweb host gone {host['name']} --reason TEXT")
     note(f"To cancel: dstackweb host undrain {host['name']}")
 
 
 @app.command()
-def clear(name: HostName) -> None:
+def clear(name: HostName, as_json: Json = False) -> None:
     """Place jobs again on a host that is held back because starts failed."""
     api = config.connect()
-    _show_state(api.json(api.send("POST", api.path("hosts", name, "clear"), repeatable=True)))
+    _show_state(api.json(api.send("POST", api.path("hosts", name, "clear"), repeatable=True)), as_json)
 
 
 @app.command()
@@ -181,7 +190,8 @@ def revoke(name: HostName) -> None:
 def gone(
     name: HostName,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="How you know that it is gone; everyone can read it.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
 ) -> None:
     """Declare that an offline host's machine is gone: end its jobs and free what they held.
 
@@ -192,8 +202,8 @@ def gone(
     if not yes and sys.stdin.isatty() and not agreed(question):
         note("Nothing was changed.")
         raise typer.Exit(1)
-    ended = api.post(api.path("hosts", name, "gone"), {"reason": reason})["ended"]
-    echo(f"{name}: {plural(ended, 'job')} ended.")
+    answer = api.post(api.path("hosts", name, "gone"), {"reason": reason})
+    show_answer(answer, f"{name}: {plural(answer['ended'], 'job')} ended.", as_json, quiet=False)
     note(f"To remove the host: dstackweb host leave {name}")
 
 
@@ -203,17 +213,17 @@ def _patch(name: str, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _show_state(host: dict[str, Any]) -> None:
+def _show_state(host: dict[str, Any], as_json: bool) -> None:
     jobs = f"; {plural(host['jobs'], 'job')} still running" if host["draining"] and host["jobs"] else ""
-    echo(f"{host['name']}: {state_of(host)}{jobs}")
+    show_answer(host, f"{host['name']}: {state_of(host)}{jobs}", as_json, quiet=False)
 
 
 @app.command()
-def invite() -> None:
+def invite(as_json: Json = False) -> None:
     """Print the command that makes another machine a host. It works once, within an hour. For deployment admins."""
     api = config.connect()
     made = api.post(api.path("hosts", "invites"))
-    echo(made["command"])
+    show_answer(made, made["command"], as_json, quiet=False)
     note(f"Works once, until {clock_text(made['expires_at'])}. Keep it secret: it makes a machine a host.")
     for obstacle in made["obstacles"]:
         note(f"Cannot add a host: {obstacle}.")

@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 import dstackweb
-from dstackweb.cli import apply, config, hosts, logs, offers, progress, queue, runs, utilization
+from dstackweb.cli import apply, completion, hosts, logs, manual, offers, progress, queue, runs, servers, utilization
 from dstackweb.cli.output import (
+    GIVEN,
     INTERRUPTED,
     ChangeInterrupted,
     CliError,
-    Column,
     UsageError,
     echo,
     note,
     show_error,
-    show_table,
-    warn,
 )
-from dstackweb.lib.network import is_exposed
+
+HELP = ["-h", "--help"]
+METAVARS = {"<bool>": "", "<int>": "N", "<int range>": "N", "<float>": "N", "<str>": "TEXT", "<path>": "FILE"}
+"""What help texts say instead of the names of types."""
+EVERYWHERE = ("server", "project")
+"""The options of `dstackweb` itself that its commands have too."""
+LOCAL = {"version", "join", "run", "list", "add", "use", "remove"}
+"""Commands that use no saved server, or name one."""
 
 
 class _Commands(TyperGroup):
-    """Shows expected errors and turns them into exit codes, for all commands."""
+    """Shows expected errors and turns them into exit codes, for all commands; completes their options and help."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        shared = [option for option in self.params if option.name in EVERYWHERE]
+        for path, command in _leaves(self.commands.items()):
+            if command.name not in LOCAL:
+                mine = {option.name for option in command.params}
+                command.params += [option for option in shared if option.name not in mine]
+            command.epilog = manual.epilog(path)
+        for _path, command in _leaves([("", self)], with_groups=True):
+            context = typer.Context(command, help_option_names=HELP)
+            for option in (*command.params, command.get_help_option(context)):
+                if isinstance(option, TyperOption) and option.metavar is None:
+                    option.metavar = METAVARS.get(option.display_type(context))
+
+    def main(self, *args: Any, **values: Any) -> Any:
+        GIVEN.clear()
+        return super().main(*args, **values)
 
     def invoke(self, ctx: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
@@ -51,22 +75,65 @@ class _Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
+def _leaves(
+    commands: Iterable[tuple[str, Any]], path: str = "", with_groups: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """The commands with their names, also those of groups: `host ls`."""
+    for name, command in commands:
+        is_group = isinstance(command, TyperGroup)
+        if with_groups or not is_group:
+            yield f"{path}{name}", command
+        if is_group:
+            yield from _leaves(command.commands.items(), f"{path}{name} ".lstrip(), with_groups)
+
+
 app = typer.Typer(
     cls=_Commands,
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP},
     help="Submit runs to your team's shared GPUs, see the queue and why a run waits, follow logs.",
-    epilog="Exit codes: 1 refused or failed, 2 usage error, 3 unreachable, 130 Ctrl-C. apply: the code of the run.",
+    epilog=manual.EPILOG,
 )
+
+
+def _given(param: typer.CallbackParam, value: str) -> str:
+    if value and param.name:
+        GIVEN[param.name] = value
+    return value
 
 
 @app.callback()
 def show_help(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    server: Annotated[
+        str,
+        typer.Option(
+            "--server",
+            metavar="NAME",
+            help="A saved server (dstackweb servers list); not the one of the environment.",
+            autocompletion=completion.server_names,
+            callback=_given,
+            expose_value=False,
+            show_default=False,
+            rich_help_panel="Where",
+        ),
+    ] = "",
+    project: Annotated[
+        str,
+        typer.Option(
+            "--project",
+            metavar="NAME",
+            help="Another project than the saved one.",
+            autocompletion=completion.project_names,
+            callback=_given,
+            expose_value=False,
+            show_default=False,
+            rich_help_panel="Where",
+        ),
+    ] = "",
 ) -> None:
     if version:
         echo(f"dstackweb {dstackweb.__version__}")
@@ -75,69 +142,6 @@ def show_help(
     else:
         return
     raise typer.Exit
-
-
-@app.command(rich_help_panel="Account")
-def login(
-    url: Annotated[str, typer.Argument(metavar="URL", envvar="DSTACKWEB_URL", help="The server's URL.")] = "",
-    token: Annotated[str, typer.Option(envvar="DSTACKWEB_TOKEN", help="API token; prompted for if not given.")] = "",
-    project: Annotated[str, typer.Option(envvar="DSTACKWEB_PROJECT", help="Project that later commands use.")] = "",
-) -> None:
-    """Check an API token and save it for later commands."""
-    from dstackweb.cli.client import Api
-
-    url = config.normal_url(url or config.stored().get("url") or config.DEFAULT_URL)
-    if is_exposed(url):
-        warn(f"{url} is not encrypted: others on the network can read the token. Use https:// if you can.")
-    if not token:
-        if sys.stdin.isatty():
-            note(f"Make a token on {config.tokens_page(url)}")
-            token = typer.prompt("Token", hide_input=True, err=True)
-        else:
-            token = sys.stdin.readline()
-    token = token.strip()
-    if not config.is_token(token):
-        raise UsageError("invalid API token. Nothing was saved.", f"Make a token on {config.tokens_page(url)}")
-    api = Api(config.Settings(url, token, config.DEFAULT_PROJECT, ""))
-    user = api.get(api.path("user"))
-    names = [item["name"] for item in api.get(api.path("projects"))["items"]]
-    chosen = _choose_project(project, names)
-    path = config.store(url, token, chosen)
-    echo(f"Logged in to {url} as {user['username']}, project {chosen}.")
-    if len(names) > 1 and not project:
-        note(f"Your projects: {', '.join(names)}. To use another one: --project, or DSTACKWEB_PROJECT.")
-    note(f"Saved in {path}, readable by you only.")
-
-
-def _choose_project(wanted: str, names: list[str]) -> str:
-    if wanted and wanted not in names:
-        raise CliError(
-            f"there is no project {wanted}, or you are not a member of it. Nothing was saved.",
-            f"Your projects: {', '.join(names) or 'none'}",
-        )
-    return wanted or (config.DEFAULT_PROJECT if config.DEFAULT_PROJECT in names or not names else names[0])
-
-
-@app.command(rich_help_panel="Account")
-def logout() -> None:
-    """Delete the saved token."""
-    if config.forget():
-        echo(f"Logged out: deleted {config.config_path()}.")
-        note("The token stays valid until you revoke it under Account → API tokens.")
-    else:
-        note("Not logged in.")
-
-
-@app.command(rich_help_panel="Account")
-def projects() -> None:
-    """List your projects and your role in each."""
-    api = config.connect()
-    current = api.settings.project
-    rows = [
-        (item["name"], item["role"], "current" if item["name"] == current else "")
-        for item in api.get(api.path("projects"))["items"]
-    ]
-    show_table([Column("PROJECT"), Column("ROLE"), Column("")], rows)
 
 
 def version() -> None:
@@ -156,8 +160,9 @@ for panel, commands in {
     "Queue": (queue.queue, queue.move, runs.priority, runs.release, queue.history),
     "GPUs": (utilization.metrics, utilization.keep, utilization.what_if),
     "Hosts and clouds": (offers.offers, offers.quotas, offers.cache),
-    "Account": (version,),
+    "Servers": (servers.login, servers.logout, servers.projects, version),
 }.items():
     for command in commands:
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
 app.add_typer(hosts.app, name="host", rich_help_panel="Hosts and clouds")
+app.add_typer(servers.app, name="servers", rich_help_panel="Servers")

@@ -14,7 +14,7 @@ from dstackweb.cli import config
 from dstackweb.cli.output import (
     Column,
     Json,
-    UsageError,
+    Watch,
     age_text,
     bar,
     clean,
@@ -83,12 +83,10 @@ def offers(
     ] = "",
     limit: Annotated[int, typer.Option(min=1, max=2000, help="Maximum number of offers.")] = 20,
     refresh: Annotated[bool, typer.Option("--refresh", help="Refresh offers from the clouds first.")] = False,
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="Update every 5 s until Ctrl-C.")] = False,
+    follow: Watch = False,
     as_json: Json = False,
 ) -> None:
     """List what one node of a run could use, on hosts and clouds, the cheapest first."""
-    if follow and (as_json or not sys.stdout.isatty()):
-        raise UsageError("--watch needs a terminal, and can't be combined with --json.")
     options = {
         "gpu": gpu, "cpu": cpu, "memory": memory, "region": region, "backend": backend,
         "spot": None if spot is None else str(spot).lower(), "max_price": max_price, "sort": sort, "limit": limit,

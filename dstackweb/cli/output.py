@@ -16,12 +16,15 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from dstackweb.cli import completion
 from dstackweb.lib.text import few_accents, in_json
 from dstackweb.spec.units import duration_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+    from dstackweb.cli.client import Api
 
 T = TypeVar("T")
 
@@ -75,8 +78,34 @@ class TryLater(ApiError):
 OUTAGE = (Unreachable, TryLater)
 """Temporary errors: commands that follow a run continue after them."""
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name (the newest run of that name) or id.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="The run's name (the newest run of that name) or id.", autocompletion=completion.run_names
+    ),
+]
+GIVEN: dict[str, str] = {}
+"""Of this call: `server` and `project` where these options were given, and `form` for --json, --quiet or --watch."""
+
+
+def _form(param: typer.CallbackParam, value: bool) -> bool:
+    """Raises UsageError for a second form of output."""
+    if value:
+        form = param.opts[0]
+        if GIVEN.setdefault("form", form) != form:
+            raise UsageError(f"{form} can't be combined with {GIVEN['form']}.")
+        if form == "--watch" and not sys.stdout.isatty():
+            raise UsageError("--watch needs a terminal.")
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.", callback=_form)]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print only ids, one a line; names where there are no ids.", callback=_form),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Update until Ctrl-C.", callback=_form)]
 
 DIM, RED, YELLOW = "2", "31;1", "33"
 
@@ -99,6 +128,8 @@ WORD_STYLES = {
 }
 """Words shown in colour when a narrow cell holds nothing else: statuses, availabilities, origins."""
 
+WATCH_S = 2
+"""How often --watch asks the server."""
 BAR = 16
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -166,8 +197,23 @@ def show_json(data: Any) -> None:
     typer.echo("\n".join(map(in_json, json.dumps(data, indent=2, ensure_ascii=False).split("\n"))))
 
 
+def show_ids(items: Iterable[Mapping[str, Any]], key: str = "id") -> None:
+    for item in items:
+        echo(clean(item[key]))
+
+
+def show_answer(answer: Mapping[str, Any], text: str, as_json: bool, quiet: bool, key: str = "id") -> None:
+    """What a change brought about: a line of text, or the API's answer, or the id of what was changed."""
+    if as_json:
+        show_json(answer)
+    elif quiet:
+        show_ids([answer], key)
+    else:
+        echo(text)
+
+
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stream: IO[str] | None = None) -> None:
-    """A table on a terminal; elsewhere one line per row in aligned columns, not cut off and not wrapped.
+    """A table on a terminal, without its empty columns; elsewhere one line per row in aligned columns, never cut off.
 
     `None` is shown as an empty cell.
     """
@@ -176,7 +222,7 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stre
     if stream.isatty():
         from rich.console import Console
 
-        draw_table(Console(file=stream, highlight=False), columns, cells)
+        draw_table(Console(file=stream, highlight=False), *_filled(columns, cells))
     else:
         _print_columns(columns, cells, stream)
 
@@ -185,8 +231,68 @@ ItemColumns = Mapping[Column, Callable[[dict[str, Any]], object]]
 """The columns of a table of the API's items: what each shows of an item."""
 
 
-def show_items(columns: ItemColumns, items: Sequence[dict[str, Any]]) -> None:
-    show_table(list(columns), [[value(item) for value in columns.values()] for item in items])
+@dataclass(frozen=True)
+class Rows:
+    """A table as part of a view."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[object]]
+
+    @classmethod
+    def of(cls, columns: ItemColumns, items: Sequence[dict[str, Any]]) -> Rows:
+        return cls(list(columns), [[value(item) for value in columns.values()] for item in items])
+
+
+class Note(str):
+    """A line of a view that goes to stderr where it is printed once."""
+
+    __slots__ = ()
+
+
+View = Iterable[Rows | Note | str]
+"""What a command shows, from top to bottom: tables, lines and notes."""
+
+
+def show_view(view: View) -> None:
+    """Print it once."""
+    for part in view:
+        if isinstance(part, Rows):
+            show_table(part.columns, part.rows)
+        elif isinstance(part, Note):
+            note(part)
+        else:
+            echo(part)
+
+
+def watch_view(
+    api: Api,
+    value: T,
+    fetch: Callable[[], T],
+    view: Callable[[T], View],
+    is_over: Callable[[T], bool] = lambda _value: False,
+    console: Console | None = None,
+) -> None:
+    """Show it until it is over or Ctrl-C is pressed, fetched again every WATCH_S seconds."""
+    from rich.console import Console as Terminal
+
+    def draw(value: T) -> Iterable[RenderableType]:
+        from rich.text import Text
+
+        for part in view(value):
+            if isinstance(part, Rows):
+                cells = [[clean(cell) for cell in row] for row in part.rows]
+                yield rich_table(*_filled(part.columns, cells))
+            else:
+                yield Text(clean_lines(part), style="dim" if isinstance(part, Note) else "")
+
+    watch(value, fetch, draw, is_over, console or Terminal(highlight=False), api.sleep, WATCH_S, "Stopped watching.")
+
+
+def _filled(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]]
+) -> tuple[Sequence[Column], Sequence[Sequence[str]]]:
+    filled = [index for index in range(len(columns)) if any(row[index] for row in cells)]
+    return [columns[index] for index in filled], [[row[index] for index in filled] for row in cells]
 
 
 def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
@@ -13,23 +13,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
+from dstackweb.cli.completion import queue_names, run_names
 from dstackweb.cli.output import (
     ApiError,
     CliError,
     Column,
     ItemColumns,
     Json,
+    Note,
+    Quiet,
+    Rows,
     UsageError,
+    View,
+    Watch,
     age_text,
     bar,
     clean,
     echo,
     note,
     plural,
-    show_items,
+    show_ids,
     show_json,
     show_table,
+    show_view,
     start_text,
+    watch_view,
 )
 from dstackweb.spec.units import duration_text
 
@@ -47,9 +55,11 @@ LIMITS = {
 
 
 def queue(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The queue.")] = "default",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The queue.", autocompletion=queue_names)] = "default",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 20,
+    follow: Watch = False,
     as_json: Json = False,
+    quiet: Quiet = False,
     every: Annotated[bool, typer.Option("--list", "-l", help="List the project's queues.")] = False,
     create: Annotated[bool, typer.Option("--create", help="Create the queue.")] = False,
     pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Pause or resume scheduling.")] = None,
@@ -81,17 +91,13 @@ def queue(
         raise UsageError("--list changes nothing. To change a queue's settings, leave --list out.")
     api = config.connect()
     if every:
-        _list(api, as_json)
+        _show(api, lambda: api.get(api.in_project("queues")), _queues, follow, as_json, quiet, key="name")
         return
     if create:
         api.send("POST", api.in_project("queues"), json={"name": name, **settings})
     elif settings:
         api.send("PATCH", api.in_project("queues", name), json=settings)
-    page = api.get(api.in_project("queues", name), limit=limit)
-    if as_json:
-        show_json(page)
-    else:
-        _show(page)
+    _show(api, lambda: api.get(api.in_project("queues", name), limit=limit), _waiting, follow, as_json, quiet)
 
 
 def _number(option: str, text: str, nothing: str) -> int | None:
@@ -103,12 +109,28 @@ def _number(option: str, text: str, nothing: str) -> int | None:
     return int(text)
 
 
-def _list(api: Api, as_json: bool) -> None:
-    page = api.get(api.in_project("queues"))
+def _show(
+    api: Api,
+    fetch: Callable[[], dict[str, Any]],
+    view: Callable[[dict[str, Any]], View],
+    follow: bool,
+    as_json: bool,
+    quiet: bool,
+    key: str = "id",
+) -> None:
+    page = fetch()
     if as_json:
         show_json(page)
-        return
-    show_items(QUEUE_COLUMNS, page["items"])
+    elif quiet:
+        show_ids(page["items"], key)
+    elif follow:
+        watch_view(api, page, fetch, view)
+    else:
+        show_view(view(page))
+
+
+def _queues(page: dict[str, Any]) -> View:
+    yield Rows.of(QUEUE_COLUMNS, page["items"])
 
 
 def _placed(row: dict[str, Any]) -> int:
@@ -128,14 +150,14 @@ def settings_text(row: dict[str, Any]) -> list[str]:
     return parts
 
 
-def _show(page: dict[str, Any]) -> None:
-    note(f"{clean(page['name'])}: {'; '.join(settings_text(page))}.")
+def _waiting(page: dict[str, Any]) -> View:
+    yield Note(f"{clean(page['name'])}: {'; '.join(settings_text(page))}.")
     if not page["items"]:
-        note(f"No runs wait in {clean(page['name'])}.")
+        yield Note(f"No runs wait in {clean(page['name'])}.")
         return
-    show_items(RUN_COLUMNS, page["items"])
+    yield Rows.of(RUN_COLUMNS, page["items"])
     if page["next"]:
-        note(f"Showing the first {len(page['items'])}; for more: --limit")
+        yield Note(f"Showing the first {len(page['items'])}; for more: --limit")
 
 
 def _why(run: dict[str, Any]) -> str:
@@ -164,14 +186,22 @@ QUEUE_COLUMNS: ItemColumns = {
 
 
 def move(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Names or ids of runs.")] = None,
-    before: Annotated[str, typer.Option(metavar="RUN", help="Directly before this run.")] = "",
-    after: Annotated[str, typer.Option(metavar="RUN", help="Directly after this run.")] = "",
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="Names or ids of runs.", autocompletion=run_names)
+    ] = None,
+    before: Annotated[
+        str, typer.Option(metavar="RUN", help="Directly before this run.", autocompletion=run_names)
+    ] = "",
+    after: Annotated[str, typer.Option(metavar="RUN", help="Directly after this run.", autocompletion=run_names)] = "",
     top: Annotated[bool, typer.Option("--top", help="To the start of the queue.")] = False,
     bottom: Annotated[bool, typer.Option("--bottom", help="To the end of the queue.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the effect without moving.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Undo your latest move, within ten seconds.")] = False,
-    queue: Annotated[str, typer.Option(help="Queue of the move to undo; default if not given.")] = "",
+    queue: Annotated[
+        str, typer.Option(help="Queue of the move to undo; default if not given.", autocompletion=queue_names)
+    ] = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Move waiting runs to another position in their queue. Several runs keep their order.
 
@@ -184,16 +214,17 @@ def move(
     if undo:
         if runs or given or dry_run:
             raise UsageError("--undo takes no runs and no position: it undoes your latest move.")
-        _undo(api, queue)
+        _print(_undo(api, queue), as_json, quiet)
+        note("Undone.")
         return
     if queue:
         raise UsageError("--queue is only for --undo. Runs are moved within their own queue.")
     if not runs or len(given) != 1:
         raise UsageError("name the runs to move, and one of --before, --after, --top or --bottom.")
-    _move(api, runs, given, dry_run)
+    _move(api, runs, given, dry_run, as_json, quiet)
 
 
-def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> None:
+def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool, as_json: bool, quiet: bool) -> None:
     seen = [api.send("GET", api.in_project("runs", run)) for run in runs]
     found = [api.json(response) for response in seen]
     queues = {run["queue"] for run in found}
@@ -209,10 +240,10 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> N
         if refused.status != 412:
             raise
         raise CliError(refused.message, "To move it anyway, run the command again.") from None
+    _print(moved, as_json, quiet)
     if not moved["changes"]:
         note("Nothing to move: already in this position.")
         return
-    _print(moved)
     if not moved["exact"]:
         note("Moved to your nearest position: only managers move runs past those of other members.")
     if dry_run:
@@ -222,21 +253,26 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool) -> N
         note(f"Undo within {moved['undo_s']} s: dstackweb move --undo{of_queue}")
 
 
-def _undo(api: Api, queue: str) -> None:
+def _undo(api: Api, queue: str) -> dict[str, Any]:
     try:
-        undone = api.post(api.in_project("queues", queue or "default", "undo"), {})
+        undone: dict[str, Any] = api.post(api.in_project("queues", queue or "default", "undo"), {})
     except ApiError as refused:
         if queue or refused.status != 409:
             raise
         raise CliError(refused.message, "For a move in another queue: dstackweb move --undo --queue NAME") from None
-    _print(undone)
-    note("Undone.")
+    return undone
 
 
-def _print(moved: dict[str, Any]) -> None:
+def _print(moved: dict[str, Any], as_json: bool, quiet: bool) -> None:
     """A line for each run moved; the last line has the effect on other runs."""
+    if as_json:
+        show_json(moved)
+        return
+    if quiet:
+        show_ids(moved["changes"])
+        return
     lines = [f"{clean(change['run'])}: {_change_text(change)}" for change in moved["changes"]]
-    if slips := [_slip_text(change) for change in moved["slips"]]:
+    if lines and (slips := [_slip_text(change) for change in moved["slips"]]):
         more = (moved["slips_total"] or 0) - len(slips)
         lines[-1] += "; " + ", ".join([*slips, *([f"{more} more runs change position"] if more > 0 else [])])
     for line in lines:
@@ -273,7 +309,10 @@ NUMBERS = [
 
 
 def history(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="One queue; the whole project if empty.")] = "",
+    queue: Annotated[
+        str,
+        typer.Argument(metavar="QUEUE", help="One queue; the whole project if empty.", autocompletion=queue_names),
+    ] = "",
     days: Annotated[int, typer.Option(min=1, max=90, help="Number of days.")] = 7,
     as_json: Json = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
+from dstackweb.cli.completion import queue_names, run_names
 from dstackweb.cli.output import (
     INTERRUPTED,
     ApiError,
@@ -18,8 +19,14 @@ from dstackweb.cli.output import (
     Column,
     ItemColumns,
     Json,
+    Note,
+    Quiet,
+    Rows,
     RunName,
     UsageError,
+    View,
+    Watch,
+    Yes,
     age_text,
     agreed,
     clean,
@@ -27,9 +34,12 @@ from dstackweb.cli.output import (
     echo,
     note,
     plural,
-    show_items,
+    show_answer,
+    show_ids,
     show_json,
+    show_view,
     start_text,
+    watch_view,
 )
 
 if TYPE_CHECKING:
@@ -45,29 +55,43 @@ def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended runs.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of runs.")] = 50,
     start: Annotated[bool, typer.Option("--start", help="Show when waiting runs are expected to start.")] = False,
+    follow: Watch = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """List the project's runs, newest first."""
     api = config.connect()
-    page = api.get(api.in_project("runs"), status=None if everything else ACTIVE, limit=limit)
+
+    def fetch() -> dict[str, Any]:
+        page: dict[str, Any] = api.get(api.in_project("runs"), status=None if everything else ACTIVE, limit=limit)
+        return page
+
+    def view(page: dict[str, Any]) -> View:
+        if page["items"]:
+            yield Rows.of(START_COLUMNS if start else COLUMNS, page["items"])
+        elif everything:
+            yield Note("No runs. Submit one: dstackweb apply -f FILE")
+        else:
+            yield Note("No active runs. All runs: dstackweb ps -a")
+        if page["next"]:
+            yield Note(f"Showing the newest {len(page['items'])}; for more: --limit")
+
+    page = fetch()
     if as_json:
         show_json(page)
-        return
-    if not page["items"]:
-        note(
-            "No runs. Submit one: dstackweb apply -f FILE"
-            if everything
-            else "No active runs. All runs: dstackweb ps -a"
-        )
-        return
-    show_items(START_COLUMNS if start else COLUMNS, page["items"])
-    if page["next"]:
-        note(f"Showing the newest {len(page['items'])}; for more: --limit")
+    elif quiet:
+        show_ids(page["items"])
+    elif follow:
+        watch_view(api, page, fetch, view)
+    else:
+        show_view(view(page))
 
 
 def priority(
     run: RunName,
     value: Annotated[int, typer.Argument(metavar="N", help="0 to 100; higher starts first.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Change a run's priority, and with it its position in the queue."""
     api = config.connect()
@@ -85,13 +109,15 @@ def priority(
     text = f"{after['name']}: priority {before['priority']} → {after['priority']}"
     if after["position"]:
         text += f", position {before['position'] or '–'} → {after['position']} in {after['queue']}"
-    echo(text)
+    show_answer(after, text, as_json, quiet)
 
 
 def stop(
     run: RunName,
     abort: Annotated[bool, typer.Option("--abort", help="Kill at once instead of after stop_duration.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Stop a run: send SIGTERM, then SIGKILL after its stop_duration."""
     api = config.connect()
@@ -104,22 +130,25 @@ def stop(
         raise typer.Exit(1)
     # By id: a newer run may have taken the name while the question was open.
     stopped = api.post(api.in_project("runs", found["id"], "stop"), {"abort": abort})
-    echo(f"{stopped['name']}: {stopped['status']}")
+    show_answer(stopped, f"{stopped['name']}: {stopped['status']}", as_json, quiet)
     if stopped["silent_detail"]:
         note(clean(stopped["silent_detail"]))
     if found["spec"].get("schedule"):
         note("Its schedule has ended. Resubmit to resume the schedule.")
 
 
-def release(run: RunName) -> None:
+def release(run: RunName, as_json: Json = False, quiet: Quiet = False) -> None:
     """Let a run that waits for others (its `after`) enter its queue now."""
     api = config.connect()
-    echo(status_text(api.post(api.in_project("runs", run, "release"))))
+    released = api.post(api.in_project("runs", run, "release"))
+    show_answer(released, status_text(released), as_json, quiet)
 
 
 def delete(
     run: RunName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Delete an ended run for good, with its log and its directory."""
     api = config.connect()
@@ -132,7 +161,7 @@ def delete(
         raise typer.Exit(1)
     # By id: a newer run may have taken the name while the question was open.
     api.send("DELETE", api.in_project("runs", found["id"]))
-    echo(f"{found['name']}: deleted")
+    show_answer({"id": found["id"], "name": found["name"]}, f"{found['name']}: deleted", as_json, quiet)
 
 
 def message_of(run: dict[str, Any]) -> str:
@@ -194,10 +223,15 @@ def hold(
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory, e.g. 16GB.")] = "",
     name: Annotated[str, typer.Option(help="The run's name; generated if empty.")] = "",
     priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
-    queue: Annotated[str, typer.Option(help="Queue to wait in.")] = "",
+    queue: Annotated[str, typer.Option(help="Queue to wait in.", autocompletion=queue_names)] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow its log until it ends.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't wait; print the run's name.")] = False,
-    extend: Annotated[str, typer.Option(metavar="RUN", help="Instead of a new hold, add --for to this run.")] = "",
+    extend: Annotated[
+        str,
+        typer.Option(metavar="RUN", help="Instead of a new hold, add --for to this run.", autocompletion=run_names),
+    ] = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Hold GPUs for interactive work: wait in the queue, then print how to connect.
 
@@ -207,8 +241,10 @@ def hold(
     if extend:
         if gpu or cpu or memory or name or queue or follow or detach or priority is not None:
             raise UsageError("--extend takes only --for: it adds time to a run and makes no new hold.")
-        _extend(config.connect(), extend, duration)
+        _extend(config.connect(), extend, duration, as_json, quiet)
         return
+    if (as_json or quiet) and not detach:
+        raise UsageError("--json and --quiet need --detach: otherwise the hold's connection details are printed.")
     if not (gpu or cpu):
         raise UsageError("nothing to hold. Use --gpu, e.g. 1 or A100:2, or --cpu.")
     api = config.connect()
@@ -224,7 +260,7 @@ def hold(
         raise typer.Exit(INTERRUPTED) from None
     if detach:
         note(f"Submitted {run['name']}. Connection details appear once it starts: dstackweb logs {run['name']}")
-        echo(run["name"])
+        show_answer(run, run["name"], as_json, quiet)
         return
     raise typer.Exit(_wait(api, run, follow))
 
@@ -232,15 +268,17 @@ def hold(
 def extend(
     run: RunName,
     duration: Annotated[str, typer.Argument(metavar="TIME", help="Time to add, e.g. 30m or 1h.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Add time to a running hold, or to the max_duration of another run that has been placed."""
-    _extend(config.connect(), run, duration)
+    _extend(config.connect(), run, duration, as_json, quiet)
 
 
-def _extend(api: Api, name: str, duration: str) -> None:
+def _extend(api: Api, name: str, duration: str, as_json: bool, quiet: bool) -> None:
     run = api.post(api.in_project("runs", name, "extend"), {"for": duration})
     until = f"held until {clock_text(run['held_until'])}" if run["held_until"] else f"extended by {duration}"
-    echo(f"{clean(run['name'])}: {until}")
+    show_answer(run, f"{clean(run['name'])}: {until}", as_json, quiet)
 
 
 def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:

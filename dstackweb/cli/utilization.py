@@ -195,11 +195,15 @@ def keep(
     run: RunName,
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why; shown to other members.")],
     minutes: Annotated[int | None, typer.Option(min=1, help="For how long; the project's default if empty.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Keep a run's utilization policy from stopping it for a while."""
     body: dict[str, Any] = {"reason": reason} | ({"minutes": minutes} if minutes is not None else {})
     api = config.connect()
     kept = api.post(api.in_project("runs", run, "keep"), body)
+    if as_json:
+        show_json(kept)
+        return
     echo(f"{clean(kept['run'])}: kept until {clock_text(kept['until'])}")
     left = kept["keeps_left"]
     note(f"You can extend this {plural(left, 'more time')}." if left else "This can't be extended again.")

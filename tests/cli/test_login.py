@@ -25,7 +25,9 @@ def config(cli: Cli) -> Path:
 def test_login_checks_the_token_and_stores_it_readable_only_by_its_user(cli: Cli) -> None:
     told = cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
     assert told == f"Logged in to {cli.url} as ada, project main.\n"
-    assert tomllib.loads(config(cli).read_text()) == {"url": cli.url, "token": cli.token, "project": "main"}
+    server = {"url": cli.url, "token": cli.token, "project": "main"}
+    name = cli.url.removeprefix("http://")
+    assert tomllib.loads(config(cli).read_text()) == {"current": name, "servers": {name: server}}
     assert stat.S_IMODE(config(cli).stat().st_mode) == 0o600
     assert [file.name for file in config(cli).parent.iterdir()] == ["config.toml"]
     assert "main" in cli.ok("projects", **NOTHING_SET)
@@ -35,7 +37,7 @@ def test_the_token_may_be_piped_and_is_never_printed(cli: Cli) -> None:
     result = cli("login", cli.url, input=f"{cli.token}\n", **NOTHING_SET)
     assert result.exit_code == 0, result.output
     assert cli.token not in result.output
-    assert tomllib.loads(config(cli).read_text())["token"] == cli.token
+    assert cli.token in config(cli).read_text()
 
 
 def test_a_bad_token_is_refused_and_the_stored_one_stays(cli: Cli) -> None:
@@ -88,7 +90,7 @@ def test_a_stored_token_is_never_sent_to_another_server(cli: Cli) -> None:
     cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
     refused = cli("projects", DSTACKWEB_URL="http://127.0.0.1:1", DSTACKWEB_TOKEN=None)
     assert refused.exit_code == 2
-    assert "was not sent" in refused.stderr
+    assert "No token was sent" in refused.stderr
 
 
 def test_logout_deletes_the_token_and_warns_that_it_stays_valid(cli: Cli) -> None:

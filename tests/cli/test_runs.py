@@ -11,7 +11,8 @@ from rich.console import Console
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
-from dstackweb.cli.output import Column, draw_table
+from dstackweb.cli.config import Settings
+from dstackweb.cli.output import Column, Note, Rows, View, draw_table, watch_view
 from dstackweb.runs import services
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
 from dstackweb.scheduler.passes import forecast_pass
@@ -89,6 +90,53 @@ def test_json_output_is_the_answer_of_the_api(cli: Cli, project: Project, ada: U
     assert page["next"] is None
     queue = json.loads(cli.ok("queue", "--json"))
     assert (queue["items"][0]["position"], queue["paused"]) == (1, False)
+
+
+def test_quiet_output_has_only_ids_and_names_where_there_are_no_ids(cli: Cli, project: Project, ada: User) -> None:
+    make_host("box-1")
+    one, two = make_run(project, ada, "one"), make_run(project, ada, "two")
+    assert cli.ok("ps", "-q").split() == [str(two.uid), str(one.uid)]
+    assert cli.ok("queue", "-q").split() == [str(one.uid), str(two.uid)]
+    assert cli.ok("queue", "-l", "-q") == "default\n"
+    assert cli.ok("host", "ls", "-q") == "box-1\n"
+    assert cli.ok("projects", "-q") == "main\n"
+    for change in (["priority", "one", "40"], ["stop", "one"], ["delete", "one"]):
+        assert cli.ok(*change, "-q") == f"{one.uid}\n"
+    assert cli.ok("ps", "-q") == f"{two.uid}\n"
+
+
+def test_changes_print_the_answer_of_the_api_as_json(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "one"), make_run(project, ada, "two")
+    assert json.loads(cli.ok("priority", "two", "70", "--json"))["priority"] == 70
+    assert json.loads(cli.ok("move", "one", "--top", "--json"))["changes"][0]["run"] == "one"
+    assert json.loads(cli.ok("stop", "two", "--json"))["status"] == "terminated"
+    assert json.loads(cli.ok("delete", "two", "--json"))["name"] == "two"
+    assert json.loads(cli.ok("projects", "--json"))["items"][0]["name"] == "main"
+
+
+def test_only_one_form_of_output_can_be_asked_for(cli: Cli) -> None:
+    for options in (["--json", "-q"], ["-w", "--json"], ["-q", "-w"]):
+        assert cli("ps", *options).exit_code == 2
+    assert "needs a terminal" in cli("ps", "-w").stderr
+
+
+def test_watching_fetches_again_and_leaves_out_columns_without_values() -> None:
+    names = [["one"], ["one", "two"]]
+    out = io.StringIO()
+
+    def pause(_seconds: float) -> None:
+        if not names:
+            raise KeyboardInterrupt
+
+    def view(found: list[str]) -> View:
+        yield Rows([Column("NAME"), Column("WHERE")], [(name, None) for name in found])
+        yield Note(f"{len(found)} runs")
+
+    api = Api(Settings("http://x", "dw_x", "main", ""), sleep=pause)
+    watch_view(api, names.pop(0), lambda: names.pop(0), view, console=Console(file=out, width=60, force_terminal=True))
+    told = out.getvalue()
+    assert told.index("1 runs") < told.index("two") < told.index("2 runs")
+    assert "WHERE" not in told
 
 
 def test_the_queue_shows_the_true_order_and_why_each_run_waits(cli: Cli, project: Project, ada: User) -> None:

@@ -1,0 +1,67 @@
+"""What the shell offers after Tab: names from the server, and those of saved servers.
+
+Only what the server tells within a second; without an answer, nothing. Nothing is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dstackweb.cli.client import Api
+
+MOST = 100
+"""Runs that are looked through, the newest first."""
+PATIENCE_S = 1.0
+
+
+def run_names(incomplete: str) -> list[tuple[str, str]]:
+    """Runs whose name starts so, the newest first, each with its status."""
+    runs = _items(lambda api: api.get(api.in_project("runs"), q=incomplete or None, limit=MOST))
+    names: dict[str, str] = {}
+    for run in runs:
+        names.setdefault(run["name"], run["status"])  # a name means its newest run
+    return _matching(names.items(), incomplete)
+
+
+def queue_names(incomplete: str) -> list[tuple[str, str]]:
+    rows = _items(lambda api: api.get(api.in_project("queues")))
+    return _matching(((row["name"], f"{row['submitted']} waiting") for row in rows), incomplete)
+
+
+def host_names(incomplete: str) -> list[tuple[str, str]]:
+    rows = _items(lambda api: api.get(api.path("hosts")))
+    return _matching(((row["name"], "online" if row["online"] else "offline") for row in rows), incomplete)
+
+
+def project_names(incomplete: str) -> list[tuple[str, str]]:
+    rows = _items(lambda api: api.get(api.path("projects")))
+    return _matching(((row["name"], row["role"]) for row in rows), incomplete)
+
+
+def server_names(incomplete: str) -> list[tuple[str, str]]:
+    from dstackweb.cli import config
+    from dstackweb.cli.output import CliError
+
+    try:
+        servers = config.stored().servers
+    except CliError:
+        return []
+    return _matching(((name, server.url) for name, server in servers.items()), incomplete)
+
+
+def _matching(found: Iterable[tuple[str, str]], incomplete: str) -> list[tuple[str, str]]:
+    return [(name, about) for name, about in found if name.startswith(incomplete)]
+
+
+def _items(ask: Callable[[Api], Any]) -> Iterator[dict[str, Any]]:
+    """The items of one list. None where the server can't be asked: a Tab must not print an error."""
+    from dstackweb.cli import config
+    from dstackweb.cli.output import CliError
+
+    try:
+        page = ask(config.connect(patience_s=PATIENCE_S))
+    except CliError:
+        return
+    yield from page["items"]

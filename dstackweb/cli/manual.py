@@ -1,0 +1,98 @@
+"""The ends of the help texts: examples of each command, exit codes, environment and files."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "apply": (
+        ("apply -f train.yaml", "show the plan, ask, submit, follow; exit with the run's code"),
+        ("apply -f train.yaml --name lr-3 -e LR=3e-4 -y", "override the file, and don't ask"),
+        ("apply -f train.yaml -y -d -q", "in scripts: print the run's id and don't wait for it"),
+        ("apply -f train.yaml --dry-run", "only show the plan"),
+    ),
+    "ps": (
+        ("ps", "active runs, newest first"),
+        ("ps -a --limit 200", "ended runs too"),
+        ("ps --start", "when waiting runs are expected to start"),
+        ("ps -w", "the same table, kept up to date"),
+    ),
+    "logs": (
+        ("logs -f train-a", "follow until the run ends"),
+        ("logs train-a --tail 100 --node 1", "the last lines of the second node"),
+        ("logs train-a --attempt 1", "the log of a try before a retry"),
+    ),
+    "stop": (
+        ("stop train-a", "SIGTERM, then SIGKILL after the run's stop_duration"),
+        ("stop train-a --abort -y", "SIGKILL at once, without a question"),
+    ),
+    "delete": (("delete train-a", "only ended runs can be deleted"),),
+    "progress": (
+        ("progress sweep", "a run's tasks by prefix, live"),
+        ("progress sweep --failed --once", "its failed tasks with their messages"),
+        ("progress", "the runs of the project by prefix"),
+    ),
+    "hold": (
+        ("hold --gpu A100:2 --for 3h", "wait for two GPUs and print how to connect"),
+        ("hold --cpu 4 --for 30m -d", "print only the name, and don't wait"),
+    ),
+    "extend": (("extend hold-swift-otter 1h", "keep a hold for another hour"),),
+    "queue": (
+        ("queue", "the queue default in its order"),
+        ("queue nightly -w", "another one, kept up to date"),
+        ("queue -l", "all queues of the project"),
+        ("queue nightly --pause", "as a manager: start no more runs"),
+    ),
+    "move": (
+        ("move train-a --before eval-3", "to another position in its queue"),
+        ("move train-a train-b --top --dry-run", "only show what would change"),
+        ("move --undo", "undo your latest move, within ten seconds"),
+    ),
+    "priority": (("priority train-a 70", "0 to 100; higher starts first"),),
+    "release": (("release eval-3", "start it without waiting for the runs in its `after`"),),
+    "history": (("history", "waits of the last seven days"), ("history nightly --days 30", "of one queue")),
+    "metrics": (("metrics train-a", "live"), ("metrics train-a --once", "once, as in a script")),
+    "keep": (('keep train-a --reason "waiting for the data set"', "for the project's default time"),),
+    "what-if": (("what-if --min 10 --window 30m", "which runs such a policy would have stopped"),),
+    "offers": (
+        ("offers --gpu A100:40GB..:1.. --spot --max-price 15", "what a run could use, the cheapest first"),
+        ("offers -w", "kept up to date"),
+    ),
+    "quotas": (("quotas", "of all cloud accounts"),),
+    "cache": (("cache aws --hours 6", "by hour"),),
+    "host ls": (("host ls", "all hosts"), ("host ls -q", "only their names")),
+    "host label": (("host label box disk=nvme rack-", "set one label and remove another"),),
+    "host drain": (("host drain box", "before maintenance"),),
+    "host gone": (('host gone box --reason "the power supply burned"', "its jobs end, and runs with retry go on"),),
+    "host join": (("host join https://gpus.example.org --token dwj_…", "the Hosts page shows this line complete"),),
+    "login": (
+        ("login https://gpus.example.org", "asks for the token"),
+        ("login https://gpus.example.org --server work < token.txt", "from a file, and under a name of its own"),
+    ),
+    "logout": (("logout", "of the server in use"), ("logout --server work", "of another one")),
+    "projects": (("projects", "yours"),),
+    "servers list": (("servers list", "the current one is marked"),),
+    "servers add": (("servers add work https://gpus.example.org", "asks for the token"),),
+    "servers use": (
+        ("servers use work", "for all later commands"),
+        ("servers use work --project research", "and another project there"),
+    ),
+    "servers remove": (("servers remove work", "its token stays valid until you revoke it"),),
+}
+"""Of each command: what follows `dstackweb`, and what it is for."""
+
+EPILOG = """
+**Exit codes**: 0 success · 1 refused or failed · 2 wrong usage · 3 server not reached · 130 Ctrl-C.
+`apply` has the exit code of the run that it followed.
+
+**Environment**: DSTACKWEB_SERVER, a saved server · DSTACKWEB_URL, DSTACKWEB_TOKEN and DSTACKWEB_PROJECT, instead of
+a saved one · NO_COLOR, no colours.
+
+**Files**: ~/.config/dstackweb/config.toml has the saved servers with their tokens.
+
+**Examples of a command**: dstackweb COMMAND --help. Completion of names with Tab: dstackweb --install-completion.
+"""
+
+
+def epilog(path: str) -> str | None:
+    """The examples of a command (`ps`, `host ls`) as Markdown."""
+    lines = [f"- `dstackweb {line}`: {about}" for line, about in EXAMPLES.get(path, ())]
+    return "**Examples**\n\n" + "\n".join(lines) if lines else None

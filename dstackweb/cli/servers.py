@@ -1,0 +1,167 @@
+"""`dstackweb login`, `logout`, `servers` and `projects`: the servers that commands talk to, by name."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from dstackweb.cli import config
+from dstackweb.cli.completion import server_names
+from dstackweb.cli.output import (
+    GIVEN,
+    CliError,
+    Column,
+    Json,
+    Quiet,
+    UsageError,
+    echo,
+    note,
+    show_ids,
+    show_json,
+    show_table,
+    warn,
+)
+from dstackweb.lib.network import is_exposed
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Add, list and choose the servers that commands talk to.",
+)
+
+Token = Annotated[str, typer.Option(envvar="DSTACKWEB_TOKEN", help="API token; prompted for if not given.")]
+Project = Annotated[str, typer.Option(envvar="DSTACKWEB_PROJECT", help="Project that later commands use.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The server's name.", autocompletion=server_names)]
+
+
+def login(
+    url: Annotated[str, typer.Argument(metavar="URL", envvar="DSTACKWEB_URL", help="The server's URL.")] = "",
+    token: Token = "",
+    project: Project = "",
+) -> None:
+    """Check an API token and save it for later commands, which then use this server.
+
+    The server is saved under the name given with `--server`; without one under the name that it has already, or its
+    host's. `dstackweb servers` lists, chooses and removes saved servers.
+    """
+    saved = config.stored()
+    name = GIVEN.get("server", "")
+    server = saved.servers.get(name or saved.current)
+    _save(name, url or (server.url if server else config.DEFAULT_URL), token, project)
+
+
+@app.command()
+def add(
+    name: Name,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's URL.")],
+    token: Token = "",
+    project: Project = "",
+) -> None:
+    """Save another server under a name, after checking its API token. Later commands use it: see `servers use`."""
+    _save(name, url, token, project)
+
+
+def _save(name: str, url: str, token: str, project: str) -> None:
+    from dstackweb.cli.client import Api
+
+    url = config.normal_url(url)
+    name = config.name_of(name or config.stored().at(url) or urlsplit(url).netloc.rpartition("@")[2])
+    if is_exposed(url):
+        warn(f"{url} is not encrypted: others on the network can read the token. Use https:// if you can.")
+    if not token:
+        if sys.stdin.isatty():
+            note(f"Make a token on {config.tokens_page(url)}")
+            token = typer.prompt("Token", hide_input=True, err=True)
+        else:
+            token = sys.stdin.readline()
+    token = token.strip()
+    if not config.is_token(token):
+        raise UsageError("invalid API token. Nothing was saved.", f"Make a token on {config.tokens_page(url)}")
+    api = Api(config.Settings(url, token, config.DEFAULT_PROJECT, ""))
+    user = api.get(api.path("user"))
+    names = [item["name"] for item in api.get(api.path("projects"))["items"]]
+    chosen = _choose_project(project, names)
+    servers = config.stored().servers | {name: config.Server(url, token, chosen)}
+    path = config.store(config.Saved(name, servers))
+    echo(f"Logged in to {url} as {user['username']}, project {chosen}.")
+    if len(names) > 1 and not project:
+        note(f"Your projects: {', '.join(names)}. To use another one: --project, or DSTACKWEB_PROJECT.")
+    note(f"Saved as {name} in {path}, readable by you only.")
+
+
+def _choose_project(wanted: str, names: list[str]) -> str:
+    if wanted and wanted not in names:
+        raise CliError(
+            f"there is no project {wanted}, or you are not a member of it. Nothing was saved.",
+            f"Your projects: {', '.join(names) or 'none'}",
+        )
+    return wanted or (config.DEFAULT_PROJECT if config.DEFAULT_PROJECT in names or not names else names[0])
+
+
+def logout() -> None:
+    """Delete the saved token of the current server, or of the one given with `--server`."""
+    name = GIVEN.get("server") or config.stored().current
+    if not name:
+        note("Not logged in.")
+        return
+    remove(name)
+
+
+@app.command("list")
+def list_servers(as_json: Json = False, quiet: Quiet = False) -> None:
+    """List the saved servers; the current one is marked."""
+    saved = config.stored()
+    items = [
+        {"name": name, "url": server.url, "project": server.project, "current": name == saved.current}
+        for name, server in saved.servers.items()
+    ]
+    if as_json:
+        show_json({"items": items, "next": None})
+    elif quiet:
+        show_ids(items, "name")
+    elif not items:
+        note("No servers. Add one: dstackweb login URL")
+    else:
+        columns = [Column("NAME"), Column("URL", wide=True), Column("PROJECT"), Column("")]
+        rows = [(one["name"], one["url"], one["project"], "current" if one["current"] else "") for one in items]
+        show_table(columns, rows)
+
+
+@app.command()
+def use(name: Name, project: Annotated[str, typer.Option(help="Also change the project that it uses.")] = "") -> None:
+    """Make a saved server the one that later commands use."""
+    saved = config.stored()
+    server = saved.named(name)
+    if project:
+        server = replace(server, project=project)
+    config.store(config.Saved(name, saved.servers | {name: server}))
+    echo(f"Commands use {name}: {server.url}, project {server.project}.")
+
+
+@app.command()
+def remove(name: Name) -> None:
+    """Delete a saved server with its token."""
+    config.forget(name)
+    echo(f"Logged out of {name}: its token is deleted from {config.config_path()}.")
+    note("The token stays valid until you revoke it under Account → API tokens.")
+    if current := config.stored().current:
+        note(f"Commands now use {current}.")
+
+
+def projects(as_json: Json = False, quiet: Quiet = False) -> None:
+    """List your projects and your role in each."""
+    api = config.connect()
+    current = api.settings.project
+    page = api.get(api.path("projects"))
+    if as_json:
+        show_json(page)
+    elif quiet:
+        show_ids(page["items"], "name")
+    else:
+        rows = [(item["name"], item["role"], "current" if item["name"] == current else "") for item in page["items"]]
+        show_table([Column("PROJECT"), Column("ROLE"), Column("")], rows)
