@@ -54,7 +54,10 @@ class Token(HttpBearer):
         return sign_in(request, token)
 
 
-def version_header(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
+Answers = Callable[[HttpRequest], HttpResponseBase]
+
+
+def version_header(get_response: Answers) -> Answers:
     """Tells users of the API the server's version, and so their command line that there is a newer one."""
 
     def answer(request: HttpRequest) -> HttpResponseBase:
