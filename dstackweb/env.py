@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
+from typing import NamedTuple, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+
+from dstackweb.lib.network import is_loopback
 
 T = TypeVar("T")
 
@@ -144,6 +146,43 @@ def url(name: str, *schemes: str, example: str) -> str:
         return raw.rstrip("/")
 
     return _read(name, "", parse, f"a URL such as {example}")
+
+
+class Mailer(NamedTuple):
+    """How mails are sent: encrypted, unless the mail server is on this machine. `url` is empty where it is not set."""
+
+    url: str = ""
+    host: str = ""
+    port: int = 587
+    user: str = ""
+    password: str = ""
+    tls_at_once: bool = False
+    starttls: bool = False
+    sender: str = "dstackweb@localhost"
+
+
+def mailer(name: str) -> Mailer:
+    """A mail server as `smtp://user:password@host:port?from=address`, or `smtps`."""
+
+    def parse(raw: str) -> Mailer:
+        parts = urlsplit(raw)
+        host, sender = parts.hostname or "", dict(parse_qsl(parts.query)).get("from", "")
+        if parts.scheme not in ("smtp", "smtps") or not host or "@" not in sender:
+            raise ValueError(raw)
+        at_once = parts.scheme == "smtps"
+        return Mailer(
+            url=raw,
+            host=host,
+            port=parts.port or (465 if at_once else 587),
+            user=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            tls_at_once=at_once,
+            starttls=not at_once and not is_loopback(host),
+            sender=sender,
+        )
+
+    found = _read(name, None, parse, "a URL such as smtp://user:password@mail.example.org?from=gpus@example.org")
+    return found or Mailer()
 
 
 def networks(name: str) -> list[IPv4Network | IPv6Network]:

@@ -85,6 +85,7 @@ DSTACKWEB_HISTORY_DAYS = env.integer("DSTACKWEB_HISTORY_DAYS", 90, least=30, mos
 DSTACKWEB_AUDIT_DAYS = env.integer("DSTACKWEB_AUDIT_DAYS", 730, least=1, most=36500)
 DSTACKWEB_HOST_EVENTS_DAYS = env.integer("DSTACKWEB_HOST_EVENTS_DAYS", 90, least=1, most=3650)
 DSTACKWEB_NOTIFICATIONS_DAYS = env.integer("DSTACKWEB_NOTIFICATIONS_DAYS", 90, least=1, most=3650)
+DSTACKWEB_WEBHOOK_NETWORKS = env.networks("DSTACKWEB_WEBHOOK_NETWORKS")
 DSTACKWEB_ARCHIVE_LIMIT_MB = env.integer("DSTACKWEB_ARCHIVE_LIMIT_MB", 64, least=1)
 DSTACKWEB_PROJECT_CODE_GB = env.integer("DSTACKWEB_PROJECT_CODE_GB", 50, least=1)
 DSTACKWEB_JOB_DISK_GB = env.integer("DSTACKWEB_JOB_DISK_GB", 0, least=0)
@@ -250,6 +251,16 @@ if REDIS_URL:
     Q_CLUSTER |= {"redis": _patient(REDIS_URL), "broker_class": "dstackweb.scheduler.processes.brokers.RedisBroker"}
 else:
     Q_CLUSTER |= {"orm": "default", "broker_class": "dstackweb.scheduler.processes.brokers.OrmBroker"}
+
+
+_mailer = env.mailer("DSTACKWEB_EMAIL_URL")
+DSTACKWEB_EMAIL_URL = _mailer.url
+EMAIL_HOST, EMAIL_PORT = _mailer.host, _mailer.port
+EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mailer.user, _mailer.password
+EMAIL_USE_SSL, EMAIL_USE_TLS = _mailer.tls_at_once, _mailer.starttls
+DEFAULT_FROM_EMAIL = _mailer.sender
+EMAIL_TIMEOUT = 5
+"""Seconds of each step: all of them together must fit into a worker's claim (`notifications.sending`)."""
 
 INSTALLED_APPS = [
     "django.contrib.admin",

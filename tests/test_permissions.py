@@ -195,7 +195,10 @@ def test_members_manage_nothing(names: dict[str, Any]) -> None:
     """Settings, people, secrets and hosts are their managers' and admins'."""
     member = join(Project.objects.get(name="main"), make_user("member"), "member")
     page, before, wrong = signed_in(member), state(), {}
-    managed = ("/members/", "/secrets/", "/hosts/", "/settings/", "/pause/", "/queues/", "/observe/", "/audit")
+    managed = (
+        "/members/", "/secrets/", "/hosts/", "/settings/", "/pause/", "/queues/", "/observe/", "/audit",
+        "/notifications/",
+    )  # fmt: skip
     for one in project_pages(names):
         if any(part in one.template for part in managed) and one.template not in REDIRECTED:
             code = post(page, one)

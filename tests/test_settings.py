@@ -58,6 +58,9 @@ def settings(home: Path, *names: str, **variables: str) -> dict[str, Any]:
         (lambda name: env.url(name, "https", example="https://x.org"), "ftp://x.org", "such as https://x.org"),
         (lambda name: env.url(name, "https", example="https://x.org"), "https://", "such as https://x.org"),
         (lambda name: env.text(name, pattern="[a-z]+", expected="letters"), "a b", "letters"),
+        (lambda name: env.mailer(name), "smtp://mail.example.org", "from=gpus@example.org"),
+        (lambda name: env.mailer(name), "smtp://?from=gpus@example.org", "from=gpus@example.org"),
+        (lambda name: env.mailer(name), "http://mail.example.org?from=a@example.org", "from=gpus@example.org"),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_variable_and_the_expected_one(
@@ -78,6 +81,31 @@ def test_gpus_are_read_often_enough_for_the_shortest_policy(tmp_path: Path, wron
     done = start(tmp_path, "-c", READ_SETTINGS, "DSTACKWEB_SAMPLE_EVERY_S", DSTACKWEB_SAMPLE_EVERY_S=wrong)
     assert done.returncode != 0
     assert "seconds from 0.1 to 20" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "port", "user", "password", "tls_at_once", "starttls"),
+    [
+        ("smtp://gpu%40lab:p%40ss@mail.example.org?from=gpus@example.org", 587, "gpu@lab", "p@ss", False, True),
+        ("smtps://mail.example.org?from=gpus@example.org", 465, "", "", True, False),
+        ("smtp://localhost:25?from=gpus@example.org", 25, "", "", False, False),
+    ],
+)
+def test_mails_are_encrypted_unless_the_mail_server_is_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, url: str, port: int, user: str, password: str, tls_at_once: bool, starttls: bool
+) -> None:
+    monkeypatch.setitem(os.environ, "A_SETTING", url)
+    monkeypatch.setattr(env, "READ", {})
+    found = env.mailer("A_SETTING")
+    assert (found.port, found.user, found.password) == (port, user, password)
+    assert (found.tls_at_once, found.starttls, found.sender) == (tls_at_once, starttls, "gpus@example.org")
+
+
+def test_the_password_of_a_mail_server_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "A_SETTING", "smtp://gpus:hunter2@mail.example.org")
+    with pytest.raises(env.BadSetting) as raised:
+        env.mailer("A_SETTING")
+    assert "hunter2" not in str(raised.value)
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ class AuditKind(StrEnum):
     BACKEND = "backend"
     HOST = "host"
     HOST_INVITE = "host_invite"
+    CHANNEL = "channel"
     RUN = "run"
 
 

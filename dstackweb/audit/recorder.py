@@ -35,14 +35,15 @@ SERVER = frozenset({"up", "qcluster", "ticker"})
 
 @dataclass(frozen=True)
 class Watched:
-    """The fields whose changes are recorded, and those of which only that they changed."""
+    """Fields whose changes are recorded, and those of which only that they changed; of rows for which `which` holds."""
 
     kind: AuditKind
     fields: tuple[str, ...]
     secret: tuple[str, ...] = ()
+    which: Callable[[Any], bool] = lambda _row: True
 
 
-WATCHED: Mapping[type[Model], Watched] = {
+WATCHED: dict[type[Model], Watched] = {
     User: Watched(
         AuditKind.USER, ("username", "email", "is_active", "is_staff", "is_superuser"), secret=("password",)
     ),
@@ -111,12 +112,18 @@ def record(
     )
 
 
+def watch(model: type[Model], watched: Watched) -> None:
+    """Record changes of a model, also of a room above this one."""
+    WATCHED[model] = watched
+    name = f"audit.{model.__name__}"
+    pre_save.connect(_before_save, sender=model, dispatch_uid=name)
+    post_save.connect(_after_save, sender=model, dispatch_uid=name)
+    post_delete.connect(_after_delete, sender=model, dispatch_uid=name)
+
+
 def connect() -> None:
-    for model in WATCHED:
-        name = f"audit.{model.__name__}"
-        pre_save.connect(_before_save, sender=model, dispatch_uid=name)
-        post_save.connect(_after_save, sender=model, dispatch_uid=name)
-        post_delete.connect(_after_delete, sender=model, dispatch_uid=name)
+    for model, watched in WATCHED.items():
+        watch(model, watched)
     post_save.connect(_after_host_event, sender=HostEvent, dispatch_uid="audit.HostEvent")
     run_deleted.connect(_run_deleted, dispatch_uid="audit.run_deleted")
     sessions.user_logged_in.connect(_signed_in, dispatch_uid="audit.signed_in")
@@ -149,8 +156,10 @@ def _after_delete(sender: type[Model], instance: Model, **_signal: Any) -> None:
 
 
 def _record_row(row: Model, action: AuditAction, changes: Mapping[str, Any]) -> None:
-    project = row if isinstance(row, Project) else getattr(row, "project", None)
-    record(WATCHED[type(row)].kind, action, _name_of(row), project=project, changes=changes)
+    watched = WATCHED[type(row)]
+    if watched.which(row):
+        project = row if isinstance(row, Project) else getattr(row, "project", None)
+        record(watched.kind, action, _name_of(row), project=project, changes=changes)
 
 
 def _changes(watched: Watched, before: Model | None, after: Model) -> dict[str, Any]:

@@ -9,11 +9,25 @@ class NotificationsConfig(AppConfig):
         from django.db.models.signals import post_save
 
         from dstackweb.accounts.models import User
-        from dstackweb.notifications import outbox, services
+        from dstackweb.audit import recorder
+        from dstackweb.audit.models import AuditKind
+        from dstackweb.audit.recorder import Watched
+        from dstackweb.notifications import outbox, sending, services
+        from dstackweb.notifications.models import Channel, ChannelKind
         from dstackweb.runs import transitions
         from dstackweb.scheduler.models import RetentionKind
-        from dstackweb.scheduler.processes import retention
+        from dstackweb.scheduler.processes import retention, tasks
 
         transitions.events_written.connect(outbox.on_run_events, dispatch_uid="notifications.run_events")
         post_save.connect(services.make_bell, sender=User, dispatch_uid="notifications.bell")
         retention.register(RetentionKind.NOTIFICATIONS, services.old)
+        tasks.register("notifications", sending.send_due, sending.EVERY_S, sending.has_due)
+        recorder.watch(
+            Channel,
+            Watched(
+                AuditKind.CHANNEL,
+                ("user", "kind", "name", "enabled"),
+                secret=("url", "key"),
+                which=lambda channel: channel.kind != ChannelKind.APP,  # which comes and goes with its user
+            ),
+        )

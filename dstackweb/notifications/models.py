@@ -1,4 +1,4 @@
-"""Channels, the rules that say what goes to them, and the notifications that have.
+"""Channels, the rules that say what goes to them, and the notifications themselves.
 
 A notification is written in the transaction of its event, once for each channel. It outlives the run that it names.
 """
@@ -6,19 +6,29 @@ A notification is written in the transaction of its event, once for each channel
 from __future__ import annotations
 
 import uuid
-from enum import StrEnum
 from typing import Any
 
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext_lazy
 
 
-class ChannelKind(StrEnum):
+class ChannelKind(models.TextChoices):
     """How a channel's notifications reach people."""
 
-    APP = "app"
+    APP = "app", gettext_lazy("In the app")
     """On this server's pages. Each user has one, made with the user (`services.bell_of`)."""
+    EMAIL = "email", gettext_lazy("E-mail")
+    """To the address of its user's account."""
+    SLACK = "slack", gettext_lazy("Slack")
+    TEAMS = "teams", gettext_lazy("Microsoft Teams")
+    WEBHOOK = "webhook", gettext_lazy("Webhook")
+    """A program: it gets each notification by itself, signed, and can tell a repeated one by its id."""
+
+
+GROUPED = frozenset({ChannelKind.EMAIL, ChannelKind.SLACK, ChannelKind.TEAMS})
+"""For people: what is due together is one message, and what may have arrived is not sent again."""
 
 
 class Channel(models.Model):
@@ -28,7 +38,15 @@ class Channel(models.Model):
     project = models.ForeignKey(
         "accounts.Project", null=True, on_delete=models.CASCADE, related_name="notification_channels"
     )
-    kind = models.CharField(max_length=10)
+    kind = models.CharField(max_length=10, choices=ChannelKind)
+    name = models.CharField(max_length=60, blank=True)
+    url = models.TextField(blank=True, editable=False, help_text="Encrypted: whoever has it may write there")
+    key = models.TextField(blank=True, editable=False, help_text="Of a webhook's signatures, encrypted")
+    enabled = models.BooleanField(default=True)
+    failures = models.PositiveIntegerField(default=0, help_text="Messages in a row that were not delivered")
+    held_until = models.DateTimeField(
+        null=True, help_text="A worker is sending its messages, or it is left alone after a failure, at most until then"
+    )
 
     class Meta:
         constraints = [
@@ -41,7 +59,7 @@ class Channel(models.Model):
         ordering = ["id"]
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.user or self.project}"
+        return self.name or f"{self.kind} of {self.user or self.project}"
 
 
 class Rule(models.Model):
@@ -63,6 +81,17 @@ class Rule(models.Model):
         return f"{self.event} to {self.channel}"
 
 
+class DeliveryStatus(models.TextChoices):
+    WAITING = "waiting", gettext_lazy("waiting")
+    """Until `due_at`."""
+    SENDING = "sending", gettext_lazy("sending")
+    SENT = "sent", gettext_lazy("sent")
+    """Or in the app, where nothing is sent."""
+    FAILED = "failed", gettext_lazy("failed")
+    UNKNOWN = "unknown", gettext_lazy("may have arrived")
+    """The connection, or the worker, was lost after it was sent and before there was an answer."""
+
+
 class Delivery(models.Model):
     """A notification of a channel. `key` names its event, so that it is there once, whatever is repeated."""
 
@@ -75,6 +104,13 @@ class Delivery(models.Model):
     data: models.JSONField[Any, Any] = models.JSONField(default=dict, help_text="See wording.notifications")
     at = models.DateTimeField(default=timezone.now, help_text="When the event happened")
     unread = models.BooleanField(default=False, help_text="In the app, until its reader has opened it")
+    status = models.CharField(max_length=10, choices=DeliveryStatus, default=DeliveryStatus.SENT)
+    due_at = models.DateTimeField(null=True, help_text="Not to be sent before")
+    attempts = models.PositiveSmallIntegerField(default=0)
+    batch = models.UUIDField(null=True, help_text="The message in which it was sent last")
+    tried_at = models.DateTimeField(null=True)
+    answer = models.PositiveSmallIntegerField(null=True, help_text="The receiver's HTTP status")
+    problem = models.CharField(max_length=20, blank=True, help_text="runs.codes.DeliveryProblem")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["channel", "key"], name="delivery_once_in_channel")]
@@ -83,6 +119,8 @@ class Delivery(models.Model):
             models.Index("channel", condition=Q(unread=True), name="delivery_unread"),
             models.Index(fields=["channel", "-id"], name="delivery_newest_first"),
             models.Index("at", name="delivery_by_age"),
+            # What is to be sent is looked for every few seconds.
+            models.Index("channel", "due_at", condition=Q(status__in=["waiting", "sending"]), name="delivery_to_send"),
         ]
         verbose_name_plural = "deliveries"
 

@@ -13,10 +13,11 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import Q
+from django.utils import timezone
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Membership, Role, User
-from dstackweb.notifications.models import ChannelKind, Delivery, Rule
+from dstackweb.notifications.models import ChannelKind, Delivery, DeliveryStatus, Rule
 from dstackweb.runs.codes import NotificationEvent, RunEventKind
 from dstackweb.runs.models import Run, RunEvent
 from dstackweb.runs.states import Reason
@@ -29,6 +30,7 @@ LEAST_ROLE: dict[NotificationEvent, Role | None] = {
     NotificationEvent.RUN_ENDED: Role.VIEWER,
     NotificationEvent.RUN_FAILED: Role.VIEWER,
     NotificationEvent.RUN_STOPS_SOON: Role.VIEWER,
+    NotificationEvent.TEST: Role.VIEWER,
 }
 """The role in its project that an event's readers need; None: it is of the deployment, for its admins."""
 
@@ -107,6 +109,7 @@ def publish(found: Sequence[News]) -> int:
 
 
 def _row(rule: Rule, name: NotificationEvent, news: News) -> Delivery:
+    in_app = rule.channel.kind == ChannelKind.APP
     return Delivery(
         channel=rule.channel,
         key=news.key,
@@ -115,7 +118,9 @@ def _row(rule: Rule, name: NotificationEvent, news: News) -> Delivery:
         run_uid=news.run_uid,
         data=news.data,
         at=news.at,
-        unread=rule.channel.kind == ChannelKind.APP,
+        unread=in_app,
+        status=DeliveryStatus.SENT if in_app else DeliveryStatus.WAITING,
+        due_at=None if in_app else timezone.now(),
     )
 
 

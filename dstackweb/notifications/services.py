@@ -13,6 +13,8 @@ from django.db.models import Q, QuerySet
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
+from dstackweb.audit.models import AuditAction, AuditKind
+from dstackweb.audit.recorder import record
 from dstackweb.lib.errors import NotFound
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery, Rule
 from dstackweb.runs.codes import NotificationEvent
@@ -33,7 +35,9 @@ DEFAULTS: Mapping[NotificationEvent, Scope] = {
     NotificationEvent.RUN_FAILED: Scope(own=True),
     NotificationEvent.RUN_STOPS_SOON: Scope(own=True),
 }
-"""What a new user sees in the app."""
+"""What a new user sees in the app, and what goes to a new channel of theirs."""
+RULE_EVENTS = [event for event in NotificationEvent if event != NotificationEvent.TEST]
+"""What rules may be about."""
 
 
 def make_bell(instance: User, created: bool = False, raw: bool = False, **_signal: Any) -> None:
@@ -51,18 +55,37 @@ def bell_of(user: User) -> Channel:
         # In bulk, which sends no signals: it is nobody's change, and so not in the audit log.
         Channel.objects.bulk_create([Channel(user=user, kind=ChannelKind.APP)], ignore_conflicts=True)
         bell = mine.get()
-        _write_rules(bell, DEFAULTS)
+        write_rules(bell, DEFAULTS)
     return bell
 
 
+def first_rules(channel: Channel) -> Mapping[NotificationEvent, Scope]:
+    """What goes to a new channel that sends: a person's own runs, or the project's that fail."""
+    if channel.project_id is None:
+        return DEFAULTS
+    return {NotificationEvent.RUN_FAILED: Scope(own=False, project_id=channel.project_id)}
+
+
 def set_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:
-    """Let exactly these events go to a channel."""
+    """Let exactly these events go to a channel. Of one that sends, the audit log says what changed."""
     with transaction.atomic():
+        before = _events_of(channel)
         channel.rules.exclude(event__in=[event.value for event in wanted]).delete()
-        _write_rules(channel, wanted)
+        write_rules(channel, wanted)
+        if channel.kind != ChannelKind.APP and before != (after := _events_of(channel)):
+            changes = {"rules": [before, after]}
+            record(AuditKind.CHANNEL, AuditAction.CHANGED, channel.name, project=channel.project, changes=changes)
 
 
-def _write_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:
+def _events_of(channel: Channel) -> list[str]:
+    """Its rules for the audit log, such as `run_failed` or `run_ended (own)`."""
+    rules = channel.rules.select_related("project").order_by("event")
+    scopes = [(rule.event, "own" if rule.own else rule.project and rule.project.name) for rule in rules]
+    return [f"{event} ({scope})" if scope else event for event, scope in scopes]
+
+
+def write_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:
+    """Add or change rules of a channel."""
     Rule.objects.bulk_create(
         [
             Rule(channel=channel, event=event.value, own=scope.own, project_id=scope.project_id)
@@ -77,7 +100,13 @@ def _write_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) ->
 def inbox(user: User) -> QuerySet[Delivery]:
     """The user's notifications in the app, the newest first, of projects that they may still see."""
     mine = Delivery.objects.filter(channel__user=user, channel__kind=ChannelKind.APP)
-    return mine.filter(Q(project=None) | Q(project__in=visible_projects(user))).order_by("-pk")
+    return mine.filter(readable_by(user)).order_by("-pk")
+
+
+def readable_by(user: User) -> Q:
+    """The notifications that a user may see now: of their projects, and of none."""
+    here = Q(project__in=visible_projects(user))
+    return here | Q(project=None) if user.is_active else here
 
 
 def unread(user: User) -> int:

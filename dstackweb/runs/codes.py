@@ -300,6 +300,28 @@ class NotificationEvent(StrEnum):
     """It failed, or the server stopped it. Also a RUN_ENDED."""
     RUN_STOPS_SOON = "run_stops_soon"
     """Its utilization policy is about to stop it, or would have."""
+    TEST = "test"
+    """Somebody tries a channel. No rule is about it."""
+
+
+class DeliveryProblem(StrEnum):
+    """Why a notification was not delivered to where it was sent."""
+
+    PRIVATE_ADDRESS = "private_address"
+    UNREACHABLE = "unreachable"
+    NO_ANSWER = "no_answer"
+    INTERRUPTED = "interrupted"
+    """The worker that sent it ended before it could note the answer."""
+    ANSWER = "answer"
+    """The receiver answered with another status than 2xx."""
+    GONE = "gone"
+    """It answered 410, which turned the channel off."""
+    NO_ACCESS = "no_access"
+    """The account has been deactivated, or has left the project."""
+    NO_ADDRESS = "no_address"
+    MAIL_OFF = "mail_off"
+    MAIL_REFUSED = "mail_refused"
+    BAD_KEY = "bad_key"
 
 
 class RunEventKind(StrEnum):

@@ -12,6 +12,7 @@ from dstackweb.web.cloud import instance_views, offer_views
 from dstackweb.web.common import views as common
 from dstackweb.web.gpus import run_panel, utilization_views
 from dstackweb.web.gpus import views as gpus
+from dstackweb.web.notifications import channel_views as channels
 from dstackweb.web.notifications import views as notifications
 from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
@@ -105,6 +106,15 @@ account_pages = [
     path("account/notifications/read/", notifications.read_all, name="notifications-read"),
     path("account/notifications/<uuid:uid>/open/", notifications.open_one, name="notification-open"),
     path("account/notifications/settings/", notifications.settings_page, name="notification-settings"),
+    path("account/notifications/add/", channels.add_own, name="channel-add"),
+    path("account/notifications/channels/<int:channel_id>/", channels.channel_page, name="channel"),
+    path("account/notifications/channels/<int:channel_id>/test/", channels.test, name="channel-test"),
+    path("account/notifications/channels/<int:channel_id>/key/", channels.new_key, name="channel-key"),
+    path("account/notifications/channels/<int:channel_id>/turn/", channels.turn, name="channel-turn"),
+    path("account/notifications/channels/<int:channel_id>/delete/", channels.delete, name="channel-delete"),
+    path("account/notifications/<uuid:uid>/again/", channels.send_again, name="notification-again"),
+    path("p/<str:project>/notifications/", channels.project_channels, name="project-notifications"),
+    path("p/<str:project>/notifications/add/", channels.add_for_project, name="project-channel-add"),
     path("account/password/", accounts.ChangePassword.as_view(), name="password-change"),
 ]
 

@@ -30,6 +30,7 @@ KIND = words(
         AuditKind.BACKEND: gettext_lazy("backend"),
         AuditKind.HOST: gettext_lazy("host"),
         AuditKind.HOST_INVITE: gettext_lazy("host invite"),
+        AuditKind.CHANNEL: gettext_lazy("notification channel"),
         AuditKind.RUN: gettext_lazy("run"),
     }
 )

@@ -7,7 +7,7 @@ from typing import Any, assert_never
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from dstackweb.runs.codes import NotificationEvent, RunEventKind
+from dstackweb.runs.codes import DeliveryProblem, NotificationEvent, RunEventKind
 from dstackweb.wording import policy, statuses
 from dstackweb.wording.sentence import Label, Sentence, as_text, fill, known, words
 from dstackweb.wording.units import duration
@@ -20,9 +20,30 @@ event_name = words(
         NotificationEvent.RUN_ENDED: gettext_lazy("A run ends, however it ends"),
         NotificationEvent.RUN_FAILED: gettext_lazy("A run fails, or the server stops it"),
         NotificationEvent.RUN_STOPS_SOON: gettext_lazy("A utilization policy is about to stop a run"),
+        NotificationEvent.TEST: gettext_lazy("Test"),
     }
 )
 """An event in a list of rules."""
+
+problem = words(
+    {
+        DeliveryProblem.PRIVATE_ADDRESS: gettext_lazy(
+            "Not sent: a private address, or not encrypted. An admin may allow its network with "
+            "DSTACKWEB_WEBHOOK_NETWORKS."
+        ),
+        DeliveryProblem.UNREACHABLE: gettext_lazy("The receiver could not be reached. Nothing was sent."),
+        DeliveryProblem.NO_ANSWER: gettext_lazy("The receiver did not answer in time. It may have arrived."),
+        DeliveryProblem.INTERRUPTED: gettext_lazy("The server was interrupted while sending. It may have arrived."),
+        DeliveryProblem.ANSWER: gettext_lazy("The receiver refused it."),
+        DeliveryProblem.GONE: gettext_lazy("The receiver is gone for good, so the channel was turned off."),
+        DeliveryProblem.NO_ACCESS: gettext_lazy("Not sent: the account can no longer see the project."),
+        DeliveryProblem.NO_ADDRESS: gettext_lazy("The account has no e-mail address."),
+        DeliveryProblem.MAIL_OFF: gettext_lazy("This server sends no e-mail: DSTACKWEB_EMAIL_URL is not set."),
+        DeliveryProblem.MAIL_REFUSED: gettext_lazy("The mail server refused it."),
+        DeliveryProblem.BAD_KEY: gettext_lazy("Its URL was stored with another secret key. Set up the channel again."),
+    }
+)
+"""Why a notification was not delivered, as a sentence."""
 
 
 def notification(event: str, data: Data) -> Label:
@@ -36,6 +57,8 @@ def notification(event: str, data: Data) -> Label:
             return _ended(data)
         case NotificationEvent.RUN_STOPS_SOON:
             return _stops_soon(data)
+        case NotificationEvent.TEST:
+            return Label(_("Test of notifications"), _("Sent by %(by)s. No action is needed.") % data, "info")
         case None:
             return Label(as_text(event), "", "info")
         case never:

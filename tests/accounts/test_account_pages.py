@@ -59,7 +59,7 @@ def project_urls(project: Project, user: User, invite: Invite) -> dict[str, str]
     return urls
 
 
-PAGES = {"members", "secrets"}
+PAGES = {"members", "secrets", "project-notifications"}
 
 
 def test_a_stranger_gets_404_at_every_address_of_a_project(project: Project, ada: User, bob: User) -> None:
@@ -68,7 +68,7 @@ def test_a_stranger_gets_404_at_every_address_of_a_project(project: Project, ada
     eve = make_user("eve")
     join(make_project("speech"), eve, "admin")
     urls = project_urls(project, bob, invite)
-    assert len(urls) == 8
+    assert len(urls) == 10
     for name, url in urls.items():
         answer = browser(eve).get(url) if name in PAGES else browser(eve).post(url, {"role": "admin"})
         assert answer.status_code == 404, url

@@ -28,9 +28,13 @@ from dstackweb.backends import services as backends
 from dstackweb.backends.hosts import inventory
 from dstackweb.gpus.policy.ledger import set_observe_only
 from dstackweb.lib.errors import NotFound
+from dstackweb.notifications import channels
+from dstackweb.notifications.models import ChannelKind
+from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.services import make_default
 from dstackweb.runs import removal
+from dstackweb.runs.codes import NotificationEvent
 from dstackweb.runs.queue import queues
 from dstackweb.runs.services import find_queue, stop
 from dstackweb.scheduler.processes import retention
@@ -98,6 +102,33 @@ def test_no_secret_value_is_ever_written(project: Project, root: User) -> None:
         ("backend", "cloud", "created"),
     ]  # fmt: skip
     assert AuditEntry.objects.get(kind="user").changes == {"password": None}
+
+
+def test_channels_and_their_rules_are_recorded_without_their_addresses(project: Project, root: User) -> None:
+    channel = channels.create(project, ChannelKind.WEBHOOK, "hooks", "https://hooks.example.org/secret-part")
+    first = channels.replace_key(channel)
+    set_rules(channel, {NotificationEvent.RUN_ENDED: Scope(own=False, project_id=project.pk)})
+    set_rules(channel, {NotificationEvent.RUN_ENDED: Scope(own=False, project_id=project.pk)})
+    channels.turn(channel, False)
+    channel.delete()
+    assert written() == [
+        ("channel", "hooks", "created", {"kind": [None, "webhook"], "enabled": [None, True], "url": None, "key": None}),
+        ("channel", "hooks", "changed", {"key": None}),
+        ("channel", "hooks", "changed", {"rules": [["run_failed (main)"], ["run_ended (main)"]]}),
+        ("channel", "hooks", "changed", {"enabled": [True, False]}),
+        ("channel", "hooks", "deleted", {}),
+    ]
+    assert set(AuditEntry.objects.values_list("project_id", flat=True)) == {project.pk}
+    text = json.dumps([*AuditEntry.objects.values_list("changes", "name")])
+    assert "secret-part" not in text
+    assert first not in text
+
+
+def test_what_a_user_sees_in_the_app_is_no_channel_of_the_audit_log(project: Project, root: User) -> None:
+    eve = make_user("eve")
+    set_rules(bell_of(eve), {})
+    eve.delete()
+    assert not AuditEntry.objects.filter(kind="channel").exists()
 
 
 def test_what_does_not_change_writes_nothing(project: Project, root: User) -> None:
@@ -312,7 +343,8 @@ ALLOWED = {
 def test_no_setting_is_changed_past_the_signals() -> None:
     """`update()` of a row set sends none: no field that is recorded is written so."""
     fields = {name for watched in recorder.WATCHED.values() for name in (*watched.fields, *watched.secret)}
-    fields -= {"name", "user", "role", "kind", "settings", "expires_at", "paused"}  # also of rows that are no settings
+    of_rows_that_are_no_settings = {"name", "user", "role", "kind", "settings", "expires_at", "paused", "key"}
+    fields -= of_rows_that_are_no_settings
     found = set()
     for path in sorted((REPO / "dstackweb").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -10,9 +10,12 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.notifications.services import Scope, bell_of, set_rules
+from dstackweb.lib.secrets import encrypt
+from dstackweb.notifications import channels
+from dstackweb.notifications.models import Channel, ChannelKind
+from dstackweb.notifications.services import RULE_EVENTS, Scope, bell_of, set_rules
 from dstackweb.runs import attempts, files, holds, services
-from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.codes import DeliveryProblem
 from dstackweb.runs.history import BUCKETS, bucket_of, hour_of
 from dstackweb.runs.models import Job, QueueHour, Run
 from dstackweb.runs.queue import ordering, queues, reorder
@@ -58,7 +61,8 @@ def build() -> tuple[Project, User]:
     """Hosts, members and runs of every status; returns the project and its manager."""
     project = make_project("main")
     mia = join(project, make_user("mia", password=PASSWORD, is_staff=True), "admin")
-    set_rules(bell_of(mia), dict.fromkeys(NotificationEvent, Scope(own=False)))
+    set_rules(bell_of(mia), dict.fromkeys(RULE_EVENTS, Scope(own=False)))
+    _channels(project, mia)
     ann, bo = join(project, make_user("ann")), join(project, make_user("bo"))
     join(make_project("research"), mia, "admin")
     make_user("root", password=PASSWORD, is_staff=True, is_superuser=True)
@@ -117,6 +121,30 @@ def build() -> tuple[Project, User]:
         services.ensure_queue(project, "night"), mia, "admin", paused=True, ageing_minutes=None, max_gpus=2
     )
     return project, mia
+
+
+CHANNEL = 9001
+"""The number of a channel with a log, in addresses."""
+
+
+def _channels(project: Project, mia: User) -> None:
+    """A person's and a project's, with deliveries that arrived, wait and failed."""
+    url = "https://hooks.example.org/services/T1/B2/c3"
+    Channel.objects.create(pk=CHANNEL, user=mia, kind=ChannelKind.WEBHOOK, name="my program", url=encrypt(url))
+    channel = Channel.objects.get(pk=CHANNEL)
+    set_rules(channel, {event: Scope(own=True) for event in RULE_EVENTS[:2]})
+    tried = (
+        {"status": "sent", "answer": 204, "attempts": 1},
+        {"status": "failed", "answer": 500, "attempts": 12, "problem": DeliveryProblem.ANSWER},
+        {"status": "unknown", "attempts": 1, "problem": DeliveryProblem.NO_ANSWER},
+        {"status": "waiting", "attempts": 2, "problem": DeliveryProblem.UNREACHABLE},
+    )
+    for values in tried:
+        one = channels.send_test(channel, mia)
+        channel.deliveries.filter(pk=one.pk).update(**values)
+    off = channels.create(project, ChannelKind.SLACK, "#gpu-alerts", url)
+    channels.create(project, ChannelKind.TEAMS, "On call", url)
+    channels.turn(off, False)
 
 
 def _submitted(run: Run, at: dt.datetime) -> None:

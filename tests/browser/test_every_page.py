@@ -48,6 +48,8 @@ PAGES = {
     "browsers": "/account/sessions/",
     "notifications": "/account/notifications/",
     "notification-settings": "/account/notifications/settings/",
+    "channel": f"/account/notifications/channels/{demo.CHANNEL}/",
+    "project-notifications": "/p/main/notifications/",
     "password": "/account/password/",
     "not-found": "/p/main/runs/nope/",
 }

@@ -18,6 +18,7 @@ from dstackweb.runner.archive import Fault
 from dstackweb.runner.engine_setup import EngineFault
 from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import (
+    DeliveryProblem,
     Impossible,
     LimitCode,
     LogCut,
@@ -68,7 +69,14 @@ def _wait(reason: WaitReason) -> str:
 
 
 def _notified(code: NotificationEvent) -> tuple[str, str]:
-    data = {"run": "g", "status": "failed", "reason": "job_failed", "waited_s": 600, "kind": "utilization_notice"}
+    data = {
+        "run": "g",
+        "status": "failed",
+        "reason": "job_failed",
+        "waited_s": 600,
+        "by": "ann",
+        "kind": "utilization_notice",
+    }
     return notifications.notification(code, {**data, "data": DATA})[:2]
 
 
@@ -106,6 +114,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     UtilizationAction: lambda code: policy.rule(_policy(action=code)),
     UtilizationScope: lambda code: policy.rule(_policy(scope=code)),
     TaskState: progress.state,
+    DeliveryProblem: notifications.problem,
     NotificationEvent: lambda code: " ".join((notifications.event_name(code), *_notified(code))),
 }
 CODES = [(words, code) for catalogue, words in CATALOGUES.items() for code in catalogue]
@@ -115,7 +124,7 @@ OF_LIMITS = [
     for code in LimitCode
     for never in (False, True)
 ]
-OF_DATA = {"box", "aws", "eu", "g", "xlarge", "default", "nvme", "disk", "i", "min", "max", "duration", "m"}
+OF_DATA = {"ann", "box", "aws", "eu", "g", "xlarge", "default", "nvme", "disk", "i", "min", "max", "duration", "m"}
 
 
 @pytest.fixture

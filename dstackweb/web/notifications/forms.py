@@ -9,14 +9,46 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.access import visible_projects
-from dstackweb.accounts.models import User
-from dstackweb.notifications.models import Channel
-from dstackweb.notifications.services import Scope
+from dstackweb.accounts.models import Project, User
+from dstackweb.notifications import mail
+from dstackweb.notifications.models import Channel, ChannelKind
+from dstackweb.notifications.services import RULE_EVENTS, Scope
 from dstackweb.runs.codes import NotificationEvent
-from dstackweb.web.accounts.forms import SettingsForm
+from dstackweb.web.accounts.forms import SettingsForm, Styled
 from dstackweb.wording import notifications as words
 
 OFF, OWN, ALL, OF_PROJECT = "off", "own", "all", "project:"
+
+
+class ChannelForm(Styled):
+    """A new channel of a person or a project. Only people have an address for mails."""
+
+    kind = forms.ChoiceField()
+    name = forms.CharField(
+        label=gettext_lazy("Name"),
+        max_length=60,
+        help_text=gettext_lazy("How the channel is called on these pages, for example #gpu-alerts."),
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
+    url = forms.CharField(
+        label=gettext_lazy("URL"),
+        max_length=2000,
+        required=False,
+        help_text=gettext_lazy("Of the incoming webhook, or of your program. Stored encrypted."),
+        widget=forms.URLInput(attrs={"autocomplete": "off", "placeholder": "https://"}),
+    )
+
+    def __init__(self, owner: User | Project, *args: Any) -> None:
+        super().__init__(*args)
+        kinds = [ChannelKind.SLACK, ChannelKind.TEAMS, ChannelKind.WEBHOOK]
+        if isinstance(owner, User) and owner.email and mail.is_on():
+            kinds.insert(0, ChannelKind.EMAIL)
+            self.fields["url"].help_text = _("Not needed for e-mail, which goes to %s.") % owner.email
+        self.fields["kind"] = forms.ChoiceField(
+            label=gettext_lazy("Send to"),
+            choices=[(kind.value, kind.label) for kind in kinds],
+            widget=forms.Select(attrs={"class": "form-select"}),
+        )
 
 
 class RulesForm(SettingsForm):
@@ -26,10 +58,14 @@ class RulesForm(SettingsForm):
         super().__init__(*args)
         self.channel = channel
         rules = {rule.event: rule for rule in channel.rules.all()}
-        projects = [(f"{OF_PROJECT}{project.pk}", project.name) for project in visible_projects(user).order_by("name")]
-        choices = [(OFF, _("off")), (OWN, _("my runs")), (ALL, _("all runs of my projects"))]
-        choices += [(value, _("all runs of %s") % name) for value, name in projects]
-        for event in NotificationEvent:
+        choices = [(OFF, _("off"))]
+        if channel.project is not None:
+            choices.append((f"{OF_PROJECT}{channel.project.pk}", _("on")))
+        else:
+            projects = [(f"{OF_PROJECT}{one.pk}", one.name) for one in visible_projects(user).order_by("name")]
+            choices += [(OWN, _("my runs")), (ALL, _("all runs of my projects"))]
+            choices += [(value, _("all runs of %s") % name) for value, name in projects]
+        for event in RULE_EVENTS:
             rule = rules.get(event.value)
             self.fields[event.value] = forms.ChoiceField(
                 label=words.event_name(event),
@@ -41,7 +77,7 @@ class RulesForm(SettingsForm):
 
     def rules(self) -> dict[NotificationEvent, Scope]:
         """What was chosen."""
-        chosen = {event: self.cleaned_data[event.value] for event in NotificationEvent}
+        chosen = {event: self.cleaned_data[event.value] for event in RULE_EVENTS}
         return {event: _as_scope(value) for event, value in chosen.items() if value != OFF}
 
 

@@ -12,11 +12,12 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from dstackweb.notifications import services
+from dstackweb.notifications import channels, services
 from dstackweb.notifications.models import Delivery
 from dstackweb.runs.models import Run
 from dstackweb.web.common.pages import PageRequest, account_page, done, whole_number
-from dstackweb.web.notifications.forms import RulesForm
+from dstackweb.web.notifications.channel_list import list_of
+from dstackweb.web.notifications.forms import ChannelForm, RulesForm
 from dstackweb.wording import notifications as words
 
 PER_PAGE = 50
@@ -74,4 +75,20 @@ def settings_page(request: PageRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         services.set_rules(bell, form.rules())
         return done(request, _("Saved."), reverse("notification-settings"))
-    return render(request, "notifications/settings.html", {"form": form}, status=422 if form.errors else 200)
+    return settings_with(request, form=form)
+
+
+def settings_with(
+    request: PageRequest, form: RulesForm | None = None, channel_form: ChannelForm | None = None
+) -> HttpResponse:
+    """The settings page with these forms, or new ones."""
+    form = form or RulesForm(services.bell_of(request.user), request.user)
+    channel_form = channel_form or ChannelForm(request.user)
+    values = {
+        "form": form,
+        "channel_form": channel_form,
+        "channels": list_of(channels.of_user(request.user)),
+        "add_url": reverse("channel-add"),
+    }
+    faulty = form.errors or channel_form.errors
+    return render(request, "notifications/settings.html", values, status=422 if faulty else 200)

@@ -57,6 +57,7 @@ PAGES = (
     Page("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
     Page("members", "members", gettext_lazy("Members"), "members"),
     Page("secrets", "secrets", gettext_lazy("Secrets"), "secrets", "member"),
+    Page("notifications", "project-notifications", gettext_lazy("Notifications"), "bell", "manager"),
     Page("audit", "web:audit", gettext_lazy("Audit log"), "file", "admin"),
     Page("health", "web:health", gettext_lazy("Health"), "health"),
 )

@@ -81,3 +81,29 @@ def test_a_worker_that_is_killed_or_fails_leaves_its_turn() -> None:
 def _fail() -> None:
     with cloud_slot() as mine:
         assert 1 / (1 - mine)
+
+
+@pytest.mark.django_db
+def test_servers_that_hang_leave_clouds_the_slot_for_four_fifths_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who may write to a channel must not hold up everybody's instances."""
+    PeriodicJob.objects.create(name="test-notices", due_at=timezone.now())
+    clock = iter([100.0, 118.0])
+    monkeypatch.setattr(tasks, "_registered", {})
+    monkeypatch.setattr(tasks.time, "monotonic", lambda: next(clock))
+    done: list[str] = []
+
+    def hang() -> None:
+        done.append("tick")
+        raise TimeoutError
+
+    tasks.register("test-notices", hang, 3.0, lambda: True)
+    (job,) = (job for job in tasks.control_jobs() if job.name == "test-notices")
+    with cloud_slot() as mine:
+        assert mine
+        job.work()
+    assert done == []
+    before = timezone.now()
+    with pytest.raises(TimeoutError):
+        job.work()
+    pause = PeriodicJob.objects.get(name="test-notices").due_at - before
+    assert dt.timedelta(seconds=72) <= pause < dt.timedelta(seconds=80)

@@ -1,0 +1,224 @@
+"""Sends notifications: each once, wherever a worker is killed.
+
+A worker claims a channel for a while, takes what is due there into a batch, sends it with no transaction open, and
+notes the answer where the batch is still its own. What a worker left in a batch and did not note may have arrived:
+
+- a webhook's receiver can tell a repeated notification by its id: it is sent again, with the same id;
+- people can't: it is marked as UNKNOWN, and they may have it sent again.
+
+Failures are repeated with growing delays, each notification's own, and the channel is left alone meanwhile, so that a
+receiver that hangs costs one request at a time.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F, Q
+from django.utils import timezone
+
+from dstackweb.lib import outbound
+from dstackweb.lib.errors import DomainError
+from dstackweb.lib.network import full_jitter
+from dstackweb.lib.secrets import decrypt
+from dstackweb.notifications import mail, messages, services
+from dstackweb.notifications.messages import Notice, Post
+from dstackweb.notifications.models import GROUPED, Channel, ChannelKind, Delivery, DeliveryStatus
+from dstackweb.runs.codes import DeliveryProblem
+
+log = logging.getLogger(__name__)
+
+CLAIM = dt.timedelta(seconds=60)
+"""A worker has a channel for so long: longer than a message may take, so that two never have it at once."""
+EVERY_S = 3.0
+GROUP = 20
+"""Notifications in one message to people."""
+BUDGET_S = 10.0
+"""After this time a tick begins no further message."""
+MOST_ATTEMPTS = 12
+BASE_S, CAP_S = 30.0, 6 * 3600.0
+"""The delay after the first failure, and the longest: all attempts take about a day."""
+HOLD_CAP_S = 600.0
+"""A channel that fails is left alone for at most this long."""
+RETRIED = frozenset({408, 425, 429})
+"""Answers below 500 after which people's messages are tried again; others mean that the address is wrong."""
+
+
+class Result(NamedTuple):
+    """What came of a message. `again`: whether the same may be tried later."""
+
+    status: DeliveryStatus
+    problem: DeliveryProblem | None = None
+    answer: int | None = None
+    again: bool = False
+
+
+def has_due() -> bool:
+    """Whether there is anything to send."""
+    return bool(_due_channels(timezone.now(), 1))
+
+
+def send_due() -> int:
+    """Send what is due, for a few seconds; returns how many messages were sent."""
+    end, sent = time.monotonic() + BUDGET_S, 0
+    for channel_id in _due_channels(timezone.now(), 100):
+        while time.monotonic() < end and send_next(channel_id, timezone.now()):
+            sent += 1
+    return sent
+
+
+def _due_channels(now: dt.datetime, most: int) -> list[int]:
+    free = Q(channel__held_until=None) | Q(channel__held_until__lte=now)
+    due = Delivery.objects.filter(free, _unfinished(now), channel__enabled=True)
+    # Those that answered last time first: none waits for another that hangs.
+    return list(due.order_by("channel__failures", "channel").values_list("channel", flat=True).distinct()[:most])
+
+
+def _unfinished(now: dt.datetime) -> Q:
+    """Due, or left by a worker: its claim of the channel has expired when this is asked."""
+    return Q(status=DeliveryStatus.WAITING, due_at__lte=now) | Q(status=DeliveryStatus.SENDING)
+
+
+def send_next(channel_id: int, now: dt.datetime) -> bool:
+    """Send a channel's next message; True if it arrived, and there may be more."""
+    until = now + CLAIM
+    free = Q(held_until=None) | Q(held_until__lte=now)
+    if not Channel.objects.filter(free, pk=channel_id, enabled=True).update(held_until=until):
+        return False
+    channel = Channel.objects.select_related("user").get(pk=channel_id)
+    _close_left_batches(channel, now)
+    _drop_unreadable(channel)
+    batch, found = _take(channel, now)
+    if not found:
+        _release(channel, until)
+        return False
+    result = _send(channel, batch, found, now)
+    _note(channel, batch, found, result, now, until)
+    return result.status == DeliveryStatus.SENT
+
+
+def _close_left_batches(channel: Channel, now: dt.datetime) -> None:
+    """Of a worker that has the channel no more."""
+    left = channel.deliveries.filter(status=DeliveryStatus.SENDING)
+    if channel.kind in GROUPED:
+        left.update(status=DeliveryStatus.UNKNOWN, problem=DeliveryProblem.INTERRUPTED)
+    else:
+        left.update(status=DeliveryStatus.WAITING, due_at=now, problem=DeliveryProblem.INTERRUPTED)
+
+
+def _drop_unreadable(channel: Channel) -> None:
+    """Of projects that the channel's user has left meanwhile, or anything if the account is not active any more."""
+    if channel.user is not None:
+        waiting = channel.deliveries.filter(status=DeliveryStatus.WAITING)
+        hidden = waiting.exclude(services.readable_by(channel.user))
+        hidden.update(status=DeliveryStatus.FAILED, problem=DeliveryProblem.NO_ACCESS)
+
+
+def _take(channel: Channel, now: dt.datetime) -> tuple[uuid.UUID, list[Delivery]]:
+    """Mark what is sent next as being sent, and return it."""
+    batch = uuid.uuid4()
+    due = channel.deliveries.filter(status=DeliveryStatus.WAITING, due_at__lte=now).order_by("due_at", "pk")
+    ids = list(due.values_list("pk", flat=True)[: GROUP if channel.kind in GROUPED else 1])
+    Delivery.objects.filter(pk__in=ids, status=DeliveryStatus.WAITING).update(
+        status=DeliveryStatus.SENDING, batch=batch, attempts=F("attempts") + 1, tried_at=now
+    )
+    return batch, list(Delivery.objects.filter(batch=batch).select_related("project").order_by("pk"))
+
+
+def _send(channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], now: dt.datetime) -> Result:
+    """Send a message. No transaction is open, and nothing is written."""
+    try:
+        notices = [messages.notice(one, settings.DSTACKWEB_PUBLIC_URL) for one in found]
+        if channel.kind == ChannelKind.EMAIL:
+            return _mail(channel, batch, notices)
+        return _post(channel, decrypt(channel.url), _request(channel, notices, now))
+    except DomainError:
+        return Result(DeliveryStatus.FAILED, DeliveryProblem.BAD_KEY)
+    except Exception:
+        # A fault of ours must not keep the channel's other notifications from being sent.
+        log.exception("notifications %s were not sent", [one.pk for one in found])
+        return Result(DeliveryStatus.UNKNOWN, DeliveryProblem.INTERRUPTED)
+
+
+def _request(channel: Channel, notices: Sequence[Notice], now: dt.datetime) -> Post:
+    match channel.kind:
+        case ChannelKind.SLACK:
+            return messages.slack(notices)
+        case ChannelKind.TEAMS:
+            return messages.teams(notices)
+    return messages.webhook(notices[0], decrypt(channel.key), now)
+
+
+def _mail(channel: Channel, batch: uuid.UUID, notices: Sequence[Notice]) -> Result:
+    address = channel.user.email if channel.user is not None else ""
+    if not address:
+        return Result(DeliveryStatus.FAILED, DeliveryProblem.NO_ADDRESS)
+    problem, again = mail.send(address, messages.subject(notices), messages.mail_text(notices), batch)
+    if problem is None:
+        return Result(DeliveryStatus.SENT)
+    if problem == DeliveryProblem.NO_ANSWER:
+        return Result(DeliveryStatus.UNKNOWN, problem)
+    return Result(DeliveryStatus.FAILED, problem, again=again)
+
+
+def _post(channel: Channel, url: str, request: Post) -> Result:
+    """To people, what may have arrived is not repeated."""
+    try:
+        answer = outbound.post(url, request.body, request.headers, settings.DSTACKWEB_WEBHOOK_NETWORKS)
+    except outbound.Refused:
+        return Result(DeliveryStatus.FAILED, DeliveryProblem.PRIVATE_ADDRESS)
+    except outbound.Unreachable:
+        return Result(DeliveryStatus.FAILED, DeliveryProblem.UNREACHABLE, again=True)
+    except outbound.NoAnswer:
+        if channel.kind in GROUPED:
+            return Result(DeliveryStatus.UNKNOWN, DeliveryProblem.NO_ANSWER)
+        return Result(DeliveryStatus.FAILED, DeliveryProblem.NO_ANSWER, again=True)
+    if 200 <= answer < 300:
+        return Result(DeliveryStatus.SENT, answer=answer)
+    if answer == 410:
+        return Result(DeliveryStatus.FAILED, DeliveryProblem.GONE, answer)
+    again = channel.kind not in GROUPED or answer >= 500 or answer in RETRIED
+    return Result(DeliveryStatus.FAILED, DeliveryProblem.ANSWER, answer, again)
+
+
+def _note(
+    channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], result: Result, now: dt.datetime, until: dt.datetime
+) -> None:
+    """Write what came of a message, unless its batch was closed meanwhile, and let others have the channel."""
+    facts = {"problem": result.problem or "", "answer": result.answer}
+    with transaction.atomic():
+        mine = Delivery.objects.filter(batch=batch, status=DeliveryStatus.SENDING)
+        for one in found if result.again else ():
+            if one.attempts < MOST_ATTEMPTS:
+                due = now + dt.timedelta(seconds=delay_s(one.attempts))
+                mine.filter(pk=one.pk).update(status=DeliveryStatus.WAITING, due_at=due, **facts)
+        mine.update(status=result.status, **facts)
+        if result.problem == DeliveryProblem.GONE:
+            channel.enabled = False
+            channel.save(update_fields=["enabled"])
+        _release(channel, until, failed=result.status != DeliveryStatus.SENT, now=now)
+
+
+def _release(channel: Channel, until: dt.datetime, *, failed: bool = False, now: dt.datetime | None = None) -> None:
+    """Let others have the channel, at once or after a pause."""
+    mine = Channel.objects.filter(pk=channel.pk, held_until=until)
+    if failed and now is not None:
+        pause = min(HOLD_CAP_S, delay_s(channel.failures + 1))
+        mine.update(failures=F("failures") + 1, held_until=now + dt.timedelta(seconds=pause))
+    elif now is not None:
+        mine.update(failures=0, held_until=None)
+    else:
+        mine.update(held_until=None)
+
+
+def delay_s(attempts: int) -> float:
+    """Seconds to wait after so many attempts in a row have failed: half of it is random."""
+    longest = min(CAP_S, BASE_S * 2.0 ** min(attempts - 1, 60))
+    return longest / 2 + full_jitter(0, longest / 2, longest / 2)

@@ -1,0 +1,136 @@
+"""The pages of channels: who may set them up, what they say of deliveries, and that no address leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+from pytest_django import Settings
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.secrets import decrypt
+from dstackweb.notifications import channels
+from dstackweb.notifications.models import Channel, ChannelKind, Delivery
+from dstackweb.runs.codes import DeliveryProblem
+from tests.factories import join, make_user
+
+SignIn = Callable[[User], Client]
+URL = "https://hooks.example.org/services/T1/B2/secret-part"
+
+
+@pytest.fixture
+def hook(ann: User) -> Channel:
+    return channels.create(ann, ChannelKind.WEBHOOK, "my program", URL)
+
+
+@pytest.fixture
+def page(ann: User, as_user: SignIn) -> Client:
+    return as_user(ann)
+
+
+def address(channel: Channel, action: str = "") -> str:
+    return f"/account/notifications/channels/{channel.pk}/{action}"
+
+
+def test_a_channel_is_added_with_its_url_encrypted(ann: User, page: Client) -> None:
+    form = {"kind": "slack", "name": "#gpus", "url": URL}
+    answer = page.post("/account/notifications/add/", form, follow=True)
+    assert "#gpus" in answer.content.decode()
+    channel = Channel.objects.get(name="#gpus")
+    assert channel.user == ann
+    assert URL not in channel.url
+    assert decrypt(channel.url) == URL
+    assert channel.rules.count() == 3
+    for shown in (answer, page.get("/account/notifications/settings/")):
+        assert "hooks.example.org" in shown.content.decode()
+        assert "secret-part" not in shown.content.decode()
+
+
+@pytest.mark.parametrize("url", ["", "ftp://example.org/", "https://name:password@example.org/"])
+def test_what_is_no_url_is_refused_beside_its_field(page: Client, url: str) -> None:
+    answer = page.post("/account/notifications/add/", {"kind": "slack", "name": "x", "url": url})
+    assert answer.status_code == 422
+    assert 'id="id_url_error"' in answer.content.decode()
+
+
+def test_mail_is_offered_where_it_can_be_sent(ann: User, page: Client, settings: Settings) -> None:
+    offered = '<option value="email"'
+    assert offered not in page.get("/account/notifications/settings/").content.decode()
+    User.objects.filter(pk=ann.pk).update(email="ann@example.org")
+    settings.DSTACKWEB_EMAIL_URL = "smtp://mail.example.org?from=gpus@example.org"
+    assert offered in page.get("/account/notifications/settings/").content.decode()
+    page.post("/account/notifications/add/", {"kind": "email", "name": "mail", "url": ""})
+    assert Channel.objects.get(name="mail").url == ""
+
+
+def test_a_channel_of_others_is_not_there(hook: Channel, mia: User, as_user: SignIn) -> None:
+    other = as_user(mia)
+    assert other.get(address(hook)).status_code == 404
+    for action in ("test/", "key/", "turn/", "delete/"):
+        assert other.post(address(hook, action), {"on": "no"}).status_code == 404
+    assert Channel.objects.filter(pk=hook.pk, enabled=True, key=hook.key).exists()
+    assert not hook.deliveries.exists()
+
+
+def test_managers_set_up_a_project_s_channels_and_members_do_not(project: Project, ann: User, as_user: SignIn) -> None:
+    boss = join(project, make_user("boss"), "manager")
+    form = {"kind": "teams", "name": "team", "url": URL}
+    assert as_user(ann).post(f"/p/{project}/notifications/add/", form).status_code == 403
+    assert as_user(boss).post(f"/p/{project}/notifications/add/", form).status_code == 302
+    channel = Channel.objects.get(project=project)
+    assert [(rule.event, rule.project) for rule in channel.rules.all()] == [("run_failed", project)]
+    assert "hooks.example.org" in as_user(boss).get(f"/p/{project}/notifications/").content.decode()
+    assert as_user(boss).get(address(channel)).status_code == 200
+    assert as_user(ann).get(address(channel)).status_code == 403
+
+
+def test_the_log_says_what_came_of_each_delivery_and_sends_it_again(hook: Channel, page: Client) -> None:
+    assert page.post(address(hook, "test/")).status_code == 302
+    failed = {"status": "failed", "attempts": 12, "answer": 500, "problem": DeliveryProblem.ANSWER}
+    hook.deliveries.update(**failed)
+    shown = page.get(address(hook)).content.decode()
+    for words in ("12 attempts", "HTTP 500", "The receiver refused it."):
+        assert words in shown
+    one = Delivery.objects.get(channel=hook)
+    assert page.post(f"/account/notifications/{one.uid}/again/").status_code == 302
+    one.refresh_from_db()
+    assert (one.status, one.attempts, one.answer) == ("waiting", 0, None)
+    assert page.post(f"/account/notifications/{one.uid}/again/").status_code == 409
+
+
+def test_a_key_is_shown_once_and_only_for_programs(hook: Channel, ann: User, page: Client) -> None:
+    shown = page.post(address(hook, "key/")).content.decode()
+    hook.refresh_from_db()
+    assert decrypt(hook.key) in shown
+    assert decrypt(hook.key) not in page.get(address(hook)).content.decode()
+    slack = channels.create(ann, ChannelKind.SLACK, "slack", URL)
+    page.post(address(slack, "key/"))
+    slack.refresh_from_db()
+    assert slack.key == ""
+
+
+def test_a_channel_is_turned_off_and_deleted(hook: Channel, page: Client) -> None:
+    page.post(address(hook, "turn/"), {"on": "no"})
+    assert "This channel is off." in page.get(address(hook)).content.decode()
+    page.post(address(hook, "turn/"), {"on": "yes"})
+    hook.refresh_from_db()
+    assert hook.enabled
+    page.post(address(hook, "delete/"))
+    assert not Channel.objects.filter(pk=hook.pk).exists()
+
+
+def test_a_channel_stored_with_another_secret_key_can_be_deleted(hook: Channel, page: Client) -> None:
+    Channel.objects.filter(pk=hook.pk).update(url="unreadable")
+    assert page.get("/account/notifications/settings/").status_code == 200
+    assert page.get(address(hook)).status_code == 200
+    page.post(address(hook, "delete/"))
+    assert not Channel.objects.filter(pk=hook.pk).exists()
+
+
+def test_nobody_has_more_than_twenty_channels(ann: User, page: Client) -> None:
+    for number in range(channels.MOST):
+        Channel.objects.create(user=ann, kind=ChannelKind.SLACK, name=str(number))
+    answer = page.post("/account/notifications/add/", {"kind": "slack", "name": "x", "url": URL})
+    assert answer.status_code == 422
+    assert "20 channels already" in answer.content.decode()
