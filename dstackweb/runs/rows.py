@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import itertools
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from dstackweb.lib import sql
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import MessageCode, StartBasis
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
+from dstackweb.runs.queue.search import QueueSearch, find
 from dstackweb.runs.states import PLACED, WAITING, JobStatus, RunStatus
 
 T = TypeVar("T")
@@ -187,31 +189,40 @@ _TOLD = "LEFT JOIN runs_startestimate told ON told.run_id = run.id"
 _START = {"start_p50": "told.p50", "start_p90": "told.p90", "start_basis": "told.basis", "start_data": "told.data"}
 """What was told of a run's start; null where nothing was told."""
 
-_WAITING = """
-WHERE run.id IN (
-    SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s
-)
-ORDER BY run.rank, run.id
-"""
+_PAGE = "SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s"
 """The rows before the page are skipped in the index."""
 
 
 def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
     """A page of the queue in true order."""
-    return _queue_rows(QueueRow, queue, limit, offset)
+    return _queue_rows(QueueRow, queue, _PAGE, [queue.pk, limit, offset], itertools.count(offset + 1))
 
 
 def queue_page_rows(queue: Queue, limit: int, offset: int) -> list[QueuePageRow]:
-    return _queue_rows(QueuePageRow, queue, limit, offset)
+    return _queue_rows(QueuePageRow, queue, _PAGE, [queue.pk, limit, offset], itertools.count(offset + 1))
 
 
-def _queue_rows(kind: type[Q], queue: Queue, limit: int, offset: int) -> list[Q]:
-    statement = _select(kind.columns(), *_START.values()) + _WAITING
+def queue_search_rows(queue: Queue, search: QueueSearch, limit: int, offset: int) -> tuple[list[QueuePageRow], int]:
+    """A page of the matching runs in true order with their positions in the queue, and how many match."""
+    found, total = find(queue, search, limit, offset)
+    if not found:
+        return [], total
+    # Read again as waiting: one may have left since.
+    ids = f"SELECT id FROM runs_run WHERE id IN ({sql.places(found)}) AND status = 'submitted'"
+    rows = _queue_rows(QueuePageRow, queue, ids, list(found), itertools.count(1))
+    for row in rows:
+        row.position = found[row.pk]
+    return rows, total
+
+
+def _queue_rows(kind: type[Q], queue: Queue, ids: str, parameters: Sequence[int], positions: Iterable[int]) -> list[Q]:
+    """The rows of the runs that the SELECT `ids` gives, in true order."""
+    statement = f"{_select(kind.columns(), *_START.values())} WHERE run.id IN ({ids}) ORDER BY run.rank, run.id"
     names = (*kind.columns(), *_START)
-    found = [dict(zip(names, row, strict=True)) for row in sql.rows(statement, [queue.pk, limit, offset])]
+    found = [dict(zip(names, row, strict=True)) for row in sql.rows(statement, parameters)]
     reasons = selectors.wait_reasons(queue, {row["shape"] for row in found})
     rows = []
-    for position, row in enumerate(found, start=offset + 1):
+    for position, row in zip(positions, found, strict=False):
         reason, data = reasons[row["shape"]]
         row = _decoded(row)
         row |= _starts(row, RunStatus.SUBMITTED, is_paused=queue.paused)

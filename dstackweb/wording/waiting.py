@@ -64,6 +64,45 @@ def _reason(code: WaitReason, data: Mapping[str, Any]) -> Label:
             assert_never(never)
 
 
+ABOUT_NEEDS = (WaitReason.WAITING_FOR_CAPACITY, WaitReason.IMPOSSIBLE)
+"""Reasons that depend on what a run needs."""
+
+
+def shared(code: str, needs: str, runs: int) -> str:
+    """What so many runs wait for: `27 runs wait for 2 CPUs`. `needs` is empty unless the reason is ABOUT_NEEDS."""
+    found = known(WaitReason, code)
+    text = as_text(code) if found is None else _shared(found, runs)
+    return text % {"n": runs, "needs": needs or _("capacity")}
+
+
+def _shared(code: WaitReason, n: int) -> str:
+    match code:
+        case WaitReason.STARTING:
+            return ngettext("%(n)d run is about to start", "%(n)d runs are about to start", n)
+        case WaitReason.QUEUE_PAUSED:
+            return ngettext("%(n)d run waits for the queue", "%(n)d runs wait for the queue", n)
+        case WaitReason.WAITING_FOR_CAPACITY:
+            return ngettext("%(n)d run waits for %(needs)s", "%(n)d runs wait for %(needs)s", n)
+        case WaitReason.IMPOSSIBLE:
+            return ngettext("%(n)d run with %(needs)s cannot start", "%(n)d runs with %(needs)s cannot start", n)
+        case WaitReason.BACKEND_UNAVAILABLE:
+            return ngettext("%(n)d run waits for a backend", "%(n)d runs wait for a backend", n)
+        case WaitReason.NO_QUOTA:
+            return ngettext("%(n)d run waits for quota", "%(n)d runs wait for quota", n)
+        case WaitReason.BUDGET_LIMIT:
+            return ngettext("%(n)d run waits for budget", "%(n)d runs wait for budget", n)
+        case WaitReason.USER_LIMIT:
+            return ngettext("%(n)d run waits for its member’s limit", "%(n)d runs wait for their member’s limit", n)
+        case WaitReason.QUEUE_LIMIT:
+            return ngettext("%(n)d run waits for the queue’s limit", "%(n)d runs wait for the queue’s limit", n)
+        case WaitReason.RESERVED_FOR_OTHER:
+            return ngettext("%(n)d run waits behind a reservation", "%(n)d runs wait behind a reservation", n)
+        case WaitReason.NOT_WAITING:
+            return ngettext("%(n)d run is not waiting", "%(n)d runs are not waiting", n)
+        case never:
+            assert_never(never)
+
+
 def _over_budget(data: BudgetData) -> str:
     numbers = {"spent": dollars(data.get("spent", 0)), "budget": dollars(data.get("budget", 0))}
     return _("the project has spent %(spent)s of its monthly budget of %(budget)s for paid backends") % numbers

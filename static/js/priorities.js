@@ -1,9 +1,7 @@
 // − and + and the number between them, in the rows of the queue. Presses are gathered and sent as one change.
-import { confirmed } from "./actions.js";
 import { forceRefresh } from "./polling.js";
-import { body, here, keyOf, nameOf, prioOf, rowOf, rowOfRun, send, tokenOf } from "./rows.js";
+import { body, here, keyOf, prioOf, rowOf, rowOfRun, send, tokenOf } from "./rows.js";
 import { toast } from "./toasts.js";
-import { word } from "./words.js";
 
 const GATHER_MS = 500;
 const SAME_SPOT_PX = 6;
@@ -80,12 +78,6 @@ function press(row, by) {
   commit(row, GATHER_MS);
 }
 
-async function stop(row) {
-  const token = tokenOf(row); // as the reader saw it: the row may change while they are asked
-  const name = nameOf(row);
-  if (await confirmed(word("stopOne").replace("%s", name), word("stopIt"))) await send({ do: "stop", run: token });
-}
-
 // Rows change places under a still pointer. A person who keeps pressing at the same spot means the run they were at;
 // any other press just after another row has come there was meant for the one that has gone.
 let hand = null; // {key, name, x, y, at}: the last press on − or +
@@ -133,7 +125,6 @@ if (here) {
     if (!button) return;
     event.preventDefault(); // without scripts it sends its form
     const row = rowOf(button);
-    if (button.name === "stop") return stop(row);
     hand = { key: keyOf(row), name: button.name, x: event.clientX, y: event.clientY, at: performance.now() };
     press(row, button.name === "raise" ? 1 : -1);
   });

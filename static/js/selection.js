@@ -1,5 +1,5 @@
 // Rows chosen with their boxes, and the bar of what can be done to all of them at once. The choice outlives polls.
-import { body, gripOf, keyOf, here, rowOf, rowOfRun, rows, send, tokenOf } from "./rows.js";
+import { body, gripOf, here, keyOf, nameOf, rowOf, rowOfRun, rows, send, tokenOf } from "./rows.js";
 import { confirmed } from "./actions.js";
 import { word } from "./words.js";
 
@@ -50,16 +50,29 @@ function range(from, to) {
   return a < 0 ? [] : all.slice(a, b + 1).filter(boxOf);
 }
 
+/** Ask, then stop them as the reader saw them: rows may change meanwhile. */
+export async function stop(picked) {
+  const run = picked.map(tokenOf).join(",");
+  const [question, yes] =
+    picked.length > 1
+      ? [word("stopChosen").replace("%s", picked.length), word("stopThem")]
+      : [word("stopOne").replace("%s", nameOf(picked[0])), word("stopIt")];
+  if (await confirmed(question, yes)) await send({ do: "stop", run });
+}
+
+/** The bar's field for the priority of all that are chosen. */
+export const askPriority = () => document.querySelector("#bulk [name=priority]").focus();
+
 async function act(button) {
   const { value } = button;
   const picked = chosenRows();
+  if (value === "stop") return stop(picked);
   const values = { do: value, run: picked.map(tokenOf).join(",") };
   if (value === "priority") {
     const field = button.form.elements.priority;
     if (!field.value || !field.reportValidity()) return field.focus();
     values.priority = field.value;
   }
-  if (value === "stop" && !(await confirmed(word("stopChosen").replace("%s", picked.length), button.dataset.confirmYes))) return;
   await send(values);
 }
 

@@ -126,7 +126,8 @@ def test_dialogs_and_menus_are_accessible_and_fit(
     page.get_by_text("This hold cannot start").wait_for()
     check_now(page, "hold-never")
     page.goto(f"{live_server.url}/p/main/queue/")
-    page.get_by_role("button", name="Stop hotfix-serving").click()
+    page.get_by_role("button", name="Actions for hotfix-serving").click()
+    page.get_by_role("menuitem", name="Stop").click()
     check_now(page, "queue-confirm")
     page.keyboard.press("Escape")
     if width < 1000:

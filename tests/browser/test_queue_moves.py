@@ -58,6 +58,10 @@ def grip(page: Page, name: str) -> Locator:
     return page.get_by_role("button", name=f"Move {name}", exact=True)
 
 
+def more(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=f"Actions for {name}", exact=True)
+
+
 def order(project: Project) -> str:
     return "".join(in_order(project.queues.get()).values_list("name", flat=True))
 
@@ -212,15 +216,54 @@ def test_letters_move_between_rows_only_while_the_list_has_the_focus(page: Page)
 
 def test_the_menu_of_a_handle_is_worked_by_keys(page: Page) -> None:
     grip(page, "b").press("Enter")
-    expect(page.get_by_role("menuitem", name="Move up")).to_be_focused()
+    expect(page.get_by_role("menuitem", name="Why this run is waiting")).to_be_focused()
     assert accessibility_faults(page) == []
     page.keyboard.press("End")
-    expect(page.get_by_role("menuitem", name="After…")).to_be_focused()
+    expect(page.get_by_role("menuitem", name="Stop")).to_be_focused()
     page.keyboard.press("Home")
-    page.keyboard.press("ArrowDown")
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("menuitem", name="Move down")).to_be_focused()
     page.keyboard.press("Enter")
     expect(shown(page)).to_have_text(list("acbde"))
     assert page.evaluate(FOCUSED) == "Move b"
+
+
+def test_the_menu_of_a_row_opens_by_its_button_a_right_click_or_a_key(page: Page, live_server, mia: User) -> None:
+    menu = page.get_by_role("menu")
+    more(page, "b").click()
+    expect(menu).to_contain_text("Copy name")
+    box = menu.bounding_box()
+    services.set_priority(Run.objects.get(name="b"), mia, "manager", 90)
+    expect(shown(page).first).to_have_text("b")
+    expect(menu).to_be_visible()  # and it follows its row
+    assert box != menu.bounding_box()
+    page.keyboard.press("Escape")
+    assert page.evaluate(FOCUSED) == "Actions for b"
+    page.keyboard.press("m")
+    page.get_by_role("menuitem", name="Set priority…").press("Enter")
+    typed = page.get_by_role("spinbutton", name="Priority of b", exact=True)
+    expect(typed).to_be_focused()
+    typed.press("Escape")
+    page.locator(f"#run-{Run.objects.get(name='d').pk} .why").click(button="right")
+    expect(menu).to_contain_text("d")
+    page.get_by_role("menuitem", name="Why this run is waiting").click()
+    expect(page).to_have_url(f"{live_server.url}/p/main/runs/{Run.objects.get(name='d').uid}/why/")
+
+
+def test_what_went_well_is_one_notice_that_counts_and_each_change_can_be_undone(page: Page, project: Project) -> None:
+    notices = page.get_by_role("region", name="Notices").locator(".dw-toast")
+    for name in "edc":
+        grip(page, name).press("Alt+ArrowUp")
+        expect(notices).to_contain_text(f"{name} moved")
+    expect(notices).to_have_count(1)
+    expect(notices).to_contain_text("3×")
+    for _change in "cde":
+        before = order(project)
+        page.keyboard.press("Control+z")
+        expect(shown(page)).not_to_have_text(list(before))
+    assert order(project) == "abcde"
+    expect(notices.get_by_role("button", name="Undo")).to_have_count(0)
 
 
 def test_enter_in_the_dialog_for_a_place_moves_there(page: Page, project: Project) -> None:
@@ -251,7 +294,8 @@ def test_selected_runs_move_together_and_show_their_position(page: Page, project
 
 
 def test_after_a_stop_by_keyboard_the_focus_is_on_the_next_run(page: Page) -> None:
-    page.get_by_role("button", name="Stop b", exact=True).press("Enter")
+    more(page, "b").press("Enter")
+    page.get_by_role("menuitem", name="Stop").press("Enter")
     page.get_by_role("button", name="Cancel run").press("Enter")
     expect(shown(page)).to_have_text(list("acde"))
     assert page.evaluate(FOCUSED) == "Move c"

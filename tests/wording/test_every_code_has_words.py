@@ -65,7 +65,7 @@ def _event(kind: RunEventKind, **data: Any) -> str:
 
 
 def _wait(reason: WaitReason) -> str:
-    return waiting.reason(reason, {**DATA, "code": "max_running"}).text
+    return waiting.reason(reason, {**DATA, "code": "max_running"}).text + waiting.shared(reason, "2", 3)
 
 
 def _notified(code: NotificationEvent) -> tuple[str, str]:

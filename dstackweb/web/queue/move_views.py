@@ -94,11 +94,9 @@ def undo_of(queue: Queue, move: int | None) -> Undo | None:
 
 def _apply(request: PageRequest, queue: Queue) -> Result:
     form = request.POST
-    for step, verb in ((1, "raise"), (-1, "lower"), (0, "stop")):
+    for step, verb in ((1, "raise"), (-1, "lower")):
         if verb in form:  # a row's own button, on a page without scripts
             runs = _runs_by_id(queue, [form[verb]])
-            if verb == "stop":
-                return _stop(request, runs)
             return _prioritise(request, runs, runs[0].priority + step)
     runs, etags = _runs_from_form(form, queue)
     match form.get("do"):

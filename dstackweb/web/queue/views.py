@@ -22,6 +22,7 @@ from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent
+from dstackweb.runs.queue.search import FRONT
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import queue_usage
@@ -29,6 +30,7 @@ from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
+from dstackweb.web.queue.filters import Filters, Front
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import events as event_words
@@ -58,9 +60,9 @@ def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
 def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
     """The current list as a fragment; without scripts, a redirect to the page."""
     if not request.htmx:
-        page = whole_number(request.GET.get("page"), least=1)
-        url = queue_url(request.project, queue.name) + (f"?page={page}" if page > 1 else "")
-        return HttpResponse(status=303, headers={"Location": url})
+        page, filters = whole_number(request.GET.get("page"), least=1), Filters.read(request.GET)
+        query = filters.address(page=page) if page > 1 else filters.address() if filters.query else ""
+        return HttpResponse(status=303, headers={"Location": queue_url(request.project, queue.name) + query})
     version = alerts.list_version(request.project)
     return shown(request, "queue/list.html", version, _context(request, queue.name, version, moved), status)
 
@@ -78,14 +80,14 @@ def _counts(project: Project, name: str) -> tuple[QueueCount, list[QueueCount]]:
 
 def _context(request: PageRequest, name: str, version: str, moved: Collection[int] = ()) -> dict[str, Any]:
     """What the list and its page need. Polls share what they read; pages, and what an action answers, are read anew."""
-    page = whole_number(request.GET.get("page"), least=1)
+    page, filters = whole_number(request.GET.get("page"), least=1), Filters.read(request.GET)
     news = announcements(request)  # before the list, so that the next poll has what happens in between
     mine = {"announcements": news, "max_priority": lists.max_priority(request)}
     if moved or not request.htmx:
-        values = _values(request.project, name, page)
+        values = _values(request.project, name, page, filters)
         return {**values, **mine, "body": _body(request, values, moved)}
-    key = request.project.pk, name, page, get_language()
-    found = snapshot(key, version, lambda: _values(request.project, name, page))
+    key = request.project.pk, name, page, filters, get_language()
+    found = snapshot(key, version, lambda: _values(request.project, name, page, filters))
     own = request.user.pk if any(row.user_id == request.user.pk for row in found.values["queue_rows"]) else None
     reader = request.role, own, tuple(_limits(request, found.values))
     return {**found.values, **mine, "body": found.body(reader, lambda: _body(request, found.values))}
@@ -107,25 +109,34 @@ def _limits(request: PageRequest, values: dict[str, Any]) -> list[Limit]:
     return [limit for limit in usage(values["queue"], request.user, values["held"]) if limit.most is not None]
 
 
-def _values(project: Project, name: str, page: int) -> dict[str, Any]:
+def _values(project: Project, name: str, page: int, filters: Filters) -> dict[str, Any]:
     """What all readers of a queue see."""
     counts, of_all = _counts(project, name)
     queue = counts.queue
-    rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
-    if not rows and page > 1:  # the queue got shorter than the page that was being looked at
-        page = max(1, -(-counts.submitted // PER_PAGE))
-        rows = run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=(page - 1) * PER_PAGE)
-    head = rows if page == 1 else run_rows.queue_rows(queue, limit=PER_PAGE)
+    front = Front.read(queue, every=bool(filters.needs))
+    rows, total = _page_rows(queue, front, filters, page, counts.submitted)
+    if not rows and page > 1:  # the list got shorter than the page that was being looked at
+        page = max(1, -(-total // PER_PAGE))
+        rows, total = _page_rows(queue, front, filters, page, counts.submitted)
+    head = rows if page == 1 and not filters.query else run_rows.queue_rows(queue, limit=PER_PAGE)
     held = queue_usage([queue.pk])
     now = timezone.now()
+    change = reverse("web:change", args=[project.name, queue.name])
+    pause = reverse("web:pause", args=[project.name, queue.name])
     return {
         "queue": queue,
         "queues": [one.queue for one in of_all],
         "counts": counts,
         "queue_rows": rows,
         "reserved": {row.run_id: row for row in Reservation.kept()},
+        "filters": filters,
+        "groups": front.groups(filters),
+        "searched": FRONT if counts.submitted > FRONT else None,
         "page": page,
-        "pages": max(1, -(-counts.submitted // PER_PAGE)),
+        "pages": max(1, -(-total // PER_PAGE)),
+        "total": total,
+        "previous_page": filters.address(page=page - 1),
+        "next_page": filters.address(page=page + 1),
         "first_shown": (page - 1) * PER_PAGE + 1,
         "last_shown": (page - 1) * PER_PAGE + len(rows),
         "first": next((row for row in head if row.reason != WaitReason.IMPOSSIBLE), None),
@@ -137,9 +148,21 @@ def _values(project: Project, name: str, page: int) -> dict[str, Any]:
         "month": budget.month(project, now) if project.monthly_budget is not None else None,
         "now": now,
         "runs_url": reverse("web:runs", args=[project.name]),
-        "change_url": reverse("web:change", args=[project.name, queue.name]) + f"?page={page}",
+        "queue_url": queue_url(project, queue.name),
+        "change_url": change + filters.address(page=page),
+        "pause_url": pause + filters.address(page=page),
         "waiting": sum(one.submitted for one in of_all),
     }
+
+
+def _page_rows(
+    queue: Queue, front: Front, filters: Filters, page: int, waiting: int
+) -> tuple[list[run_rows.QueuePageRow], int]:
+    """A page of the runs that match, and how many do."""
+    offset = (page - 1) * PER_PAGE
+    if not filters.query:
+        return run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=offset), waiting
+    return run_rows.queue_search_rows(queue, front.search(filters), PER_PAGE, offset)
 
 
 def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:

@@ -50,7 +50,6 @@ class _Words(NamedTuple):
 
     needs: str
     why: SafeString
-    label: str
     tone: str
 
 
@@ -65,13 +64,13 @@ def queue_cells(
     """
     words: dict[str, _Words] = {}
     may: dict[int, bool] = {}  # the same for all runs of one member
-    as_above, moved_by, before = _("as above"), _("moved by %(who)s"), None
+    moved_by = _("moved by %(who)s")
     cells: list[dict[str, Any]] = []
     for row in rows:
         spec = row.spec
         if row.shape not in words:
             why = waiting.reason(row.reason, row.reason_data)
-            words[row.shape] = _Words(needs(spec), moments(why.text), why.label, why.tone)
+            words[row.shape] = _Words(needs(spec), moments(why.text), why.tone)
         shared = words[row.shape]
         if row.user_id not in may:
             may[row.user_id] = may_change(row, request.user, request.role)
@@ -83,8 +82,7 @@ def queue_cells(
                 "position": _plain(row.position),
                 "priority": _plain(row.priority),
                 "needs": shared.needs,
-                "why": as_above if shared.why == before else shared.why,
-                "label": shared.label,
+                "why": shared.why,
                 "tone": shared.tone,
                 "token": _plain(f"{row.pk}.{services.etag(row)}"),
                 "may_change": may[row.user_id],
@@ -96,7 +94,6 @@ def queue_cells(
                 "moved_by": moved_by % {"who": row.moved_by} if row.moved_by else _("moved"),
             }
         )
-        before = shared.why
     return cells
 
 

@@ -232,7 +232,7 @@ def test_without_scripts_the_rows_own_buttons_work(
     assert "Priority of c set to 51" in client.get("/p/main/queue/").content.decode()
     client.post(CHANGE, {"lower": five["c"].pk})
     assert Run.objects.get(name="c").priority == 50
-    client.post(CHANGE, {"stop": five["c"].pk})
+    client.post(CHANGE, {"run": [token(five["c"])], "do": "stop"})
     assert Run.objects.get(name="c").status == "terminated"
     client.post(CHANGE, {"run": [token(five["e"])], "do": "top"})
     assert names(project) == ["e", "b", "d", "a"]

@@ -136,7 +136,7 @@ def test_a_run_that_no_host_can_ever_satisfy_needs_confirmation(project: Project
     assert not Run.objects.exists()
     client.post("/p/main/submit/", {"config": config, "anyway": "yes"}, headers=HTMX)
     place_all()
-    assert "impossible" in client.get("/p/main/queue/").content.decode()
+    assert "no host has enough" in client.get("/p/main/queue/").content.decode()
 
 
 def test_quoted_input_in_an_error_is_escaped(project: Project, ann: User, as_user: SignIn) -> None:

@@ -1,0 +1,93 @@
+"""Which waiting runs of a queue match what a reader looks for, and how many wait for the same. Reads only.
+
+Both look at the front of the queue only, so that they cost the same in a queue of any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dstackweb.lib import sql
+from dstackweb.runs.models import Queue, Run
+
+FRONT = 2_000
+"""Waiting runs that are searched and counted, from the front of the queue."""
+
+
+@dataclass(frozen=True)
+class QueueSearch:
+    """What waiting runs must have; what is empty or None says nothing.
+
+    `text` is part of the name in any case, `priority` the lowest, `shapes` those that the run's must be among.
+    """
+
+    text: str = ""
+    user: str = ""
+    priority: int | None = None
+    shapes: frozenset[str] | None = None
+
+
+class ShapeCount(NamedTuple):
+    """So many of the runs at the front of a queue have this shape; `run_id` is one of them."""
+
+    shape: str
+    runs: int
+    run_id: int
+
+
+_FRONT = """
+SELECT ROW_NUMBER() OVER (ORDER BY rank, id) AS position, id, shape, name, user_id, priority FROM (
+    SELECT rank, id, shape, name, user_id, priority FROM runs_run
+    WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s
+) AS head
+"""
+_SHAPES = """
+SELECT shape, COUNT(*), MIN(id) FROM (
+    SELECT shape, id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s
+) AS front GROUP BY shape ORDER BY 2 DESC, 3
+"""
+
+
+def find(queue: Queue, search: QueueSearch, limit: int, offset: int) -> tuple[dict[int, int], int]:
+    """A page of the matching runs, their positions in the queue by id, and how many match in all."""
+    where, values = _conditions(search)
+    matching = f"FROM ({_FRONT}) AS front WHERE {where}"
+    page = f"SELECT id, position, COUNT(*) OVER () {matching} ORDER BY position LIMIT %s OFFSET %s"
+    found = sql.rows(page, [queue.pk, FRONT, *values, limit, offset])
+    if not found and offset:
+        [[total]] = sql.rows(f"SELECT COUNT(*) {matching}", [queue.pk, FRONT, *values])
+        return {}, total
+    return {pk: position for pk, position, _total in found}, found[0][2] if found else 0
+
+
+def _conditions(search: QueueSearch) -> tuple[str, list[Any]]:
+    conditions: list[str] = ["1 = 1"]
+    values: list[Any] = []
+    if search.text:
+        escaped = search.text.lower().replace("!", "!!").replace("%", "!%").replace("_", "!_")
+        conditions.append("LOWER(name) LIKE %s ESCAPE '!'")
+        values.append(f"%{escaped}%")
+    if search.user:
+        conditions.append("user_id = (SELECT id FROM accounts_user WHERE username = %s)")
+        values.append(search.user)
+    if search.priority is not None:
+        conditions.append("priority >= %s")
+        values.append(search.priority)
+    if search.shapes is not None:
+        shapes = sorted(search.shapes) or [""]
+        conditions.append(f"shape IN ({sql.places(shapes)})")
+        values += shapes
+    return " AND ".join(conditions), values
+
+
+def shape_counts(queue: Queue) -> list[ShapeCount]:
+    """How many of the first FRONT waiting runs have each shape, the most frequent first."""
+    return [ShapeCount(*row) for row in sql.rows(_SHAPES, [queue.pk, FRONT])]
+
+
+def needs_of(run_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """What these runs need, as much of their specs as `requirements` and `nodes`, by id."""
+    found = Run.objects.filter(pk__in=list(run_ids)).values_list("pk", "spec__requirements", "spec__nodes")
+    return {pk: {"requirements": requirements, "nodes": nodes} for pk, requirements, nodes in found}
