@@ -147,6 +147,12 @@ def test_moves_of_rows_are_accessible_and_fit(
     sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/queue/")
 
+    row = page.locator("#waiting tr", has_text="sweep-lr-0030")
+    for fact in row.locator(".q-fact").all():  # what it needs, how long it waits, when it starts
+        expect(fact).to_be_visible()
+    box = row.get_by_role("checkbox").bounding_box()
+    assert box
+    assert min(box["width"], box["height"]) >= 24
     handle = page.get_by_role("button", name="Move sweep-lr-0030")
     handle.press("ArrowUp")
     expect(page.locator(".would")).to_contain_text("position 3 → 2")
