@@ -42,7 +42,7 @@ def basis(code: StartBasis, data: Mapping[str, Any]) -> Label:
         case StartBasis.SCHEDULED:
             return Label(_("scheduled"), _("it enters its queue at a set time"), "info")
         case StartBasis.UNKNOWN:
-            return Label(_("soon known"), _("the next estimate includes it"), "info")
+            return Label(_("estimating"), _("the next estimate includes it"), "info")
         case never:
             assert_never(never)
 

@@ -88,6 +88,7 @@ def _list(request: PageRequest) -> dict[str, Any]:
         "members": selectors.submitters(request.project),
         "queues": list(Queue.objects.filter(project=request.project).order_by("name").values_list("name", flat=True)),
         "narrowed": bool(text or member or queue or any(dates)),
+        "filtered": bool(member or queue or any(dates) or oldest_first),
         "chips": [("", _("All"), sum(counts.values()))]
         + [
             (key, _("active") if key == "active" else statuses.status(key), sum(counts[status] for status in shown))

@@ -58,7 +58,7 @@ def test_the_expected_start_is_told_with_what_it_rests_on(project: Project, ann:
     make_run(project, ann, "holder", resources={"gpu": 1}, max_duration="1h")
     place_all()
     run = make_run(project, ann, "waits", resources={"gpu": 1})
-    assert "Expected start: soon known the next estimate includes it" in text_of(why(as_user(ann), run))
+    assert "Expected start: estimating the next estimate includes it" in text_of(why(as_user(ann), run))
     forecast_pass.refresh()
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/waits/").content.decode()):
         assert re.search(r"Expected start: by \d\d:\d\d UTC after holder ends, from its max_duration", text_of(page))
