@@ -11,7 +11,7 @@ import datetime as dt
 import functools
 import itertools
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -205,14 +205,18 @@ def queue_page_rows(queue: Queue, limit: int, offset: int) -> list[QueuePageRow]
 def queue_search_rows(queue: Queue, search: QueueSearch, limit: int, offset: int) -> tuple[list[QueuePageRow], int]:
     """A page of the matching runs in true order with their positions in the queue, and how many match."""
     found, total = find(queue, search, limit, offset)
-    if not found:
-        return [], total
-    # Read again as waiting: one may have left since.
-    ids = f"SELECT id FROM runs_run WHERE id IN ({sql.places(found)}) AND status = 'submitted'"
-    rows = _queue_rows(QueuePageRow, queue, ids, list(found), itertools.count(1))
-    for row in rows:
-        row.position = found[row.pk]
-    return rows, total
+    return queue_rows_at(queue, found), total
+
+
+def queue_rows_at(queue: Queue, positions: Mapping[int, int]) -> list[QueuePageRow]:
+    """The rows of these runs, whose positions are known by id, in this order. A run that left the queue is left out."""
+    if not positions:
+        return []
+    ids = f"SELECT id FROM runs_run WHERE id IN ({sql.places(positions)}) AND status = 'submitted'"
+    rows = {row.pk: row for row in _queue_rows(QueuePageRow, queue, ids, list(positions), itertools.count(1))}
+    for pk, row in rows.items():
+        row.position = positions[pk]
+    return [rows[pk] for pk in positions if pk in rows]
 
 
 def _queue_rows(kind: type[Q], queue: Queue, ids: str, parameters: Sequence[int], positions: Iterable[int]) -> list[Q]:

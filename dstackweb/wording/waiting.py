@@ -64,6 +64,23 @@ def _reason(code: WaitReason, data: Mapping[str, Any]) -> Label:
             assert_never(never)
 
 
+name = words(
+    {
+        WaitReason.NOT_WAITING: gettext_lazy("not waiting"),
+        WaitReason.IMPOSSIBLE: gettext_lazy("can never start"),
+        WaitReason.NO_QUOTA: gettext_lazy("quota"),
+        WaitReason.BUDGET_LIMIT: gettext_lazy("budget"),
+        WaitReason.QUEUE_PAUSED: gettext_lazy("paused"),
+        WaitReason.USER_LIMIT: gettext_lazy("member’s limit"),
+        WaitReason.QUEUE_LIMIT: gettext_lazy("queue’s limit"),
+        WaitReason.RESERVED_FOR_OTHER: gettext_lazy("reserved"),
+        WaitReason.BACKEND_UNAVAILABLE: gettext_lazy("backend unavailable"),
+        WaitReason.WAITING_FOR_CAPACITY: gettext_lazy("capacity"),
+        WaitReason.STARTING: gettext_lazy("starting"),
+    }
+)
+"""A reason to choose from a list."""
+
 ABOUT_NEEDS = (WaitReason.WAITING_FOR_CAPACITY, WaitReason.IMPOSSIBLE)
 """Reasons that depend on what a run needs."""
 

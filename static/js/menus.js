@@ -66,4 +66,10 @@ document.addEventListener("change", (event) => {
   if (event.target.matches?.("[data-submits]")) event.target.form.requestSubmit();
 });
 
+// An address says only what was chosen.
+document.addEventListener("formdata", (event) => {
+  if (!event.target.matches("[data-short]")) return;
+  for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
+});
+
 showTheme();

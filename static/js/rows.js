@@ -4,8 +4,8 @@ const actions = document.getElementById("queue-actions");
 
 export const here = actions !== null;
 export const body = () => document.getElementById("waiting");
-export const rows = () => [...(body()?.rows ?? [])].filter((row) => !row.classList.contains("sortable-fallback"));
-export const rowOf = (element) => element?.closest?.("#waiting > tr") ?? null;
+export const rows = () => [...(body()?.rows ?? [])].filter((row) => row.matches(":not(.sortable-fallback, .q-group)"));
+export const rowOf = (element) => element?.closest?.("#waiting > tr:not(.q-group)") ?? null;
 export const rowOfRun = (key) => document.getElementById(`run-${key}`);
 export const keyOf = (row) => row.id.slice("run-".length);
 export const gripOf = (row) => row?.querySelector(".grip") ?? null;

@@ -30,11 +30,21 @@ class QueueSearch:
 
 
 class ShapeCount(NamedTuple):
-    """So many of the runs at the front of a queue have this shape; `run_id` is one of them."""
+    """So many of the runs at the front of a queue have this shape; `run_id` is one of them. All are of one member."""
 
     shape: str
     runs: int
     run_id: int
+    user_id: int
+
+
+class Match(NamedTuple):
+    """A run that matches, and its position in the queue."""
+
+    run_id: int
+    position: int
+    shape: str
+    user_id: int
 
 
 _FRONT = """
@@ -44,8 +54,8 @@ SELECT ROW_NUMBER() OVER (ORDER BY rank, id) AS position, id, shape, name, user_
 ) AS head
 """
 _SHAPES = """
-SELECT shape, COUNT(*), MIN(id) FROM (
-    SELECT shape, id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s
+SELECT shape, COUNT(*), MIN(id), MIN(user_id) FROM (
+    SELECT shape, id, user_id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s
 ) AS front GROUP BY shape ORDER BY 2 DESC, 3
 """
 
@@ -60,6 +70,13 @@ def find(queue: Queue, search: QueueSearch, limit: int, offset: int) -> tuple[di
         [[total]] = sql.rows(f"SELECT COUNT(*) {matching}", [queue.pk, FRONT, *values])
         return {}, total
     return {pk: position for pk, position, _total in found}, found[0][2] if found else 0
+
+
+def find_all(queue: Queue, search: QueueSearch) -> list[Match]:
+    """All matching runs in true order; FRONT at most."""
+    where, values = _conditions(search)
+    statement = f"SELECT id, position, shape, user_id FROM ({_FRONT}) AS front WHERE {where} ORDER BY position"
+    return [Match(*row) for row in sql.rows(statement, [queue.pk, FRONT, *values])]
 
 
 def _conditions(search: QueueSearch) -> tuple[str, list[Any]]:

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import QueryDict
+from django.utils.translation import ngettext
 
+from dstackweb.accounts.models import User
+from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
-from dstackweb.runs.queue.search import QueueSearch, ShapeCount, needs_of, shape_counts
+from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find_all, needs_of, shape_counts
 from dstackweb.web.common.pages import whole_number
 from dstackweb.web.runs.rows import needs
 from dstackweb.wording import waiting
 
 MANY = 3
 """Runs that share a reason before it is said once above the list."""
-GROUPS = 6
+CHIPS = 6
 SHAPES = 200
-"""Shapes whose needs are read for the groups, the most frequent first."""
+"""Shapes whose needs are read, the most frequent first, unless all have to be."""
+GROUPINGS = ("reason", "member")
 
 
 class Filters(NamedTuple):
-    """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` as the page words it."""
+    """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` as the page words it, `group`
+    one of GROUPINGS."""
 
     text: str = ""
     user: str = ""
     needs: str = ""
     reason: str = ""
     priority: int | None = None
+    group: str = ""
 
     @classmethod
     def read(cls, query: QueryDict) -> Filters:
-        lowest = query.get("priority", "")
+        lowest, group = query.get("priority", ""), query.get("group", "")
         return cls(
             text=query.get("q", "").strip()[:100],
             user=query.get("member", "").strip(),
             needs=query.get("needs", "").strip(),
             reason=query.get("reason", ""),
             priority=min(whole_number(lowest), PRIORITY_MAX) if lowest.strip() else None,
+            group=group if group in GROUPINGS else "",
         )
 
     @property
@@ -53,15 +61,26 @@ class Filters(NamedTuple):
             "needs": self.needs,
             "reason": self.reason,
             "priority": self.priority,
+            "group": self.group,
         }
         return {name: value for name, value in fields.items() if value not in ("", None)}
+
+    @property
+    def narrows(self) -> bool:
+        """Whether some runs may be left out."""
+        return bool(self._replace(group="").query)
+
+    @property
+    def beyond_text(self) -> bool:
+        """Whether anything but the search by name is set."""
+        return bool(self._replace(text="").query)
 
     def address(self, **more: str | int) -> str:
         """`?…` with these filters and `more`."""
         return "?" + urlencode({**self.query, **more})
 
 
-class Group(NamedTuple):
+class Chip(NamedTuple):
     """So many waiting runs share a reason; `text` says it, `address` shows only them, `chosen` if it does now."""
 
     text: str
@@ -69,24 +88,78 @@ class Group(NamedTuple):
     chosen: bool
 
 
+class Options(NamedTuple):
+    """What the fields of the form offer; reasons with their words. What is chosen is among them."""
+
+    members: Sequence[str]
+    needs: Sequence[str]
+    reasons: Sequence[tuple[str, str]]
+
+
+class Page(NamedTuple):
+    """The rows of a page, how many runs match in all, and the headings of groups by the run that they stand above."""
+
+    rows: list[run_rows.QueuePageRow]
+    total: int
+    headings: Mapping[int, str]
+
+
 class Front(NamedTuple):
-    """The shapes that wait at the front of a queue, with what their runs need and why they wait."""
+    """The shapes that wait at the front of a queue: what their runs need, why they wait, and whose they are."""
 
     counts: Sequence[ShapeCount]
     needs: Mapping[str, str]
     reasons: Mapping[str, tuple[str, dict[str, Any]]]
+    members: Mapping[int, str]
 
     @classmethod
-    def read(cls, queue: Queue, every: bool) -> Front:
-        """`every` also reads what runs of rare shapes need, and those that wait for something else."""
+    def read(cls, queue: Queue, filters: Filters) -> Front:
         counts = shape_counts(queue)
-        reasons = selectors.wait_reasons(queue, {count.shape for count in counts}) if counts else {}
-        about = [count for count in counts if reasons[count.shape][0] in waiting.ABOUT_NEEDS][:SHAPES]
-        wanted = {count.run_id: count.shape for count in (counts if every else about)}
-        specs = needs_of(wanted) if wanted else {}
-        return cls(counts, {wanted[run_id]: needs(spec) for run_id, spec in specs.items()}, reasons)
+        if not counts:
+            return cls([], {}, {}, {})
+        reasons = selectors.wait_reasons(queue, {count.shape for count in counts})
+        every = bool(filters.needs) or filters.group == "reason"
+        wanted = {count.run_id: count.shape for count in (counts if every else counts[:SHAPES])}
+        found = {wanted[run_id]: needs(spec) for run_id, spec in needs_of(wanted).items()}
+        users = User.objects.filter(pk__in={count.user_id for count in counts}).order_by("username")
+        return cls(counts, found, reasons, dict(users.values_list("pk", "username")))
 
-    def search(self, filters: Filters) -> QueueSearch:
+    def page(self, queue: Queue, filters: Filters, limit: int, offset: int) -> Page:
+        """A page of the runs that match, by group if there is one, else in true order."""
+        if not filters.group:
+            rows, total = run_rows.queue_search_rows(queue, self._search(filters), limit, offset)
+            return Page(rows, total, {})
+        matches = find_all(queue, self._search(filters))
+        sizes = Counter(self._group(match, filters) for match in matches)
+        rank = {group: at for at, (group, _runs) in enumerate(sizes.most_common())}
+        matches.sort(key=lambda match: rank[self._group(match, filters)])  # those of a group stay in true order
+        shown = {match.run_id: match for match in matches[offset : offset + limit]}
+        rows = run_rows.queue_rows_at(queue, {run_id: match.position for run_id, match in shown.items()})
+        headings, before = {}, None
+        for row in rows:
+            group = self._group(shown[row.pk], filters)
+            if group != before:
+                headings[row.pk] = self._heading(group, sizes[group], filters)
+            before = group
+        return Page(rows, len(matches), headings)
+
+    def _group(self, match: Match, filters: Filters) -> tuple[str, str]:
+        if filters.group == "member":
+            return self.members.get(match.user_id, ""), ""
+        return self._reason(match.shape)
+
+    def _heading(self, group: tuple[str, str], runs: int, filters: Filters) -> str:
+        if filters.group == "member":
+            text = ngettext("%(member)s: %(n)d run", "%(member)s: %(n)d runs", runs)
+            return text % {"member": group[0], "n": runs}
+        return waiting.shared(*group, runs)
+
+    def _reason(self, shape: str) -> tuple[str, str]:
+        """Why runs of a shape wait, and what they need if that is why. A shape that came a moment ago starts next."""
+        reason, _data = self.reasons.get(shape, (WaitReason.STARTING, {}))
+        return reason, self.needs.get(shape, "") if reason in waiting.ABOUT_NEEDS else ""
+
+    def _search(self, filters: Filters) -> QueueSearch:
         """The filters as a search of runs."""
         shapes = None
         if filters.needs or filters.reason:
@@ -98,20 +171,32 @@ class Front(NamedTuple):
             )
         return QueueSearch(filters.text, filters.user, filters.priority, shapes)
 
-    def groups(self, filters: Filters) -> list[Group]:
+    def chips(self, filters: Filters) -> list[Chip]:
         """The reasons that at least MANY runs share, the most frequent first."""
-        sums: dict[tuple[str, str], int] = {}
-        for shape, runs, _run_id in self.counts:
-            reason = self.reasons[shape][0]
-            key = reason, self.needs.get(shape, "") if reason in waiting.ABOUT_NEEDS else ""
-            if reason not in (WaitReason.STARTING, WaitReason.QUEUE_PAUSED):
-                sums[key] = sums.get(key, 0) + runs
-        shared = sorted(((runs, *key) for key, runs in sums.items() if runs >= MANY), reverse=True)[:GROUPS]
+        sums: Counter[tuple[str, str]] = Counter()
+        for count in self.counts:
+            sums[self._reason(count.shape)] += count.runs
+        for reason in (WaitReason.STARTING, WaitReason.QUEUE_PAUSED):
+            del sums[reason, ""]
+        shared = sorted(((runs, *key) for key, runs in sums.items() if runs >= MANY), reverse=True)[:CHIPS]
         return [
-            Group(
+            Chip(
                 waiting.shared(reason, wanted, runs),
                 Filters(needs=wanted, reason=reason).address(),
                 (filters.reason, filters.needs) == (reason, wanted),
             )
             for runs, reason, wanted in shared
         ]
+
+    def options(self, filters: Filters) -> Options:
+        reasons = dict.fromkeys(self.reasons[count.shape][0] for count in self.counts)
+        return Options(
+            _with(filters.user, self.members.values()),
+            _with(filters.needs, dict.fromkeys(self.needs.values())),
+            [(code, waiting.name(code)) for code in _with(filters.reason, reasons)],
+        )
+
+
+def _with(chosen: str, offered: Any) -> list[str]:
+    found = [str(one) for one in offered]
+    return found if not chosen or chosen in found else [*found, chosen]

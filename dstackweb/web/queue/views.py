@@ -30,7 +30,7 @@ from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
-from dstackweb.web.queue.filters import Filters, Front
+from dstackweb.web.queue.filters import Filters, Front, Page
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import events as event_words
@@ -96,6 +96,8 @@ def _context(request: PageRequest, name: str, version: str, moved: Collection[in
 def _body(request: PageRequest, values: dict[str, Any], moved: Collection[int] = ()) -> SafeString:
     """The list for readers like this one; forms around it have what is theirs alone."""
     cells = lists.queue_cells(values["queue_rows"], request, values["reserved"], moved)
+    for row, cell in zip(values["queue_rows"], cells, strict=True):
+        cell["heading"] = values["headings"].get(row.pk)
     mine = {
         "rows": cells,
         "may_choose": any(row["may_change"] for row in cells),
@@ -113,11 +115,11 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
     """What all readers of a queue see."""
     counts, of_all = _counts(project, name)
     queue = counts.queue
-    front = Front.read(queue, every=bool(filters.needs))
-    rows, total = _page_rows(queue, front, filters, page, counts.submitted)
+    front = Front.read(queue, filters)
+    rows, total, headings = _page(queue, front, filters, page, counts.submitted)
     if not rows and page > 1:  # the list got shorter than the page that was being looked at
         page = max(1, -(-total // PER_PAGE))
-        rows, total = _page_rows(queue, front, filters, page, counts.submitted)
+        rows, total, headings = _page(queue, front, filters, page, counts.submitted)
     head = rows if page == 1 and not filters.query else run_rows.queue_rows(queue, limit=PER_PAGE)
     held = queue_usage([queue.pk])
     now = timezone.now()
@@ -130,7 +132,9 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "queue_rows": rows,
         "reserved": {row.run_id: row for row in Reservation.kept()},
         "filters": filters,
-        "groups": front.groups(filters),
+        "options": front.options(filters),
+        "chips": front.chips(filters),
+        "headings": headings,
         "searched": FRONT if counts.submitted > FRONT else None,
         "page": page,
         "pages": max(1, -(-total // PER_PAGE)),
@@ -155,14 +159,11 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
     }
 
 
-def _page_rows(
-    queue: Queue, front: Front, filters: Filters, page: int, waiting: int
-) -> tuple[list[run_rows.QueuePageRow], int]:
-    """A page of the runs that match, and how many do."""
+def _page(queue: Queue, front: Front, filters: Filters, page: int, waiting: int) -> Page:
     offset = (page - 1) * PER_PAGE
-    if not filters.query:
-        return run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=offset), waiting
-    return run_rows.queue_search_rows(queue, front.search(filters), PER_PAGE, offset)
+    if filters.query:
+        return front.page(queue, filters, PER_PAGE, offset)
+    return Page(run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=offset), waiting, {})
 
 
 def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:

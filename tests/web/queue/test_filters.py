@@ -31,6 +31,17 @@ def chips(page: str) -> dict[str, str]:
     return {text: address.replace("&amp;", "&") for address, text in links}
 
 
+def options(page: str, name: str) -> list[tuple[str, bool]]:
+    """What a list of the form offers, and whether it is chosen."""
+    fields = page.partition(f'name="{name}"')[2].partition("</select>")[0]
+    return [(text, "selected" in marks) for marks, text in re.findall(r"<option([^>]*)>(.*?)</option>", fields)]
+
+
+def chosen(page: str) -> dict[str, list[str]]:
+    names = ("member", "needs", "reason", "group")
+    return {name: [text for text, is_chosen in options(page, name) if is_chosen] for name in names}
+
+
 @pytest.fixture
 def busy(project: Project, ann: User, mia: User) -> None:
     """Four runs wait for 2 CPUs, three can never start, and one waits for a GPU."""
@@ -91,10 +102,80 @@ def test_a_filtered_list_has_no_handles_and_its_moves_count_all_runs(
     assert 'class="grip"' in client.get(QUEUE).text
     page = client.get(f"{QUEUE}?q=large").text
     assert 'class="grip"' not in page
-    assert "to drag rows, show all" in page
+    assert "To drag rows, clear filters" in page
     run = project.runs.get(name="large-2")
     answer = client.post("/p/main/queues/default/change/?q=large&page=1", {"run": run.pk, "do": "top"}, headers=HTMX)
     assert rows(answer.text) == [("1", "large-2"), ("6", "large-0"), ("7", "large-1")]
+
+
+@pytest.mark.usefixtures("busy")
+def test_the_form_offers_what_waits_and_shows_what_is_chosen(ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    offered = {
+        "member": ["All members", "ann", "mia"],
+        "needs": ["Any needs", "2 CPUs", "9 GPUs", "1 GPU"],
+        "reason": ["Any reason", "capacity", "can never start"],
+        "group": ["No groups", "Group by reason", "Group by member"],
+    }
+    page = client.get(QUEUE).text
+    assert {name: [text for text, _chosen in options(page, name)] for name in offered} == offered
+    assert chosen(page) == {"member": [], "needs": [], "reason": [], "group": []}
+    page = client.get(f"{QUEUE}?q=l&member=zoe&needs=2+CPUs&reason=impossible&priority=7&group=member").text
+    assert chosen(page) == {
+        "member": ["zoe"],
+        "needs": ["2 CPUs"],
+        "reason": ["can never start"],
+        "group": ["Group by member"],
+    }
+    assert re.search(r'name="q"\s+value="l"', page)
+    assert re.search(r'name="priority"[^>]*value="7"', page)
+    assert f'<a class="btn btn-sm" href="{QUEUE}">Clear</a>' in page
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        (
+            "group=reason",
+            [
+                "4 runs wait for 2 CPUs",
+                *("train-3", "train-2", "train-1", "train-0"),
+                "3 runs with 9 GPUs cannot start",
+                *("large-0", "large-1", "large-2"),
+                "1 run waits for 1 GPU",
+                "eval-1",
+            ],
+        ),
+        (
+            "group=member&q=a",
+            [
+                *("ann: 5 runs", "train-0", "large-0", "large-1", "large-2", "eval-1"),
+                *("mia: 3 runs", "train-3", "train-2", "train-1"),
+            ],
+        ),
+        ("group=colour", ["train-3", "train-2", "train-1", "train-0", "large-0", "large-1", "large-2", "eval-1"]),
+    ],
+)
+def test_runs_are_grouped_largest_group_first_with_its_number(
+    ann: User, as_user: SignIn, query: str, shown: list[str]
+) -> None:
+    page = as_user(ann).get(f"{QUEUE}?{query}").text
+    found = re.findall(r'scope="rowgroup">(.*?)</th>|/runs/([\w-]+)/">', page.partition('id="waiting"')[2])
+    assert [heading or name for heading, name in found][: len(shown)] == shown
+    assert ("runs shown" in page) == ("q=" in query)
+
+
+def test_a_group_that_goes_on_has_its_heading_on_the_next_page(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    for number in range(43):
+        make_run(project, ann, f"a-{number}")
+        make_run(project, mia, f"m-{number}")
+    page = as_user(ann).get(f"{QUEUE}?group=member&page=2").text
+    assert re.findall(r'scope="rowgroup">(.*?)</th>', page) == ["ann: 43 runs", "mia: 43 runs"]
+    assert rows(page)[:4] == [("81", "a-40"), ("83", "a-41"), ("85", "a-42"), ("2", "m-0")]
+    assert 'href="?group=member&amp;page=3"' in page
 
 
 @pytest.mark.usefixtures("busy")
