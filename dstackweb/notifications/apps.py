@@ -12,12 +12,15 @@ class NotificationsConfig(AppConfig):
         from dstackweb.audit import recorder
         from dstackweb.audit.models import AuditKind
         from dstackweb.audit.recorder import Watched
+        from dstackweb.backends.models import HostEvent
         from dstackweb.notifications import outbox, sending, services
         from dstackweb.notifications.models import Channel, ChannelKind
-        from dstackweb.runs import transitions
+        from dstackweb.runs import spend, transitions
         from dstackweb.scheduler.models import RetentionKind
         from dstackweb.scheduler.processes import retention, tasks
 
+        post_save.connect(outbox.on_host_event, sender=HostEvent, dispatch_uid="notifications.host_events")
+        spend.budget_marked.connect(outbox.on_budget_marks, dispatch_uid="notifications.budgets")
         transitions.events_written.connect(outbox.on_run_events, dispatch_uid="notifications.run_events")
         post_save.connect(services.make_bell, sender=User, dispatch_uid="notifications.bell")
         retention.register(RetentionKind.NOTIFICATIONS, services.old)

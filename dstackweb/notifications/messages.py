@@ -21,10 +21,11 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from dstackweb.notifications.models import Delivery
+from dstackweb.runs.codes import NotificationEvent
 from dstackweb.wording import notifications as words
 from dstackweb.wording.names import visible
 
-FACTS = ("run", "status", "reason", "waited_s")
+FACTS = ("run", "status", "reason", "waited_s", "by", "host", "percent", "spent", "budget")
 """Of a notification's data, what programs get as it is."""
 MAX_TEXT = 2000
 """Characters of one notification: error messages may be long."""
@@ -74,10 +75,12 @@ def notice(delivery: Delivery, server_url: str) -> Notice:
 def path_of(delivery: Delivery) -> str:
     """The page about it on this server."""
     if delivery.project is None:
-        return reverse("notifications")
-    if delivery.run_uid is None:
-        return reverse("home")
-    return reverse("web:run", args=[delivery.project.name, delivery.run_uid])
+        return reverse("notifications" if delivery.event == NotificationEvent.TEST else "health")
+    if delivery.run_uid is not None:
+        return reverse("web:run", args=[delivery.project.name, delivery.run_uid])
+    if delivery.event == NotificationEvent.BUDGET_SPENT:
+        return reverse("web:instances", args=[delivery.project.name])
+    return reverse("web:queue", args=[delivery.project.name])
 
 
 def webhook(one: Notice, key: str, now: dt.datetime) -> Post:

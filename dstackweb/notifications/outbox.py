@@ -16,28 +16,27 @@ from django.db.models import Q
 from django.utils import timezone
 
 from dstackweb.accounts.access import allows
-from dstackweb.accounts.models import Membership, Role, User
+from dstackweb.accounts.models import Membership, User
+from dstackweb.backends.models import HostEvent, HostEventKind
+from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.models import ChannelKind, Delivery, DeliveryStatus, Rule
 from dstackweb.runs.codes import NotificationEvent, RunEventKind
-from dstackweb.runs.models import Run, RunEvent
+from dstackweb.runs.models import BudgetMark, Run, RunEvent
 from dstackweb.runs.states import Reason
 
 LONG_WAIT = dt.timedelta(minutes=5)
 """A start after a shorter wait is no news."""
 BY_PEOPLE = {Reason.STOPPED_BY_USER, Reason.ABORTED_BY_USER}
-LEAST_ROLE: dict[NotificationEvent, Role | None] = {
-    NotificationEvent.RUN_STARTED: Role.VIEWER,
-    NotificationEvent.RUN_ENDED: Role.VIEWER,
-    NotificationEvent.RUN_FAILED: Role.VIEWER,
-    NotificationEvent.RUN_STOPS_SOON: Role.VIEWER,
-    NotificationEvent.TEST: Role.VIEWER,
-}
-"""The role in its project that an event's readers need; None: it is of the deployment, for its admins."""
+WARNED_FROM = 80
+"""Percent of a budget."""
 
 
 @dataclass(frozen=True)
 class News:
-    """Something that happened. `events` are what rules may call it, the most telling first; `key` names it for ever."""
+    """Something that happened. `events` are what rules may call it, the most telling first; `key` names it for ever.
+
+    `user_id` is the owner of the run that it is about, `by_id` who did it and is not told.
+    """
 
     key: str
     events: Sequence[NotificationEvent]
@@ -46,6 +45,7 @@ class News:
     project_id: int | None = None
     run_uid: UUID | None = None
     user_id: int | None = None
+    by_id: int | None = None
 
 
 def on_run_events(events: Iterable[RunEvent], **_signal: Any) -> None:
@@ -71,6 +71,9 @@ def news_of(event: RunEvent) -> News | None:
                 del names[0]
         case RunEventKind.UTILIZATION_NOTICE | RunEventKind.UTILIZATION_WOULD_STOP:
             names = [NotificationEvent.RUN_STOPS_SOON]
+        case RunEventKind.UTILIZATION_KEPT:
+            by = event.actor.get_username() if event.actor is not None else ""
+            names, more = [NotificationEvent.RUN_KEPT], {"by": by}
         case _:
             return None
     return News(
@@ -81,7 +84,25 @@ def news_of(event: RunEvent) -> News | None:
         project_id=run.project_id,
         run_uid=run.uid,
         user_id=run.user_id,
+        by_id=event.actor_id if event.kind == RunEventKind.UTILIZATION_KEPT else None,
     )
+
+
+def on_host_event(instance: HostEvent, created: bool, **_signal: Any) -> None:
+    """Write the notifications of an event of a host."""
+    if created and instance.kind == HostEventKind.HELD_BACK:
+        data = {"host": instance.host.name, "error": instance.data.get("error", "")}
+        publish([News(f"host-event:{instance.pk}", [NotificationEvent.HOST_HELD_BACK], instance.at, data)])
+
+
+def on_budget_marks(marks: Sequence[BudgetMark], **_signal: Any) -> None:
+    """Write a notification of the highest share of a project's budget that it has just spent."""
+    mark = max(marks, key=lambda one: one.percent)
+    if mark.percent >= WARNED_FROM:
+        data = {"percent": mark.percent, "spent": str(mark.spent), "budget": str(mark.budget)}
+        key = f"budget:{mark.project_id}:{mark.month}:{mark.percent}:{mark.budget}"
+        data["project"] = mark.project.name
+        publish([News(key, [NotificationEvent.BUDGET_SPENT], mark.at, data, project_id=mark.project_id)])
 
 
 def _of_run(run: Run) -> dict[str, Any]:
@@ -139,7 +160,8 @@ def _first_by_channel(rules: Sequence[Rule], news: News) -> Iterable[tuple[Rule,
     for name in news.events:
         for rule in rules:
             wanted = rule.event == name and rule.project_id in (None, news.project_id)
-            if wanted and (not rule.own or rule.channel.user_id == news.user_id):
+            own = rule.channel.user_id
+            if wanted and (not rule.own or own == news.user_id) and (own is None or own != news.by_id):
                 found.setdefault(rule.channel_id, (rule, name))
     return found.values()
 
@@ -159,10 +181,12 @@ class _Readers:
             self.roles[user_id][project_id] = role
 
     def may_read(self, rule: Rule, name: NotificationEvent, news: News) -> bool:
-        least, user_id = LEAST_ROLE[name], rule.channel.user_id
-        if user_id is None:
-            return least is not None and rule.channel.project_id == news.project_id
+        user_id = rule.channel.user_id
         if user_id in self.admins:
             return True
-        role = self.roles[user_id].get(news.project_id) if news.project_id is not None else None
-        return least is not None and role is not None and allows(role, least)
+        if news.project_id is None:
+            return False
+        if user_id is None:
+            return rule.channel.project_id == news.project_id
+        role = self.roles[user_id].get(news.project_id)
+        return role is not None and allows(role, EVENTS[name].least)

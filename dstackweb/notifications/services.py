@@ -34,10 +34,11 @@ DEFAULTS: Mapping[NotificationEvent, Scope] = {
     NotificationEvent.RUN_STARTED: Scope(own=True),
     NotificationEvent.RUN_FAILED: Scope(own=True),
     NotificationEvent.RUN_STOPS_SOON: Scope(own=True),
+    NotificationEvent.RUN_KEPT: Scope(own=True),
+    NotificationEvent.BUDGET_SPENT: Scope(own=False),
+    NotificationEvent.HOST_HELD_BACK: Scope(own=False),
 }
 """What a new user sees in the app, and what goes to a new channel of theirs."""
-RULE_EVENTS = [event for event in NotificationEvent if event != NotificationEvent.TEST]
-"""What rules may be about."""
 
 
 def make_bell(instance: User, created: bool = False, raw: bool = False, **_signal: Any) -> None:
@@ -104,9 +105,11 @@ def inbox(user: User) -> QuerySet[Delivery]:
 
 
 def readable_by(user: User) -> Q:
-    """The notifications that a user may see now: of their projects, and of none."""
+    """The notifications that a user may see now: of their projects, and the deployment's if they are its admin."""
+    if not user.is_active:
+        return Q(pk__in=[])
     here = Q(project__in=visible_projects(user))
-    return here | Q(project=None) if user.is_active else here
+    return here | Q(project=None) if user.is_superuser else here | Q(project=None, event=NotificationEvent.TEST)
 
 
 def unread(user: User) -> int:

@@ -300,6 +300,12 @@ class NotificationEvent(StrEnum):
     """It failed, or the server stopped it. Also a RUN_ENDED."""
     RUN_STOPS_SOON = "run_stops_soon"
     """Its utilization policy is about to stop it, or would have."""
+    RUN_KEPT = "run_kept"
+    """Somebody else has kept it from being stopped by its utilization policy."""
+    BUDGET_SPENT = "budget_spent"
+    """A project has spent 80 % of its monthly budget, or all of it."""
+    HOST_HELD_BACK = "host_held_back"
+    """A host gets no more jobs, because starts fail there."""
     TEST = "test"
     """Somebody tries a channel. No rule is about it."""
 

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from decimal import Decimal
 from itertools import chain
 
+from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.dispatch import Signal
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Instance
@@ -22,6 +24,8 @@ HOUR_S = Decimal(3600)
 MICROSECOND = dt.timedelta(microseconds=1)
 MARKS = (50, 80, 100)
 """Percent of its budget at which a project is warned."""
+budget_marked = Signal()
+"""Sent in the transaction that notes shares of a budget, with `marks`. It may come more than once for each of them."""
 
 
 def spent_this_month(project_id: int, now: dt.datetime) -> Decimal:
@@ -86,14 +90,16 @@ def mark_budgets(now: dt.datetime) -> int:
             continue
         so_far = spent_this_month(project_id, now)
         reached = [percent for percent in MARKS if percent not in known and so_far and so_far * 100 >= budget * percent]
-        BudgetMark.objects.bulk_create(
-            [
-                BudgetMark(project_id=project_id, month=month, percent=percent, at=now, spent=so_far, budget=budget)
-                for percent in reached
-            ],
-            ignore_conflicts=True,
-        )
-        crossed += bool(reached)
+        if not reached:
+            continue
+        marks = [
+            BudgetMark(project_id=project_id, month=month, percent=percent, at=now, spent=so_far, budget=budget)
+            for percent in reached
+        ]
+        with transaction.atomic():
+            BudgetMark.objects.bulk_create(marks, ignore_conflicts=True)
+            budget_marked.send(sender=BudgetMark, marks=marks)
+        crossed += 1
     return crossed
 
 

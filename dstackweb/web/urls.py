@@ -120,6 +120,7 @@ account_pages = [
 
 urlpatterns = [
     path("", common.home, name="home"),
+    path("health/", common.health, name="health"),
     path("favicon.ico", common.favicon),
     path("p/<str:project>/", include((project_pages, "web"))),
     *account_pages,

@@ -8,9 +8,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.runs.codes import DeliveryProblem, NotificationEvent, RunEventKind
-from dstackweb.wording import policy, statuses
+from dstackweb.wording import events, policy, statuses
 from dstackweb.wording.sentence import Label, Sentence, as_text, fill, known, words
-from dstackweb.wording.units import duration
+from dstackweb.wording.units import dollars, duration
 
 Data = dict[str, Any]
 
@@ -20,6 +20,9 @@ event_name = words(
         NotificationEvent.RUN_ENDED: gettext_lazy("A run ends, however it ends"),
         NotificationEvent.RUN_FAILED: gettext_lazy("A run fails, or the server stops it"),
         NotificationEvent.RUN_STOPS_SOON: gettext_lazy("A utilization policy is about to stop a run"),
+        NotificationEvent.RUN_KEPT: gettext_lazy("Somebody else keeps a run from its utilization policy"),
+        NotificationEvent.BUDGET_SPENT: gettext_lazy("A project has spent 80 % or all of its budget"),
+        NotificationEvent.HOST_HELD_BACK: gettext_lazy("A host gets no more jobs because starts fail there"),
         NotificationEvent.TEST: gettext_lazy("Test"),
     }
 )
@@ -57,6 +60,13 @@ def notification(event: str, data: Data) -> Label:
             return _ended(data)
         case NotificationEvent.RUN_STOPS_SOON:
             return _stops_soon(data)
+        case NotificationEvent.RUN_KEPT:
+            text = fill("%(text)s.", text=policy.kept(data["data"]).capitalized())
+            return Label(_("%(by)s keeps %(run)s") % data, text, "info")
+        case NotificationEvent.BUDGET_SPENT:
+            return _budget(data)
+        case NotificationEvent.HOST_HELD_BACK:
+            return _held_back(data)
         case NotificationEvent.TEST:
             return Label(_("Test of notifications"), _("Sent by %(by)s. No action is needed.") % data, "info")
         case None:
@@ -70,6 +80,21 @@ def _ended(data: Data) -> Label:
     text = statuses.message(data.get("detail") or {}, data.get("message") or "")
     text = text or (statuses.termination(data["reason"]) if data.get("reason") else "")
     return Label(title, text, {"done": "go", "failed": "bad"}.get(data["status"], "wait"))
+
+
+def _budget(data: Data) -> Label:
+    title = _("%(project)s has spent %(percent)d %% of its budget") % data
+    numbers = {"spent": dollars(data["spent"]), "budget": dollars(data["budget"])}
+    if data["percent"] < 100:
+        text = _("%(spent)s of %(budget)s this month. At 100 %% runs no longer start on paid backends.")
+    else:
+        text = _("%(spent)s of %(budget)s this month. Until the month ends, runs start on free backends alone.")
+    return Label(title, text % numbers, "wait" if data["percent"] < 100 else "bad")
+
+
+def _held_back(data: Data) -> Label:
+    text = _("Starts fail: %s. Running jobs continue. It gets jobs again once a start works.")
+    return Label(_("Host %(host)s is held back") % data, text % events.start_error(data["error"]).rstrip("."), "bad")
 
 
 def _stops_soon(data: Data) -> Label:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,18 +11,21 @@ from django.conf import settings
 from django.db import transaction
 
 from dstackweb.accounts.models import Membership, Project, User
-from dstackweb.notifications import outbox, services
-from dstackweb.notifications.models import Channel, Delivery
+from dstackweb.backends.hosts import starts
+from dstackweb.notifications import channels, outbox, services
+from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.notifications.services import Scope
 from dstackweb.runs import services as runs
+from dstackweb.runs import spend
 from dstackweb.runs.codes import NotificationEvent, RunEventKind
-from dstackweb.runs.models import Run, RunEvent
+from dstackweb.runs.models import BudgetMark, Run, RunEvent
 from dstackweb.runs.removal import delete
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, move_runs, note
 from dstackweb.scheduler.processes import retention
-from tests.factories import join, make_project, make_run, make_user
+from dstackweb.wording import notifications as words
+from tests.factories import join, make_host, make_project, make_run, make_user
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 NOW = dt.datetime(2031, 5, 4, 9, 30, tzinfo=dt.UTC)
@@ -186,3 +190,61 @@ def test_old_notifications_are_pruned(run: Run, ann: User) -> None:
     assert Delivery.objects.count() == 1
     retention.prune(old + dt.timedelta(seconds=1))
     assert not Delivery.objects.exists()
+
+
+def test_an_owner_hears_who_keeps_a_run_unless_it_was_they(run: Run, project: Project, ann: User) -> None:
+    boss = join(project, make_user("boss"), "manager")
+    data = {"minutes": 30, "until": NOW.isoformat(), "reason": "a checkpoint", "left": 2}
+    with transaction.atomic():
+        note(lock_run(run.pk), RunEventKind.UTILIZATION_KEPT, data, actor=ann)
+    assert of(ann) == []
+    with transaction.atomic():
+        note(lock_run(run.pk), RunEventKind.UTILIZATION_KEPT, data, actor=boss)
+    assert of(ann) == [("run_kept", "train")]
+    label = words.notification("run_kept", Delivery.objects.get().data)
+    assert label.label == "boss keeps train"
+    assert "a checkpoint" in label.text
+
+
+def test_managers_hear_once_of_each_share_of_a_budget(
+    project: Project, ann: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boss = join(project, make_user("boss"), "manager")
+    Project.objects.filter(pk=project.pk).update(monthly_budget=100)
+
+    def spend_so_far(dollars: int) -> None:
+        monkeypatch.setattr(spend, "spent_this_month", lambda _project, _now: Decimal(dollars))
+        for _ in range(2):
+            spend.mark_budgets(NOW)
+
+    def told() -> list[str]:
+        found = Delivery.objects.filter(channel__user=boss).order_by("pk")
+        return [f"{row.event} {row.data['percent']} of {row.data['budget']}" for row in found]
+
+    spend_so_far(60)
+    assert told() == []
+    spend_so_far(85)
+    assert told() == ["budget_spent 80 of 100.00"]
+    label = words.notification("budget_spent", Delivery.objects.get().data)
+    assert (label.label, label.text[:16]) == ("main has spent 80 % of its budget", "$85.00 of $100.0")
+    BudgetMark.objects.all().delete()  # as if another worker had not seen them yet
+    spend_so_far(120)
+    assert told() == ["budget_spent 80 of 100.00", "budget_spent 100 of 100.00"]
+    Project.objects.filter(pk=project.pk).update(monthly_budget=110)
+    spend_so_far(120)
+    assert told()[2:] == ["budget_spent 100 of 110.00"]
+    assert not Delivery.objects.filter(channel__user=ann).exists()
+
+
+def test_deployment_admins_hear_of_a_host_that_is_held_back(project: Project, ann: User) -> None:
+    root, host = make_user("root", is_superuser=True), make_host("box")
+    channels.create(project, ChannelKind.SLACK, "team", "https://hooks.example.org/x")
+    with transaction.atomic():
+        for _ in range(starts.HOLD_BACK_AFTER + 2):
+            starts.count_failure(host.pk, "no space left on device", NOW)
+    (row,) = Delivery.objects.all()
+    assert (row.channel.user, row.event) == (root, "host_held_back")
+    assert "no space left" in words.notification(row.event, row.data).text
+    assert services.inbox(root).count() == 1
+    User.objects.filter(pk=root.pk).update(is_superuser=False)
+    assert services.inbox(User.objects.get(pk=root.pk)).count() == 0

@@ -75,9 +75,15 @@ def _notified(code: NotificationEvent) -> tuple[str, str]:
         "reason": "job_failed",
         "waited_s": 600,
         "by": "ann",
+        "project": "g",
+        "percent": 80,
+        "spent": "85",
+        "budget": "100",
+        "host": "box",
+        "error": "disk",
         "kind": "utilization_notice",
     }
-    return notifications.notification(code, {**data, "data": DATA})[:2]
+    return notifications.notification(code, {**data, "data": {**DATA, "reason": "100 %"}})[:2]
 
 
 def _policy(**terms: Any) -> UtilizationPolicy:

@@ -24,6 +24,13 @@ def home(request: HttpRequest) -> HttpResponse:
     return redirect("web:queue", first.name)
 
 
+@login_required
+def health(request: HttpRequest) -> HttpResponse:
+    """Redirect to the health page, which is the same in all projects but for its menu."""
+    first = visible_projects(request.user).order_by("name").first()
+    return redirect("web:health", first.name) if first is not None else redirect("home")
+
+
 def favicon(request: HttpRequest) -> HttpResponse:
     """The icon for pages that name none, such as the admin's."""
     return redirect(static("favicon.svg"), permanent=False)

@@ -11,8 +11,9 @@ from django.utils.translation import gettext_lazy
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.notifications import mail
+from dstackweb.notifications.catalogue import EVENTS, About
 from dstackweb.notifications.models import Channel, ChannelKind
-from dstackweb.notifications.services import RULE_EVENTS, Scope
+from dstackweb.notifications.services import Scope
 from dstackweb.runs.codes import NotificationEvent
 from dstackweb.web.accounts.forms import SettingsForm, Styled
 from dstackweb.wording import notifications as words
@@ -58,15 +59,11 @@ class RulesForm(SettingsForm):
         super().__init__(*args)
         self.channel = channel
         rules = {rule.event: rule for rule in channel.rules.all()}
-        choices = [(OFF, _("off"))]
-        if channel.project is not None:
-            choices.append((f"{OF_PROJECT}{channel.project.pk}", _("on")))
-        else:
-            projects = [(f"{OF_PROJECT}{one.pk}", one.name) for one in visible_projects(user).order_by("name")]
-            choices += [(OWN, _("my runs")), (ALL, _("all runs of my projects"))]
-            choices += [(value, _("all runs of %s") % name) for value, name in projects]
-        for event in RULE_EVENTS:
-            rule = rules.get(event.value)
+        of_deployment = channel.project is None and user.is_superuser
+        self.events = [one for one, kind in EVENTS.items() if kind.about != About.DEPLOYMENT or of_deployment]
+        choices_of = {about: _choices(about, channel, user) for about in About}
+        for event in self.events:
+            rule, choices = rules.get(event.value), choices_of[EVENTS[event].about]
             self.fields[event.value] = forms.ChoiceField(
                 label=words.event_name(event),
                 choices=choices,
@@ -77,7 +74,7 @@ class RulesForm(SettingsForm):
 
     def rules(self) -> dict[NotificationEvent, Scope]:
         """What was chosen."""
-        chosen = {event: self.cleaned_data[event.value] for event in RULE_EVENTS}
+        chosen = {event: self.cleaned_data[event.value] for event in self.events}
         return {event: _as_scope(value) for event, value in chosen.items() if value != OFF}
 
 
@@ -85,6 +82,22 @@ def _as_choice(scope: Scope) -> str:
     if scope.own:
         return OWN
     return ALL if scope.project_id is None else f"{OF_PROJECT}{scope.project_id}"
+
+
+def _choices(about: About, channel: Channel, user: User) -> list[tuple[str, str]]:
+    """Of what a channel may be told: values and labels."""
+    if channel.project is not None:
+        return [(OFF, _("off")), (f"{OF_PROJECT}{channel.project.pk}", _("on"))]
+    projects = [(f"{OF_PROJECT}{one.pk}", one.name) for one in visible_projects(user).order_by("name")]
+    match about:
+        case About.RUN:
+            more = [(OWN, _("my runs")), (ALL, _("all runs of my projects"))]
+            more += [(value, _("all runs of %s") % name) for value, name in projects]
+        case About.PROJECT:
+            more = [(ALL, _("my projects")), *projects]
+        case About.DEPLOYMENT:
+            more = [(ALL, _("on"))]
+    return [(OFF, _("off")), *more]
 
 
 def _as_scope(choice: str) -> Scope:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dstackweb.notifications import channels, services
-from dstackweb.notifications.models import Delivery
+from dstackweb.notifications.messages import path_of
 from dstackweb.runs.models import Run
 from dstackweb.web.common.pages import PageRequest, account_page, done, whole_number
 from dstackweb.web.notifications.channel_list import list_of
@@ -44,19 +44,11 @@ def inbox_page(request: PageRequest) -> HttpResponse:
 def open_one(request: PageRequest, uid: UUID) -> HttpResponse:
     """To what a notification is about; it counts as read."""
     found = services.open_one(request.user, uid)
-    if (url := _subject_url(found)) is None:
+    run_uid = found.run_uid
+    if run_uid is not None and not Run.objects.filter(uid=run_uid, project=found.project).exists():
         messages.info(request, _("What this was about is no longer there."))
         return redirect("notifications")
-    return redirect(url)
-
-
-def _subject_url(delivery: Delivery) -> str | None:
-    """None where it is gone."""
-    if delivery.run_uid is None or delivery.project is None:
-        return None
-    if not Run.objects.filter(uid=delivery.run_uid, project=delivery.project).exists():
-        return None
-    return reverse("web:run", args=[delivery.project.name, delivery.run_uid])
+    return redirect(path_of(found))
 
 
 @account_page

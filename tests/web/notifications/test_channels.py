@@ -10,7 +10,9 @@ from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.secrets import decrypt
-from dstackweb.notifications import channels
+from dstackweb.notifications import channels, services
+from dstackweb.notifications.catalogue import EVENTS
+from dstackweb.notifications.messages import path_of
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.runs.codes import DeliveryProblem
 from tests.factories import join, make_user
@@ -41,7 +43,7 @@ def test_a_channel_is_added_with_its_url_encrypted(ann: User, page: Client) -> N
     assert channel.user == ann
     assert URL not in channel.url
     assert decrypt(channel.url) == URL
-    assert channel.rules.count() == 3
+    assert channel.rules.filter(own=True).count() == 4
     for shown in (answer, page.get("/account/notifications/settings/")):
         assert "hooks.example.org" in shown.content.decode()
         assert "secret-part" not in shown.content.decode()
@@ -134,3 +136,27 @@ def test_nobody_has_more_than_twenty_channels(ann: User, page: Client) -> None:
     answer = page.post("/account/notifications/add/", {"kind": "slack", "name": "x", "url": URL})
     assert answer.status_code == 422
     assert "20 channels already" in answer.content.decode()
+
+
+def test_events_of_the_deployment_are_offered_to_its_admins_alone(
+    hook: Channel, page: Client, project: Project, as_user: SignIn
+) -> None:
+    root = as_user(make_user("root", is_superuser=True))
+    mine, offered = "/account/notifications/settings/", 'name="host_held_back"'
+    assert offered in root.get(mine).content.decode()
+    assert offered not in page.get(mine).content.decode()
+    of_project = channels.create(project, ChannelKind.SLACK, "team", URL)
+    assert offered not in root.get(address(of_project)).content.decode()
+    form = {"host_held_back": "all", "run_failed": "own"}
+    page.post(address(hook), {**{event.value: "off" for event in EVENTS}, **form})
+    assert [(rule.event, rule.own) for rule in hook.rules.all()] == [("run_failed", True)]
+
+
+def test_a_notification_leads_to_what_it_is_about(ann: User, project: Project, page: Client) -> None:
+    bell = services.bell_of(ann)
+    found = {event: Delivery.objects.create(channel=bell, key=event, event=event, project=project) for event in EVENTS}
+    for event, target in {"budget_spent": "/p/main/machines/", "run_failed": "/p/main/queue/"}.items():
+        assert page.get(f"/account/notifications/{found[event].uid}/open/").headers["Location"] == target
+    of_all = Delivery.objects.create(channel=bell, key="host", event="host_held_back")
+    assert path_of(of_all) == "/health/"
+    assert page.get("/health/").headers["Location"] == "/p/main/health/"

@@ -16,6 +16,7 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.removal import delete
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import move_run
+from dstackweb.web.notifications.forms import RulesForm
 from tests.factories import make_run
 from tests.web.conftest import HTMX
 
@@ -74,9 +75,10 @@ def test_those_of_others_are_not_there(ann: User, mia: User, as_user: SignIn, fa
     assert services.unread(ann) == 1
 
 
-def test_older_ones_are_on_further_pages(ann: User, as_user: SignIn) -> None:
+def test_older_ones_are_on_further_pages(project: Project, ann: User, as_user: SignIn) -> None:
+    rows = [{"key": str(number), "event": f"old_event_{number:02}"} for number in range(51)]
     channel = services.bell_of(ann)
-    Delivery.objects.bulk_create([Delivery(channel=channel, key=str(n), event=f"old_event_{n:02}") for n in range(51)])
+    Delivery.objects.bulk_create([Delivery(channel=channel, project=project, **row) for row in rows])
     client = as_user(ann)
     page = client.get("/account/notifications/")
     assert "old event 50" in page.content.decode()
@@ -88,7 +90,8 @@ def test_older_ones_are_on_further_pages(ann: User, as_user: SignIn) -> None:
 def test_rules_are_chosen_per_event(project: Project, ann: User, as_user: SignIn) -> None:
     channel = services.bell_of(ann)
     url, client = "/account/notifications/settings/", as_user(ann)
-    form = {"run_started": "off", "run_ended": "own", "run_failed": "all", "run_stops_soon": f"project:{project.pk}"}
+    form = dict.fromkeys(RulesForm(channel, ann).fields, "off")
+    form |= {"run_ended": "own", "run_failed": "all", "run_stops_soon": f"project:{project.pk}"}
     assert client.post(url, form).status_code == 302
     found = {rule.event: (rule.own, rule.project_id) for rule in channel.rules.all()}
     assert found == {"run_ended": (True, None), "run_failed": (False, None), "run_stops_soon": (False, project.pk)}
