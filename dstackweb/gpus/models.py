@@ -63,6 +63,9 @@ class GpuSeries(models.Model):
     )
     low_last_ms = models.BigIntegerField(null=True, help_text="Newest sample with a utilization")
     averaged_ms = models.BigIntegerField(default=0, help_text="Samples before this are averaged")
+    uncounted: models.JSONField[Any, Any] = models.JSONField(
+        null=True, help_text="{day since 1970: [ms that samples cover, ms idle]} that usage does not have yet"
+    )
 
     class Meta:
         constraints = [
@@ -73,6 +76,7 @@ class GpuSeries(models.Model):
             models.Index("uuid", F("id").desc(), name="gpu_series_of_uuid"),
             # Series with samples, oldest first, for averaging and pruning.
             models.Index("first_ms", condition=Q(first_ms__isnull=False), name="gpu_series_by_oldest"),
+            models.Index("id", condition=Q(uncounted__isnull=False), name="gpu_series_uncounted"),
         ]
         verbose_name_plural = "GPU series"
 

@@ -137,6 +137,9 @@ def _arrays(types: Types, rows: Collection[tuple[Any, ...]]) -> list[str]:
 
 def _array(kind: str, values: Collection[Any]) -> str:
     if kind in ("text", "jsonb"):
-        quoted = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
-        return '{"' + '","'.join(quoted) + '"}'
+        return "{" + ",".join("NULL" if value is None else _text(value) for value in values) + "}"
     return "{" + ",".join(map(str, values)).replace("None", "NULL") + "}"
+
+
+def _text(value: str) -> str:
+    return '"' + value.replace("\\", r"\\").replace('"', r"\"") + '"'

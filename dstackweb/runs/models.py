@@ -267,7 +267,8 @@ class Job(models.Model):
     price = models.DecimalField(max_digits=10, decimal_places=4, default=0, help_text="USD per hour at the start")
     cpus = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveBigIntegerField(default=0)
-    gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs")
+    gpu_count = models.PositiveIntegerField(default=0, help_text="GPUs that it was placed on")
+    gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs, where they are known")
     image_digest = models.CharField(max_length=300, blank=True, help_text="The image that its container was made of")
 
     claim_nonce = models.CharField(max_length=64, blank=True, help_text="The one runner that may execute this job")
@@ -470,6 +471,55 @@ class RemovedSpend(models.Model):
 
     def __str__(self) -> str:
         return f"{self.project} {self.month:%Y-%m}: {self.usd}"
+
+
+class _Used(models.Model):
+    """What ended jobs held and cost on one day (UTC), and the runs that ended on it."""
+
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="+")
+    user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="+")
+    day = models.DateField(help_text="UTC")
+    gpu_ms = models.BigIntegerField(default=0, help_text="GPU-milliseconds from placement to end")
+    cpu_ms = models.BigIntegerField(default=0, help_text="CPU-milliseconds likewise")
+    micro_usd = models.BigIntegerField(default=0, help_text="Millionths of a USD")
+    done = _count()
+    failed = _count()
+    terminated = _count()
+
+    class Meta:
+        abstract = True
+
+
+class UsageDay(_Used):
+    """What a member used in a queue on one day, shifted where jobs and runs end; never computed from runs.
+
+    `measured_ms` is the part of the GPU-milliseconds that samples cover, and `idle_ms` the idle part of that
+    (`gpus.samples.idle`).
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="+")
+    measured_ms = models.BigIntegerField(default=0)
+    idle_ms = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["project", "day", "user", "queue"], name="usage_day_once"),
+        ]
+        # Of the whole deployment.
+        indexes = [models.Index("day", name="usage_by_day")]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.queue} on {self.day}"
+
+
+class RemovedUsage(_Used):
+    """What of a member's usage belongs to removed runs, which a recount can't see any more."""
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["project", "day", "user"], name="removed_usage_once")]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.project} on {self.day}"
 
 
 class ProjectLogs(models.Model):

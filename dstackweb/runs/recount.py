@@ -16,10 +16,20 @@ from dstackweb.progress import recount
 from dstackweb.progress.models import Scope, TaskGroup
 from dstackweb.progress.recount import Difference
 from dstackweb.progress.states import TaskState
-from dstackweb.runs import learned_durations, prefix_counters
+from dstackweb.runs import learned_durations, prefix_counters, usage
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.history import BUCKETS, KEPT_DAYS, hour_of
-from dstackweb.runs.models import Allocation, Job, LearnedDuration, ProjectLogs, QueueCount, QueueHour, Run, RunEvent
+from dstackweb.runs.models import (
+    Allocation,
+    Job,
+    LearnedDuration,
+    ProjectLogs,
+    QueueCount,
+    QueueHour,
+    Run,
+    RunEvent,
+    UsageDay,
+)
 from dstackweb.runs.states import ENDED, JOB_ENDED, RunStatus
 
 
@@ -32,6 +42,7 @@ def differences() -> Iterator[Difference]:
     yield from _runs_by_name()
     yield from _logs()
     yield from _durations()
+    yield from _usage()
     orphans = Allocation.objects.filter(job__status__in=JOB_ENDED).count()
     if orphans:
         yield Difference("allocations of ended jobs", orphans, 0)
@@ -114,6 +125,22 @@ def _durations() -> Iterator[Difference]:
     for whole in sorted(kept_in_all.keys() | real_in_all.keys()):
         if kept_in_all[whole] != real_in_all[whole]:
             yield Difference(f"durations of {whole}", kept_in_all[whole], real_in_all[whole])
+
+
+def _usage() -> Iterator[Difference]:
+    """Usage beside ended jobs and runs. By member: a retried run may have changed its queue since.
+
+    An instance's launch may become known after the end of its job, which then had cost nothing.
+    """
+    kept, real = usage.kept(), usage.of_ended()
+    for key in sorted(kept.keys() | real.keys()):
+        for name in (*usage.OF_JOBS, *usage.OUTCOMES):
+            was, counted = kept.get(key, Counter())[name], real.get(key, Counter())[name]
+            if was > counted or (was < counted and name != "micro_usd"):
+                project, day, user = key
+                yield Difference(f"{name} of user {user} in project {project} on {day}", was, counted)
+    for row in UsageDay.objects.filter(idle_ms__gt=F("measured_ms")):
+        yield Difference(f"idle ms of {row}", row.idle_ms, row.measured_ms)
 
 
 def _without_prefix(counted: Counter[learned_durations.Key]) -> Counter[learned_durations.Key]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from django.db import transaction
 from django.db.models import F
 
-from dstackweb.runs import allocations, history, learned_durations, prefix_counters, wakeups
-from dstackweb.runs.models import QueueCount, Run
+from dstackweb.runs import allocations, history, learned_durations, prefix_counters, usage, wakeups
+from dstackweb.runs.models import Job, QueueCount, Run
 from dstackweb.runs.states import ENDED, RunStatus
 
 
@@ -34,6 +34,7 @@ class _Changes:
     placed: list[tuple[Sequence[Run], dt.datetime]] = field(default_factory=list)
     removed: list[history.Placed] = field(default_factory=list)
     durations: learned_durations.Deltas = field(default_factory=learned_durations.Deltas)
+    usage: usage.Deltas = field(default_factory=usage.Deltas)
 
     def write(self) -> None:
         """In the common order of locks."""
@@ -46,6 +47,7 @@ class _Changes:
             history.count_placed(runs, now)
         history.count_removed(self.removed)
         self.durations.write()
+        self.usage.write()
 
     def _release(self) -> None:
         if released := allocations.release(self.settled):
@@ -101,8 +103,15 @@ def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
             changes.prefixes.add_move(run, new, now)
             if new in ENDED:
                 changes.durations.add(run, now)
+                changes.usage.add_run(run, new, now)
         if new == RunStatus.PROVISIONING:
             changes.placed.append((runs, now))
+
+
+def count_job_end(job: Job, now: dt.datetime) -> None:
+    """Count what a job, with its run, has used. Call in the transaction that ends it."""
+    with shared_rows_last(savepoint=False) as changes:
+        changes.usage.add_job(job, now)
 
 
 def count_queue_change(run: Run, queue_id: int) -> None:
@@ -113,8 +122,9 @@ def count_queue_change(run: Run, queue_id: int) -> None:
 
 
 def count_removed(runs: Sequence[Run], placed: Sequence[history.Placed], now: dt.datetime) -> None:
-    """Take ended runs that are being removed out of the counters, and note their placements. Call likewise."""
+    """Take ended runs out of the counters, and note their placements. Call likewise, before they are removed."""
     with shared_rows_last(savepoint=False) as changes:
+        changes.usage.add_removed(runs)
         for run in runs:
             changes.statuses[run.queue_id][run.status] -= 1
             changes.prefixes.add_removed(run, now)

@@ -24,7 +24,7 @@ from dstackweb.progress import finalize
 from dstackweb.runs import wakeups
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
-from dstackweb.runs.shared_rows import count_moved, shared_rows_last
+from dstackweb.runs.shared_rows import count_job_end, count_moved, shared_rows_last
 from dstackweb.runs.states import (
     ENDED,
     JOB_ENDED,
@@ -226,6 +226,8 @@ def move_job(
             attempt=job.attempt,
             at=now,
         )
+        if new in JOB_ENDED:
+            count_job_end(job, now)
     job.status = new
     for name, value in fields.items():
         setattr(job, name, value)

@@ -196,9 +196,9 @@ def test_a_run_that_ends_takes_what_all_share_once_and_last(project: Project, me
     tables = [found[1] for found in changed if found]
     assert tables.count("runs_queuecount") == 1
     behind = tables[tables.index("runs_queuecount") + 1 :]
-    *progress, learned = dict.fromkeys(behind)
+    *progress, learned, used = dict.fromkeys(behind)
     assert all(table.startswith("progress_") for table in progress)
-    assert learned == "runs_learnedduration"
+    assert (learned, used) == ("runs_learnedduration", "runs_usageday")
 
 
 def test_wrong_counters_are_named_with_stored_and_counted_values(project: Project, member: User) -> None:

@@ -80,6 +80,7 @@ class Migration(migrations.Migration):
                 ('low_since_ms', models.BigIntegerField(help_text="First sample of the current stretch below the policy's minimum", null=True)),
                 ('low_last_ms', models.BigIntegerField(help_text='Newest sample with a utilization', null=True)),
                 ('averaged_ms', models.BigIntegerField(default=0, help_text='Samples before this are averaged')),
+                ('uncounted', models.JSONField(help_text='{day since 1970: [ms that samples cover, ms idle]} that usage does not have yet', null=True)),
                 ('gpu', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='series', to='backends.gpu')),
                 ('job', models.ForeignKey(null=True, on_delete=dstackweb.gpus.models.keep_series, related_name='gpu_series', to='runs.job')),
             ],
@@ -163,6 +164,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='gpuseries',
             index=models.Index(models.F('first_ms'), condition=models.Q(('first_ms__isnull', False)), name='gpu_series_by_oldest'),
+        ),
+        migrations.AddIndex(
+            model_name='gpuseries',
+            index=models.Index(models.F('id'), condition=models.Q(('uncounted__isnull', False)), name='gpu_series_uncounted'),
         ),
         migrations.AddConstraint(
             model_name='gpuseries',

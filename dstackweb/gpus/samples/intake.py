@@ -20,6 +20,7 @@ from django.utils import timezone
 from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.gpus.models import GpuSeries, HostSampling, interval_ms
 from dstackweb.gpus.policy import binding, window
+from dstackweb.gpus.samples import idle
 from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
 from dstackweb.lib import bulk, sql
 from dstackweb.lib.times import to_moment, to_ms
@@ -45,7 +46,7 @@ SERIES = {
     "index": "smallint", "name": "text", "memory_mib": "bigint", "power_limit_w": "smallint", "first_ms": "bigint",
     "last_ms": "bigint", "utilization": "smallint", "memory_used_mib": "bigint", "power_w": "smallint",
     "temperature_c": "smallint", "throttle": "bigint", "processes": "jsonb", "low_since_ms": "bigint",
-    "low_last_ms": "bigint", "averaged_ms": "bigint",
+    "low_last_ms": "bigint", "averaged_ms": "bigint", "uncounted": "jsonb",
 }  # fmt: skip
 """The columns of a series that samples change."""
 
@@ -58,7 +59,7 @@ Key = tuple[JobId | None, str]
 
 @dataclass(slots=True)
 class SeriesRow:
-    """A series, as far as samples change it; `processes` is JSON."""
+    """A series, as far as samples change it; `processes` and `uncounted` are JSON."""
 
     id: int
     job_id: JobId | None
@@ -78,6 +79,7 @@ class SeriesRow:
     low_since_ms: int | None
     low_last_ms: int | None
     averaged_ms: int
+    uncounted: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,8 @@ def _fold(series: SeriesRow, timed: TimedSample, minimum: int | None, step_ms: i
     series.first_ms = at_ms if series.first_ms is None else min(series.first_ms, at_ms)
     series.averaged_ms = min(series.averaged_ms, bucket_of(at_ms))
     if series.last_ms is None or at_ms > series.last_ms:
+        if series.job_id is not None:
+            series.uncounted = idle.with_sample(series.uncounted, series.last_ms, at_ms, sample.utilization, step_ms)
         series.last_ms = at_ms
         series.index, series.name, series.memory_mib = sample.index, sample.name, sample.memory_mib
         series.power_limit_w = sample.power_limit_w
@@ -313,6 +317,8 @@ def _locked(jobs: Sequence[JobId], gpus: Sequence[int]) -> dict[tuple[JobId | No
     for row in series:
         if isinstance(row.processes, str):
             row.processes = json.loads(row.processes)
+        if isinstance(row.uncounted, str):
+            row.uncounted = json.loads(row.uncounted)
     return {(row.job_id, row.uuid): row for row in series}
 
 
@@ -321,5 +327,12 @@ def _write(samples: Sequence[TimedSample], series: Mapping[Key, SeriesRow]) -> N
     rows = [(series[one.key].id, one.at_ms, *_MEASURED(one.sample)) for one in samples]
     bulk.insert("gpus_gpusample", SAMPLE, rows, ignore_conflicts=True)
     changed = {one.key: series[one.key] for one in samples}.values()
-    texts = [replace(row, processes=json.dumps(row.processes)) for row in changed]
+    texts = [
+        replace(
+            row,
+            processes=json.dumps(row.processes),
+            uncounted=None if row.uncounted is None else json.dumps(row.uncounted),
+        )
+        for row in changed
+    ]
     bulk.update("gpus_gpuseries", SERIES, list(map(attrgetter(*SERIES, "id"), texts)))

@@ -23,8 +23,8 @@ from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 log = logging.getLogger(__name__)
 
-JOB_FIELDS = ("region", "instance_type", "price", "cpus", "memory_mib")
-INSTANCE_FIELDS = (*JOB_FIELDS, "gpu_name", "gpu_count", "gpu_memory_mib")
+JOB_FIELDS = ("region", "instance_type", "price", "cpus", "memory_mib", "gpu_count")
+INSTANCE_FIELDS = (*JOB_FIELDS, "gpu_name", "gpu_memory_mib")
 """What offers have in common with jobs and instances."""
 SILENT_S = 60.0
 """An instance silent for longer is not offered: it may be gone."""

@@ -185,6 +185,7 @@ def _make_jobs(placed: Sequence[tuple[Run, Placement]], backends: Mapping[str, B
             for job, fit in zip(made, one.where.fits, strict=True):
                 job.backend, job.host_id = backends[HOSTS], fit.host_id
                 job.cpus, job.memory_mib, job.gpus = fit.cpus, fit.memory_mib, list(fit.gpu_uuids)
+                job.gpu_count = len(job.gpus)
                 claims.append((job, Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)))
         else:
             for job, offer in zip(made, one.where.offers, strict=True):

@@ -1,0 +1,225 @@
+"""What members use: GPU and CPU time, money and ended runs, per project, queue, member and day (UTC).
+
+Counters, shifted where a job or a run ends, and never computed from runs: a page about a quarter costs the same however
+many runs there were. What active jobs hold is added when it is read. Times are in milliseconds, money in millionths of
+a USD: whole numbers, so that a recount gives exactly the same.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.db.models import F, Sum
+
+from dstackweb.accounts.models import Project
+from dstackweb.backends.models import Instance
+from dstackweb.lib.times import to_ms
+from dstackweb.runs.models import Job, RemovedUsage, Run, UsageDay
+from dstackweb.runs.states import ENDED, JOB_ACTIVE, JOB_ENDED, RunStatus
+
+DAY_MS = 86_400_000
+EPOCH = dt.date(1970, 1, 1)
+OF_JOBS = ("gpu_ms", "cpu_ms", "micro_usd")
+OUTCOMES = tuple(status.value for status in ENDED)
+MEASURED = ("measured_ms", "idle_ms")
+NUMBERS = (*OF_JOBS, *OUTCOMES, *MEASURED)
+"""The columns of `UsageDay` that are added up."""
+
+Amounts = Counter[str]
+"""Some of NUMBERS."""
+
+
+class Key(NamedTuple):
+    """The columns of a counter, in the order in which everybody locks them."""
+
+    project_id: int
+    day: dt.date
+    user_id: int
+    queue_id: int
+
+
+class HeldJob(NamedTuple):
+    """What a job holds and costs (USD per hour) from a moment on; it costs nothing while `costs_from_ms` is None."""
+
+    gpus: int
+    cpus: int
+    price: Decimal
+    since_ms: int
+    costs_from_ms: int | None
+
+    def by_day(self, until_ms: int) -> Iterator[tuple[dt.date, Amounts]]:
+        """What it used up to a moment, day by day."""
+        for day, since_ms, end_ms in split_days(self.since_ms, until_ms):
+            lasted_ms = end_ms - since_ms
+            cost = self._paid(end_ms) - self._paid(since_ms)
+            yield day, Counter(gpu_ms=self.gpus * lasted_ms, cpu_ms=self.cpus * lasted_ms, micro_usd=cost)
+
+    def _paid(self, until_ms: int) -> int:
+        """Millionths of a USD from its start to a moment, rounded down: the parts of all days add up to the whole."""
+        if self.costs_from_ms is None or until_ms <= self.costs_from_ms:
+            return 0
+        return int(self.price * 10_000) * (until_ms - self.costs_from_ms) // 36_000
+
+
+def split_days(since_ms: int, until_ms: int) -> Iterator[tuple[dt.date, int, int]]:
+    """The parts of a span that lie on different days (UTC): the day, its begin and its end."""
+    while since_ms < until_ms:
+        number = since_ms // DAY_MS
+        end_ms = min((number + 1) * DAY_MS, until_ms)
+        yield EPOCH + dt.timedelta(days=number), since_ms, end_ms
+        since_ms = end_ms
+
+
+HELD = ("gpu_count", "cpus", "price", "placed_at", "instance_id")
+Launches = Mapping[UUID, dt.datetime | None]
+
+
+def held(job: Job) -> HeldJob:
+    """What a loaded job holds; one query for a job on an instance that costs something."""
+    launched = _launches([job.instance_id]) if job.instance_id and job.price else {}
+    return _held([getattr(job, name) for name in HELD], launched)
+
+
+def _held(job: Sequence[Any], launched: Launches) -> HeldJob:
+    """From the columns HELD, as `spend.costs_by_run`: an instance started for a job costs it from its launch."""
+    gpus, cpus, price, placed, instance = job
+    since_ms = to_ms(placed)
+    if not price or instance is None:
+        return HeldJob(gpus, cpus, price, since_ms, since_ms if price else None)
+    launch = launched.get(instance)
+    return HeldJob(gpus, cpus, price, since_ms, None if launch is None else max(since_ms, to_ms(launch)))
+
+
+def _launches(instances: Collection[UUID | None]) -> dict[UUID, dt.datetime | None]:
+    found = {one for one in instances if one is not None}
+    return dict(Instance.objects.filter(pk__in=found).values_list("pk", "launched_at")) if found else {}
+
+
+class Deltas:
+    """What a transaction changes of the counters, until `write` writes it."""
+
+    def __init__(self) -> None:
+        self._used: defaultdict[Key, Amounts] = defaultdict(Counter)
+        self._removed: defaultdict[tuple[int, dt.date, int], Amounts] = defaultdict(Counter)
+
+    def add_job(self, job: Job, now: dt.datetime) -> None:
+        """A job, with its run, that ends."""
+        run = job.run
+        for day, amounts in held(job).by_day(to_ms(now)):
+            self._used[Key(run.project_id, day, run.user_id, run.queue_id)].update(amounts)
+
+    def add_run(self, run: Run, outcome: RunStatus, now: dt.datetime) -> None:
+        """A run that ends."""
+        self._used[Key(run.project_id, day_of(now), run.user_id, run.queue_id)][outcome.value] += 1
+
+    def add_measured(self, run: Run, day: dt.date, measured_ms: int, idle_ms: int) -> None:
+        """Time of a GPU of a run that its samples cover, and the idle part of it."""
+        key = Key(run.project_id, day, run.user_id, run.queue_id)
+        self._used[key].update(measured_ms=measured_ms, idle_ms=idle_ms)
+
+    def add_removed(self, runs: Sequence[Run]) -> None:
+        """Ended runs that are about to be removed with their jobs."""
+        for (project_id, day, user_id), amounts in of_ended(runs).items():
+            self._removed[project_id, day, user_id].update(amounts)
+
+    def write(self) -> None:
+        """In one order in all transactions, behind all other counters."""
+        for key, amounts in sorted(self._used.items()):
+            _shift(UsageDay, key._asdict(), amounts)
+        for (project_id, day, user_id), amounts in sorted(self._removed.items()):
+            _shift(RemovedUsage, {"project_id": project_id, "day": day, "user_id": user_id}, amounts)
+
+
+def _shift(model: Any, key: dict[str, int | dt.date], amounts: Amounts) -> None:
+    changes = {name: F(name) + more for name, more in amounts.items() if more}
+    if not changes:
+        return
+    row = model.objects.filter(**key)
+    if not row.update(**changes):
+        # Another transaction may create it too: also with zeros.
+        model.objects.bulk_create([model(**key)], ignore_conflicts=True)
+        row.update(**changes)
+
+
+def day_of(moment: dt.datetime) -> dt.date:
+    return moment.astimezone(dt.UTC).date()
+
+
+def of_ended(runs: Iterable[Run] | None = None) -> dict[tuple[int, dt.date, int], Amounts]:
+    """A recount, by project, day and member: of the ended jobs of these runs (all, if None) and of ended runs."""
+    found: defaultdict[tuple[int, dt.date, int], Amounts] = defaultdict(Counter)
+    jobs = Job.objects.filter(status__in=JOB_ENDED, ended_at__isnull=False)
+    ended = Run.objects.filter(status__in=ENDED, ended_at__isnull=False)
+    if runs is not None:
+        keys = [run.pk for run in runs]
+        jobs, ended = jobs.filter(run__in=keys), ended.filter(pk__in=keys)
+    columns = ("run__project", "run__user", "ended_at", "instance__launched_at", *HELD)
+    for project_id, user_id, ended_at, launched, *job in jobs.values_list(*columns).iterator():
+        one = _held(job, {job[-1]: launched})
+        for day, amounts in one.by_day(to_ms(ended_at)):
+            found[project_id, day, user_id].update(amounts)
+    for project_id, user_id, ended_at, status in ended.values_list("project", "user", "ended_at", "status").iterator():
+        assert ended_at is not None
+        found[project_id, day_of(ended_at), user_id][status] += 1
+    return found
+
+
+def active(now: dt.datetime, project: Project | None = None) -> dict[Key, Amounts]:
+    """What active jobs have used up to now: as much work as there are active jobs."""
+    columns = ("run", *HELD)
+    jobs = list(Job.objects.filter(status__in=JOB_ACTIVE).values_list(*columns))
+    # Not joined: SQLite would scan all jobs.
+    runs = Run.objects.filter(pk__in={run_id for run_id, *_job in jobs})
+    if project is not None:
+        runs = runs.filter(project=project)
+    of_run = {pk: rest for pk, *rest in runs.values_list("pk", "project", "user", "queue")}
+    launched = _launches([job[-1] for _run, *job in jobs])
+    found: defaultdict[Key, Amounts] = defaultdict(Counter)
+    for run_id, *job in jobs:
+        if run_id in of_run:
+            project_id, user_id, queue_id = of_run[run_id]
+            for day, amounts in _held(job, launched).by_day(to_ms(now)):
+                found[Key(project_id, day, user_id, queue_id)].update(amounts)
+    return found
+
+
+def of_runs(run_ids: Collection[int], now: dt.datetime) -> dict[int, Amounts]:
+    """OF_JOBS of each of these runs so far, all attempts."""
+    found: dict[int, Amounts] = {run_id: Counter() for run_id in run_ids}
+    jobs = list(Job.objects.filter(run__in=run_ids).values_list("run", "ended_at", *HELD))
+    launched = _launches([row[-1] for row in jobs])
+    for run_id, ended_at, *job in jobs:
+        for _day, amounts in _held(job, launched).by_day(to_ms(ended_at or now)):
+            found[run_id].update(amounts)
+    return found
+
+
+def read(project: Project | None, first: dt.date, last: dt.date, now: dt.datetime) -> dict[Key, Amounts]:
+    """What was used on these days, both included, in a project or in all, with what active jobs hold."""
+    found: dict[Key, Amounts] = {}
+    rows = UsageDay.objects.filter(day__gte=first, day__lte=last)
+    if project is not None:
+        rows = rows.filter(project=project)
+    for project_id, day, user_id, queue_id, *numbers in rows.values_list(*Key._fields, *NUMBERS):
+        found[Key(project_id, day, user_id, queue_id)] = Counter(dict(zip(NUMBERS, numbers, strict=True)))
+    for key, amounts in active(now, project).items():
+        if first <= key.day <= last:
+            found.setdefault(key, Counter()).update(amounts)
+    return found
+
+
+def kept() -> dict[tuple[int, dt.date, int], Amounts]:
+    """The counters of runs that are still there, without what samples measured, in the form of `of_ended`."""
+    names = (*OF_JOBS, *OUTCOMES)
+    found: defaultdict[tuple[int, dt.date, int], Amounts] = defaultdict(Counter)
+    for sign, model in ((1, UsageDay), (-1, RemovedUsage)):
+        rows = model._default_manager.order_by().values_list("project", "day", "user")
+        for project_id, day, user_id, *numbers in rows.annotate(**{f"{name}_sum": Sum(name) for name in names}):
+            for name, number in zip(names, numbers, strict=True):
+                found[project_id, day, user_id][name] += sign * number
+    return found
