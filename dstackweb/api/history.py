@@ -112,7 +112,7 @@ def of_queue(
     """Wait times and queue lengths by priority band."""
     found, _role = project_of(request, project)
     queue = services.find_queue(found, name)
-    past = history.series(queue, _view(days, step, tz))
+    past = history.series(queue, view(days, step, tz))
     return QueueHistoryOut(queue=queue.name, **_values(past))
 
 
@@ -122,7 +122,7 @@ def of_project(
 ) -> ProjectHistoryOut:
     """Wait times and lengths of all queues together, and the totals of each."""
     found, _role = project_of(request, project)
-    past, each = history.overview(found, _view(days, step, tz))
+    past, each = history.overview(found, view(days, step, tz))
     queues = [QueueTotal(queue=queue.name, total=_total(of_queue)) for queue, of_queue in each]
     expected = [_calibration(one) for one in start_estimates.calibration()[:-1]]
     return ProjectHistoryOut(queues=queues, expected_starts=expected, **_values(past))
@@ -140,7 +140,7 @@ def _calibration(one: Calibration) -> CalibrationOut:
     )
 
 
-def _view(days: int, step: str | None, tz: str) -> HistoryRange:
+def view(days: int, step: str | None, tz: str) -> HistoryRange:
     try:
         zone = parse_zone(tz)
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -25,8 +24,8 @@ from dstackweb.lib.errors import Conflict, Invalid, Stale
 from dstackweb.runs import concurrency, rows, selectors, services
 from dstackweb.runs.models import MAX_LIMIT, Queue, Run
 from dstackweb.runs.queue import queues, reorder
-from dstackweb.runs.rows import QueueRow, sent
-from dstackweb.wording import starts, waiting
+from dstackweb.runs.rows import QueueRow
+from dstackweb.wording.tables import queue_items
 
 router = Router(tags=["queues"])
 REFUSALS = refusals(403, 404, 422)
@@ -150,17 +149,6 @@ class QueueItem(QueueRow):
 
     reason_detail: str
 
-    @staticmethod
-    def listed(rows: Sequence[QueueRow]) -> list[dict[str, Any]]:
-        """A page of the queue. Runs with the same reason share its text."""
-        of_shapes = {row.shape: row for row in rows}
-        words = {shape: waiting.reason(row.reason, row.reason_data).text for shape, row in of_shapes.items()}
-        items = sent(rows)
-        for item, row in zip(items, rows, strict=True):
-            item["reason_detail"] = words[row.shape]
-            item["starts"] = starts.told(row.starts, row.start_data)
-        return items
-
 
 class QueueOut(QueueSettings):
     """A queue with a page of its runs."""
@@ -280,6 +268,6 @@ def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
     found = rows.queue_rows(queue, limit + 1, offset)
     return {
         **{name: getattr(queue, name) for name in QueueSettings.model_fields},
-        "items": QueueItem.listed(found[:limit]),
+        "items": queue_items(found[:limit]),
         "next": str(offset + limit) if len(found) > limit else None,
     }

@@ -27,6 +27,7 @@ from dstackweb.api import (
     runner,
     runs,
     tasks,
+    usage,
     utilization,
 )
 from dstackweb.api.app import api
@@ -38,6 +39,8 @@ for prefix, routers in {
     "/projects/{project}/holds": (runs.hold_router,),
     "/projects/{project}/queues": (queues.router, history.of_queues),
     "/projects/{project}/history": (history.router,),
+    "/projects/{project}/usage": (usage.router,),
+    "/projects/{project}/exports": (usage.export_router,),
     "/projects/{project}/audit": (audit.of_project,),
     "/projects/{project}/offers": (offers.router,),
     "/runner/jobs": (runner.router,),
@@ -45,6 +48,7 @@ for prefix, routers in {
     "/runner": (runner.agent_router,),
     "/hosts": (hosts.router,),
     "/audit": (audit.router,),
+    "/usage": (usage.deployment_router,),
     "/backends": (offers.backend_router,),
     "": (projects.router, tasks.downloads),
 }.items():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +14,6 @@ from dstackweb.audit.models import AuditEntry
 
 COLUMNS = ("at", "actor", "via", "address", "kind", "action", "name", "project", "changes")
 CHUNK = 1000
-FORMULA = tuple("=+-@＝＋－＠")
 
 
 @dataclass(frozen=True)
@@ -56,22 +53,9 @@ def page(wanted: AuditFilter, limit: int, before: int | None = None) -> tuple[Se
     return found[:limit], found[limit - 1].pk if len(found) > limit else None
 
 
-def as_csv(wanted: AuditFilter) -> Iterator[str]:
-    """A line per entry, after one of COLUMNS. No field begins as a formula of a spreadsheet would."""
-    writer = csv.writer(_Echo())
-    yield writer.writerow(COLUMNS)
-    for entry in wanted.rows().iterator(CHUNK):
-        values = facts(entry)
-        values["changes"] = json.dumps(values["changes"], ensure_ascii=False) if values["changes"] else ""
-        yield writer.writerow([_harmless(str(values[name] or "")) for name in COLUMNS])
-
-
-def as_json(wanted: AuditFilter) -> Iterator[str]:
-    """One array of objects with COLUMNS."""
-    yield "["
-    for number, entry in enumerate(wanted.rows().iterator(CHUNK)):
-        yield (",\n" if number else "\n") + json.dumps(facts(entry), ensure_ascii=False)
-    yield "\n]\n"
+def every(wanted: AuditFilter) -> Iterator[dict[str, Any]]:
+    """All entries of a filter, with COLUMNS."""
+    return (facts(entry) for entry in wanted.rows().iterator(CHUNK))
 
 
 def facts(entry: AuditEntry) -> dict[str, Any]:
@@ -87,15 +71,3 @@ def facts(entry: AuditEntry) -> dict[str, Any]:
         "project": entry.project_name or None,
         "changes": entry.changes,
     }
-
-
-class _Echo:
-    """A file for csv.writer, whose lines are what it returns."""
-
-    def write(self, line: str) -> str:
-        return line
-
-
-def _harmless(text: str) -> str:
-    """With a quote before what a spreadsheet would take for a formula, also behind spaces."""
-    return f"'{text}" if text[:1] in ("\t", "\r", "\n") or text.strip()[:1] in FORMULA else text

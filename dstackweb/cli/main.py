@@ -11,7 +11,20 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 import dstackweb
-from dstackweb.cli import apply, completion, hosts, logs, manual, offers, progress, queue, runs, servers, utilization
+from dstackweb.cli import (
+    apply,
+    completion,
+    hosts,
+    logs,
+    manual,
+    offers,
+    progress,
+    queue,
+    runs,
+    servers,
+    usage,
+    utilization,
+)
 from dstackweb.cli.output import (
     GIVEN,
     INTERRUPTED,
@@ -158,7 +171,7 @@ def version() -> None:
 for panel, commands in {
     "Runs": (apply.apply, runs.ps, logs.logs, runs.stop, runs.delete, progress.progress, runs.hold, runs.extend),
     "Queue": (queue.queue, queue.move, runs.priority, runs.release, queue.history),
-    "GPUs": (utilization.metrics, utilization.keep, utilization.what_if),
+    "GPUs": (utilization.metrics, utilization.keep, utilization.what_if, usage.usage),
     "Hosts and clouds": (offers.offers, offers.quotas, offers.cache),
     "Servers": (servers.login, servers.logout, servers.projects, version),
 }.items():

@@ -112,6 +112,14 @@ class QueuePageRow(QueueRow):
 
 
 @dataclass(slots=True)
+class QueueExportRow(QueueRow):
+    """With its place in the order, from which the next rows are read."""
+
+    rank: Hidden[int]
+    pk: Hidden[int]
+
+
+@dataclass(slots=True)
 class RunRow(Row):
     """A run as lists show it."""
 
@@ -191,6 +199,10 @@ _START = {"start_p50": "told.p50", "start_p90": "told.p90", "start_basis": "told
 
 _PAGE = "SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s"
 """The rows before the page are skipped in the index."""
+_BEHIND = (
+    "SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' AND (rank, id) > (%s, %s)"
+    " ORDER BY rank, id LIMIT %s"
+)
 
 
 def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]:
@@ -217,6 +229,16 @@ def queue_rows_at(queue: Queue, positions: Mapping[int, int]) -> list[QueuePageR
     for pk, row in rows.items():
         row.position = positions[pk]
     return [rows[pk] for pk in positions if pk in rows]
+
+
+def queue_export_rows(
+    queue: Queue, limit: int, *, after: tuple[int, int] | None, position: int
+) -> list[QueueExportRow]:
+    """The rows behind the place `after` (rank, id), which has this position; the first ones if it is None."""
+    if after is None:
+        return _queue_rows(QueueExportRow, queue, _PAGE, [queue.pk, limit, 0], itertools.count(1))
+    parameters = [queue.pk, *after, limit]
+    return _queue_rows(QueueExportRow, queue, _BEHIND, parameters, itertools.count(position + 1))
 
 
 def _queue_rows(kind: type[Q], queue: Queue, ids: str, parameters: Sequence[int], positions: Iterable[int]) -> list[Q]:

@@ -6,21 +6,19 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from dstackweb.audit import log
 from dstackweb.audit.log import AuditFilter
 from dstackweb.audit.models import AuditKind
-from dstackweb.lib.errors import NotFound
+from dstackweb.lib import exports
 from dstackweb.web.common.pages import PageRequest, project_page, whole_number
 from dstackweb.wording import audit as words
 
 PER_PAGE = 50
-FORMATS = {"csv": (log.as_csv, "text/csv; charset=utf-8"), "json": (log.as_json, "application/json")}
 
 
 @require_safe
@@ -44,12 +42,7 @@ def audit_page(request: PageRequest) -> HttpResponse:
 @project_page("admin")
 def export(request: PageRequest, form: str) -> HttpResponseBase:
     """All entries of a filter, as a file."""
-    if form not in FORMATS:
-        raise NotFound(f"the audit log is exported as {' or '.join(FORMATS)}, not as {form[:20]!r}")
-    write, content_type = FORMATS[form]
-    response = StreamingHttpResponse(write(_wanted(request)[0]), content_type=content_type)
-    response["Content-Disposition"] = f'attachment; filename="audit-{timezone.now():%Y-%m-%d}.{form}"'
-    return response
+    return exports.response("audit", form, log.COLUMNS, log.every(_wanted(request)[0]))
 
 
 def _wanted(request: PageRequest) -> tuple[AuditFilter, dict[str, str]]:

@@ -6,7 +6,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from dstackweb.web import audit, health, history, hosts
+from dstackweb.web import audit, exports, health, history, hosts, usage
 from dstackweb.web.accounts import views as accounts
 from dstackweb.web.cloud import instance_views, offer_views
 from dstackweb.web.common import views as common
@@ -33,7 +33,12 @@ project_pages = [
     path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),
     path("history/", history.project_history, name="history"),
     path("queues/<str:queue>/history/", history.queue_history, name="queue-history"),
+    path("history/history.<str:form>", exports.history, name="history-export"),
+    path("queues/<str:queue>/queue.<str:form>", exports.queue, name="queue-export"),
+    path("usage/", usage.usage_page, name="usage"),
+    path("usage/usage.<str:form>", exports.usage, name="usage-export"),
     path("runs/", runs.runs_page, name="runs"),
+    path("runs/runs.<str:form>", exports.runs, name="runs-export"),
     path("runs/<str:run>/", runs.run_page, name="run"),
     path("runs/<str:run>/log/", log_views.log, name="log"),
     path("runs/<str:run>/log/lines/", log_views.lines, name="log-lines"),

@@ -18,7 +18,7 @@ from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.runs import attempts, files, holds, services
 from dstackweb.runs.codes import DeliveryProblem
 from dstackweb.runs.history import BUCKETS, bucket_of, hour_of
-from dstackweb.runs.models import Job, QueueHour, Run
+from dstackweb.runs.models import Job, QueueHour, Run, UsageDay
 from dstackweb.runs.queue import ordering, queues, reorder
 from tests.browser import task_demo
 from tests.browser.scene import once
@@ -179,3 +179,25 @@ def past(project: Project, now: dt.datetime) -> None:
                     setattr(row, bucket, getattr(row, bucket) + 1)
                 rows.append(row)
     QueueHour.objects.bulk_create(rows)
+    _used(project, now)
+
+
+def _used(project: Project, now: dt.datetime) -> None:
+    """A quarter of usage: a few members who use much, one who lets GPUs idle, and weekends."""
+    rnd, hour_ms, rows = random.Random(3), 3_600_000, []
+    queues_of = [services.ensure_queue(project, name) for name in ("default", "night")]
+    for back in range(1, 90):
+        day = now.date() - dt.timedelta(days=back)
+        for number, user in enumerate(User.objects.filter(memberships__project=project).order_by("pk")):
+            if rnd.random() < 0.2 + 0.5 * (day.weekday() > 4):
+                continue
+            gpu_ms = int(rnd.expovariate(1 / (40 / (number + 1))) * hour_ms)
+            measured_ms = gpu_ms if number else gpu_ms // 2
+            idle = min(1, rnd.random() * 0.3 * number)
+            row = UsageDay(
+                project=project, user=user, queue=queues_of[rnd.random() < 0.3], day=day, gpu_ms=gpu_ms,
+                cpu_ms=8 * gpu_ms, measured_ms=measured_ms, idle_ms=int(measured_ms * idle),
+                micro_usd=int(gpu_ms * 1.2) * (back % 3 == 0), done=rnd.randrange(9), failed=rnd.randrange(3),
+            )  # fmt: skip
+            rows.append(row)
+    UsageDay.objects.bulk_create(rows)

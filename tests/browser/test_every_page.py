@@ -21,6 +21,8 @@ PAGES = {
     "history-all": "/p/main/history/?days=30",
     "history-table": "/p/main/queues/default/history/?as=table",
     "history-empty": "/p/research/history/",
+    "usage": "/p/main/usage/",
+    "usage-empty": "/p/research/usage/?by=queue",
     "runs": "/p/main/runs/",
     "run": "/p/main/runs/train-llama-sft/",
     "run-failed": "/p/main/runs/export-onnx/",

@@ -55,46 +55,46 @@ def runs_page(request: PageRequest) -> HttpResponse:
 
 
 def _list(request: PageRequest) -> dict[str, Any]:
-    chosen, text = request.GET.get("status", ""), request.GET.get("q", "").strip()
-    member, queue = request.GET.get("member", ""), request.GET.get("queue", "")
-    if request.GET.get("mine") == "yes":  # as links made before there was a choice of members say it
-        member = request.user.username
-    dates = _midnight(request, "from"), _midnight(request, "to", days_later=1)
-    oldest_first = request.GET.get("sort") == "oldest"
+    chosen, filters = request.GET.get("status", ""), run_filters(request)
     before = whole_number(request.GET.get("before")) or None
-    found, following = rows.newest_rows(
-        request.project,
-        statuses=SHOWN.get(chosen, ()),
-        user=member,
-        text=text,
-        queue=queue,
-        since=dates[0],
-        until=dates[1],
-        oldest_first=oldest_first,
-        before=before,
-        limit=PER_PAGE,
-        kind=rows.RunPageRow,
-    )
+    found, following = rows.newest_rows(request.project, **filters, before=before, limit=PER_PAGE, kind=rows.RunPageRow)
     counts = selectors.counts(request.project)
+    narrowing = ("user", "queue", "since", "until")
     return {
         "rows": lists.run_cells(found),
         "following": following,
         "before": before,
         "chosen": chosen,
-        "q": text,
-        "member": member,
-        "queue": queue,
-        "oldest_first": oldest_first,
+        "q": filters["text"],
+        "member": filters["user"],
+        "queue": filters["queue"],
+        "oldest_first": filters["oldest_first"],
         "members": selectors.submitters(request.project),
         "queues": list(Queue.objects.filter(project=request.project).order_by("name").values_list("name", flat=True)),
-        "narrowed": bool(text or member or queue or any(dates)),
-        "filtered": bool(member or queue or any(dates) or oldest_first),
+        "narrowed": any(filters[name] for name in ("text", *narrowing)),
+        "filtered": any(filters[name] for name in ("oldest_first", *narrowing)),
         "chips": [("", _("All"), sum(counts.values()))]
         + [
             (key, _("active") if key == "active" else statuses.status(key), sum(counts[status] for status in shown))
             for key, shown in SHOWN.items()
         ],
         "waiting": counts["submitted"],
+    }
+
+
+def run_filters(request: PageRequest) -> dict[str, Any]:
+    """What the address selects, as `rows.newest_rows` takes it."""
+    member = request.GET.get("member", "")
+    if request.GET.get("mine") == "yes":  # as links made before there was a choice of members say it
+        member = request.user.username
+    return {
+        "statuses": SHOWN.get(request.GET.get("status", ""), ()),
+        "user": member,
+        "text": request.GET.get("q", "").strip(),
+        "queue": request.GET.get("queue", ""),
+        "since": _midnight(request, "from"),
+        "until": _midnight(request, "to", days_later=1),
+        "oldest_first": request.GET.get("sort") == "oldest",
     }
 
 

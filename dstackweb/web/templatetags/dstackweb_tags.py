@@ -51,6 +51,7 @@ PAGES = (
     Page("progress", "web:progress", gettext_lazy("Progress"), "progress"),
     Page("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
     Page("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
+    Page("usage", "web:usage", gettext_lazy("Usage"), "coin"),
     Page("offers", "web:offers", gettext_lazy("Offers"), "offers"),
     Page("instances", "web:instances", gettext_lazy("Cloud instances"), "instances"),
     Page("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
@@ -76,6 +77,12 @@ register.simple_tag(queue_url)
 @register.filter
 def percent(share: float | None, digits: int = 0) -> str:
     return "–" if share is None else f"{floatformat(share, digits)} %"
+
+
+@register.filter
+def share(part: float | None) -> str:
+    """A part of 1 in percent."""
+    return percent(None if part is None else 100 * part)
 
 
 @register.filter

@@ -1,0 +1,92 @@
+"""Tables as files, for spreadsheets (CSV) and for programs (JSON): in blocks of lines, in constant memory."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import islice
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from django.utils import timezone
+
+from dstackweb.lib.errors import NotFound
+
+Rows = Iterable[Mapping[str, Any]]
+BLOCK = 500
+"""Rows that are sent at once."""
+FORMULA = tuple("=+-@＝＋－＠")
+
+
+def as_csv(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    """A line per row, after one of the columns. No text begins as a formula of a spreadsheet would."""
+    writer = csv.writer(_Echo())
+    lines = (writer.writerow([_cell(row.get(name)) for name in columns]) for row in rows)
+    yield writer.writerow(columns)
+    yield from _blocks(lines)
+
+
+def as_json(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    """One array of objects with the columns, an object per line."""
+    objects = (
+        json.dumps({name: row.get(name) for name in columns}, default=_plain, ensure_ascii=False) for row in rows
+    )
+    yield "["
+    yield from _blocks((",\n" if number else "\n") + text for number, text in enumerate(objects))
+    yield "\n]\n"
+
+
+Writer = Callable[[Sequence[str], Rows], Iterator[str]]
+FORMATS: dict[str, tuple[Writer, str]] = {
+    "csv": (as_csv, "text/csv; charset=utf-8"),
+    "json": (as_json, "application/json"),
+}
+"""By the file's extension, what writes it, and its content type."""
+
+
+def response(name: str, form: str, columns: Sequence[str], rows: Rows) -> StreamingHttpResponse:
+    """A table as a file to save, called `name` and today's date. Raises NotFound for another extension."""
+    if form not in FORMATS:
+        raise NotFound(f"tables are exported as {' or '.join(FORMATS)}, not as {form[:20]!r}")
+    write, content_type = FORMATS[form]
+    file = StreamingHttpResponse(write(columns, rows), content_type=content_type)
+    file["Content-Disposition"] = f'attachment; filename="{name}-{timezone.now():%Y-%m-%d}.{form}"'
+    return file
+
+
+def harmless(text: str) -> str:
+    """With a quote before what a spreadsheet would take for a formula, also behind spaces."""
+    return f"'{text}" if text[:1] in ("\t", "\r", "\n") or text.strip()[:1] in FORMULA else text
+
+
+def _blocks(lines: Iterator[str]) -> Iterator[str]:
+    while block := "".join(islice(lines, BLOCK)):
+        yield block
+
+
+def _cell(value: Any) -> str | int | float:
+    if value is None:
+        return ""
+    if isinstance(value, int | float | Decimal):
+        return _plain(value) if isinstance(value, Decimal) else value
+    if isinstance(value, Mapping | list):
+        value = json.dumps(value, default=_plain, ensure_ascii=False) if value else ""
+    return harmless(str(_plain(value)))
+
+
+def _plain(value: Any) -> Any:
+    """A moment as ISO 8601 in UTC, a decimal as a number; text for anything else that JSON doesn't know."""
+    if isinstance(value, dt.datetime):
+        digits = "milliseconds" if value.microsecond else "seconds"  # as the API has them
+        return value.astimezone(dt.UTC).isoformat(timespec=digits).replace("+00:00", "Z")
+    return float(value) if isinstance(value, Decimal) else str(value)
+
+
+class _Echo:
+    """A file for csv.writer, whose lines are what it returns."""
+
+    def write(self, line: str) -> str:
+        return line

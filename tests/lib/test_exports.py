@@ -1,0 +1,54 @@
+"""Tables as files: nothing in them is a formula, and both forms have the same values."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+import tracemalloc
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstackweb.lib.exports import FORMULA, as_csv, as_json
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@given(st.lists(st.tuples(texts, st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none())))
+def test_both_forms_have_every_value_and_no_text_is_a_formula(found: list[tuple[str, Any]]) -> None:
+    rows = [{"name": name, "value": value} for name, value in found]
+    table = list(csv.DictReader(io.StringIO("".join(as_csv(["name", "value"], rows)), newline="")))
+    for (name, value), row in zip(found, table, strict=True):
+        assert row["name"] in (name, f"'{name}")
+        assert not row["name"].strip().startswith(FORMULA)
+        assert row["value"] == ("" if value is None else str(value))
+    assert json.loads("".join(as_json(["name", "value"], rows))) == rows
+
+
+def test_moments_money_and_lists_are_written_for_programs() -> None:
+    at = dt.datetime(2026, 11, 26, 13, tzinfo=dt.timezone(dt.timedelta(hours=1)))
+    rows = [{"at": at, "usd": Decimal("1.50"), "more": ["=a"], "left": None, "ignored": 1}]
+    columns = ["at", "usd", "more", "left"]
+    assert "".join(as_csv(columns, rows)).splitlines()[1] == '2026-11-26T12:00:00Z,1.5,"[""=a""]",'
+    assert json.loads("".join(as_json(columns, rows))) == [
+        {"at": "2026-11-26T12:00:00Z", "usd": 1.5, "more": ["=a"], "left": None}
+    ]
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    def peak(number: int) -> int:
+        rows: Iterator[dict[str, Any]] = ({"name": f"run-{place}", "text": "x" * 100} for place in range(number))
+        tracemalloc.start()
+        sent = sum(len(block) for block in as_csv(["name", "text"], rows))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert sent > 100 * number
+        return most
+
+    peak(1000)
+    assert peak(20_000) < 1.5 * peak(1000)
