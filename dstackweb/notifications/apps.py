@@ -7,13 +7,14 @@ class NotificationsConfig(AppConfig):
     def ready(self) -> None:
         """Listen to events, in their transactions."""
         from django.db.models.signals import post_save
+        from django.utils import timezone
 
         from dstackweb.accounts.models import User
         from dstackweb.audit import recorder
         from dstackweb.audit.models import AuditKind
         from dstackweb.audit.recorder import Watched
         from dstackweb.backends.models import HostEvent
-        from dstackweb.notifications import outbox, sending, services
+        from dstackweb.notifications import conditions, outbox, sending, services
         from dstackweb.notifications.models import Channel, ChannelKind
         from dstackweb.runs import spend, transitions
         from dstackweb.scheduler.models import RetentionKind
@@ -24,7 +25,8 @@ class NotificationsConfig(AppConfig):
         transitions.events_written.connect(outbox.on_run_events, dispatch_uid="notifications.run_events")
         post_save.connect(services.make_bell, sender=User, dispatch_uid="notifications.bell")
         retention.register(RetentionKind.NOTIFICATIONS, services.old)
-        tasks.register("notifications", sending.send_due, sending.EVERY_S, sending.has_due)
+        tasks.register_calls("notifications", sending.send_due, sending.EVERY_S, sending.has_due)
+        tasks.register("conditions", lambda: conditions.check(timezone.now()), conditions.EVERY_S)
         recorder.watch(
             Channel,
             Watched(

@@ -29,7 +29,9 @@ EVENTS: Mapping[NotificationEvent, Kind] = {
     NotificationEvent.RUN_FAILED: Kind(About.RUN),
     NotificationEvent.RUN_STOPS_SOON: Kind(About.RUN),
     NotificationEvent.RUN_KEPT: Kind(About.RUN),
+    NotificationEvent.QUEUE_STUCK: Kind(About.PROJECT),
     NotificationEvent.BUDGET_SPENT: Kind(About.PROJECT, Role.MANAGER),
+    NotificationEvent.BACKEND_FAILS: Kind(About.DEPLOYMENT),
     NotificationEvent.HOST_HELD_BACK: Kind(About.DEPLOYMENT),
 }
 """What rules may be about, in the order of lists."""

@@ -25,7 +25,22 @@ from dstackweb.runs.codes import NotificationEvent
 from dstackweb.wording import notifications as words
 from dstackweb.wording.names import visible
 
-FACTS = ("run", "status", "reason", "waited_s", "by", "host", "percent", "spent", "budget")
+FACTS = (
+    "run",
+    "status",
+    "reason",
+    "waited_s",
+    "by",
+    "queue",
+    "code",
+    "waiting",
+    "backend",
+    "region",
+    "host",
+    "percent",
+    "spent",
+    "budget",
+)
 """Of a notification's data, what programs get as it is."""
 MAX_TEXT = 2000
 """Characters of one notification: error messages may be long."""
@@ -80,7 +95,7 @@ def path_of(delivery: Delivery) -> str:
         return reverse("web:run", args=[delivery.project.name, delivery.run_uid])
     if delivery.event == NotificationEvent.BUDGET_SPENT:
         return reverse("web:instances", args=[delivery.project.name])
-    return reverse("web:queue", args=[delivery.project.name])
+    return reverse("web:queue", args=[delivery.project.name, delivery.data.get("queue") or "default"])
 
 
 def webhook(one: Notice, key: str, now: dt.datetime) -> Post:

@@ -81,6 +81,22 @@ class Rule(models.Model):
         return f"{self.event} to {self.channel}"
 
 
+class Condition(models.Model):
+    """Something that is so now (`conditions`): of an event and the number of a queue or backend."""
+
+    event = models.CharField(max_length=40)
+    subject = models.CharField(max_length=40)
+    since = models.DateTimeField()
+    told = models.BooleanField(default=False, help_text="Its notifications have been written")
+    away_since = models.DateTimeField(null=True, help_text="Not so any more, but perhaps soon again")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["event", "subject"], name="condition_once")]
+
+    def __str__(self) -> str:
+        return f"{self.event} {self.subject}"
+
+
 class DeliveryStatus(models.TextChoices):
     WAITING = "waiting", gettext_lazy("waiting")
     """Until `due_at`."""

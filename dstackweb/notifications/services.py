@@ -36,6 +36,7 @@ DEFAULTS: Mapping[NotificationEvent, Scope] = {
     NotificationEvent.RUN_STOPS_SOON: Scope(own=True),
     NotificationEvent.RUN_KEPT: Scope(own=True),
     NotificationEvent.BUDGET_SPENT: Scope(own=False),
+    NotificationEvent.BACKEND_FAILS: Scope(own=False),
     NotificationEvent.HOST_HELD_BACK: Scope(own=False),
 }
 """What a new user sees in the app, and what goes to a new channel of theirs."""

@@ -49,6 +49,8 @@ refresh_requested = Signal()
 IN_USE = dt.timedelta(hours=1)
 USE_RECORDED_S = 10.0
 """The least time between two writes of `used_at`."""
+FAILS = 3
+"""Calls in a row after which a source counts as failing."""
 KEEP_S = 30 * 86400.0
 """How long the last good value of a failing source is served."""
 THREADS = 8
@@ -71,6 +73,13 @@ _refreshes: dict[tuple[int, SourceKey], Future[None]] = {}
 
 def is_sourced(driver: object) -> TypeIs[Sourced]:
     return hasattr(driver, "fetch") and hasattr(driver, "join")
+
+
+def failing(now: dt.datetime) -> list[SourceRow]:
+    """Of each enabled backend whose sources are in use, the first whose last calls have all failed."""
+    rows = SourceRow.objects.filter(failures__gte=FAILS, failed_at__gte=now - IN_USE, backend__enabled=True)
+    rows = rows.filter(backend__deleted_at=None).exclude(error=None).select_related("backend").order_by("-pk")
+    return list({row.backend_id: row for row in rows}.values())
 
 
 def catalog_name(backend_id: int) -> str:

@@ -304,10 +304,22 @@ class NotificationEvent(StrEnum):
     """Somebody else has kept it from being stopped by its utilization policy."""
     BUDGET_SPENT = "budget_spent"
     """A project has spent 80 % of its monthly budget, or all of it."""
+    QUEUE_STUCK = "queue_stuck"
+    """Runs wait in a queue, and none of them can start before somebody does something."""
+    BACKEND_FAILS = "backend_fails"
+    """A backend can't be asked for its offers."""
     HOST_HELD_BACK = "host_held_back"
     """A host gets no more jobs, because starts fail there."""
     TEST = "test"
     """Somebody tries a channel. No rule is about it."""
+
+
+class QueueStuck(StrEnum):
+    """`code` of QUEUE_STUCK."""
+
+    PAUSED = "paused"
+    IMPOSSIBLE = "impossible"
+    """Nothing could provide what any of its runs needs, or each alone exceeds a limit."""
 
 
 class DeliveryProblem(StrEnum):

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from django.db.models import QuerySet
+
 from dstackweb.accounts.models import Project
 from dstackweb.progress.selectors import ProgressBar, Stuck
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import selectors
-from dstackweb.runs.codes import WaitReason, is_permanent
-from dstackweb.runs.models import QueueCount, Run, Verdict
+from dstackweb.runs.codes import QueueStuck, WaitReason, is_permanent
+from dstackweb.runs.models import Queue, QueueCount, Run, Verdict
 from dstackweb.runs.prefix_counters import prefix_and_group
 from dstackweb.runs.states import RunStatus
 
@@ -40,6 +42,30 @@ class StuckRuns:
         return Stuck(min(queued - impossible, self.total.paused), impossible)
 
 
+@dataclass(frozen=True)
+class StuckQueue:
+    """A queue whose waiting runs can't start before somebody does something, and how many these are."""
+
+    queue: Queue
+    code: QueueStuck
+    waiting: int
+
+
+def stuck_queues() -> list[StuckQueue]:
+    """Of all projects."""
+    shapes = _permanent_shapes(Verdict.objects.all())
+    found = []
+    for count in QueueCount.objects.filter(submitted__gt=0).select_related("queue"):
+        of_queue = shapes.get(count.queue_id, set())
+        if count.queue.paused:
+            found.append(StuckQueue(count.queue, QueueStuck.PAUSED, count.submitted))
+        elif of_queue:
+            runs = Run.objects.filter(queue=count.queue_id, status=RunStatus.SUBMITTED)
+            if "" in of_queue or not runs.exclude(shape__in=of_queue).exists():
+                found.append(StuckQueue(count.queue, QueueStuck.IMPOSSIBLE, count.submitted))
+    return found
+
+
 _cached: dict[int, tuple[str, StuckRuns]] = {}
 
 
@@ -58,7 +84,7 @@ def forget() -> None:
 
 
 def _read(project: Project) -> StuckRuns:
-    shapes = _permanent_shapes(project)
+    shapes = _permanent_shapes(Verdict.objects.filter(queue__project=project))
     paused = impossible = 0
     names: Counter[tuple[str, bool]] = Counter()
     counts = QueueCount.objects.filter(queue__project=project, submitted__gt=0)
@@ -82,11 +108,11 @@ def _read(project: Project) -> StuckRuns:
     return StuckRuns(Stuck(paused, impossible), by_prefix, names.total() == paused + impossible)
 
 
-def _permanent_shapes(project: Project) -> dict[int, set[str]]:
+def _permanent_shapes(verdicts: QuerySet[Verdict]) -> dict[int, set[str]]:
     """By queue, the shapes that nothing which ends makes startable; "" stands for all of a queue."""
     reasons = (WaitReason.IMPOSSIBLE, WaitReason.USER_LIMIT, WaitReason.QUEUE_LIMIT)
     found: dict[int, set[str]] = {}
-    rows = Verdict.objects.filter(queue__project=project, reason__in=reasons)
+    rows = verdicts.filter(reason__in=reasons)
     for queue_id, shape, reason, data in rows.values_list("queue_id", "shape", "reason", "data"):
         if is_permanent(reason, data):
             found.setdefault(queue_id, set()).add(shape)

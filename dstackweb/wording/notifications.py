@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
-from dstackweb.runs.codes import DeliveryProblem, NotificationEvent, RunEventKind
-from dstackweb.wording import events, policy, statuses
+from dstackweb.runs.codes import DeliveryProblem, NotificationEvent, QueueStuck, RunEventKind
+from dstackweb.wording import events, offers, policy, statuses
 from dstackweb.wording.sentence import Label, Sentence, as_text, fill, known, words
 from dstackweb.wording.units import dollars, duration
 
@@ -21,12 +21,22 @@ event_name = words(
         NotificationEvent.RUN_FAILED: gettext_lazy("A run fails, or the server stops it"),
         NotificationEvent.RUN_STOPS_SOON: gettext_lazy("A utilization policy is about to stop a run"),
         NotificationEvent.RUN_KEPT: gettext_lazy("Somebody else keeps a run from its utilization policy"),
+        NotificationEvent.QUEUE_STUCK: gettext_lazy("Runs wait in a queue and none can start, for 30 minutes"),
         NotificationEvent.BUDGET_SPENT: gettext_lazy("A project has spent 80 % or all of its budget"),
+        NotificationEvent.BACKEND_FAILS: gettext_lazy("A backend cannot be read, for 10 minutes"),
         NotificationEvent.HOST_HELD_BACK: gettext_lazy("A host gets no more jobs because starts fail there"),
         NotificationEvent.TEST: gettext_lazy("Test"),
     }
 )
 """An event in a list of rules."""
+
+queue_stuck = words(
+    {
+        QueueStuck.PAUSED: gettext_lazy("The queue is paused."),
+        QueueStuck.IMPOSSIBLE: gettext_lazy("None of them can ever start as things are: see why each waits."),
+    }
+)
+"""Why nothing starts from a queue, as a sentence."""
 
 problem = words(
     {
@@ -63,6 +73,12 @@ def notification(event: str, data: Data) -> Label:
         case NotificationEvent.RUN_KEPT:
             text = fill("%(text)s.", text=policy.kept(data["data"]).capitalized())
             return Label(_("%(by)s keeps %(run)s") % data, text, "info")
+        case NotificationEvent.QUEUE_STUCK:
+            return _stuck(data)
+        case NotificationEvent.BACKEND_FAILS:
+            title = _("Backend %(backend)s cannot be read") % data
+            where = f"{data['region']}: " if data["region"] else ""
+            return Label(title, where + offers.failure(data["backend_kind"], data["failure"] or {}), "bad")
         case NotificationEvent.BUDGET_SPENT:
             return _budget(data)
         case NotificationEvent.HOST_HELD_BACK:
@@ -80,6 +96,11 @@ def _ended(data: Data) -> Label:
     text = statuses.message(data.get("detail") or {}, data.get("message") or "")
     text = text or (statuses.termination(data["reason"]) if data.get("reason") else "")
     return Label(title, text, {"done": "go", "failed": "bad"}.get(data["status"], "wait"))
+
+
+def _stuck(data: Data) -> Label:
+    waiting = ngettext("%(n)d run waits.", "%(n)d runs wait.", data["waiting"]) % {"n": data["waiting"]}
+    return Label(_("Queue %(queue)s is stuck") % data, f"{waiting} {queue_stuck(data['code'])}", "wait")
 
 
 def _budget(data: Data) -> Label:

@@ -80,14 +80,22 @@ def control_jobs() -> list[Periodic]:
         Periodic("housekeeping", housekeeping.keep_house, 600.0, control),
         Periodic("storage", keep_storage, 30.0, clouds),
         Periodic("retention", prune_old_data, 600.0, control),
-        *(Periodic(name, work, every_s, clouds, when) for name, (work, every_s, when) in _registered.items()),
+        *(
+            Periodic(name, work, every_s, settings.DSTACKWEB_CLUSTERS[role], when)
+            for name, (work, every_s, role, when) in _registered.items()
+        ),
     ]
 
 
-_registered: dict[str, tuple[Callable[[], object], float, Callable[[], bool]]] = {}
+_registered: dict[str, tuple[Callable[[], object], float, str, Callable[[], bool] | None]] = {}
 
 
-def register(name: str, work: Callable[[], object], every_s: float, when: Callable[[], bool]) -> None:
+def register(name: str, work: Callable[[], object], every_s: float) -> None:
+    """Periodic work of a room above this one, which waits for nothing but the database."""
+    _registered[name] = work, every_s, "control", None
+
+
+def register_calls(name: str, work: Callable[[], object], every_s: float, when: Callable[[], bool]) -> None:
     """Periodic work of a room above this one that waits for other servers. It is done where clouds are called, but for
     at most a fifth of the time: servers that hang delay neither passes nor clouds."""
 
@@ -101,7 +109,7 @@ def register(name: str, work: Callable[[], object], every_s: float, when: Callab
             finally:
                 _bring_forward(name, max(every_s, 4 * (time.monotonic() - began)))
 
-    _registered[name] = do, every_s, when
+    _registered[name] = do, every_s, "cloud", when
 
 
 def host_jobs(host: str) -> list[Periodic]:

@@ -96,7 +96,7 @@ def test_servers_that_hang_leave_clouds_the_slot_for_four_fifths_of_the_time(mon
         done.append("tick")
         raise TimeoutError
 
-    tasks.register("test-notices", hang, 3.0, lambda: True)
+    tasks.register_calls("test-notices", hang, 3.0, lambda: True)
     (job,) = (job for job in tasks.control_jobs() if job.name == "test-notices")
     with cloud_slot() as mine:
         assert mine

@@ -154,9 +154,10 @@ def test_events_of_the_deployment_are_offered_to_its_admins_alone(
 
 def test_a_notification_leads_to_what_it_is_about(ann: User, project: Project, page: Client) -> None:
     bell = services.bell_of(ann)
-    found = {event: Delivery.objects.create(channel=bell, key=event, event=event, project=project) for event in EVENTS}
-    for event, target in {"budget_spent": "/p/main/machines/", "run_failed": "/p/main/queue/"}.items():
-        assert page.get(f"/account/notifications/{found[event].uid}/open/").headers["Location"] == target
+    for event, target in {"budget_spent": "/p/main/machines/", "queue_stuck": "/p/main/queues/night/"}.items():
+        row = {"key": event, "event": event, "data": {"queue": "night"}}
+        one = Delivery.objects.create(channel=bell, project=project, **row)
+        assert page.get(f"/account/notifications/{one.uid}/open/").headers["Location"] == target
     of_all = Delivery.objects.create(channel=bell, key="host", event="host_held_back")
     assert path_of(of_all) == "/health/"
     assert page.get("/health/").headers["Location"] == "/p/main/health/"
