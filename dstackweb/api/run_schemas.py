@@ -11,11 +11,12 @@ from django.utils import timezone
 from ninja import Field, Schema
 from pydantic import BeforeValidator
 
-from dstackweb.api.app import Id, Name, NameOrNull, UsernameOrNull
+from dstackweb.api.app import Id, Name, NameOrNull, Username, UsernameOrNull
 from dstackweb.api.utilization import PolicyOut
 from dstackweb.gpus.policy.policy_status import policy_status
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import DependencyOutcome
+from dstackweb.runs.comparison import LineOf, Side, current_spec
 from dstackweb.runs.holds import access_to
 from dstackweb.runs.models import Dependency, Job, Run, RunEvent
 from dstackweb.runs.queue.positions import rank_factors
@@ -26,7 +27,7 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import On, Otherwise
-from dstackweb.wording import statuses, waiting
+from dstackweb.wording import events, statuses, waiting
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
@@ -122,7 +123,7 @@ class JobOut(Schema):
 
 
 class EventOut(Schema):
-    """An event: a code with data."""
+    """An event: a code with data, and in words as `detail`."""
 
     at: dt.datetime
     kind: str
@@ -130,6 +131,11 @@ class EventOut(Schema):
     attempt: int
     node: int | None
     data: dict[str, Any]
+    detail: str
+
+    @staticmethod
+    def resolve_detail(event: RunEvent) -> str:
+        return str(events.event_text(event, nodes=1))
 
 
 class HoldOut(Schema):
@@ -198,6 +204,7 @@ class RunOut(RunRow):
     hold: HoldOut | None
     policy: Annotated[PolicyOut | None, Field(description="State of its utilization policy; null unless it is placed")]
     spec: dict[str, Any]
+    settings: Annotated[dict[str, Any], Field(description="`spec` in the run file's notation, as changed since")]
     provenance: dict[str, Any]
     jobs: list[JobOut]
     jobs_next: Annotated[str | None, Field(description="The next cursor of `…/jobs`; null if these are all")]
@@ -227,6 +234,7 @@ class RunOut(RunRow):
             hold=HoldOut.from_orm(access) if access else None,
             policy=PolicyOut.of(policy_status(run, now)),
             spec=run.spec,
+            settings=current_spec(run).as_file(),
             provenance=run.provenance,
             jobs=[JobOut.from_orm(job) for job in jobs],
             jobs_next=jobs_next,
@@ -265,6 +273,53 @@ def events_page(
 class RunsOut(Schema):
     items: list[RunRow]
     next: str | None
+
+
+class SideOut(Schema):
+    """One of two runs. Seconds of its newest attempt, up to now where they go on; null where a part was not reached."""
+
+    id: Id = Field(validation_alias="run.uid")
+    name: str = Field(validation_alias="run.name")
+    user: Username = Field(validation_alias="run.user")
+    status: str = Field(validation_alias="run.status")
+    status_message: str
+    termination_reason: str = Field(validation_alias="run.termination_reason")
+    exit_code: int | None = Field(validation_alias="run.exit_code")
+    attempt: int = Field(validation_alias="run.attempt")
+    submitted_at: dt.datetime = Field(validation_alias="run.submitted_at")
+    started_at: dt.datetime | None = Field(validation_alias="run.started_at")
+    ended_at: dt.datetime | None = Field(validation_alias="run.ended_at")
+    place: str = Field(description="Where it was placed last")
+    cost: float = Field(description="USD of all attempts; hosts are free")
+    waited_s: float | None = Field(description="In the queue")
+    starting_s: float | None = Field(description="From its placement to its first command")
+    ran_s: float | None
+    total_s: float = Field(description="From its submission, all attempts")
+
+    @staticmethod
+    def resolve_status_message(side: Side) -> str:
+        return statuses.run_message(side.run)
+
+
+class LineOut(Schema):
+    of: LineOf = Field(description="Which run has it")
+    text: str
+
+
+class SettingOut(Schema):
+    """A setting as text; null where a run lacks it. `code` is the beginning of the uploaded code's SHA-256."""
+
+    key: str
+    left: str | None
+    right: str | None
+    differs: bool
+    lines: list[LineOut] = Field(description="The lines of both, where texts of several lines differ")
+
+
+class ComparisonOut(Schema):
+    left: SideOut
+    right: SideOut
+    settings: list[SettingOut]
 
 
 class OfferOut(Schema):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import RAW, IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
 from dstackweb.api.run_schemas import (
+    ComparisonOut,
     DecisionOut,
     EventsOut,
     ExtendIn,
@@ -26,7 +28,7 @@ from dstackweb.api.run_schemas import (
     jobs_page,
 )
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import dependencies, holds, removal, rows, selectors, services
+from dstackweb.runs import comparison, dependencies, holds, removal, rows, selectors, services
 from dstackweb.runs.codes import LogCut
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.passes.decision import Decision, decide_now
@@ -177,6 +179,21 @@ def hold(
 def decision(request: HttpRequest, project: Path[str], name: str) -> Decision:
     """Computed with the code of the placement pass; changes nothing."""
     return decide_now(run_of(request, project, name)[0])
+
+
+@router.get("/{name}/compare", response={200: ComparisonOut, **REFUSALS}, summary="Compare two runs")
+def compare(
+    request: HttpRequest,
+    project: Path[str],
+    name: str,
+    other: QueryEx[str, P(alias="with", description="Another run; by default the one before of the same name")] = "",
+) -> comparison.Comparison:
+    """Its settings, times and outcome on the left, those of the other run on the right.
+
+    Without another run, the one before of the same name is on the left.
+    """
+    found, _role = project_of(request, project)
+    return comparison.compare(*comparison.find_pair(found, name, other), timezone.now())
 
 
 @router.get("/{name}/jobs", response={200: JobsOut, **REFUSALS}, summary="All jobs of a run")

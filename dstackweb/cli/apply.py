@@ -241,7 +241,7 @@ def _follow(api: Api, run: dict[str, Any]) -> int:
 
 def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
     """Write a plan to `stream`: settings with their sources, offers, and the position; `code` says what is uploaded."""
-    show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], _settings(plan), stream)
+    show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], settings_rows(plan), stream)
     echo(file=stream)
     if plan["offers"]:
         show_table(*offer_table(plan["offers"][:OFFERS_SHOWN], None, without=("", "WHY")), stream)
@@ -280,12 +280,15 @@ def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
     echo(f"{position}; {outcome}", file=stream)
 
 
-def _settings(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """A row for each setting that has a value; the lines of the commands have a row each."""
+def settings_rows(plan: dict[str, Any], defaults: bool = True) -> list[tuple[str, str, str]]:
+    """A row for each setting of a plan or a run that has a value; the lines of the commands have a row each.
+
+    Without `defaults`, those that nobody set are left out.
+    """
     rows = []
     for key, source in plan["provenance"].items():
         value = _value(plan["settings"], key)
-        if value is None:
+        if value is None or (not defaults and source["source"] == "default"):
             continue
         first, *others = _lines(value) if key == "commands" else [_text(value)]
         rows.append((key, first, _origin(source)))

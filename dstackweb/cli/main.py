@@ -14,6 +14,7 @@ import dstackweb
 from dstackweb.cli import (
     apply,
     completion,
+    details,
     hosts,
     logs,
     manual,
@@ -169,7 +170,18 @@ def version() -> None:
 
 
 for panel, commands in {
-    "Runs": (apply.apply, runs.ps, logs.logs, runs.stop, runs.delete, progress.progress, runs.hold, runs.extend),
+    "Runs": (
+        apply.apply,
+        runs.ps,
+        details.show,
+        logs.logs,
+        details.diff,
+        progress.progress,
+        runs.stop,
+        runs.delete,
+        runs.hold,
+        runs.extend,
+    ),
     "Queue": (queue.queue, queue.move, runs.priority, runs.release, queue.history),
     "GPUs": (utilization.metrics, utilization.keep, utilization.what_if, usage.usage),
     "Hosts and clouds": (offers.offers, offers.quotas, offers.cache),

@@ -15,6 +15,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("ps --start", "when waiting runs are expected to start"),
         ("ps -w", "the same table, kept up to date"),
     ),
+    "show": (
+        ("show train-a", "status, times, nodes, settings and events"),
+        ("show train-a -w", "until it has ended"),
+        ("show train-a --json", "for programs"),
+    ),
+    "diff": (
+        ("diff train-a train-b", "what differs, how long each part took, how they ended"),
+        ("diff train-a", "with the run before that had its name"),
+        ("diff train-a train-b --all", "equal settings too"),
+    ),
     "logs": (
         ("logs -f train-a", "follow until the run ends"),
         ("logs train-a --tail 100 --node 1", "the last lines of the second node"),

@@ -13,9 +13,11 @@ from django.utils.translation import gettext as _
 
 from dstackweb.runs import rows, spend
 from dstackweb.runs.codes import MessageCode
+from dstackweb.runs.comparison import CHANGEABLE, current_spec
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.texts import flat, value_text
 from dstackweb.wording import statuses
 
 
@@ -106,14 +108,14 @@ ELSEWHERE = {"type", "name"}
 def settings(run: Run) -> list[Setting]:
     """The effective settings with their sources, including later changes."""
     spec = EffectiveSpec.model_validate(run.spec)
-    now = {"priority": run.priority, "queue": run.queue.name, "max_duration_s": run.limit_s}
-    changed = {key.removesuffix("_s") for key, value in now.items() if getattr(spec, key) != value}
-    return settings_of(spec.model_copy(update=now), run.provenance, changed)
+    now = current_spec(run)
+    changed = {key.removesuffix("_s") for key in CHANGEABLE if getattr(spec, key) != getattr(now, key)}
+    return settings_of(now, run.provenance, changed)
 
 
 def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collection[str] = ()) -> list[Setting]:
     """A spec as rows of a table with the run file's keys. `changed` names settings changed since submission."""
-    values = _flat(spec.as_file())
+    values = flat(spec.as_file())
     rows = []
     for key in sorted(values, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
         source = provenance.get(key, {})
@@ -124,35 +126,10 @@ def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collec
         ):
             continue
         whence = _("changed since") if key in changed else origin(source)
-        rows.append(Setting(key, text(values[key]), whence, code=key == "commands" or isinstance(values[key], dict)))
+        rows.append(
+            Setting(key, value_text(values[key]), whence, code=key == "commands" or isinstance(values[key], dict))
+        )
     return rows
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """`resources` as `resources.cpu` and so on, as provenance names them."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= {f"resources.{part}": inner for part, inner in value.items()} if key == "resources" else {key: value}
-    return flat
-
-
-def text(value: Any) -> str:
-    """A value of a run file, one line per key of a mapping and per command."""
-    if isinstance(value, dict):
-        return "\n".join(f"{key}: {text(inner).replace(chr(10), ' ')}" for key, inner in value.items())
-    if isinstance(value, list):
-        parts = [_short(part) for part in value]
-        return ("\n" if any(" " in part for part in parts) else ", ").join(parts)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def _short(value: Any) -> str:
-    """An item of a list on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {inner}" for key, inner in value.items()) + "}"
-    return str(value)
 
 
 def origin(source: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from dstackweb.runs.history import parse_zone
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
+from dstackweb.spec.texts import value_text
 from dstackweb.web.common.pages import (
     PageRequest,
     done,
@@ -210,7 +211,7 @@ def delete(request: PageRequest, run: str) -> HttpResponse:
 def profiles_page(request: PageRequest) -> HttpResponse:
     """The profiles that runs of this project can name, and its default."""
     found = [
-        (profile, [(key, details.text(value), isinstance(value, dict)) for key, value in profile.settings.items()])
+        (profile, [(key, value_text(value), isinstance(value, dict)) for key, value in profile.settings.items()])
         for profile in profiles.visible(request.project)
     ]
     context = {"profiles": found, "chosen": profiles.default(request.project)}

@@ -1,0 +1,198 @@
+"""`dstackweb show` and `diff`: all about one run, and two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from dstackweb.cli import config
+from dstackweb.cli.apply import settings_rows
+from dstackweb.cli.completion import run_names
+from dstackweb.cli.output import (
+    Column,
+    Json,
+    Note,
+    Quiet,
+    Rows,
+    RunName,
+    View,
+    Watch,
+    clock_text,
+    plural,
+    show_answer,
+    show_ids,
+    show_json,
+    show_view,
+    start_text,
+    watch_view,
+)
+from dstackweb.cli.runs import ENDED, status_text
+from dstackweb.spec.units import duration_text, price_text
+
+EVENTS_SHOWN = 12
+SIGNS = {"both": " ", "left": "-", "right": "+"}
+TIMES = {"waited_s": "waited", "starting_s": "started in", "ran_s": "ran", "total_s": "in all"}
+OUTCOME = ("status", "exit_code", "status_message", "attempt", "place", "cost")
+FACTS = Column("", wide=True)
+
+
+def show(run: RunName, follow: Watch = False, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Show all about one run: its status and why, times, nodes, settings and newest events."""
+    api = config.connect()
+    found = api.get(api.in_project("runs", run))
+    path = api.in_project("runs", found["id"])  # by id: a newer run may take the name
+    if as_json or quiet:
+        show_answer(found, "", as_json, quiet)
+    elif follow:
+        watch_view(api, found, lambda: api.get(path), view_of, lambda run: run["status"] in ENDED)
+    else:
+        show_view(view_of(found))
+
+
+def view_of(run: dict[str, Any]) -> View:
+    """A run, an answer of the API, from its status to its events."""
+    yield status_text(run)
+    yield Rows([Column("FACT"), FACTS], list(_facts(run)))
+    if run["jobs"]:
+        yield ""
+        yield Rows(*_nodes(run))
+    yield ""
+    yield Rows([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], settings_rows(run, defaults=False))
+    if run["events"]:
+        yield ""
+        events = run["events"][-EVENTS_SHOWN:]
+        yield Rows([Column("AT"), Column("EVENT", wide=True), Column("BY")], [_event(run, one) for one in events])
+        if len(run["events"]) > EVENTS_SHOWN or run["events_next"]:
+            yield Note(f"The newest {EVENTS_SHOWN} events. All: --json")
+
+
+def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "id", run["id"]
+    yield "user", run["user"]
+    yield "queue", f"{run['queue']}, priority {run['priority']}" + _position(run)
+    yield "times", f"submitted {_times(run)}"
+    if starts := start_text(run.get("starts")):
+        yield "starts", starts
+    if run["max_duration_s"]:
+        yield "at most", duration_text(run["max_duration_s"])
+    if run["cost"]:
+        yield "cost", price_text(round(run["cost"], 2))
+    for one in run["after"]:
+        yield "after", f"{one['run']} ({one['on']}): {one['outcome']}"
+
+
+def _position(run: dict[str, Any]) -> str:
+    return f", position {run['position']}" if run["position"] else ""
+
+
+def _times(run: dict[str, Any]) -> str:
+    """When it was submitted, and how long it has run."""
+    text = clock_text(run["submitted_at"])
+    if run["started_at"]:
+        until = datetime.fromisoformat(run["ended_at"]) if run["ended_at"] else datetime.now(UTC)
+        took = duration_text((until - datetime.fromisoformat(run["started_at"])).total_seconds())
+        text += f", started {clock_text(run['started_at'])}, {'ran' if run['ended_at'] else 'running for'} {took}"
+    return text
+
+
+def _nodes(run: dict[str, Any]) -> tuple[list[Column], list[tuple[object, ...]]]:
+    columns = [
+        Column("ATTEMPT", right=True),
+        Column("NODE", right=True),
+        Column("STATUS"),
+        Column("PLACE", wide=True),
+        Column("GPUS", right=True),
+        Column("EXIT", right=True),
+        Column("MESSAGE", wide=True),
+    ]
+    return columns, [
+        (
+            job["attempt"],
+            job["node"],
+            job["status"],
+            job["host"] or " ".join(filter(None, (job["backend"], job["region"], job["instance_type"]))),
+            len(job["gpus"]) or None,
+            job["exit_code"],
+            job["message"],
+        )
+        for job in run["jobs"]
+    ]
+
+
+def _event(run: dict[str, Any], event: dict[str, Any]) -> tuple[object, ...]:
+    of_node = f"node {event['node']}: " if event["node"] is not None and run["spec"]["nodes"] > 1 else ""
+    return clock_text(event["at"]), of_node + event["detail"], event["actor"]
+
+
+def diff(
+    run: RunName,
+    other: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="The run to compare with; if empty, the one before of the same name.",
+            autocompletion=run_names,
+        ),
+    ] = "",
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Equal settings too.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare two runs: settings that differ, how long each part took, and how they ended.
+
+    Lines that only the first run has begin with -, those of the second with +.
+    """
+    api = config.connect()
+    found = api.get(api.in_project("runs", run, "compare"), **({"with": other} if other else {}))
+    if as_json:
+        show_json(found)
+    elif quiet:
+        show_ids([found["left"], found["right"]])
+    else:
+        show_view(comparison_view(found, everything))
+
+
+def comparison_view(found: dict[str, Any], everything: bool = False) -> View:
+    """A comparison, an answer of the API: settings, then times, then the outcome."""
+    left, right = found["left"], found["right"]
+    sides = [Column(_title(left, right), wide=True), Column(_title(right, left), wide=True)]
+    settings = [one for one in found["settings"] if one["differs"] or everything]
+    if rows := [(one["key"], one["left"], one["right"]) for one in settings if not one["lines"]]:
+        yield Rows([Column("SETTING"), *sides], rows)
+        yield ""
+    for one in settings:
+        if one["lines"]:
+            yield f"{one['key']}:"
+            yield from (f"{SIGNS[line['of']]} {line['text']}" for line in one["lines"])
+            yield ""
+    if not any(one["differs"] for one in settings):
+        yield Note("Their settings are the same.")
+    times = [(text, _took(left[key]), _took(right[key])) for key, text in TIMES.items()]
+    yield Rows([Column("TIME"), *sides], times)
+    yield ""
+    yield Rows([Column("OUTCOME"), *sides], list(_outcome(left, right)))
+    if equal := sum(not one["differs"] for one in found["settings"]) if not everything else 0:
+        yield Note(f"{plural(equal, 'setting')} the same; to show: --all")
+
+
+def _title(run: dict[str, Any], other: dict[str, Any]) -> str:
+    """Its name; with its id's beginning where both have one name."""
+    return f"{run['name']} ({run['id'][:8]})" if run["name"] == other["name"] else str(run["name"])
+
+
+def _took(seconds: float | None) -> str:
+    return "–" if seconds is None else duration_text(seconds)
+
+
+def _outcome(left: dict[str, Any], right: dict[str, Any]) -> Iterator[tuple[str, object, object]]:
+    yield "user", left["user"], right["user"]
+    yield "submitted at", clock_text(left["submitted_at"]), clock_text(right["submitted_at"])
+    for key in OUTCOME:
+        one, other = left[key], right[key]
+        if key == "cost":
+            one, other = (price_text(round(cost, 2)) if cost else None for cost in (one, other))
+        if one or other:
+            yield key.replace("_", " ").replace("status message", "message"), one, other

@@ -1,0 +1,96 @@
+"""show and diff."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from dstackweb.accounts.models import Project, User
+from dstackweb.cli import details
+from dstackweb.cli.client import Api
+from dstackweb.cli.config import Settings
+from dstackweb.cli.output import watch_view
+from dstackweb.runs import services
+from tests.cli.conftest import Cli
+from tests.factories import make_host, make_run, place_all
+
+
+def words(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_show_has_status_times_nodes_settings_and_events(cli: Cli, project: Project, ada: User) -> None:
+    make_host("box-1")
+    run = make_run(project, ada, "train", commands=["one", "two"], priority=70)
+    place_all()
+    told = words(cli.ok("show", "train"))
+    assert told[0] == "train: provisioning"
+    assert f"id {run.uid}" in told
+    assert "queue default, priority 70" in told
+    assert "1 0 provisioning box-1" in told
+    assert "commands one" in [line.removesuffix(" run file") for line in told]
+    assert any("submitted to queue default with priority 70 ada" in line for line in told)
+    assert not any(line.startswith("shell") for line in told)
+
+
+def test_show_says_why_a_run_waits_and_what_it_waits_for(cli: Cli, project: Project, ada: User) -> None:
+    make_host()
+    make_run(project, ada, "first", resources={"cpu": 999})
+    make_run(project, ada, "second", after="first")
+    place_all()
+    assert "999 CPUs" in cli.ok("show", "first")
+    assert "after first (done): waiting" in words(cli.ok("show", "second"))
+
+
+def test_show_gives_only_the_id_or_the_answer_of_the_api(cli: Cli, project: Project, ada: User) -> None:
+    run = make_run(project, ada, "train")
+    assert cli.ok("show", "train", "-q") == f"{run.uid}\n"
+    found = json.loads(cli.ok("show", "train", "--json"))
+    assert found["settings"]["priority"] == 50
+    assert found["events"][0]["detail"] == "submitted to queue default with priority 50"
+    assert cli("show", "nope").exit_code == 1
+
+
+def test_show_fits_a_narrow_terminal(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "a-name-that-is-as-long-as-any-may-be", commands=["x" * 200, "y z " * 60])
+    found = json.loads(cli.ok("show", "a-name-that-is-as-long-as-any-may-be", "--json"))
+    out = io.StringIO()
+    console = Console(file=out, width=60, force_terminal=True, color_system=None)
+    api = Api(Settings("http://x", "dw_x", "main", ""))
+    watch_view(api, found, dict, details.view_of, lambda _run: True, console)
+    told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())  # the cursor's moves
+    assert max(len(line) for line in told.splitlines()) <= 60
+    assert "submitted" in told
+
+
+def test_diff_shows_what_differs_and_all_on_request(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "a", commands=["prepare", "train 1"], priority=60)
+    make_run(project, ada, "b", commands=["prepare", "train 2"])
+    told = cli.ok("diff", "a", "b")
+    assert "priority 60 50" in words(told)
+    assert "commands:\n  prepare\n- train 1\n+ train 2\n" in told
+    assert "status submitted submitted" in words(told)
+    assert not any(line.startswith("queue") for line in words(told))
+    assert "queue default default" in words(cli.ok("diff", "a", "b", "--all"))
+    found = json.loads(cli.ok("diff", "a", "b", "--json"))
+    assert [found["left"]["name"], found["right"]["name"]] == ["a", "b"]
+
+
+def test_diff_of_one_run_is_with_the_one_before_of_its_name(cli: Cli, project: Project, ada: User) -> None:
+    services.stop(make_run(project, ada, "a"), ada, "member")
+    refused = cli("diff", "a")
+    assert (refused.exit_code, "Name the run to compare with" in refused.stderr) == (1, True)
+    make_run(project, ada, "a")
+    told = cli("diff", "a")
+    assert "Their settings are the same." in told.stderr
+    assert "status terminated submitted" in words(told.stdout)
+
+
+@pytest.mark.parametrize("name", ["b", ""])
+def test_diff_names_a_run_that_is_not_there(cli: Cli, project: Project, ada: User, name: str) -> None:
+    make_run(project, ada, "a")
+    assert cli("diff", "a", *([name] if name else [])).exit_code == 1
