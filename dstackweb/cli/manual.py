@@ -62,6 +62,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "metrics": (("metrics train-a", "live"), ("metrics train-a --once", "once, as in a script")),
     "keep": (('keep train-a --reason "waiting for the data set"', "for the project's default time"),),
     "what-if": (("what-if --min 10 --window 30m", "which runs such a policy would have stopped"),),
+    "usage": (
+        ("usage --month 2026-11", "GPU-hours, idle share and cost of each member"),
+        ("usage --by queue --csv", "a row per month, for a spreadsheet"),
+    ),
     "offers": (
         ("offers --gpu A100:40GB..:1.. --spot --max-price 15", "what a run could use, the cheapest first"),
         ("offers -w", "kept up to date"),

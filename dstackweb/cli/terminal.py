@@ -7,11 +7,10 @@ import re
 import sys
 from collections.abc import Callable
 
-from dstackweb.lib.text import CONTROLS, FORMATS, few_accents
+from dstackweb.lib.text import CONTROLS, ESCAPE, FORMATS, few_accents
 
 MOST_HELD = 4096
 """An escape sequence of more characters is none."""
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|[ -/]*[0-~])")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\x9c]*\x1b?|[ -/]*)$")
 _OTHER = re.compile(f"(?!\r)[{CONTROLS}{FORMATS}]")
@@ -34,7 +33,7 @@ class ColoursOnly:
         self._held = begun[0] if begun else ""
         text = text[: len(text) - len(self._held)]
         parts, end = [], 0
-        for found in _ESCAPE.finditer(text):
+        for found in ESCAPE.finditer(text):
             parts.append(_plain(text[end : found.start()]))
             parts.append(found[0] if _COLOUR.fullmatch(found[0]) else "")
             end = found.end()

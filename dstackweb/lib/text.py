@@ -23,6 +23,8 @@ MARKS = "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20
 """Accents, of which each character of a language has a few."""
 MOST_MARKS = 4
 
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|[ -/]*[0-~])")
+"""What moves a terminal's cursor, sets its colours or its title, and so on."""
 _UNSEEN = re.compile(f"[{CONTROLS}{FORMATS}]")
 _FLOOD = re.compile(f"([{MARKS}]{{{MOST_MARKS}}})[{MARKS}]+")
 # Where one of these may be in UTF-8. Most pages have none, and are only searched: by bytes that are in no other text of
@@ -44,6 +46,12 @@ _SUSPECT = [
 def seen(text: str) -> str:
     """`text` with a number for each such character, but line ends and tabs; and at most a few accents on a letter."""
     return few_accents(_UNSEEN.sub(_number, text))
+
+
+def without_escapes(text: str) -> str:
+    """What a terminal shows of a job's output: without escape sequences, and of a line that was restarted the end."""
+    lines = ESCAPE.sub("", text).replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
 
 
 def few_accents(text: str) -> str:

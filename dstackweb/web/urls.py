@@ -18,7 +18,7 @@ from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
 from dstackweb.web.queue import move_views, settings_views
 from dstackweb.web.queue import views as queue
-from dstackweb.web.runs import hold_views, log_views, submit_views, why_views
+from dstackweb.web.runs import compare_views, hold_views, log_views, submit_views, why_views
 from dstackweb.web.runs import views as runs
 
 project_pages = [
@@ -39,6 +39,7 @@ project_pages = [
     path("usage/usage.<str:form>", exports.usage, name="usage-export"),
     path("runs/", runs.runs_page, name="runs"),
     path("runs/runs.<str:form>", exports.runs, name="runs-export"),
+    path("compare/", compare_views.compare_page, name="compare"),
     path("runs/<str:run>/", runs.run_page, name="run"),
     path("runs/<str:run>/log/", log_views.log, name="log"),
     path("runs/<str:run>/log/lines/", log_views.lines, name="log-lines"),

@@ -29,6 +29,8 @@ PAGES = {
     "run-waiting": "/p/main/runs/ab-reranker-7/",
     "run-held": "/p/main/runs/hold-swift-otter/",
     "run-scheduled": "/p/main/runs/report-nightly/",
+    "compare": "/p/main/compare/?run=train-llama-sft&run=export-onnx",
+    "compare-choose": "/p/main/compare/",
     "progress": "/p/main/progress/",
     "progress-run": "/p/main/runs/train-llama-sft/progress/",
     "progress-wall": "/p/main/progress/wall/",
