@@ -31,7 +31,7 @@ class NotificationsConfig(AppConfig):
             Channel,
             Watched(
                 AuditKind.CHANNEL,
-                ("user", "kind", "name", "enabled"),
+                ("user", "kind", "name", "enabled", "quiet_from", "quiet_until", "digest_at"),
                 secret=("url", "key"),
                 which=lambda channel: channel.kind != ChannelKind.APP,  # which comes and goes with its user
             ),

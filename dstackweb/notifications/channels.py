@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import secrets
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +19,7 @@ from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.lib.outbound import check_url
 from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.notifications import services
+from dstackweb.notifications.hours import send_at
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery, DeliveryStatus
 from dstackweb.runs.codes import NotificationEvent
 
@@ -92,6 +95,17 @@ def turn(channel: Channel, on: bool) -> None:
     channel.save(update_fields=["enabled"])
     if on:
         _try_now(channel.pk)
+
+
+def set_hours(channel: Channel, zone: str, times: Mapping[str, dt.time | None]) -> None:
+    """Set the time zone and times of day. What waits for its first attempt is sent by them, too."""
+    channel.zone, fields = zone, ["zone", *times]
+    for name, time in times.items():
+        setattr(channel, name, time)
+    with transaction.atomic():
+        channel.save(update_fields=fields)
+        waiting = channel.deliveries.filter(status=DeliveryStatus.WAITING, attempts=0)
+        waiting.exclude(event=NotificationEvent.TEST).update(due_at=send_at(timezone.now(), services.hours_of(channel)))
 
 
 def _try_now(channel_id: int) -> None:

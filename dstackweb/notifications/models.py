@@ -43,6 +43,10 @@ class Channel(models.Model):
     url = models.TextField(blank=True, editable=False, help_text="Encrypted: whoever has it may write there")
     key = models.TextField(blank=True, editable=False, help_text="Of a webhook's signatures, encrypted")
     enabled = models.BooleanField(default=True)
+    zone = models.CharField(max_length=60, default="UTC", help_text="Time zone of the times of day")
+    quiet_from = models.TimeField(null=True)
+    quiet_until = models.TimeField(null=True, help_text="Until then nothing is sent")
+    digest_at = models.TimeField(null=True, help_text="All is sent once a day, at this time")
     failures = models.PositiveIntegerField(default=0, help_text="Messages in a row that were not delivered")
     held_until = models.DateTimeField(
         null=True, help_text="A worker is sending its messages, or it is left alone after a failure, at most until then"

@@ -18,7 +18,9 @@ from django.utils import timezone
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Membership, User
 from dstackweb.backends.models import HostEvent, HostEventKind
+from dstackweb.notifications import services
 from dstackweb.notifications.catalogue import EVENTS
+from dstackweb.notifications.hours import send_at
 from dstackweb.notifications.models import ChannelKind, Delivery, DeliveryStatus, Rule
 from dstackweb.runs.codes import NotificationEvent, RunEventKind
 from dstackweb.runs.models import BudgetMark, Run, RunEvent
@@ -141,7 +143,7 @@ def _row(rule: Rule, name: NotificationEvent, news: News) -> Delivery:
         at=news.at,
         unread=in_app,
         status=DeliveryStatus.SENT if in_app else DeliveryStatus.WAITING,
-        due_at=None if in_app else timezone.now(),
+        due_at=None if in_app else send_at(timezone.now(), services.hours_of(rule.channel)),
     )
 
 

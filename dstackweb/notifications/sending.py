@@ -29,6 +29,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.lib.network import full_jitter
 from dstackweb.lib.secrets import decrypt
 from dstackweb.notifications import mail, messages, services
+from dstackweb.notifications.hours import after_quiet
 from dstackweb.notifications.messages import Notice, Post
 from dstackweb.notifications.models import GROUPED, Channel, ChannelKind, Delivery, DeliveryStatus
 from dstackweb.runs.codes import DeliveryProblem
@@ -38,8 +39,8 @@ log = logging.getLogger(__name__)
 CLAIM = dt.timedelta(seconds=60)
 """A worker has a channel for so long: longer than a message may take, so that two never have it at once."""
 EVERY_S = 3.0
-GROUP = 20
-"""Notifications in one message to people."""
+GROUP = {ChannelKind.EMAIL: 200, ChannelKind.SLACK: 20, ChannelKind.TEAMS: 20}
+"""Notifications in one message to people, most."""
 BUDGET_S = 10.0
 """After this time a tick begins no further message."""
 MOST_ATTEMPTS = 12
@@ -125,7 +126,7 @@ def _take(channel: Channel, now: dt.datetime) -> tuple[uuid.UUID, list[Delivery]
     """Mark what is sent next as being sent, and return it."""
     batch = uuid.uuid4()
     due = channel.deliveries.filter(status=DeliveryStatus.WAITING, due_at__lte=now).order_by("due_at", "pk")
-    ids = list(due.values_list("pk", flat=True)[: GROUP if channel.kind in GROUPED else 1])
+    ids = list(due.values_list("pk", flat=True)[: GROUP.get(ChannelKind(channel.kind), 1)])
     Delivery.objects.filter(pk__in=ids, status=DeliveryStatus.WAITING).update(
         status=DeliveryStatus.SENDING, batch=batch, attempts=F("attempts") + 1, tried_at=now
     )
@@ -197,7 +198,7 @@ def _note(
         mine = Delivery.objects.filter(batch=batch, status=DeliveryStatus.SENDING)
         for one in found if result.again else ():
             if one.attempts < MOST_ATTEMPTS:
-                due = now + dt.timedelta(seconds=delay_s(one.attempts))
+                due = after_quiet(now + dt.timedelta(seconds=delay_s(one.attempts)), services.hours_of(channel))
                 mine.filter(pk=one.pk).update(status=DeliveryStatus.WAITING, due_at=due, **facts)
         mine.update(status=result.status, **facts)
         if result.problem == DeliveryProblem.GONE:

@@ -16,8 +16,10 @@ from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditAction, AuditKind
 from dstackweb.audit.recorder import record
 from dstackweb.lib.errors import NotFound
+from dstackweb.notifications.hours import Hours
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery, Rule
 from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.history import parse_zone
 
 MOST_UNREAD = 10
 """Counting stops here: the bell then says 9+."""
@@ -66,6 +68,15 @@ def first_rules(channel: Channel) -> Mapping[NotificationEvent, Scope]:
     if channel.project_id is None:
         return DEFAULTS
     return {NotificationEvent.RUN_FAILED: Scope(own=False, project_id=channel.project_id)}
+
+
+def hours_of(channel: Channel) -> Hours:
+    """When it sends; in UTC where this machine does not know its time zone."""
+    try:
+        zone = parse_zone(channel.zone)
+    except ValueError:
+        zone = dt.UTC
+    return Hours(zone, channel.quiet_from, channel.quiet_until, channel.digest_at)
 
 
 def set_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:

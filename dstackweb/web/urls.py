@@ -114,6 +114,7 @@ account_pages = [
     path("account/notifications/settings/", notifications.settings_page, name="notification-settings"),
     path("account/notifications/add/", channels.add_own, name="channel-add"),
     path("account/notifications/channels/<int:channel_id>/", channels.channel_page, name="channel"),
+    path("account/notifications/channels/<int:channel_id>/hours/", channels.hours, name="channel-hours"),
     path("account/notifications/channels/<int:channel_id>/test/", channels.test, name="channel-test"),
     path("account/notifications/channels/<int:channel_id>/key/", channels.new_key, name="channel-key"),
     path("account/notifications/channels/<int:channel_id>/turn/", channels.turn, name="channel-turn"),

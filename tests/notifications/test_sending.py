@@ -343,6 +343,49 @@ def test_a_fault_of_ours_does_not_keep_others_from_being_sent(
     assert (statuses(first), statuses(second)) == (["unknown"], ["sent"])
 
 
+def test_what_waits_for_the_daily_message_is_one_message_then(
+    channel_to: MakeChannel, fail: Fail, receiver: Receiver
+) -> None:
+    channel = channel_to(ChannelKind.SLACK)
+    in_an_hour = (later(3600)).time().replace(second=0, microsecond=0)
+    channels.set_hours(channel, "UTC", {"digest_at": in_an_hour})
+    fail("first", "second")
+    assert not sending.has_due()
+    assert not sending.send_next(channel.pk, later())
+    assert sending.send_next(channel.pk, later(3700))
+    (request,) = receiver.requests
+    assert b"first" in request.body
+    assert b"second" in request.body
+    assert not sending.send_next(channel.pk, later(90000))
+
+
+def test_what_waits_goes_by_new_times_and_tests_at_once(
+    ann: User, channel_to: MakeChannel, fail: Fail, receiver: Receiver
+) -> None:
+    channel = channel_to(ChannelKind.SLACK)
+    begin, end = (later(seconds).time().replace(microsecond=0) for seconds in (-3600, 3600))
+    channels.set_hours(channel, "UTC", {"quiet_from": begin, "quiet_until": end})
+    fail("train")
+    channels.send_test(channel, ann)
+    sending.send_due()
+    assert statuses(channel) == ["waiting", "sent"]
+    channels.set_hours(channel, "UTC", {"quiet_from": None, "quiet_until": None})
+    sending.send_due()
+    assert statuses(channel) == ["sent", "sent"]
+
+
+def test_a_failure_is_not_repeated_in_quiet_hours(channel_to: MakeChannel, fail: Fail, receiver: Receiver) -> None:
+    channel = channel_to(ChannelKind.WEBHOOK)
+    fail("train")
+    begin, end = (later(seconds).time().replace(microsecond=0) for seconds in (5, 7200))
+    Channel.objects.filter(pk=channel.pk).update(quiet_from=begin, quiet_until=end)
+    receiver.answers = [500]
+    sending.send_due()
+    (one,) = to(channel)
+    assert one.due_at is not None
+    assert one.due_at >= later(7000)
+
+
 @pytest.fixture
 def mailed(ann: User, settings: Settings) -> Any:
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"

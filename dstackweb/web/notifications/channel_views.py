@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from uuid import UUID
 
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.notifications import channels, services
-from dstackweb.notifications.models import Channel, ChannelKind
+from dstackweb.notifications.models import Channel, ChannelKind, Delivery, DeliveryStatus
 from dstackweb.web.accounts.forms import attempt
 from dstackweb.web.common.pages import PageRequest, account_page, done, project_page, yes_or_no
 from dstackweb.web.notifications.channel_list import address_of, list_of
-from dstackweb.web.notifications.forms import ChannelForm, RulesForm
+from dstackweb.web.notifications.forms import ChannelForm, HoursForm, RulesForm
 from dstackweb.web.notifications.views import settings_with
 from dstackweb.wording import notifications as words
+from dstackweb.wording.sentence import Label
 
 
 @project_page("manager")
@@ -76,18 +79,41 @@ def channel_page(request: PageRequest, channel_id: int) -> HttpResponse:
     return _channel_page(request, channel, form)
 
 
-def _channel_page(request: PageRequest, channel: Channel, form: RulesForm, key: str = "") -> HttpResponse:
+@account_page
+@require_POST
+def hours(request: PageRequest, channel_id: int) -> HttpResponse:
+    """Set when a channel sends."""
+    channel = channels.find(request.user, channel_id)
+    form = HoursForm(channel, "", request.POST)
+    if form.is_valid():
+        channels.set_hours(channel, form.cleaned_data["zone"], form.times())
+        return done(request, _("Saved."), reverse("channel", args=[channel.pk]))
+    return _channel_page(request, channel, RulesForm(channel, request.user), hours_form=form)
+
+
+def _channel_page(
+    request: PageRequest, channel: Channel, form: RulesForm, key: str = "", hours_form: HoursForm | None = None
+) -> HttpResponse:
     found = channels.deliveries(channel)[: channels.LOGGED]
+    hours_form, now = hours_form or HoursForm(channel, request.COOKIES.get("zone", "")), timezone.now()
     values = {
         "channel": channel,
         "to": address_of(channel),
         "form": form,
+        "hours_form": hours_form,
         "key": key,
         "back": _list_url(channel),
         "signed": channel.kind == ChannelKind.WEBHOOK,
-        "log": [(one, words.notification(one.event, one.data), words.problem(one.problem)) for one in found],
+        "log": [_logged(one, now) for one in found],
     }
-    return render(request, "notifications/channel.html", values, status=422 if form.errors else 200)
+    faulty = form.errors or hours_form.errors
+    return render(request, "notifications/channel.html", values, status=422 if faulty else 200)
+
+
+def _logged(one: Delivery, now: dt.datetime) -> tuple[Delivery, Label, str, bool]:
+    """A delivery, its words and problem, and whether it waits for a time."""
+    is_later = one.status == DeliveryStatus.WAITING and one.due_at is not None and one.due_at > now
+    return one, words.notification(one.event, one.data), words.problem(one.problem), is_later
 
 
 def _list_url(channel: Channel) -> str:

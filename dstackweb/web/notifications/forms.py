@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 from django import forms
@@ -12,13 +13,19 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.notifications import mail
 from dstackweb.notifications.catalogue import EVENTS, About
-from dstackweb.notifications.models import Channel, ChannelKind
+from dstackweb.notifications.models import GROUPED, Channel, ChannelKind
 from dstackweb.notifications.services import Scope
 from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.history import parse_zone
 from dstackweb.web.accounts.forms import SettingsForm, Styled
 from dstackweb.wording import notifications as words
 
 OFF, OWN, ALL, OF_PROJECT = "off", "own", "all", "project:"
+
+
+def _time(label: Any) -> forms.TimeField:
+    widget = forms.TimeInput(attrs={"type": "time"}, format="%H:%M")
+    return forms.TimeField(label=label, required=False, widget=widget)
 
 
 class ChannelForm(Styled):
@@ -50,6 +57,41 @@ class ChannelForm(Styled):
             choices=[(kind.value, kind.label) for kind in kinds],
             widget=forms.Select(attrs={"class": "form-select"}),
         )
+
+
+class HoursForm(SettingsForm):
+    """When a channel sends."""
+
+    zone = forms.CharField(
+        label=gettext_lazy("Time zone"), max_length=60, help_text=gettext_lazy("Such as Europe/Berlin.")
+    )
+    quiet_from = _time(gettext_lazy("Quiet from"))
+    quiet_until = _time(gettext_lazy("Quiet until"))
+    digest_at = _time(gettext_lazy("All of a day in one message, at"))
+
+    def __init__(self, channel: Channel, zone: str, *args: Any) -> None:
+        """`zone`: of the browser, offered until one was chosen."""
+        used = channel.quiet_from or channel.digest_at
+        times = {name: getattr(channel, name) for name in ("quiet_from", "quiet_until", "digest_at")}
+        super().__init__(*args, initial={**times, "zone": channel.zone if used else zone or channel.zone})
+        if channel.kind not in GROUPED:
+            del self.fields["digest_at"]
+
+    def clean_zone(self) -> str:
+        try:
+            parse_zone(self.cleaned_data["zone"])
+        except ValueError:
+            raise forms.ValidationError(_("There is no such time zone. Enter one such as Europe/Berlin.")) from None
+        return str(self.cleaned_data["zone"])
+
+    def clean(self) -> None:
+        super().clean()
+        begin, end = self.cleaned_data.get("quiet_from"), self.cleaned_data.get("quiet_until")
+        if (begin is None) != (end is None) or (begin is not None and begin == end):
+            self.add_error("quiet_until", _("Enter both times, which must differ, or none."))
+
+    def times(self) -> dict[str, dt.time | None]:
+        return {name: self.cleaned_data[name] for name in self.fields if name != "zone"}
 
 
 class RulesForm(SettingsForm):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
@@ -69,7 +71,7 @@ def test_mail_is_offered_where_it_can_be_sent(ann: User, page: Client, settings:
 def test_a_channel_of_others_is_not_there(hook: Channel, mia: User, as_user: SignIn) -> None:
     other = as_user(mia)
     assert other.get(address(hook)).status_code == 404
-    for action in ("test/", "key/", "turn/", "delete/"):
+    for action in ("test/", "key/", "turn/", "delete/", "hours/"):
         assert other.post(address(hook, action), {"on": "no"}).status_code == 404
     assert Channel.objects.filter(pk=hook.pk, enabled=True, key=hook.key).exists()
     assert not hook.deliveries.exists()
@@ -161,3 +163,41 @@ def test_a_notification_leads_to_what_it_is_about(ann: User, project: Project, p
     of_all = Delivery.objects.create(channel=bell, key="host", event="host_held_back")
     assert path_of(of_all) == "/health/"
     assert page.get("/health/").headers["Location"] == "/p/main/health/"
+
+
+def test_times_are_set_and_wrong_ones_are_refused_beside_their_field(hook: Channel, ann: User, page: Client) -> None:
+    form = {"zone": "Europe/Berlin", "quiet_from": "22:00", "quiet_until": "07:00"}
+    page.cookies["zone"] = "Asia/Tokyo"
+    assert 'value="Asia/Tokyo"' in page.get(address(hook)).content.decode()
+    assert page.post(address(hook, "hours/"), form).status_code == 302
+    hook.refresh_from_db()
+    assert (hook.zone, str(hook.quiet_from), str(hook.quiet_until)) == ("Europe/Berlin", "22:00:00", "07:00:00")
+    assert 'value="22:00"' in page.get(address(hook)).content.decode()
+    for wrong, field in (
+        ({"zone": "Mars/Base"}, "zone"),
+        ({"quiet_until": ""}, "quiet_until"),
+        ({"quiet_until": "22:00"}, "quiet_until"),
+        ({"quiet_from": "late"}, "quiet_from"),
+    ):
+        answer = page.post(address(hook, "hours/"), form | wrong)
+        assert answer.status_code == 422
+        assert f'id="id_{field}_error"' in answer.content.decode()
+    assert page.post(address(hook, "hours/"), {"zone": "UTC"}).status_code == 422
+    assert "digest_at" not in page.get(address(hook)).content.decode()
+    slack = channels.create(ann, ChannelKind.SLACK, "slack", URL)
+    empty = {"zone": "UTC", "quiet_from": "", "quiet_until": "", "digest_at": "08:00"}
+    page.post(address(slack, "hours/"), empty)
+    slack.refresh_from_db()
+    assert str(slack.digest_at) == "08:00:00"
+
+
+def test_the_log_says_when_what_waits_is_sent(hook: Channel, ann: User, page: Client) -> None:
+    channels.send_test(hook, ann)
+    hook.deliveries.update(due_at=timezone.now() + dt.timedelta(hours=3, seconds=30))
+    assert "to be sent" in page.get(address(hook)).content.decode()
+    hook.deliveries.update(attempts=2)
+    shown = page.get(address(hook)).content.decode()
+    assert "next attempt" in shown
+    assert "in 3 h" in shown
+    hook.deliveries.update(status="sent")
+    assert "next attempt" not in page.get(address(hook)).content.decode()
