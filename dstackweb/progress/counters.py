@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from dstackweb.lib import bulk
+from dstackweb.progress import durations
 from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, decayed
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.reports import EntryList, Receipt, Rejection
@@ -27,8 +28,9 @@ GROUP_COLUMNS = {
     "duration_ewma_s": "float8", "version": "bigint", "changed_ms": "bigint",
 }  # fmt: skip
 RATE_COLUMNS = {"first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint"}
-PREFIX_COLUMNS = {**GROUP_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
-SCOPE_COLUMNS = {**PREFIX_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
+SUMMED_COLUMNS = {**GROUP_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
+PREFIX_COLUMNS = {**SUMMED_COLUMNS, "durations": "jsonb"}
+SCOPE_COLUMNS = {**SUMMED_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
 
 GroupName = tuple[str, str]
 """Name of a prefix, and of a group in it."""
@@ -36,11 +38,15 @@ GroupName = tuple[str, str]
 
 @dataclass(slots=True)
 class Delta:
-    """Change of one group: tasks per state (negative where they left), and timed tasks with their total seconds."""
+    """Change of one group: tasks per state (negative where they left), and timed tasks with their total seconds.
+
+    `bins` counts the tasks that were timed one by one, by `durations.BINS`.
+    """
 
     states: dict[TaskState, int] = field(default_factory=dict)
     duration_n: int = 0
     duration_s: float = 0.0
+    bins: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: Delta) -> None:
         """Add another delta."""
@@ -48,6 +54,15 @@ class Delta:
             self.states[state] = self.states.get(state, 0) + count
         self.duration_n += other.duration_n
         self.duration_s += other.duration_s
+        for number, count in other.bins.items():
+            self.bins[number] = self.bins.get(number, 0) + count
+
+    def time(self, seconds: float) -> None:
+        """Add the duration of one task."""
+        self.duration_n += 1
+        self.duration_s += seconds
+        number = durations.BINS.bin_of(seconds)
+        self.bins[number] = self.bins.get(number, 0) + 1
 
     def move(self, old: TaskState | None, new: TaskState, count: int = 1) -> None:
         """Move tasks from `old` (None: new tasks) to `new`."""
@@ -161,6 +176,8 @@ class CounterRows:
             finished += more
             _count(prefix, delta, scope.version, now_ms)
             _rate(prefix, more, now_ms)
+            if delta.bins:
+                prefix.durations = durations.added(prefix.durations, delta.bins)
             if not prefix.id:
                 scope.prefixes += 1
                 prefix.version, prefix.changed_ms = scope.version, now_ms
@@ -276,13 +293,14 @@ class _GroupRow:
 
 @dataclass(slots=True)
 class _PrefixRow(_GroupRow):
-    """PREFIX_COLUMNS of a row."""
+    """PREFIX_COLUMNS of a row. `durations` is JSON, which is written back as it was where nothing is added."""
 
     first_ms: int = 0
     finished_1m: float = 0.0
     finished_10m: float = 0.0
     rated_ms: int = 0
     groups: int = 0
+    durations: str = "{}"
 
 
 def _count(row: _GroupRow | Scope, delta: Delta, version: int, now_ms: int) -> None:

@@ -6,6 +6,8 @@ All counters of a scope change while the scope's row is locked, in the transacti
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db import models
 from django.db.models import F, Q
 
@@ -103,6 +105,9 @@ class TaskPrefix(StateCounters, RateCounters):
     scope = models.ForeignKey(Scope, on_delete=models.CASCADE, related_name="task_prefixes", db_index=False)
     name = models.CharField(max_length=NAME_MAX)
     groups = models.IntegerField(default=0)
+    durations: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="{bin of durations.BINS: tasks}, of the timed tasks that were reported one by one"
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["scope", "name"], name="progress_prefix_once")]

@@ -44,6 +44,14 @@ def differences() -> Iterator[Difference]:
     yield from _sums(TaskPrefix, Scope, "scope", [*STATES, "duration_n", "duration_s", "groups"], "prefixes")
     yield from _rows()
     yield from _unfinished()
+    yield from _durations()
+
+
+def _durations() -> Iterator[Difference]:
+    """Histograms with more tasks than were timed."""
+    for prefix in TaskPrefix.objects.exclude(durations={}):
+        if (counted := sum(prefix.durations.values())) > prefix.duration_n:
+            yield Difference(f"durations of {_name(prefix)}", counted, prefix.duration_n)
 
 
 def _totals() -> Iterator[Difference]:

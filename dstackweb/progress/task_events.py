@@ -245,5 +245,4 @@ def _add_change(delta: Delta, row: StoredTask | None, event: Event, state: TaskS
     if seconds is None and row is not None and old == TaskState.PROCESSING:
         seconds = max(0, now_ms - row.since_ms) / 1000
     if seconds is not None:
-        delta.duration_n += 1
-        delta.duration_s += seconds
+        delta.time(seconds)

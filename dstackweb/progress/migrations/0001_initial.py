@@ -91,6 +91,7 @@ class Migration(migrations.Migration):
                 ('rated_ms', models.BigIntegerField(default=0)),
                 ('name', models.CharField(max_length=200)),
                 ('groups', models.IntegerField(default=0)),
+                ('durations', models.JSONField(default=dict, help_text='{bin of durations.BINS: tasks}, of the timed tasks that were reported one by one')),
                 ('scope', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='task_prefixes', to='progress.scope')),
             ],
         ),

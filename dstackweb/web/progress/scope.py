@@ -13,6 +13,7 @@ from django.urls import reverse
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.times import to_moment
+from dstackweb.progress import durations
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import learned_durations, selectors
@@ -30,6 +31,8 @@ CARD_POLL_S = 15
 """Only its rates change by themselves: the run's own polls say when its counters have."""
 ON_A_CARD = 6
 """Prefixes on a run's page."""
+SHARES = (0.5, 0.95)
+"""Of the durations that are shown beside the mean."""
 RUNS = 12
 """Running runs on a project's page."""
 
@@ -79,11 +82,12 @@ class PageScope:
         )
 
     def durations(self, bars: Sequence[progress.ProgressBar]) -> dict[str, Durations]:
-        """By prefix, how long a project's runs took; nothing of tasks, of which only sums are counted."""
+        """By prefix, how long its tasks took, or a project's runs."""
         if self.run:
-            return {}
+            of_tasks = durations.quantiles([bar.id for bar in bars if bar.mean_s is not None], SHARES)
+            return {bar.name: Durations(*of_tasks[bar.id]) for bar in bars if bar.id in of_tasks}
         names = [bar.name for bar in bars if bar.mean_s is not None]
-        found = learned_durations.quantiles(self.request.project.pk, names, (0.5, 0.95))
+        found = learned_durations.quantiles(self.request.project.pk, names, SHARES)
         return {name: Durations(*each) for name, each in found.items()}
 
     def rows(self, bars: list[progress.ProgressBar]) -> list[ProgressRow]:

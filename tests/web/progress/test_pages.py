@@ -420,6 +420,16 @@ def test_how_long_runs_took_is_a_column_once_enough_have_ended(client: Client, p
     assert re.search(r"p50 1 min · p95 1[0-9] min", text), re.findall("p50[^<]*", text)
 
 
+def test_how_long_tasks_inside_a_run_took_is_told_as_well(client: Client, scope: int) -> None:
+    for number in range(5):
+        assert "p50" not in page(client)
+        timed = Event(f"load-{number}", S.MEMORY, 1, "load", "load", duration_s=10 if number else 100)
+        ingest.ingest_batch(scope, Batch("r", (timed,)), NOW_MS)
+    assert re.search(r"p50 (9|10|9\.\d|10\.\d) s · p95 (1 min|1[0-2]\d s|[89]\d s)", page(client)), re.findall(
+        "p50[^<]*", page(client)
+    )
+
+
 def test_prefixes_inside_runs_are_sent_again_only_after_a_change(client: Client, scope: int) -> None:
     path = "progress/inside/"
     first = poll(client, path=path)
