@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -15,12 +16,15 @@ from dstackweb.cli.output import (
     Column,
     Json,
     Note,
+    Painted,
     Quiet,
     Rows,
     RunName,
     View,
     Watch,
+    clean,
     clock_text,
+    paint,
     plural,
     show_answer,
     show_ids,
@@ -34,6 +38,7 @@ from dstackweb.spec.units import duration_text, price_text
 
 EVENTS_SHOWN = 12
 SIGNS = {"both": " ", "left": "-", "right": "+"}
+COLOURS = {"left": "31", "right": "32"}
 TIMES = {"waited_s": "waited", "starting_s": "started in", "ran_s": "ran", "total_s": "in all"}
 OUTCOME = ("status", "exit_code", "status_message", "attempt", "place", "cost")
 FACTS = Column("", wide=True)
@@ -166,7 +171,7 @@ def comparison_view(found: dict[str, Any], everything: bool = False) -> View:
     for one in settings:
         if one["lines"]:
             yield f"{one['key']}:"
-            yield from (f"{SIGNS[line['of']]} {line['text']}" for line in one["lines"])
+            yield from (_line(line) for line in one["lines"])
             yield ""
     if not any(one["differs"] for one in settings):
         yield Note("Their settings are the same.")
@@ -176,6 +181,12 @@ def comparison_view(found: dict[str, Any], everything: bool = False) -> View:
     yield Rows([Column("OUTCOME"), *sides], list(_outcome(left, right)))
     if equal := sum(not one["differs"] for one in found["settings"]) if not everything else 0:
         yield Note(f"{plural(equal, 'setting')} the same; to show: --all")
+
+
+def _line(line: dict[str, str]) -> str:
+    text = clean(f"{SIGNS[line['of']]} {line['text']}")
+    code = COLOURS.get(line["of"])
+    return Painted(paint(text, code, sys.stdout)) if code else text
 
 
 def _title(run: dict[str, Any], other: dict[str, Any]) -> str:

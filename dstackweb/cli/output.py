@@ -260,6 +260,8 @@ def show_view(view: View) -> None:
             show_table(part.columns, part.rows)
         elif isinstance(part, Note):
             note(part)
+        elif isinstance(part, Painted):
+            typer.echo(part)
         else:
             echo(part)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli import details
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.output import watch_view
+from dstackweb.cli.output import show_view, watch_view
 from dstackweb.runs import services
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all
@@ -78,6 +79,16 @@ def test_diff_shows_what_differs_and_all_on_request(cli: Cli, project: Project, 
     assert "queue default default" in words(cli.ok("diff", "a", "b", "--all"))
     found = json.loads(cli.ok("diff", "a", "b", "--json"))
     assert [found["left"]["name"], found["right"]["name"]] == ["a", "b"]
+
+
+def test_lines_of_one_run_have_a_colour_on_a_terminal_and_only_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_view([details._line({"of": of, "text": "a\x1b[2Jb"}) for of in ("both", "left", "right")])
+    assert capsys.readouterr().out == "  a\ufffd[2Jb\n\x1b[31m- a\ufffd[2Jb\x1b[0m\n\x1b[32m+ a\ufffd[2Jb\x1b[0m\n"
 
 
 def test_diff_of_one_run_is_with_the_one_before_of_its_name(cli: Cli, project: Project, ada: User) -> None:
