@@ -1,4 +1,4 @@
-"""Links in the documentation, and references to it in the code, lead somewhere."""
+"""Links in the documentation lead somewhere, and the tests that it names exist; so do pages that code refers to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("dstackweb/**/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+TEST = re.compile(r"`(?:tests/)?([\w/]+\.py)(?:::(test_\w+))?`")
 REFERENCE = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
 
 
@@ -43,3 +44,14 @@ def test_every_page_that_code_refers_to_exists() -> None:
     references = {found for source in sources for found in REFERENCE.findall(source.read_text())}
     assert references
     assert list(broken(ROOT, sorted(references))) == []
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    named = {found for page in PAGES for found in TEST.findall(page.read_text()) if "test_" in "".join(found)}
+    assert named
+    missing = [
+        (file, name)
+        for file, name in named
+        if not (path := ROOT / "tests" / file).exists() or (name and f"def {name}(" not in path.read_text())
+    ]
+    assert missing == []

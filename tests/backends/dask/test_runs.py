@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from distributed import Client, Future
 
 from dstackweb.devtools.dask import WORKERS, Dask
+from tests.backends.dask.relay import Relay
 from tests.server import Server
 from tests.support import eventually
 
@@ -58,6 +61,15 @@ def ours(dask: Dask) -> list[str]:
     with Client(dask.address, set_as_default=False) as client:
         keys = client.run_on_scheduler(lambda dask_scheduler: list(map(str, dask_scheduler.tasks)))
         return [key for key in keys if key.startswith("dstackweb-")]
+
+
+def tasks_begun(dask: Dask) -> int:
+    """How many of ours the scheduler has ever given to a worker."""
+    with Client(dask.address, set_as_default=False) as client:
+        counts = client.run_on_scheduler(
+            lambda dask_scheduler: {name: dict(of.state_counts) for name, of in dask_scheduler.task_prefixes.items()}
+        )
+    return int(counts.get("dstackweb", {}).get("processing", 0))
 
 
 def begun(server: Server, **keys: Any) -> tuple[str, Path]:
@@ -157,6 +169,26 @@ def test_a_run_whose_scheduler_is_killed_is_retried_when_it_is_back(site: tuple[
     pids = file.read_text().split()
     assert len(pids) == 2
     assert not any(map(is_alive, pids))
+
+
+def test_workers_killed_between_order_and_note_leave_one_task_per_run(site: tuple[Server, Dask]) -> None:
+    server, dask = site
+    relay, file = Relay(dask.port), server.home / "shared" / "by-killed-workers"
+    add(server, "relayed", {"scheduler": f"tcp://127.0.0.1:{relay.port}"})
+    before = tasks_begun(dask)
+    with relay.gate.closed() as has_ordered:
+        asked = ASKS | {"backends": ["relayed"]}
+        names = [server.submit(f"echo $DSTACK_RUN_NAME >> {file}", **asked) for _ in range(3)]
+        assert has_ordered.wait(60)
+        for pid in server.role_pids("qcluster"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for name in names:
+        run = server.wait(name, deadline=120)
+        assert run["status"] == "done", run
+    assert sorted(file.read_text().split()) == sorted(names)
+    assert tasks_begun(dask) - before == 3
+    relay.close()
 
 
 def test_a_cluster_with_tls_needs_its_certificates(server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:

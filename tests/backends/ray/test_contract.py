@@ -2,71 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx
 import pytest
 
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Cloud, InstanceOrder
-from dstackweb.backends.ray.cluster import DEPLOYMENT
 from dstackweb.devtools.ray import Ray
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
+from tests.backends.ray.way import Way
 from tests.support import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
-
-
-class Way:
-    """The network between a driver and the cluster. `trouble`: `cut`, `lost` (answers to submits), or a status."""
-
-    def __init__(self, address: str) -> None:
-        self.cluster = httpx.Client(base_url=address, timeout=30)
-        self.trouble = ""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self.cluster.close()
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that the cluster knows and a deployment has made."""
-        found = self.cluster.get("/api/jobs/").json()
-        return [job for job in found if DEPLOYMENT in (job["metadata"] or {})]
-
-
-def _handler(way: Way) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if way.trouble == "cut":
-                return
-            if way.trouble.isdigit():
-                self.send_response(int(way.trouble))
-                self.end_headers()
-                return
-            answer = way.cluster.request(self.command, self.path, content=body)
-            if way.trouble == "lost" and self.command == "POST":
-                return
-            self.send_response(answer.status_code)
-            self.send_header("Content-Length", str(len(answer.content)))
-            self.end_headers()
-            self.wfile.write(answer.content)
-
-        do_POST = do_DELETE = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
-
-    return Handler
 
 
 class RayEngine(Engine):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ import httpx
 import pytest
 
 from dstackweb.devtools.ray import Ray
+from tests.backends.ray.way import Way
 from tests.server import Server
 from tests.support import eventually
 
@@ -33,11 +37,17 @@ def server(ray: Ray) -> Iterator[Server]:
         server = Server(Path(folder), **SHORT)
         server.env["DSTACKWEB_PUBLIC_URL"] = server.url
         with server:
-            config = {"projects": ["main"], "address": ray.address}
-            answer = server.http.put("/backends/cluster", json={"type": "ray", "config": config})
-            assert answer.is_success, answer.text
-            eventually(lambda: server.api("GET", "offers", params={"backend": "cluster"}).json()["items"])
+            (server.home / "shared").mkdir()
+            (server.home / "shared").chmod(0o777)
+            add(server, "cluster", ray.address)
             yield server
+
+
+def add(server: Server, name: str, address: str) -> None:
+    config = {"projects": ["main"], "address": address}
+    answer = server.http.put(f"/backends/{name}", json={"type": "ray", "config": config})
+    assert answer.is_success, answer.text
+    eventually(lambda: server.api("GET", "offers", params={"backend": name}).json()["items"])
 
 
 def jobs(ray: Ray) -> dict[str, str]:
@@ -68,3 +78,44 @@ def test_a_stopped_run_gets_sigterm_and_its_grace(server: Server, ray: Ray) -> N
     assert server.wait(name)["status"] == "terminated"
     assert b"saved" in server.log(name)
     eventually(lambda: jobs(ray) == {})
+
+
+def test_workers_killed_between_submit_and_note_leave_one_job_per_run(server: Server, ray: Ray) -> None:
+    way, file = Way(ray.address), server.home / "shared" / "by-killed-workers"
+    add(server, "way", way.url)
+    before = len(way.jobs())
+    with way.gate.closed() as has_submitted:
+        asked = ON_RAY | {"backends": ["way"]}
+        names = [server.submit(f"echo $DSTACK_RUN_NAME >> {file}", **asked) for _ in range(3)]
+        assert has_submitted.wait(60)
+        for pid in server.role_pids("qcluster"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for name in names:
+        run = server.wait(name, deadline=120)
+        assert run["status"] == "done", run
+    assert sorted(file.read_text().split()) == sorted(names)
+    assert len(way.jobs()) - before == 3
+    way.close()
+
+
+def test_a_run_whose_cluster_dies_is_interrupted_and_retried_once_it_is_back(server: Server, ray: Ray) -> None:
+    file = server.home / "shared" / "attempts"
+    name = server.submit(
+        f"echo $$ >> {file}",
+        f"if [ $(wc -l < {file}) -gt 1 ]; then echo again; exit 0; fi",
+        "echo up",
+        "while :; do sleep 0.1; done",
+        **ON_RAY | {"retry": {"on_events": ["interruption"]}, "stop_duration": 2},
+    )
+    eventually(lambda: b"up" in server.log(name, attempt=1))
+    ray.stop()
+    ray.start()
+    server.wait(name, "pending", deadline=180)  # what an engine does not list counts as gone after a minute
+    server.hurry_retry(name)
+    run = server.wait(name, deadline=90)
+    assert (run["status"], run["attempt"]) == ("done", 2), run
+    assert server.log(name, attempt=2) == b"again\n"
+    pids = file.read_text().split()
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
