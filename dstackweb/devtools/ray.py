@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 RAY = Path(sys.executable).parent / "ray"
@@ -59,21 +59,30 @@ class Ray:
         return self
 
     def stop(self) -> None:
-        """SIGKILL to all of it, as when its machine loses power. Jobs' agents notice."""
+        """SIGKILL to all of it, with agents and runners of jobs."""
         while pids := self.pids():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+            _kill(pids)
 
-    def pids(self) -> list[int]:
-        """All its living processes."""
-        mark, found = f"{MARK}={self.folder}".encode(), []
+    def crash(self) -> None:
+        """SIGKILL to Ray's own processes. Jobs' agents notice."""
+        while pids := [pid for pid, command in self.pids().items() if b"/ray/" in command or b"ray::" in command]:
+            _kill(pids)
+
+    def pids(self) -> dict[int, bytes]:
+        """All its living processes, with their command lines."""
+        mark, found = f"{MARK}={self.folder}".encode(), {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes()
         return found
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.05)
 
 
 def _answers(url: str) -> bool:
