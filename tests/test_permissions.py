@@ -42,7 +42,7 @@ READS = {
 """Requests with a body that change nothing: viewers may send them."""
 REDIRECTED = {f"/p/{{project}}/queues/{{queue}}/{name}/" for name in ("change", "preview", "undo")}
 """Without scripts the answer is the queue's page, which says what was refused."""
-OWN = {"POST /p/{project}/members/<int:user_id}/remove/"}
+OWN = {"POST /p/{project}/members/<int:user_id}/remove/", "POST /p/{project}/queues/{queue}/views/"}
 """What a viewer may do to themselves."""
 _LIMITS = dict.fromkeys(("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user"), "")
 BODIES: dict[str, dict[str, Any]] = {

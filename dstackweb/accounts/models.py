@@ -245,3 +245,27 @@ class ProjectSecret(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} of {self.project}"
+
+
+class SavedView(models.Model):
+    """Filters of a project's queues under a name, as the query of the page's address (`q=sweep&group=reason`).
+
+    Only `user` sees it; without one, all members of the project.
+    """
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="saved_views")
+    user = models.ForeignKey(User, null=True, blank=True, on_delete=models.CASCADE, related_name="saved_views")
+    name = models.CharField(max_length=40)
+    query = models.CharField(max_length=500)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["project", "user", "name"], name="view_name_of_user_in_project"),
+            models.UniqueConstraint(
+                fields=["project", "name"], condition=Q(user=None), name="shared_view_name_in_project"
+            ),
+        ]
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.user or self.project}"

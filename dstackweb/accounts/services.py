@@ -9,7 +9,7 @@ from typing import Any, cast
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Model
+from django.db.models import Model, Q
 from django.utils import timezone
 
 from dstackweb.accounts.access import role_in
@@ -21,6 +21,7 @@ from dstackweb.accounts.models import (
     Project,
     ProjectSecret,
     Role,
+    SavedView,
     TokenLimit,
     TokenScope,
     User,
@@ -323,6 +324,39 @@ def delete_secret(project: Project, name: str) -> None:
     """Delete a secret. Raises NotFound if there is none of this name."""
     if not ProjectSecret.objects.filter(project=project, name=name).delete()[0]:
         raise NotFound(f"{project} has no secret {name}.")
+
+
+VIEWS_MOST = 50
+"""Saved views of one person, or shared ones, in a project."""
+
+
+def save_view(project: Project, user: User | None, name: str, query: str) -> SavedView:
+    """Save filters under a name, in place of those it had; without `user` for all members.
+
+    Raises Invalid at `name` or `query`, Conflict for too many.
+    """
+    name = name.strip()
+    check(SavedView(project=project, user=user, name=name, query=query), "name", "query")
+    views = SavedView.objects.filter(project=project, user=user)
+    if not views.filter(name=name).exists() and views.count() >= VIEWS_MOST:
+        raise Conflict(f"There are {VIEWS_MOST} saved views already. Delete one first.")
+    row, _ = SavedView.objects.update_or_create(project=project, user=user, name=name, defaults={"query": query})
+    return row
+
+
+def delete_view(project: Project, view_id: int, user: User, shared: bool) -> SavedView:
+    """Delete a view of this user, or, if they may (`shared`), one of all. Raises NotFound if there is no such view."""
+    mine = Q(user=user) | Q(user=None) if shared else Q(user=user)
+    row = SavedView.objects.filter(mine, project=project, pk=view_id).first()
+    if row is None:
+        raise NotFound("This view does not exist or was already deleted.")
+    row.delete()
+    return row
+
+
+def saved_views(project: Project, user: User) -> list[SavedView]:
+    """The views that this user sees in a project, by name."""
+    return list(SavedView.objects.filter(Q(user=user) | Q(user=None), project=project).order_by("name", "pk"))
 
 
 def secret_names(project: Project) -> list[str]:

@@ -27,6 +27,7 @@ class AuditKind(StrEnum):
     HOST_INVITE = "host_invite"
     CHANNEL = "channel"
     RUN = "run"
+    VIEW = "view"
 
 
 class AuditAction(StrEnum):

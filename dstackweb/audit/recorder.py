@@ -19,7 +19,16 @@ from django.db.models import Model
 from django.db.models.signals import post_delete, post_save, pre_save
 from django.http import HttpRequest, HttpResponseBase
 
-from dstackweb.accounts.models import ApiToken, Invite, LoginLink, Membership, Project, ProjectSecret, User
+from dstackweb.accounts.models import (
+    ApiToken,
+    Invite,
+    LoginLink,
+    Membership,
+    Project,
+    ProjectSecret,
+    SavedView,
+    User,
+)
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from dstackweb.backends.models import Backend, Host, HostEvent, HostInvite
 from dstackweb.gpus.models import ProjectPolicies
@@ -65,6 +74,7 @@ WATCHED: dict[type[Model], Watched] = {
     Backend: Watched(AuditKind.BACKEND, ("name", "kind", "config", "enabled", "deleted_at"), secret=("secret",)),
     Host: Watched(AuditKind.HOST, ("labels", "setup")),
     HostInvite: Watched(AuditKind.HOST_INVITE, ("expires_at",)),
+    SavedView: Watched(AuditKind.VIEW, ("name", "query"), which=lambda view: view.user_id is None),  # shared
 }  # fmt: skip
 
 _request: ContextVar[HttpRequest | None] = ContextVar("audited_request", default=None)
@@ -229,7 +239,7 @@ def _name_of(row: Model) -> str:
     match row:
         case Membership():
             return row.user.get_username()
-        case Queue() | Profile() | ProjectSecret() | Host() | Backend():
+        case Queue() | Profile() | ProjectSecret() | Host() | Backend() | SavedView():
             return row.name
         case ProjectPolicies():
             return row.project.name

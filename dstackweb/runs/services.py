@@ -41,6 +41,7 @@ from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, move_run, note, record
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
+from dstackweb.spec.source import as_yaml
 
 STOPPED_AT_ONCE = 25
 LARGE = 16 * 1024
@@ -120,7 +121,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
         place = "env" if missing[0] in secret_names(spec.env) else "registry_auth"
         raise Invalid.at(place, msg=msg, line=run_file.line(place))
     archive = _archive(project, submission.archive) if submission.archive else None
-    text = submission.config if isinstance(submission.config, str) else json.dumps(submission.config, indent=2)
+    text = submission.config if isinstance(submission.config, str) else as_yaml(submission.config)
     dependencies = find_dependencies(project, spec, run_file)
     return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive, dependencies)
 

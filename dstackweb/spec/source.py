@@ -192,6 +192,28 @@ for _kind, _pattern, _first in (
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z", re.ASCII), list(_first))
 
 
+class _Dumper(yaml.CSafeDumper):
+    """Quotes the texts that `_Loader` would read as something else."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text_node(dumper: _Dumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar(f"{_TAG}str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
+def as_yaml(config: Mapping[str, Any]) -> str:
+    """An object as the text of a run file; `read` gives it back."""
+    text: str = yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
 @dataclass
 class _Reader:
     """Converts YAML nodes to plain data, with their lines and all errors."""

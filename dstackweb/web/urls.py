@@ -16,7 +16,7 @@ from dstackweb.web.notifications import channel_views as channels
 from dstackweb.web.notifications import views as notifications
 from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
-from dstackweb.web.queue import move_views, settings_views
+from dstackweb.web.queue import move_views, saved_views, settings_views
 from dstackweb.web.queue import views as queue
 from dstackweb.web.runs import compare_views, hold_views, log_views, submit_views, why_views
 from dstackweb.web.runs import views as runs
@@ -30,6 +30,8 @@ project_pages = [
     path("queues/<str:queue>/change/", move_views.change, name="change"),
     path("queues/<str:queue>/preview/", move_views.preview, name="preview"),
     path("queues/<str:queue>/undo/", move_views.undo, name="undo"),
+    path("queues/<str:queue>/views/", saved_views.save, name="view-save"),
+    path("queues/<str:queue>/views/<int:view>/delete/", saved_views.delete, name="view-delete"),
     path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),
     path("history/", history.project_history, name="history"),
     path("queues/<str:queue>/history/", history.queue_history, name="queue-history"),

@@ -32,6 +32,7 @@ KIND = words(
         AuditKind.HOST_INVITE: gettext_lazy("host invite"),
         AuditKind.CHANNEL: gettext_lazy("notification channel"),
         AuditKind.RUN: gettext_lazy("run"),
+        AuditKind.VIEW: gettext_lazy("shared view"),
     }
 )
 ACTION = words(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.lib.errors import FieldError, Invalid, TooLarge
-from dstackweb.spec.source import MAX_BYTES, MAX_ERRORS, read
+from dstackweb.spec.source import MAX_BYTES, MAX_ERRORS, as_yaml, read
 
 
 def refused(config: Any) -> list[FieldError]:
@@ -157,3 +157,54 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_any_text_of_yaml_signs_is_read_or_refused(text: str) -> None:
     with suppress(Invalid):
         assert isinstance(read(text).data, dict)
+
+
+def test_an_object_as_yaml_reads_as_people_write_it() -> None:
+    config = {
+        "type": "task",
+        "name": "1e3",
+        "priority": 7,
+        "commands": ["python train.py", "if true; then\n  echo: 1\nfi\n"],
+        "env": {
+            "ON": "yes",
+            "NO": "true",
+            "N": "7",
+            "WHEN": "2026-01-01",
+            "NONE": None,
+            "ÄÖ": "${{ secrets.X }}",
+        },
+    }
+    text = as_yaml(config)
+    assert text == (
+        "type: task\n"
+        "name: '1e3'\n"
+        "priority: 7\n"
+        "commands:\n"
+        "- python train.py\n"
+        "- |\n"
+        "  if true; then\n"
+        "    echo: 1\n"
+        "  fi\n"
+        "env:\n"
+        "  ON: yes\n"
+        "  NO: 'true'\n"
+        "  N: '7'\n"
+        "  WHEN: 2026-01-01\n"
+        "  NONE: null\n"
+        "  ÄÖ: ${{ secrets.X }}\n"
+    )
+    assert read(text).data == config
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**17), 10**17) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8), PLAIN, min_size=1, max_size=4))
+def test_any_object_is_the_same_as_yaml(config: dict[str, Any]) -> None:
+    with suppress(Invalid):
+        config = read(config).data
+        assert read(as_yaml(config)).data == config

@@ -166,6 +166,20 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('project', 'name'), name='secret_name_in_project')],
             },
         ),
+        migrations.CreateModel(
+            name='SavedView',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=40)),
+                ('query', models.CharField(max_length=500)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='saved_views', to='accounts.project')),
+                ('user', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='saved_views', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'ordering': ['name'],
+                'constraints': [models.UniqueConstraint(fields=('project', 'user', 'name'), name='view_name_of_user_in_project'), models.UniqueConstraint(condition=models.Q(('user', None)), fields=('project', 'name'), name='shared_view_name_in_project')],
+            },
+        ),
         migrations.AddField(
             model_name='apitoken',
             name='project',

@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
+from dstackweb.accounts import services as accounts
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
 from dstackweb.runs import rows as run_rows
@@ -82,8 +83,9 @@ def _context(request: PageRequest, name: str, version: str, moved: Collection[in
     """What the list and its page need. Polls share what they read; pages, and what an action answers, are read anew."""
     page, filters = whole_number(request.GET.get("page"), least=1), Filters.read(request.GET)
     news = announcements(request)  # before the list, so that the next poll has what happens in between
-    mine = {"announcements": news, "max_priority": lists.max_priority(request)}
+    mine: dict[str, Any] = {"announcements": news, "max_priority": lists.max_priority(request)}
     if moved or not request.htmx:
+        mine["views"] = accounts.saved_views(request.project, request.user)
         values = _values(request.project, name, page, filters)
         return {**values, **mine, "body": _body(request, values, moved)}
     key = request.project.pk, name, page, filters, get_language()
@@ -132,6 +134,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "queue_rows": rows,
         "reserved": {row.run_id: row for row in Reservation.kept()},
         "filters": filters,
+        "filter_query": filters.address().removeprefix("?"),
         "options": front.options(filters),
         "chips": front.chips(filters),
         "headings": headings,

@@ -33,6 +33,7 @@ TEXTS = {
     "accounts.Project": ["name"],
     "accounts.ApiToken": ["name"],
     "accounts.ProjectSecret": ["name"],
+    "accounts.SavedView": ["name"],
     "profiles.Profile": ["name", "description"],
     "progress.Reporter": ["name"],
     "progress.TaskPrefix": ["name"],

@@ -1,0 +1,36 @@
+"""Filters of the queue page under a name: a person's own, and those that managers share with all members."""
+
+from __future__ import annotations
+
+from django.http import HttpResponseBase, QueryDict
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
+
+from dstackweb.accounts import services as accounts
+from dstackweb.accounts.access import need_role
+from dstackweb.accounts.models import Role
+from dstackweb.lib.errors import Invalid
+from dstackweb.web.common.pages import PageRequest, done, project_page, queue_url
+from dstackweb.web.queue.filters import Filters
+
+
+@require_POST
+@project_page()
+def save(request: PageRequest, queue: str) -> HttpResponseBase:
+    """Save what the page shows. Back to the page, with these filters."""
+    filters = Filters.read(QueryDict(request.POST.get("query", "")))
+    if not filters.query:
+        raise Invalid.at("query", msg=_("a view needs a filter or groups"))
+    shared = request.POST.get("shared") == "yes"
+    if shared:
+        need_role(request.role, request.project.name, Role.MANAGER)
+    query = filters.address().removeprefix("?")
+    view = accounts.save_view(request.project, None if shared else request.user, request.POST.get("name", ""), query)
+    return done(request, _("View %s saved") % view.name, f"{queue_url(request.project, queue)}?{view.query}")
+
+
+@require_POST
+@project_page()
+def delete(request: PageRequest, queue: str, view: int) -> HttpResponseBase:
+    deleted = accounts.delete_view(request.project, view, request.user, shared=request.may["manager"])
+    return done(request, _("View %s deleted") % deleted.name, queue_url(request.project, queue))

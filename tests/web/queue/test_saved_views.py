@@ -1,0 +1,100 @@
+"""Filters of the queue page are saved under a name: a person's own, and those that managers share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+
+from dstackweb.accounts import services
+from dstackweb.accounts.models import Project, SavedView, User
+from dstackweb.audit.models import AuditEntry
+from tests.factories import join, make_project, make_run, make_user
+
+pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
+SignIn = Callable[[User], Client]
+QUEUE = "/p/main/queue/"
+SAVE = "/p/main/queues/default/views/"
+
+
+def views(client: Client, at: str = QUEUE) -> dict[str, str]:
+    """The addresses of the offered views by their names."""
+    menu = client.get(at).text.partition('class="dw-menu dw-views"')[2].partition("</details>")[0]
+    found = re.findall(r'href="([^"]*)"[^>]*>\s*([^<\s]+)', menu)
+    return {name: address.replace("&amp;", "&") for address, name in found}
+
+
+def save(client: Client, name: str, query: str = "q=sweep&group=member", **more: str) -> int:
+    return client.post(SAVE, {"name": name, "query": query, **more}).status_code
+
+
+def test_a_saved_view_shows_its_filters_again_to_its_owner_alone(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    make_run(project, ann, "sweep-1")
+    make_run(project, ann, "other")
+    client = as_user(ann)
+    assert "Filter or group the list to save it" in client.get(QUEUE).text
+    answer = client.post(SAVE, {"name": " sweeps ", "query": "q=sweep&page=7&group=member&member="})
+    assert answer["Location"] == f"{QUEUE}?q=sweep&group=member"
+    assert views(client) == {"sweeps": f"{QUEUE}?q=sweep&group=member"}
+    page = client.get(views(client)["sweeps"]).text
+    assert "1 of 2 runs shown" in page
+    assert re.search(r'group=member"\s+aria-current="true"', page)
+    assert views(as_user(mia)) == {}
+    assert not AuditEntry.objects.filter(kind="view").exists()
+
+
+def test_saving_under_the_same_name_replaces_the_filters(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    for text in ("one", "two"):
+        save(client, "mine", f"q={text}")
+    assert views(client) == {"mine": f"{QUEUE}?q=two"}
+
+
+def test_managers_share_views_and_that_is_audited(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+    assert save(as_user(ann), "all", shared="yes") == 403
+    assert save(as_user(mia), "all", shared="yes") == 302
+    assert save(as_user(ann), "all", "q=own") == 302  # a name of one's own may be the same
+    client = as_user(ann)
+    assert client.get(QUEUE).text.count("shared</span>") == 1
+    shared = SavedView.objects.get(user=None)
+    assert client.post(f"{SAVE}{shared.pk}/delete/").status_code == 404
+    assert as_user(mia).post(f"{SAVE}{shared.pk}/delete/").status_code == 302
+    assert list(views(client).values()) == [f"{QUEUE}?q=own"]
+    entries = AuditEntry.objects.filter(kind="view").order_by("pk")
+    found = entries.values_list("action", "name", "actor_name", "project_name")
+    assert list(found) == [(action, "all", "mia", "main") for action in ("created", "deleted")]
+
+
+def test_nobody_deletes_a_view_of_another(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
+    save(as_user(ann), "mine")
+    view = SavedView.objects.get()
+    assert as_user(mia).post(f"{SAVE}{view.pk}/delete/").status_code == 404
+    assert as_user(ann).post(f"{SAVE}{view.pk}/delete/").status_code == 302
+    assert not SavedView.objects.exists()
+
+
+@pytest.mark.parametrize(("name", "query"), [("", "q=a"), ("x" * 41, "q=a"), ("empty", ""), ("nothing", "colour=red")])
+def test_a_view_needs_a_name_and_filters(project: Project, ann: User, as_user: SignIn, name: str, query: str) -> None:
+    assert save(as_user(ann), name, query) == 422
+    assert not SavedView.objects.exists()
+
+
+def test_views_are_of_one_project_and_not_without_number(
+    project: Project, ann: User, as_user: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "VIEWS_MOST", 2)
+    client = as_user(ann)
+    join(make_project("other"), ann, "member")
+    assert [save(client, name) for name in "abcb"] == [302, 302, 409, 302]
+    assert list(views(client)) == ["a", "b"]
+    assert views(client, "/p/other/queue/") == {}
+
+
+def test_viewers_save_views_too(project: Project, as_user: SignIn) -> None:
+    client = as_user(join(project, make_user("vic"), "viewer"))
+    assert save(client, "mine") == 302
+    assert list(views(client)) == ["mine"]
