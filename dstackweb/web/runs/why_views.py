@@ -12,11 +12,11 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.fit import HOSTS, HostView
 from dstackweb.backends.hosts.inventory import host_views
-from dstackweb.runs import selectors
+from dstackweb.runs import selectors, services
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.queue.positions import RankFactors, rank_factors
 from dstackweb.runs.rows import Starts, starts_of
-from dstackweb.runs.states import RunStatus
+from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
@@ -119,6 +119,11 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "neighbours": _neighbours(run, stands.position) if stands else [],
         "decision": decision,
         "why": waiting.reason(decision.outcome, decision.data),
+        "may_change": lists.may_change(run, request.user, request.role),
+        "over": run.status in ENDED,
+        "waits": run.status in WAITING,
+        "etag": services.etag(run),
+        "max_priority": lists.max_priority(request),
         "also": [waiting.reason(waits.reason, waits.data) for waits in decision.blockers[1:]],
         "tried": [_tried(one, hosts) for one in decision.candidates],
     }

@@ -178,6 +178,15 @@ def test_an_attached_archive_is_submitted_with_the_run(project: Project, ann: Us
     assert "echo hello" in again
 
 
+def test_run_again_fills_the_form_with_yaml_whatever_the_run_was_submitted_as(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    run = make_run(project, ann, "one", commands=["echo 1", "if true; then\n  echo 2\nfi\n"])
+    page = as_user(ann).get(f"/p/main/submit/?from={run.uid}").text
+    assert "name: one\ncommands:\n- echo 1\n- |\n  if true; then\n    echo 2\n  fi\n" in page
+    assert "&quot;type&quot;" not in page
+
+
 def test_without_scripts_an_archive_is_kept_while_errors_are_fixed(
     project: Project, ann: User, as_user: SignIn
 ) -> None:

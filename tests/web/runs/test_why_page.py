@@ -140,3 +140,22 @@ def test_the_page_is_polled_and_closed_to_strangers(project: Project, ann: User,
     assert as_user(viewer).get(f"/p/main/runs/{run.uid}/why/").status_code == 200
     stranger = join(make_project("other"), make_user())
     assert as_user(stranger).get(f"/p/main/runs/{run.uid}/why/").status_code == 404
+
+
+def test_a_waiting_run_is_changed_where_it_says_why_it_waits(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    make_run(project, ann, "holder", resources={"gpu": 1})
+    place_all()
+    run = make_run(project, ann, "waits", resources={"gpu": 1})
+    page = why(as_user(ann), run)
+    assert f'action="/p/main/runs/{run.uid}/priority/"' in page
+    assert 'hx-sync="#why:queue all"' in page
+    assert f'action="/p/main/runs/{run.uid}/stop/"' in page
+    assert re.search(rf'href="/p/main/submit/\?from={run.uid}">.*?Edit a copy', page, re.S)
+    other = why(as_user(join(project, make_user("otto"), "member")), run)
+    assert "/priority/" not in other
+    assert "/stop/" not in other
+    services.stop(run, ann, "member")
+    polled = as_user(ann).get(f"/p/main/runs/{run.uid}/why/", headers=HTMX).text
+    assert "/priority/" not in polled
+    assert "Run again" in polled
