@@ -11,6 +11,7 @@ import "./js/move-menu.js";
 import "./js/priorities.js";
 import "./js/announcements.js";
 import "./js/costs.js";
+import "./js/keys.js";
 
 // What only some pages need: each names it in <meta name="script" content="…">. It runs once all is loaded.
 const pages = {

@@ -9,6 +9,7 @@ from django.views.generic import RedirectView
 from dstackweb.web import audit, exports, health, history, hosts, usage
 from dstackweb.web.accounts import views as accounts
 from dstackweb.web.cloud import instance_views, offer_views
+from dstackweb.web.common import palette
 from dstackweb.web.common import views as common
 from dstackweb.web.gpus import run_panel, utilization_views
 from dstackweb.web.gpus import views as gpus
@@ -89,6 +90,8 @@ project_pages = [
     path("audit/", audit.audit_page, name="audit"),
     path("audit/audit.<str:form>", audit.export, name="audit-export"),
     path("health/", health.health_page, name="health"),
+    path("palette/", palette.palette, name="palette"),
+    path("palette/runs/", palette.palette_runs, name="palette-runs"),
 ]
 
 account_pages = [

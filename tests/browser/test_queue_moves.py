@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -428,3 +429,49 @@ def test_an_edited_and_abandoned_priority_shows_the_current_value(
         typed.fill("50")
     typed.press(leave)
     expect(typed).to_have_value("20")
+
+
+def test_the_palette_goes_to_runs_and_pages_and_changes_runs(page: Page, live_server, project: Project) -> None:
+    palette = page.get_by_role("dialog", name="Command palette")
+    typed = page.get_by_role("combobox", name="Go to a page or run")
+    option = palette.get_by_role("option")
+    page.keyboard.press("Control+k")
+    expect(option.first).to_have_text("Queue")
+    assert accessibility_faults(page) == []
+    typed.fill("priority b 70")
+    expect(option).to_contain_text(["b → 70"])
+    page.keyboard.press("Enter")
+    expect(palette).to_be_hidden()
+    expect(shown(page)).to_have_text(list("bacde"))
+    page.keyboard.press("Control+k")
+    typed.fill("stop c")
+    expect(option).to_have_text([re.compile("^c")])
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Cancel run").click()
+    expect(shown(page)).to_have_text(list("bade"))
+    page.keyboard.press("Control+k")
+    typed.fill("e")
+    palette.get_by_role("option", name=re.compile("^e")).click()
+    expect(page).to_have_url(f"{live_server.url}/p/main/runs/{Run.objects.get(name='e').uid}/")
+
+
+def test_keys_lead_to_pages_to_the_search_and_to_the_list_of_keys(page: Page, live_server) -> None:
+    page.keyboard.press("/")
+    search = page.get_by_role("searchbox", name="Search waiting runs by name")
+    expect(search).to_be_focused()
+    page.keyboard.type("?g")
+    expect(search).to_have_value("?g")
+    search.fill("")
+    search.blur()
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(keys).to_contain_text("Undo the last change")
+    assert accessibility_faults(page) == []
+    keys.get_by_label("Keys without Ctrl work on every page").uncheck()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    expect(search).not_to_be_focused()
+    page.evaluate("localStorage.clear()")
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    expect(page).to_have_url(f"{live_server.url}/p/main/runs/")

@@ -115,7 +115,7 @@ def test_the_form_offers_what_waits_and_shows_what_is_chosen(ann: User, as_user:
         "member": ["All members", "ann", "mia"],
         "needs": ["Any needs", "2 CPUs", "9 GPUs", "1 GPU"],
         "reason": ["Any reason", "capacity", "can never start"],
-        "group": ["No groups", "Group by reason", "Group by member"],
+        "group": ["No groups", "By reason", "By member"],
     }
     page = client.get(QUEUE).text
     assert {name: [text for text, _chosen in options(page, name)] for name in offered} == offered
@@ -125,7 +125,7 @@ def test_the_form_offers_what_waits_and_shows_what_is_chosen(ann: User, as_user:
         "member": ["zoe"],
         "needs": ["2 CPUs"],
         "reason": ["can never start"],
-        "group": ["Group by member"],
+        "group": ["By member"],
     }
     assert re.search(r'name="q"\s+value="l"', page)
     assert re.search(r'name="priority"[^>]*value="7"', page)

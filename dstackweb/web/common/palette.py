@@ -1,0 +1,84 @@
+"""The command palette and the list of keys, which pages load when they are first wanted."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django.http import HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from dstackweb.runs import rows
+from dstackweb.runs.states import ENDED, WAITING, RunStatus
+from dstackweb.web.common.pages import PageRequest, project_page
+from dstackweb.web.runs import rows as lists
+from dstackweb.wording import statuses
+
+FOUND = 8
+"""Runs that it offers."""
+
+
+class Keys(NamedTuple):
+    """Keys to press one after the other, or, with a slash between them, alternatives."""
+
+    keys: tuple[str, ...]
+    text: Any
+
+
+KEYS = (
+    Keys(("Ctrl+K",), gettext_lazy("Go to a page or run, stop, set a priority, submit again")),
+    Keys(("?",), gettext_lazy("Show these keys")),
+    Keys(("/",), gettext_lazy("Search the list")),
+    Keys(("g", "q"), gettext_lazy("Queue")),
+    Keys(("g", "r"), gettext_lazy("Runs")),
+    Keys(("g", "p"), gettext_lazy("Progress")),
+    Keys(("g", "g"), gettext_lazy("GPUs")),
+    Keys(("g", "u"), gettext_lazy("Utilization")),
+    Keys(("g", "o"), gettext_lazy("Offers")),
+    Keys(("g", "h"), gettext_lazy("Hosts")),
+    Keys(("g", "e"), gettext_lazy("Health")),
+    Keys(("j", "k"), gettext_lazy("On a row of the queue: next, previous row")),
+    Keys(("m",), gettext_lazy("On a row: its menu")),
+    Keys(("x",), gettext_lazy("On a row: select it")),
+    Keys(("Shift+J", "Shift+K"), gettext_lazy("On a row: move it down, up by one")),
+    Keys(("↑", "↓"), gettext_lazy("On a handle: move the row; Enter drops it, Esc puts it back")),
+    Keys(("Ctrl+Z",), gettext_lazy("Undo the last change")),
+)
+
+
+@project_page()
+def palette(request: PageRequest) -> HttpResponse:
+    """Both dialogs, as a fragment."""
+    return render(request, "common/palette.html", {"keys": KEYS})
+
+
+@project_page()
+def palette_runs(request: PageRequest) -> HttpResponse:
+    """The newest runs whose name contains `q`, of those that the reader may do `verb` to; without one all of them."""
+    verb, text = request.GET.get("verb", ""), request.GET.get("q", "").strip()
+    open_ones = [status for status in RunStatus if status not in ENDED]
+    wanted = {"why": [RunStatus.SUBMITTED], "stop": open_ones, "priority": open_ones}.get(verb, [])
+    own = verb in ("stop", "priority") and not request.may["manager"]
+    found, _next = rows.newest_rows(
+        request.project,
+        statuses=[status.value for status in wanted],
+        user=request.user.username if own else "",
+        text=text,
+        limit=FOUND,
+        kind=rows.RunPageRow,
+    )
+    return JsonResponse({"runs": [_cell(row) for row in found]})
+
+
+def _cell(row: rows.RunPageRow) -> dict[str, Any]:
+    waits = row.status in WAITING
+    question = _("Cancel %s? It will be marked terminated.") if waits else _("Stop %s? Its processes can exit first.")
+    return {
+        "id": str(row.id),
+        "name": row.name,
+        "priority": row.priority,
+        "about": f"{statuses.status(row.status)} · {row.user} · {lists.needs(row.spec)}",
+        "question": question % row.name,
+        "yes": _("Cancel run") if waits else _("Stop run"),
+    }
