@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
+from itertools import takewhile
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import NotFound
@@ -21,8 +23,8 @@ CHANGEABLE = ("priority", "queue", "max_duration_s")
 """Settings that people change after a run was submitted."""
 TITLES = ("type", "name")
 """Settings that are not compared."""
-MOST_LINES = 2000
-"""Texts of more lines are shown one after the other: comparing them line by line takes long."""
+MOST_STEPS = 20_000_000
+"""Texts that may take more steps to compare line by line, a second or so, are shown one after the other."""
 CODE_SHOWN = 12
 
 
@@ -126,7 +128,19 @@ def _setting(key: str, left: str | None, right: str | None) -> Setting:
 def line_by_line(left: str, right: str) -> Iterator[Line]:
     """The lines of two texts in order: common ones once, and where they differ those of the left one first."""
     one, other = left.splitlines(), right.splitlines()
-    if max(len(one), len(other)) > MOST_LINES:
+    begin = _equal_at_begin(one, other)
+    end = _equal_at_begin(one[begin:][::-1], other[begin:][::-1])
+    yield from (Line(LineOf.BOTH, text) for text in one[:begin])
+    yield from _changed_lines(one[begin : len(one) - end], other[begin : len(other) - end])
+    yield from (Line(LineOf.BOTH, text) for text in one[len(one) - end :])
+
+
+def _equal_at_begin(one: list[str], other: list[str]) -> int:
+    return sum(1 for _pair in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _changed_lines(one: list[str], other: list[str]) -> Iterator[Line]:
+    if _most_steps(one, other) > MOST_STEPS:
         blocks = [("replace", 0, len(one), 0, len(other))]
     else:
         blocks = [*SequenceMatcher(None, one, other, autojunk=False).get_opcodes()]
@@ -136,6 +150,14 @@ def line_by_line(left: str, right: str) -> Iterator[Line]:
         else:
             yield from (Line(LineOf.LEFT, text) for text in one[start:end])
             yield from (Line(LineOf.RIGHT, text) for text in other[other_start:other_end])
+
+
+def _most_steps(one: list[str], other: list[str]) -> int:
+    """Of the matcher: it looks at all pairs of equal lines, which many repeated ones make many, for each of its blocks,
+    of which there are as many as lines at most."""
+    times = Counter(other)
+    pairs = sum(times[text] for text in one)
+    return (len(one) + pairs) * (2 * min(len(one), len(other)) + 1)
 
 
 def _side(run: Run, cost: float, now: dt.datetime) -> Side:

@@ -96,6 +96,17 @@ def test_the_lines_of_a_side_are_its_text(left: str, right: str) -> None:
     assert [line.text for line in lines if line.of != LineOf.LEFT] == right.splitlines()
 
 
-def test_texts_of_very_many_lines_are_not_compared_line_by_line() -> None:
-    long = "\n".join(str(number) for number in range(2001))
-    assert {line.of for line in line_by_line(long, long + "\nend")} == {LineOf.LEFT, LineOf.RIGHT}
+def test_long_texts_are_compared_line_by_line() -> None:
+    left = [f"step {number}" for number in range(5000)]
+    right = [*left[:2500], "one more", *left[2500:4000], *left[4001:]]
+    found = [(line.of, line.text) for line in line_by_line("\n".join(left), "\n".join(right)) if line.of != LineOf.BOTH]
+    assert found == [(LineOf.RIGHT, "one more"), (LineOf.LEFT, "step 4000")]
+
+
+def test_texts_that_would_take_minutes_to_compare_are_shown_one_after_the_other() -> None:
+    """A line that is repeated a thousand times, matched one by one with those of the other text."""
+    left = ["begin", *["a"] * 1000, "end"]
+    right = [line for number in range(500) for line in ("a", str(number))]
+    lines = list(line_by_line("\n".join(left), "\n".join(right)))
+    assert [line.text for line in lines if line.of == LineOf.LEFT] == left
+    assert [line.text for line in lines if line.of == LineOf.RIGHT] == right
