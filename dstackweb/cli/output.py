@@ -324,11 +324,12 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[RenderableTyp
     """A table for terminals; cells that are not text, such as progress bars, are drawn as they are."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True, show_edge=False)
     for column in columns:
         table.add_column(
-            column.title,
+            Text(clean(column.title)),
             justify="right" if column.right else "left",
             overflow="fold",
             no_wrap=column.right,

@@ -92,7 +92,8 @@ class Terminal(io.StringIO):
 def test_a_table_on_a_terminal_has_no_colours_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm-256color")
-    show_table([Column("NAME", wide=True)], [[HOSTILE]], terminal)
+    title = f"[link=http://evil]{HOSTILE}[/link]"  # two runs that are compared have their names above their columns
+    show_table([Column(title, wide=True)], [[HOSTILE]], terminal)
     assert HIDDEN.findall(COLOUR.sub("", terminal.getvalue())) == []
     assert "\x1b[31m" not in terminal.getvalue()
 
