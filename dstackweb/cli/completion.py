@@ -1,10 +1,12 @@
 """What the shell offers after Tab: names from the server, and those of saved servers.
 
-Only what the server tells within a second; without an answer, nothing. Nothing is printed.
+Only what the server tells within a second; without an answer, nothing. Nothing is printed. zsh evaluates what it is
+offered, so that a server could run commands here: no text has a sign that a shell reads as more than text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 MOST = 100
 """Runs that are looked through, the newest first."""
 PATIENCE_S = 1.0
+_NAME = re.compile(r"[\w.:-]+")
+_SIGNS = re.compile(r"[^\w .:/-]")
 
 
 def run_names(incomplete: str) -> list[tuple[str, str]]:
@@ -52,7 +56,9 @@ def server_names(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _matching(found: Iterable[tuple[str, str]], incomplete: str) -> list[tuple[str, str]]:
-    return [(name, about) for name, about in found if name.startswith(incomplete)]
+    return [
+        (name, _SIGNS.sub("", about)) for name, about in found if name.startswith(incomplete) and _NAME.fullmatch(name)
+    ]
 
 
 def _items(ask: Callable[[Api], Any]) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ import dstackweb
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli import config, updates
 from dstackweb.cli.client import Api
+from dstackweb.cli.completion import run_names
 from dstackweb.cli.main import app
 from dstackweb.cli.manual import EXAMPLES
 from dstackweb.cli.output import GIVEN
@@ -193,6 +194,20 @@ def test_queues_hosts_projects_and_servers_are_completed(saved: Cli, project: Pr
     assert complete(saved, "dstackweb host drain b") == ["box-1"]
     assert complete(saved, "dstackweb ps --project m") == ["main"]
     assert complete(saved, "dstackweb servers use a") == ["away"]
+
+
+def test_completion_offers_no_name_that_a_shell_would_run(saved: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zsh evaluates what it is offered."""
+    rows = [
+        {"name": "train-a", "status": "running"},
+        {"name": "train-$(touch x)", "status": "running"},
+        {"name": "train-b", "status": "\\$(touch x)`touch x`"},
+        {"name": "train-é.1_x", "status": "done"},
+    ]
+    monkeypatch.setattr(Api, "get", lambda *_args, **_query: {"items": rows})
+    offered = run_names("train")
+    assert [name for name, _about in offered] == ["train-a", "train-b", "train-é.1_x"]
+    assert dict(offered)["train-b"] == "touch xtouch x"
 
 
 def test_a_server_that_gives_no_answer_completes_nothing(saved: Cli) -> None:
