@@ -150,6 +150,12 @@ def load() -> Settings:
     return Settings(url, token, project, token_from)
 
 
+def environment_token(url: str) -> str:
+    """DSTACKWEB_TOKEN for a login at `url`; empty if it is for another server, that of DSTACKWEB_URL."""
+    its_url = os.environ.get("DSTACKWEB_URL", "")
+    return "" if its_url and normal_url(its_url) != url else os.environ.get("DSTACKWEB_TOKEN", "")
+
+
 def connect(patience_s: float | None = None) -> Api:
     """A client with the settings of this call. Imports the HTTP library, which is slow to load.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from typing import Annotated
@@ -34,13 +35,13 @@ app = typer.Typer(
     help="Add, list and choose the servers that commands talk to.",
 )
 
-Token = Annotated[str, typer.Option(envvar="DSTACKWEB_TOKEN", help="API token; prompted for if not given.")]
+Token = Annotated[str, typer.Option(help="API token. Default: DSTACKWEB_TOKEN; prompted for without one.")]
 Project = Annotated[str, typer.Option(envvar="DSTACKWEB_PROJECT", help="Project that later commands use.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The server's name.", autocompletion=server_names)]
 
 
 def login(
-    url: Annotated[str, typer.Argument(metavar="URL", envvar="DSTACKWEB_URL", help="The server's URL.")] = "",
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's URL. Default: DSTACKWEB_URL.")] = "",
     token: Token = "",
     project: Project = "",
 ) -> None:
@@ -49,8 +50,10 @@ def login(
     The server is saved under the name given with `--server`; without one under the name that it has already, or its
     host's. `dstackweb servers` lists, chooses and removes saved servers.
     """
-    saved = config.stored()
+    saved = _saved()
     name = GIVEN.get("server", "")
+    if not url and name not in saved.servers:
+        url = os.environ.get("DSTACKWEB_URL", "")
     server = saved.servers.get(name or saved.current)
     _save(name, url or (server.url if server else config.DEFAULT_URL), token, project)
 
@@ -70,10 +73,10 @@ def _save(name: str, url: str, token: str, project: str) -> None:
     from dstackweb.cli.client import Api
 
     url = config.normal_url(url)
-    name = config.name_of(name or config.stored().at(url) or urlsplit(url).netloc.rpartition("@")[2])
+    name = config.name_of(name or _saved().at(url) or urlsplit(url).netloc.rpartition("@")[2])
     if is_exposed(url):
         warn(f"{url} is not encrypted: others on the network can read the token. Use https:// if you can.")
-    if not token:
+    if not (token := token or config.environment_token(url)):
         if sys.stdin.isatty():
             note(f"Make a token on {config.tokens_page(url)}")
             token = typer.prompt("Token", hide_input=True, err=True)
@@ -86,12 +89,20 @@ def _save(name: str, url: str, token: str, project: str) -> None:
     user = api.get(api.path("user"))
     names = [item["name"] for item in api.get(api.path("projects"))["items"]]
     chosen = _choose_project(project, names)
-    servers = config.stored().servers | {name: config.Server(url, token, chosen)}
+    servers = _saved().servers | {name: config.Server(url, token, chosen)}
     path = config.store(config.Saved(name, servers))
     echo(f"Logged in to {url} as {user['username']}, project {chosen}.")
     if len(names) > 1 and not project:
         note(f"Your projects: {', '.join(names)}. To use another one: --project, or DSTACKWEB_PROJECT.")
     note(f"Saved as {name} in {path}, readable by you only.")
+
+
+def _saved() -> config.Saved:
+    """The saved servers; none where the file is damaged, which a login writes again."""
+    try:
+        return config.stored()
+    except CliError:
+        return config.Saved("", {})
 
 
 def _choose_project(wanted: str, names: list[str]) -> str:

@@ -81,6 +81,40 @@ def test_the_named_server_gets_its_own_token_and_not_that_of_the_environment(
     assert config.load() == config.Settings(OTHER, "dw_away", "zoo", str(config.config_path()))
 
 
+@pytest.mark.parametrize("command", [["login"], ["servers", "add", "work"]])
+def test_a_login_elsewhere_does_not_send_the_token_of_the_environment(
+    saved: Cli, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """It is for the server of DSTACKWEB_URL."""
+    sent: list[str] = []
+
+    def refuse(api: Api, _path: str) -> NoReturn:
+        sent.append(api.settings.token)
+        raise config.CliError("no")
+
+    monkeypatch.setattr(Api, "get", refuse)
+    saved(*command, OTHER, DSTACKWEB_URL=saved.url, DSTACKWEB_TOKEN="dw_environment", input="dw_typed\n")
+    saved(*command, OTHER, DSTACKWEB_URL=f"{OTHER}/", DSTACKWEB_TOKEN="dw_environment")
+    saved(*command, OTHER, DSTACKWEB_URL=None, DSTACKWEB_TOKEN="dw_environment")
+    saved(*command, OTHER, "--token", "dw_given", DSTACKWEB_URL=saved.url, DSTACKWEB_TOKEN="dw_environment")
+    assert sent == ["dw_typed", "dw_environment", "dw_environment", "dw_given"]
+
+
+def test_a_login_to_a_named_server_ignores_the_url_of_the_environment(
+    saved: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise `--server away` would mean another server from then on."""
+    sent: list[tuple[str, str]] = []
+
+    def refuse(api: Api, _path: str) -> NoReturn:
+        sent.append((api.settings.url, api.settings.token))
+        raise config.CliError("no")
+
+    monkeypatch.setattr(Api, "get", refuse)
+    saved("login", "--server", "away", DSTACKWEB_TOKEN="dw_environment", input="dw_typed\n")
+    assert sent == [(OTHER, "dw_typed")]
+
+
 def test_the_saved_token_of_a_url_is_found_whichever_server_is_current(saved: Cli) -> None:
     saved.ok("servers", "use", "away")
     assert "main" in saved.ok("projects", DSTACKWEB_TOKEN=None, DSTACKWEB_PROJECT=None)
