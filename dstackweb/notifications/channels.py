@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from dstackweb.accounts.access import project_for
+from dstackweb.accounts.access import project_for, visible_projects
 from dstackweb.accounts.models import Project, Role, User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.lib.outbound import check_url
@@ -39,9 +39,10 @@ def of_project(project: Project) -> QuerySet[Channel]:
 
 
 def find(user: User, channel_id: int) -> Channel:
-    """A channel that the user may change: their own, or that of a project they manage. Raises NotFound."""
+    """A channel that the user may change: their own, or that of a project they manage. Raises NotFound, Forbidden."""
+    mine = Q(user=user) | Q(project__in=visible_projects(user))
     channel = Channel.objects.exclude(kind=ChannelKind.APP).select_related("project", "user").filter(pk=channel_id)
-    if (found := channel.filter(Q(user=user) | Q(project__isnull=False)).first()) is None:
+    if (found := channel.filter(mine).first()) is None:
         raise NotFound("there is no such channel")
     if found.project is not None:
         project_for(user, found.project.name, Role.MANAGER)

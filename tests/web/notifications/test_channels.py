@@ -17,7 +17,7 @@ from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.messages import path_of
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.runs.codes import DeliveryProblem
-from tests.factories import join, make_user
+from tests.factories import join, make_project, make_user
 
 SignIn = Callable[[User], Client]
 URL = "https://hooks.example.org/services/T1/B2/secret-part"
@@ -75,6 +75,19 @@ def test_a_channel_of_others_is_not_there(hook: Channel, mia: User, as_user: Sig
         assert other.post(address(hook, action), {"on": "no"}).status_code == 404
     assert Channel.objects.filter(pk=hook.pk, enabled=True, key=hook.key).exists()
     assert not hook.deliveries.exists()
+
+
+def test_a_channel_of_another_project_does_not_tell_that_project_s_name(ann: User, page: Client) -> None:
+    """Channels are counted through: any of their numbers could be tried."""
+    channel = channels.create(make_project("acquisition"), ChannelKind.SLACK, "team", URL)
+    one = channels.send_test(channel, make_user("eve"))
+    for answer in (
+        page.get(address(channel)),
+        page.post(address(channel, "delete/")),
+        page.post(f"/account/notifications/{one.uid}/again/"),
+    ):
+        assert answer.status_code == 404
+        assert "acquisition" not in answer.content.decode()
 
 
 def test_managers_set_up_a_project_s_channels_and_members_do_not(project: Project, ann: User, as_user: SignIn) -> None:
