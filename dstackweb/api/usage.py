@@ -158,7 +158,7 @@ def _aware(at: dt.datetime | None) -> dt.datetime | None:
 def _period(days: int, month: str) -> Period:
     try:
         return Period.of_month(month) if month else Period.up_to(timezone.now(), days)
-    except (ValueError, OverflowError):
+    except ValueError:
         raise Invalid.at("month", msg=f"{month!r} is not a month such as 2026-11") from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from calendar import monthrange
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,8 +48,7 @@ class Period:
     def of_month(cls, month: str) -> Period:
         """A month, such as `2026-11`. Raises ValueError for anything else."""
         first = dt.datetime.strptime(month, "%Y-%m").date()
-        following = (first + dt.timedelta(days=31)).replace(day=1)
-        return cls(first, following - dt.timedelta(days=1), month=f"{first:%Y-%m}")
+        return cls(first, first.replace(day=monthrange(first.year, first.month)[1]), month=f"{first:%Y-%m}")
 
     @property
     def dates(self) -> list[dt.date]:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.lib.exports import FORMULA, as_csv, as_json
+from dstackweb.lib.exports import FORMULA, as_csv, as_json, response
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
@@ -52,3 +53,16 @@ def test_memory_does_not_grow_with_the_rows() -> None:
 
     peak(1000)
     assert peak(20_000) < 1.5 * peak(1000)
+
+
+def test_what_the_reading_of_a_table_raises_comes_before_its_file() -> None:
+    """Such as PostgreSQL's refusal of a filter: a file that has begun can only break off."""
+
+    def broken() -> Iterator[dict[str, Any]]:
+        raise ValueError("a NUL")
+        yield {}
+
+    with pytest.raises(ValueError, match="a NUL"):
+        response("runs", "csv", ["name"], broken())
+    rows: Iterator[dict[str, Any]] = ({"name": place} for place in range(3))
+    assert response("runs", "csv", ["name"], rows).getvalue() == b"name\r\n0\r\n1\r\n2\r\n"

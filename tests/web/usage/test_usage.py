@@ -83,6 +83,12 @@ def test_any_address_has_a_page(project: Project, ann: User, as_user: SignIn, qu
     assert lines(as_user(ann).get(f"/p/main/usage/{query}").content.decode()) == ["ann 1.0"]
 
 
+def test_the_last_month_that_there_is_has_a_page_and_a_file(project: Project, ann: User, as_user: SignIn) -> None:
+    used(project, ann, 1)
+    assert lines(as_user(ann).get("/p/main/usage/?month=9999-12").content.decode()) == []
+    assert saved(as_user(ann), "/p/main/usage/usage.csv?month=9999-12") == []
+
+
 def test_idle_is_a_share_of_what_was_measured_and_the_rest_is_unknown(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
