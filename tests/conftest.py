@@ -138,6 +138,16 @@ def pytest_make_collect_report(
     return report
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _files_at_once() -> None:
+    """As many as tests leave open: Django's test client closes a file once it is read."""
+    from threading import BoundedSemaphore
+
+    from dstackweb.lib import exports
+
+    exports._places = BoundedSemaphore(10_000)
+
+
 @pytest.fixture(scope="session")
 def django_db_setup(django_test_environment: None, django_db_blocker: Any) -> Iterator[None]:
     """Each process of the tests has its copy of one migrated database, instead of migrating its own."""

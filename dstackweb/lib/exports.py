@@ -8,17 +8,21 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain, islice
+from threading import BoundedSemaphore
 from typing import Any
 
 from django.http import StreamingHttpResponse
 from django.utils import timezone
 
-from dstackweb.lib.errors import NotFound
+from dstackweb.lib.errors import NotFound, TooMany
 
 Rows = Iterable[Mapping[str, Any]]
 BLOCK = 500
 """Rows that are sent at once."""
 FORMULA = tuple("=+-@＝＋－＠")
+AT_ONCE = 2
+"""Files that a process writes at once: each has a thread, for minutes where there are a million rows."""
+_places = BoundedSemaphore(AT_ONCE)
 
 
 def as_csv(columns: Sequence[str], rows: Rows) -> Iterator[str]:
@@ -50,16 +54,47 @@ FORMATS: dict[str, tuple[Writer, str]] = {
 def response(name: str, form: str, columns: Sequence[str], rows: Rows) -> StreamingHttpResponse:
     """A table as a file to save, called `name` and today's date. Raises NotFound for another extension.
 
-    The first row is read here: what its reading raises is still an answer, and no file that breaks off.
+    The first row is read here: what its reading raises is still an answer, and no file that breaks off. Raises TooMany
+    while others are written.
     """
     if form not in FORMATS:
         raise NotFound(f"tables are exported as {' or '.join(FORMATS)}, not as {form[:20]!r}")
     write, content_type = FORMATS[form]
-    rows = iter(rows)
-    rows = chain(list(islice(rows, 1)), rows)
-    file = StreamingHttpResponse(write(columns, rows), content_type=content_type)
+    place = _Place()
+    try:
+        rows = iter(rows)
+        rows = chain(list(islice(rows, 1)), rows)
+    except BaseException:
+        place.close()
+        raise
+    file = StreamingHttpResponse(place.of(write(columns, rows)), content_type=content_type)
     file["Content-Disposition"] = f'attachment; filename="{name}-{timezone.now():%Y-%m-%d}.{form}"'
     return file
+
+
+class _Place:
+    """A file's place among those that are written at once, until it is closed, or nobody has it any more."""
+
+    def __init__(self) -> None:
+        self._places = _places
+        self._blocks: Iterator[str] = iter(())
+        self._is_taken = self._places.acquire(blocking=False)
+        if not self._is_taken:
+            raise TooMany("other files are being written; try again in a few seconds", retry_after=5)
+
+    def of(self, blocks: Iterator[str]) -> _Place:
+        self._blocks = blocks
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        return self._blocks
+
+    def close(self) -> None:
+        if self._is_taken:
+            self._is_taken = False
+            self._places.release()
+
+    __del__ = close
 
 
 def harmless(text: str) -> str:

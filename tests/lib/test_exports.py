@@ -9,13 +9,17 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from decimal import Decimal
+from threading import BoundedSemaphore
 from typing import Any
 
 import pytest
+from django.core.signals import request_finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.lib.exports import FORMULA, as_csv, as_json, response
+from dstackweb.lib import exports
+from dstackweb.lib.errors import NotFound, TooMany
+from dstackweb.lib.exports import AT_ONCE, FORMULA, as_csv, as_json, response
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
@@ -66,3 +70,19 @@ def test_what_the_reading_of_a_table_raises_comes_before_its_file() -> None:
         response("runs", "csv", ["name"], broken())
     rows: Iterator[dict[str, Any]] = ({"name": place} for place in range(3))
     assert response("runs", "csv", ["name"], rows).getvalue() == b"name\r\n0\r\n1\r\n2\r\n"
+
+
+def test_few_files_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread, which others wait for: a file can take minutes."""
+    monkeypatch.setattr(exports, "_places", BoundedSemaphore(AT_ONCE))
+    monkeypatch.setattr(request_finished, "send", lambda **_values: [])  # closes connections of the database
+    files = [response("runs", "csv", ["name"], []) for _number in range(AT_ONCE)]
+    with pytest.raises(TooMany):
+        response("runs", "csv", ["name"], [])
+    with pytest.raises(NotFound):
+        response("runs", "xml", ["name"], [])
+    files[0].close()
+    files[0].close()
+    response("runs", "csv", ["name"], []).close()
+    del files[1:]  # of a request that failed on its way out
+    response("runs", "csv", ["name"], []).close()
