@@ -14,6 +14,8 @@ from dstackweb.audit.models import AuditEntry
 
 COLUMNS = ("at", "actor", "via", "address", "kind", "action", "name", "project", "changes")
 CHUNK = 1000
+SEARCHED = 400
+"""Characters of a text that is searched for: more than any name has. SQLite refuses very long ones."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class AuditFilter:
         if self.until is not None:
             found = found.filter(at__lt=self.until)
         if self.text:
-            text = self.text
+            text = self.text[:SEARCHED]
             found = found.filter(Q(name__icontains=text) | Q(actor_name__icontains=text) | Q(address__icontains=text))
         return found
 

@@ -11,6 +11,7 @@ from django.db import connection
 
 from dstackweb.lib import sql
 from dstackweb.progress.estimate import Left, Rate, RateSample, left, longest, rate
+from dstackweb.progress.models import NAME_MAX
 from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, STATE_OF, TaskState, folded
 
 Order = Literal["active", "failed", "name"]
@@ -383,9 +384,9 @@ def _after(column: str, value: int, after: str | None) -> tuple[str, list[int | 
 
 
 def _like(find: str) -> tuple[str, str]:
-    """A condition for names that contain `find`, and its parameter."""
+    """A condition for names that contain `find`, and its parameter. SQLite refuses very long ones."""
     like = "ILIKE" if connection.vendor == "postgresql" else "LIKE"
-    plain = find.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    plain = find[: NAME_MAX + 1].replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return f" AND name {like} %s ESCAPE '\\'", f"%{plain}%"
 
 

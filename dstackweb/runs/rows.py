@@ -28,6 +28,8 @@ from dstackweb.runs.models import Job, Queue, Run, StartEstimate
 from dstackweb.runs.queue.search import QueueSearch, find
 from dstackweb.runs.states import PLACED, WAITING, JobStatus, RunStatus
 
+SEARCHED = 100
+"""Characters of a text that names are searched for: more than any has. SQLite refuses very long ones."""
 T = TypeVar("T")
 Hidden = Annotated[T, Field(exclude=True)]
 MAX_ID = 2**63 - 1
@@ -301,7 +303,7 @@ def newest_rows(
         if user:
             runs = runs.filter(user__username=user)
         if text:
-            runs = runs.filter(name__icontains=text)
+            runs = runs.filter(name__icontains=text[:SEARCHED])
         if before is not None:
             runs = runs.filter(pk__gt=before) if oldest_first else runs.filter(pk__lt=before)
         ids = selectors.newest(runs, limit + 1, statuses, oldest_first=oldest_first)

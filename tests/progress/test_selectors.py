@@ -223,7 +223,15 @@ def test_they_keep_their_places_while_counts_move(scope: Scope) -> None:
 
 @pytest.mark.parametrize(
     ("find", "expected"),
-    [("TRAIN", ["train_1", "pretrain"]), ("n_1", ["train_1"]), ("%", ["50%"]), ("\\", ["a\\b"]), ("'", []), ("q", [])],
+    [
+        ("TRAIN", ["train_1", "pretrain"]),
+        ("n_1", ["train_1"]),
+        ("%", ["50%"]),
+        ("\\", ["a\\b"]),
+        ("'", []),
+        ("q", []),
+        ("n" * 60_000, []),
+    ],
 )
 def test_the_name_filter_matches_literally(scope: Scope, find: str, expected: list[str]) -> None:
     for name in ("train_1", "pretrain", "50%", "a\\b"):
