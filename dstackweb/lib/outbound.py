@@ -41,7 +41,7 @@ class NoAnswer(Exception):
 def check_url(url: str) -> str:
     """The host of an http(s) URL. Raises ValueError for anything else, and for one with a password."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
         raise ValueError("expected a URL such as https://example.org/hook")
     if parts.username or parts.password:
         raise ValueError("a URL with a name or password is not supported")

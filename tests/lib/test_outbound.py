@@ -125,7 +125,9 @@ def test_the_next_address_is_tried_where_one_leads_nowhere(receiver: Receiver, m
     assert receiver.requests[0].headers["host"] == f"two.example:{receiver.port}"
 
 
-@pytest.mark.parametrize("url", ["ftp://example.org/", "https://", "example.org", "https://a:b@example.org/", ""])
+@pytest.mark.parametrize(
+    "url", ["ftp://example.org/", "https://", "example.org", "https://a:b@example.org/", "https://é.org/", ""]
+)
 def test_what_is_no_address_of_a_receiver_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         outbound.check_url(url)
