@@ -20,6 +20,7 @@ from dstackweb.accounts.models import (
     Project,
     ProjectSecret,
     Role,
+    SavedView,
     User,
 )
 from dstackweb.accounts.services import create_token, revoke_token, set_secret
@@ -151,6 +152,16 @@ class LoginLinkAdmin(ViewAndDeleteAdmin):
     list_filter = (("used_at", admin.EmptyFieldListFilter), "expires_at")
     search_fields = ("user__username",)
     list_select_related = ("user",)
+
+
+@admin.register(SavedView)
+class SavedViewAdmin(ViewAndDeleteAdmin):
+    """A view without a user is its project's."""
+
+    list_display = ("name", "project", "user", "query")
+    list_filter = (("user", admin.EmptyFieldListFilter), "project")
+    search_fields = ("name", "query", "project__name", "user__username")
+    list_select_related = ("project", "user")
 
 
 @admin.register(AddressFailures)
