@@ -75,7 +75,7 @@ def test_no_count_of_four_processes_is_lost(backend: Backend) -> None:
 def test_a_killed_leader_blocks_others_only_until_its_lease_expires(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(single_flight, "LEASE_S", 1.0)
+    monkeypatch.setattr(single_flight, "LEASE_S", 3.0)
     cloud.takes_s = 60.0
     pid = fork(lambda: sources.refresh(backend, TYPES))
     eventually(lambda: cloud.asked, every=0.01)

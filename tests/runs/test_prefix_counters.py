@@ -20,6 +20,7 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.transitions import move_run
+from dstackweb.scheduler.passes import placement_pass
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -133,7 +134,10 @@ def test_a_move_that_fails_after_counting_counts_nothing(project: Project, membe
     assert shown(project, "train") == {"queued": 1}
 
 
-def test_fifty_placements_of_a_pass_shift_counters_in_as_many_statements_as_two(project: Project, member: User) -> None:
+def test_fifty_placements_of_a_pass_shift_counters_in_as_many_statements_as_two(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_pass, "WRITE_EVERY_S", 60.0)
     make_host(cpus=64)
     numbers = []
     for count in (2, 50):
