@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain, islice
@@ -20,6 +21,8 @@ Rows = Iterable[Mapping[str, Any]]
 BLOCK = 500
 """Rows that are sent at once."""
 FORMULA = tuple("=+-@＝＋－＠")
+ENDS = frozenset(";\t\r\n")
+_SPACE = re.compile(rf"(?<![;\s])[;\s]++(?=[{re.escape(''.join(FORMULA))}])")
 AT_ONCE = 2
 """Files that a process writes at once: each has a thread, for minutes where there are a million rows."""
 _places = BoundedSemaphore(AT_ONCE)
@@ -98,8 +101,12 @@ class _Place:
 
 
 def harmless(text: str) -> str:
-    """With a quote before what a spreadsheet would take for a formula, also behind spaces."""
-    return f"'{text}" if text[:1] in ("\t", "\r", "\n") or text.strip()[:1] in FORMULA else text
+    """With a quote before what a spreadsheet would take for a formula, also behind spaces.
+
+    And behind what ends a cell where lists have semicolons: there a quoted text of several cells is not one.
+    """
+    text = _SPACE.sub(lambda found: f"{found[0]}'" if set(found[0]) & ENDS else found[0], text)
+    return f"'{text}" if text[:1] in ENDS or text.strip()[:1] in FORMULA else text
 
 
 def _blocks(lines: Iterator[str]) -> Iterator[str]:
