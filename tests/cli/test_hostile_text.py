@@ -58,7 +58,8 @@ def hostile(monkeypatch: pytest.MonkeyPatch, project: Project, ada: User) -> Non
 
 COMMANDS = (
     "ps", "ps --all", "queue", "queue --history", "progress", "progress running", "metrics running", "offers", "quotas",
-    "projects", "host list", "logs running", "hold list", "history", "what-if", "priority waiting 60",
+    "projects", "host list", "logs running", "hold list", "history", "what-if", "priority waiting 60", "show running",
+    "show failed", "diff running failed", "usage", "servers list",
     "move waiting top --yes", "stop waiting", "delete failed",
 )  # fmt: skip
 
