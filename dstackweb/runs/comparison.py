@@ -23,6 +23,8 @@ CHANGEABLE = ("priority", "queue", "max_duration_s")
 """Settings that people change after a run was submitted."""
 TITLES = ("type", "name")
 """Settings that are not compared."""
+MOST_LINES = 5_000
+"""Of two texts together; longer ones are not shown line by line, since a page with as many lines takes seconds."""
 MOST_STEPS = 20_000_000
 """Texts that may take more steps to compare line by line, a second or so, are shown one after the other."""
 CODE_SHOWN = 12
@@ -44,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting as text, None where a run lacks it. `lines` has the lines of both where a text of several differs."""
+    """A setting as text, None where a run lacks it. `lines`: those of both, where texts of 2 to MOST_LINES differ."""
 
     key: str
     left: str | None
@@ -121,8 +123,9 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _setting(key: str, left: str | None, right: str | None) -> Setting:
-    has_lines = left != right and "\n" in (left or "") + (right or "")
-    return Setting(key, left, right, list(line_by_line(left or "", right or "")) if has_lines else [])
+    breaks = ((left or "") + (right or "")).count("\n") if left != right else 0
+    lines = list(line_by_line(left or "", right or "")) if 0 < breaks < MOST_LINES else []
+    return Setting(key, left, right, lines)
 
 
 def line_by_line(left: str, right: str) -> Iterator[Line]:

@@ -110,3 +110,10 @@ def test_texts_that_would_take_minutes_to_compare_are_shown_one_after_the_other(
     lines = list(line_by_line("\n".join(left), "\n".join(right)))
     assert [line.text for line in lines if line.of == LineOf.LEFT] == left
     assert [line.text for line in lines if line.of == LineOf.RIGHT] == right
+
+
+def test_texts_of_very_many_lines_are_shown_as_they_are(project: Project, ada: User) -> None:
+    left, right = make_run(project, ada, "a", commands=["a\n" * 5_000]), make_run(project, ada, "b", commands=["b\nc"])
+    (commands,) = (one for one in compare(left, right, timezone.now()).settings if one.differs)
+    assert (commands.key, commands.right, commands.lines) == ("commands", "b\nc", [])
+    assert commands.left is not None
