@@ -27,7 +27,7 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import On, Otherwise
-from dstackweb.wording import events, statuses, waiting
+from dstackweb.wording import accounting, events, statuses, waiting
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
@@ -89,6 +89,21 @@ class ExtendIn(Schema):
     duration: str = Field(alias="for", examples=["1h"])
 
 
+class AccountingOut(Schema):
+    """What the backend's accounting says that a job used, its runner included. Null: it does not say.
+
+    `cpu_reserved_s` is its CPUs times `elapsed_s`; `billed_h` is in hours of the engine's own unit of billing.
+    """
+
+    elapsed_s: int | None = None
+    cpu_reserved_s: int | None = None
+    cpu_used_s: float | None = None
+    memory_peak_mib: int | None = None
+    billed_h: float | None = None
+    energy_j: int | None = None
+    detail: str
+
+
 class JobOut(Schema):
     """One node of one attempt."""
 
@@ -112,6 +127,7 @@ class JobOut(Schema):
     exit_code: int | None
     termination_reason: str
     message: str
+    accounting: AccountingOut | None = Field(description="Null until its backend's accounting knows, or for ever")
     log_missing: int = Field(description="Bytes of output that a log over its limit lacks")
     log_cut: str = Field(
         description="Why output is not kept any more: `job_limit`, `project_quota`, or empty. The run goes on"
@@ -120,6 +136,11 @@ class JobOut(Schema):
     @staticmethod
     def resolve_message(job: Job) -> str:
         return statuses.message(job.detail, job.message)
+
+    @staticmethod
+    def resolve_accounting(job: Job) -> dict[str, Any] | None:
+        usage = job.instance.usage if job.instance else None
+        return {**usage, "detail": accounting.used(usage)} if usage else None
 
 
 class EventOut(Schema):

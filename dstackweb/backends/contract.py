@@ -327,6 +327,8 @@ class CloudInstance:
     launched_at: dt.datetime | None = None
     why: str = ""
     text: str = ""
+    waits: str = ""
+    """The engine's own code of what it waits for before it starts it (`Kind.wait_reason`); empty: nothing is known."""
 
 
 class LaunchFailed(Exception):
@@ -363,6 +365,34 @@ class Cloud(Protocol):
 
     def regions(self) -> Sequence[str]:
         """Where it may have instances, by its settings."""
+        ...
+
+
+@dataclass(frozen=True)
+class InstanceUsage:
+    """What an engine's accounting says that an ended instance used, the runner included. None: it does not say.
+
+    `cpu_reserved_s` is its CPUs times `elapsed_s`. `billed_h` is in hours of the engine's own unit of billing.
+    """
+
+    elapsed_s: int | None = None
+    cpu_reserved_s: int | None = None
+    cpu_used_s: float | None = None
+    memory_peak_mib: int | None = None
+    billed_h: float | None = None
+    energy_j: int | None = None
+
+
+@runtime_checkable
+class Accounting(Protocol):
+    """A `Cloud` whose engine keeps accounts of what instances used. Optional."""
+
+    def accounting(self, region: str, cloud_ids: Sequence[str]) -> Mapping[str, InstanceUsage] | None:
+        """What these ended instances used, by cloud ID; None if the engine keeps no accounts.
+
+        Those that are not accounted for yet are left out, and asked for again for some minutes. Uses the network, and
+        raises SourceFailed without an answer, as the calls of `Cloud` do.
+        """
         ...
 
 

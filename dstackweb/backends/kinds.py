@@ -233,6 +233,10 @@ class Kind:
                 return _("Quota unknown: %s.") % reasons.get(why, why)
         return ""
 
+    def wait_reason(self, code: str) -> str:
+        """What its engine waits for before it starts an instance (`CloudInstance.waits`); empty for unknown codes."""
+        return ""
+
     def quota_families(self) -> Sequence[QuotaFamily]:
         """The quotas that the quotas page shows, in its order."""
         return ()

@@ -340,6 +340,12 @@ class Instance(models.Model):
         default=dict, blank=True, help_text="Code and data of the latest failed call to the cloud"
     )
     gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs, as its agent sees them")
+    usage: models.JSONField[Any, Any] = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="What its engine's accounting says that it used (contract.InstanceUsage); empty: it keeps none; "
+        "null: unknown",
+    )
 
     created_at = models.DateTimeField(default=timezone.now)
     launched_at = models.DateTimeField(null=True, help_text="When its cost began")
@@ -367,6 +373,8 @@ class Instance(models.Model):
             # Most rows are of ended instances.
             models.Index("status", condition=~Q(status="gone"), name="instance_there"),
             models.Index("project", "ended_at", name="instance_of_project_by_end"),
+            # Accounting is asked about those that ended lately.
+            models.Index("ended_at", name="instance_by_end"),
         ]
         ordering = ["-created_at"]
 

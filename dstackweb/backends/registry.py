@@ -76,6 +76,18 @@ def cloud_kinds() -> list[str]:
     return [name for name, kind in KINDS.items() if issubclass(kind.driver_class, contract.Cloud)]
 
 
+def accounting(backend: models.Backend) -> contract.Accounting:
+    """The driver of a backend whose engine may keep accounts. Raises UnknownKind."""
+    code = driver(backend)
+    if not isinstance(code, contract.Accounting):
+        raise UnknownKind(f"backend {backend.name} keeps no accounts")
+    return code
+
+
+def accounting_kinds() -> list[str]:
+    return [name for name, kind in KINDS.items() if issubclass(kind.driver_class, contract.Accounting)]
+
+
 def host_kinds() -> list[str]:
     return [name for name, kind in KINDS.items() if kind.is_hosts]
 

@@ -121,7 +121,7 @@ def _nodes(run: dict[str, Any]) -> tuple[list[Column], list[tuple[object, ...]]]
             job["host"] or " ".join(filter(None, (job["backend"], job["region"], job["instance_type"]))),
             len(job["gpus"]) or None,
             job["exit_code"],
-            job["message"],
+            " ".join(filter(None, (job["message"], (job.get("accounting") or {}).get("detail")))),
         )
         for job in run["jobs"]
     ]

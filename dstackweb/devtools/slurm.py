@@ -1,7 +1,8 @@
 """A Slurm cluster of two nodes on this machine, of Debian's packages. Root only.
 
 Its GPUs are files that no driver knows: Slurm counts them and sets CUDA_VISIBLE_DEVICES. `job_env` are variables that
-its jobs get from a prolog, such as those that lead to the stand-in for NVML.
+its jobs get from a prolog, such as those that lead to the stand-in for NVML. With `accounting` it has a slurmdbd and a
+MariaDB of its own, and its jobs have cgroups, by which Slurm measures them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,16 @@ from pathlib import Path
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server-core")
+ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd")
+CGROUPS = Path("/sys/fs/cgroup")
+TABLES = Path("/usr/share/mysql")
+ACCOUNT = """\
+FLUSH PRIVILEGES;
+CREATE USER slurm@localhost IDENTIFIED BY '{password}';
+GRANT ALL ON accounts.* TO slurm@localhost;
+DELETE FROM mysql.global_priv WHERE User <> 'slurm';
+"""
 NODES = ("n1", "n2")
 CONFIG = """
 ClusterName=here
@@ -34,7 +45,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{tracked}
 TaskPlugin=task/none
 TaskProlog={folder}/prolog
 MpiDefault=none
@@ -60,6 +71,31 @@ PartitionName=main Nodes=n1,n2 Default=YES State=UP PriorityTier=1 PreemptMode=C
 PartitionName=whole Nodes=n2 State=UP OverSubscribe=EXCLUSIVE PriorityTier=1 PreemptMode=CANCEL
 PartitionName=urgent Nodes=n1,n2 State=UP PriorityTier=9 PreemptMode=off
 """
+ACCOUNTING = """
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={slurmdbd}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageTRES=gres/gpu
+JobAcctGatherType=jobacct_gather/cgroup
+JobAcctGatherFrequency=task=1
+"""
+SLURMDBD = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={slurmdbd}
+SlurmUser=root
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={mariadb}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=accounts
+"""
 GRES = "NodeName=n1 Name=gpu Type=a100 File=/dev/zero,/dev/full\n"
 START_S = 30.0
 
@@ -67,15 +103,16 @@ START_S = 30.0
 class Slurm:
     """`env` leads Slurm's commands to the cluster. Partitions: `main`, `whole` (nodes exclusive), `urgent`."""
 
-    def __init__(self, folder: Path, *, job_env: Mapping[str, str] | None = None) -> None:
-        self.folder, self._job_env = folder, job_env or {}
+    def __init__(self, folder: Path, *, job_env: Mapping[str, str] | None = None, accounting: bool = False) -> None:
+        self.folder, self._job_env, self._accounting = folder, job_env or {}, accounting
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @staticmethod
-    def missing() -> list[str]:
+    def missing(*, accounting: bool = False) -> list[str]:
         """Programs that are not installed; /usr/sbin may not be on a user's PATH."""
-        return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+        wanted = (*PROGRAMS, *(ACCOUNTING_PROGRAMS if accounting else ()))
+        return [name for name in wanted if shutil.which(name, path=_path()) is None]
 
     def start(self) -> Slurm:
         """Start it, and wait until both nodes take jobs."""
@@ -86,9 +123,13 @@ class Slurm:
         key = self.folder / "munge" / "key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
-        ports = dict(zip(("port", *NODES), _free_ports(3), strict=True))
+        named = ("port", *NODES, "slurmdbd", "mariadb")
+        ports = dict(zip(named, _free_ports(len(named)), strict=True))
         name = socket.gethostname().split(".")[0]
-        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder, host=name, **ports))
+        config = CONFIG + (ACCOUNTING if self._accounting else "")
+        values = {"folder": self.folder, "host": name, "tracked": "cgroup" if self._accounting else "linuxproc"}
+        (self.folder / "slurm.conf").write_text(config.format(**values, **ports))
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
         (self.folder / "gres.conf").write_text(GRES)
         prolog = self.folder / "prolog"
         prolog.write_text("#!/bin/sh\n" + "".join(f"echo export {k}={v}\n" for k, v in self._job_env.items()))
@@ -99,11 +140,36 @@ class Slurm:
             f"--pid-file={own}/pid", f"--log-file={own}/log", f"--seed-file={own}/seed",
         )  # fmt: skip
         _until((self.folder / "munge.socket").exists)
+        if self._accounting:
+            self._start_accounting(ports)
         self.start_controller()
         for node in NODES:
             self.start_node(node)
         _until(lambda: set(self.command("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
         return self
+
+    def _start_accounting(self, ports: Mapping[str, int]) -> None:
+        data, password = self.folder / "mariadb", secrets.token_hex(16)
+        data.mkdir(mode=0o700)
+        server = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={data}", "--innodb-log-file-size=8M"]
+        # What mariadb-install-db does, which needs programs of the client: one statement a line.
+        tables = "".join((TABLES / f"mysql_system_tables{part}.sql").read_text() for part in ("", "_data"))
+        account = ACCOUNT.format(password=password)
+        statements = f"CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket=NULL;\n{tables}\n{account}"
+        subprocess.run(
+            [*server, "--bootstrap"], input=statements, text=True, capture_output=True, timeout=120, check=True
+        )
+        self._run(
+            "mariadb", *server, f"--socket={self.folder}/mariadb.socket", "--bind-address=127.0.0.1",
+            f"--port={ports['mariadb']}", "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0",
+        )  # fmt: skip
+        _until(lambda: _answers(ports["mariadb"]))
+        settings = self.folder / "slurmdbd.conf"
+        settings.touch(mode=0o600)
+        settings.write_text(SLURMDBD.format(folder=self.folder, password=password, **ports))
+        self._run("slurmdbd", "slurmdbd", "-D")
+        _until(lambda: _answers(ports["slurmdbd"]))
+        self.command("sacctmgr", "--immediate", "add", "cluster", "here")
 
     def start_controller(self) -> None:
         self._run("slurmctld", "slurmctld", "-D")
@@ -145,6 +211,10 @@ class Slurm:
         for pid in self._left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for made in CGROUPS.glob("*/slurm_n[12]") if self._accounting else ():
+            for folder, _folders, _files in os.walk(made, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
 
     def _left(self) -> Iterator[int]:
         """Jobs' own daemons, which wait for the controller to hear of their end."""
@@ -175,6 +245,12 @@ def _free_ports(count: int) -> Sequence[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def _until(is_so: Callable[[], bool]) -> None:

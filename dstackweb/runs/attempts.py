@@ -342,7 +342,7 @@ def stop_jobs(run: Run, reason: str, grace_s: int | None) -> None:
     for job in active.order_by("node"):
         job.run = run
         if job.status == JobStatus.PROVISIONING and move_job(
-            job, job_end_status(reason), now=now, unclaimed=True, termination_reason=reason
+            job, job_end_status(reason), now=now, unclaimed=True, termination_reason=reason, detail={}
         ):
             if job.host_id is None:
                 to_check.append(job)

@@ -264,6 +264,8 @@ class MessageCode(StrEnum):
     """`fault` (`runner.engine_setup.EngineFault`); the message is the installer's."""
     SOURCE_FAILED = "source_failed"
     """`kind` of the backend, `error`: code and data of the cloud's failure."""
+    ENGINE_WAITS = "engine_waits"
+    """`kind` of the backend, `waits_for`: the code of its engine (`CloudInstance.waits`)."""
 
 
 class LogCut(StrEnum):

@@ -61,6 +61,12 @@ def failure(kind: str, error: Mapping[str, Any]) -> str:
     return text or str(error.get("text") or "") or as_text(str(error.get("code", "")))
 
 
+def engine_wait(kind: str, code: str) -> str:
+    """What a backend of this kind waits for before it starts an instance."""
+    text = registry.KINDS[kind].wait_reason(code) if kind in registry.KINDS else ""
+    return text or _("Its backend has accepted it, and has not started it yet: %s") % as_text(code)
+
+
 def has(offer: Offer) -> str:
     """All that the place of an offer has: `4 × A100-SXM4-80GB · 64 CPUs · 512 GB`."""
     gpu = f"{offer.gpu_count} × {offer.gpu_name.removeprefix('NVIDIA ')}" if offer.gpu_count else ""

@@ -326,5 +326,7 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
             return " ".join(filter(None, [no_engine(data), text]))
         case MessageCode.SOURCE_FAILED:
             return offers.failure(data["kind"], data["error"])
+        case MessageCode.ENGINE_WAITS:
+            return offers.engine_wait(data["kind"], data["waits_for"])
         case never:
             assert_never(never)

@@ -50,7 +50,7 @@ DATA: dict[str, Any] = {
     "short": ["gpus"], "gpus": 2, "gpus_free": 0, "gpus_total": 1, "limit": 1, "used": 1, "asked": 2,
     "budget": "100", "spent": "100", "starts_at": AT, "expires_at": None, "backends": ["aws"], "offers": 1,
     "reason": "stopped_by_user", "exit_code": 127, "deadline_s": 60, "host": "box-1", "silent_s": 600, "seen": 1,
-    "total": 8, "kind": "aws", "error": {"code": "failed", "text": "i"},
+    "total": 8, "waits_for": "i", "kind": "aws", "error": {"code": "failed", "text": "i"},
 }  # fmt: skip
 OF_HOSTS = {**DATA, "error": "i", "reason": "i"}
 OF_KIND: dict[RunEventKind, dict[str, Any]] = {

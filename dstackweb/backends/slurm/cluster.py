@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, InstanceUsage
 
 _FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)")
 _JOB = re.compile(r"\d{1,12}(_\d{1,12})?", re.ASCII)
 _GPU = re.compile(r"gpu:(?:([^:(,]+):)?(\d+)")
+_CPU_TIME = re.compile(r"(?:(?:(\d{1,6})-)?(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)", re.ASCII)
+"""`[[days-]hours:]minutes:seconds`."""
+_MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([KMGTP]?)", re.ASCII)
+_MIB = {"": 2**-20, "K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "P": 2**30}
+_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL",
+          "DEADLINE", "REVOKED"}  # fmt: skip
+"""States of jobs whose accounts are complete."""
 _UNUSABLE = {"DOWN", "DRAIN", "FAIL", "MAINT", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT", "UNKNOWN",
              "RESERVED", "PLANNED", "FUTURE"}  # fmt: skip
 """States of nodes that take no jobs now; `+` and `*` join and end them."""
 
 JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
 """squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
+USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot"
+"""sacct's. Nothing in it is written by users."""
 MARK = "dstackweb:"
 
 
@@ -119,13 +129,97 @@ def jobs(text: str, deployment: str = "") -> list[CloudInstance]:
     """
     found = []
     for line in text.splitlines():
-        job, name, state, partition, submitted, started, node, _reason, said = (line.split("|", 8) + [""] * 9)[:9]
+        job, name, state, partition, submitted, started, node, reason, said = (line.split("|", 8) + [""] * 9)[:9]
         owner = said.removeprefix(MARK).split(" ")[0] if said.startswith(MARK) else ""
         if _JOB.fullmatch(job) and owner and owner == (deployment or owner):
             now, why = _state(state)
             at = _moment(started if now is InstanceState.RUNNING else submitted) or _moment(submitted)
-            found.append(CloudInstance(name, job, partition, now, node, "", at, why, f"Slurm: {state}" if why else ""))
+            text, waits = f"Slurm: {state}" if why else "", _waits(reason) if state == "PENDING" else ""
+            found.append(CloudInstance(name, job, partition, now, node, "", at, why, text, waits))
     return found
+
+
+def _waits(reason: str) -> str:
+    """The code of a reason such as `ReqNodeNotAvail, UnavailableNodes:n1`; empty before Slurm has looked at the job."""
+    code = re.match(r"\w{0,60}", reason.strip("( "), re.ASCII)
+    return code[0] if code and code[0] != "None" else ""
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """`measured`: of what an ended job used, CPU time and memory are of all its processes.
+
+    Slurm's other plug-ins see those alone that have not left their parents, as the runner of a job has.
+    """
+
+    kept: bool
+    measured: bool
+
+
+def accounting(config: str) -> Accounting:
+    """What `scontrol show config` says of accounting."""
+    found = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in config.splitlines())}
+    kept = found.get("AccountingStorageType") not in ("accounting_storage/none", "(null)")
+    return Accounting(kept, found.get("JobAcctGatherType") == "jobacct_gather/cgroup")
+
+
+def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:
+    """Lines of USAGE_FORMAT as what ended jobs used, by job: a line for each job, and for each of its steps.
+
+    What is missing, or zero where a job can't have used nothing, is unknown, and so are CPU time and memory unless all
+    its processes were `measured`.
+    """
+    peaks: dict[str, int] = {}
+    cpu_s: dict[str, float] = {}
+    ended = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != USAGE_FORMAT.count(",") + 1:
+            continue
+        job, _, step = fields[0].partition(".")
+        if measured:
+            peaks[job] = max(peaks.get(job, 0), _mebibytes(fields[5]))
+            cpu_s[job] = cpu_s.get(job, 0) + _step_seconds(fields[4] if step else "", fields[8])
+        if not step and _JOB.fullmatch(job) and fields[1].split(" ")[0] in _ENDED:
+            ended[job] = fields
+    return {job: _usage(fields, cpu_s.get(job), peaks.get(job)) for job, fields in ended.items()}
+
+
+def _step_seconds(total: str, measured: str) -> float:
+    """CPU time of a step. `total` lacks processes that nobody waited for; the sum of samples is in whole seconds."""
+    sampled = re.search(r"(?:^|,)cpu=([\d:.-]+)(?:,|$)", measured, re.ASCII)
+    return max(_seconds(total), _seconds(sampled[1]) if sampled else 0)
+
+
+def _usage(fields: Sequence[str], used_s: float | None, peak_mib: int | None) -> InstanceUsage:
+    _job, _state, elapsed, reserved, _used, _peak, allocated, energy, _measured = fields
+    elapsed_s, units = _number(elapsed), re.search(r"(?:^|,)billing=(\d{1,15})(?:,|$)", allocated, re.ASCII)
+    return InstanceUsage(
+        elapsed_s=elapsed_s,
+        cpu_reserved_s=_number(reserved),
+        cpu_used_s=round(used_s, 3) if used_s else None,
+        memory_peak_mib=peak_mib or None,
+        billed_h=round(int(units[1]) * elapsed_s / 3600, 3) if units and elapsed_s is not None else None,
+        energy_j=_number(energy) or None,
+    )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,15}", text, re.ASCII) else None
+
+
+def _seconds(text: str) -> float:
+    """0 for what is no CPU time."""
+    if (found := _CPU_TIME.fullmatch(text)) is None:
+        return 0
+    days, hours, minutes, seconds = found.groups(default="0")
+    return ((int(days) * 24 + int(hours)) * 60 + int(minutes)) * 60 + float(seconds)
+
+
+def _mebibytes(text: str) -> int:
+    """Rounded up; 0 for what is no size."""
+    found = _MEMORY.fullmatch(text)
+    return math.ceil(float(found[1]) * _MIB[found[2]]) if found else 0
 
 
 def _state(state: str) -> tuple[InstanceState, str]:

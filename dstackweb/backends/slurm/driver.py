@@ -19,6 +19,7 @@ from dstackweb.backends.contract import (
     CloudInstance,
     InstanceOrder,
     InstanceState,
+    InstanceUsage,
     LaunchFailed,
     LaunchFailure,
     Offer,
@@ -193,6 +194,19 @@ class SlurmBackend(Cloud):
             except CommandFailed as error:
                 if "Invalid job id" not in error.text:
                     raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
+
+    def accounting(self, region: str, cloud_ids: Sequence[str]) -> dict[str, InstanceUsage] | None:
+        try:
+            books = cluster.accounting(self.commands.run("scontrol", "show", "config"))
+            if not books.kept:
+                return None
+            text = self.commands.run(
+                "sacct", "--noheader", "--parsable2", "--noconvert", f"--jobs={','.join(cloud_ids)}",
+                f"--format={cluster.USAGE_FORMAT}",
+            )  # fmt: skip
+        except CommandFailed as error:
+            raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
+        return cluster.usage(text, measured=books.measured)
 
     def _squeue(self, *which: str) -> str:
         """Jobs in JOB_FORMAT, with those that ended lately (Slurm's `MinJobAge`)."""

@@ -19,6 +19,31 @@ NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.,:&|-]*$"
 Name = Annotated[str, Field(pattern=NAME)]
 """What may follow `--account=` and the like."""
 
+WAITS: dict[str, Any] = {
+    "Resources": gettext_lazy("not enough is free"),
+    "Priority": gettext_lazy("jobs of higher priority wait in its partition"),
+    "Licenses": gettext_lazy("all licenses are in use"),
+    "Reservation": gettext_lazy("its reservation has not begun"),
+    "ReservationDeleted": gettext_lazy("its reservation was deleted"),
+    "ReqNodeNotAvail": gettext_lazy("a node that it needs is down, drained or reserved"),
+    "NodeDown": gettext_lazy("a node that it needs is down"),
+    "PartitionDown": gettext_lazy("its partition is down"),
+    "PartitionInactive": gettext_lazy("its partition is inactive"),
+    "PartitionNodeLimit": gettext_lazy("it needs more than its partition may use"),
+    "PartitionTimeLimit": gettext_lazy("its max_duration is longer than its partition's time limit"),
+    "InvalidAccount": gettext_lazy("its account is not valid"),
+    "InvalidQOS": gettext_lazy("its QOS is not valid"),
+    "JobHeldAdmin": gettext_lazy("an administrator of the cluster holds it"),
+    "JobHeldUser": gettext_lazy("its user holds it"),
+    "BurstBufferResources": gettext_lazy("its burst buffer is not available"),
+}
+"""Slurm's reasons (`squeue`'s `%r`) in words."""
+LIMITS: dict[str, Any] = {
+    "QOS": gettext_lazy("a limit of its QOS is reached"),
+    "Assoc": gettext_lazy("a limit of its account or user is reached"),
+}
+"""How the many reasons begin that name a limit."""
+
 
 def _sizes(lines: tuple[str, ...]) -> tuple[str, ...]:
     gpu_memory(lines)
@@ -98,6 +123,12 @@ class SlurmKind(Kind):
             case "partition_down":
                 return _("The partition takes no jobs.")
         return super().offer_detail(detail)
+
+    def wait_reason(self, code: str) -> str:
+        why = WAITS.get(code) or next((text for start, text in LIMITS.items() if code.startswith(start)), None)
+        if why is None:
+            return _("Slurm keeps it waiting: %s") % code
+        return _("Slurm keeps it waiting: %(why)s (%(code)s)") % {"why": why, "code": code}
 
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
         """Ask for the partitions. Changes nothing."""

@@ -102,6 +102,7 @@ def join(instance_id: UUID, token: str, nonce: str, *, gpus: Sequence[str], addr
         silent_s=0,
     )
     instance.refresh_from_db()
+    _clear_wait(instance)
     if instance.status == InstanceStatus.REQUESTED:
         raise TooEarly("this instance is being started; come again")
     if instance.join_nonce != nonce:
@@ -109,6 +110,12 @@ def join(instance_id: UUID, token: str, nonce: str, *, gpus: Sequence[str], addr
     if instance.status != InstanceStatus.RUNNING:
         raise Conflict("this instance is to end")
     return agent_token(instance_id)
+
+
+def _clear_wait(instance: Instance) -> None:
+    """Its engine has started it: its job waits for the engine no longer."""
+    jobs = Job.objects.filter(instance=instance.pk, status=JobStatus.PROVISIONING, claim_nonce="")
+    jobs.filter(detail__code=MessageCode.ENGINE_WAITS).update(detail={})
 
 
 def next_step(instance_id: UUID, report: AgentReport) -> dict[str, Any]:

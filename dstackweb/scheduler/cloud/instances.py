@@ -20,11 +20,11 @@ from django.utils.crypto import salted_hmac
 from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
-from dstackweb.backends.registry import cloud_kinds
+from dstackweb.backends.registry import accounting_kinds, cloud_kinds
 from dstackweb.lib.models import watch_time
 from dstackweb.offers import sources
 from dstackweb.runs.attempts import end_job
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
@@ -35,6 +35,8 @@ from dstackweb.spec.effective import EffectiveSpec
 
 SEARCHED_FOR = dt.timedelta(days=1)
 """How long to search deleted backends and regions no longer used for left instances."""
+USAGE_ASKED_FOR = dt.timedelta(minutes=10)
+"""How long after an instance's end to ask what it used: accounting lags, and may be away. Then it stays unknown."""
 
 
 class _InstanceChanged(Exception):
@@ -58,10 +60,26 @@ def on_cloud_backends() -> Q:
     return Q(host=None, backend__kind__in=cloud_kinds())
 
 
+def without_usage(now: dt.datetime) -> QuerySet[Instance]:
+    """Instances that ended lately, and of which their engine's accounting has not said yet what they used."""
+    ended = Instance.objects.filter(status=InstanceStatus.GONE, ended_at__gt=now - USAGE_ASKED_FOR, usage__isnull=True)
+    return ended.filter(backend__kind__in=accounting_kinds()).exclude(cloud_id="")
+
+
+def awaits_usage(run: Run, now: dt.datetime) -> bool:
+    """Whether accounting may say yet what a run has used that has just ended."""
+    if run.ended_at is None or run.ended_at < now - 2 * USAGE_ASKED_FOR:
+        return False
+    mine = Q(jobs__run=run, usage__isnull=True, backend__kind__in=accounting_kinds())
+    ending = Instance.objects.filter(mine).exclude(status=InstanceStatus.GONE).exclude(cloud_id="")
+    return without_usage(now).filter(mine).exists() or ending.exists()
+
+
 def has_work() -> bool:
-    """Whether any instance exists, or any active job needs one."""
+    """Whether any instance exists, any active job needs one, or accounting is to be asked about one."""
     there = Instance.objects.exclude(status=InstanceStatus.GONE)
-    return there.exists() or Job.objects.filter(on_cloud_backends(), status__in=JOB_ACTIVE).exists()
+    active = Job.objects.filter(on_cloud_backends(), status__in=JOB_ACTIVE)
+    return there.exists() or active.exists() or without_usage(timezone.now()).exists()
 
 
 def has_cloud_backends() -> bool:
@@ -150,6 +168,20 @@ def record_found(instance: Instance, machine: CloudInstance) -> None:
     for name in ("zone", "address"):
         if getattr(machine, name) and not getattr(instance, name):
             mine.filter(**{name: "", "cloud_id": machine.cloud_id}).update(**{name: getattr(machine, name)})
+
+
+def record_wait(instance: Instance, machine: CloudInstance) -> None:
+    """Show on the job of an instance that is not up yet what its engine waits for, or no longer."""
+    if instance.holder is None or instance.status not in (InstanceStatus.REQUESTED, InstanceStatus.STARTING):
+        return
+    jobs = Job.objects.filter(pk=instance.holder, instance=instance.pk, status=JobStatus.PROVISIONING, claim_nonce="")
+    shown = jobs.values_list("detail", flat=True).first()
+    if shown is None or not (machine.waits or shown.get("code") == MessageCode.ENGINE_WAITS):
+        return
+    kind, waits_for = instance.backend.kind, machine.waits
+    detail = {"code": MessageCode.ENGINE_WAITS, "kind": kind, "waits_for": waits_for} if waits_for else {}
+    if detail != shown:
+        jobs.filter(instance__status__in=(InstanceStatus.REQUESTED, InstanceStatus.STARTING)).update(detail=detail)
 
 
 def _record_started(instance: Instance, machine: CloudInstance) -> None:

@@ -34,6 +34,7 @@ from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.cloud import instances as cloud_rows
 from dstackweb.scheduler.cloud import start as cloud_start
+from dstackweb.scheduler.cloud import usage as cloud_usage
 from dstackweb.scheduler.cloud.lifecycle import (
     Cause,
     CloudState,
@@ -68,6 +69,7 @@ def poll_all() -> None:
     _run_all((partial(cloud_start.start_instance, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
     # With its own time: instances end however long starting others takes.
     _run_all((partial(poll_region, backend, region) for backend, region in _regions_due()), WORK_S)
+    _run_all((partial(cloud_usage.ask, backend, region) for backend, region in cloud_usage.due()), WORK_S)
 
 
 def poll_jobs(job_ids: Sequence[str]) -> None:
@@ -167,6 +169,7 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
         case CloudState.THERE | CloudState.ALIVE as there:
             assert machine is not None
             cloud_rows.record_found(instance, machine)
+            cloud_rows.record_wait(instance, machine)
             instance.cloud_id = machine.cloud_id
             return there is CloudState.ALIVE
         case CloudState.ENDING:

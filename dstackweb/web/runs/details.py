@@ -18,7 +18,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.texts import flat, value_text
-from dstackweb.wording import statuses
+from dstackweb.wording import accounting, statuses
 
 
 class EndNotice(NamedTuple):
@@ -69,6 +69,8 @@ class NodeLine(NamedTuple):
     job: Job
     where: str
     why: str
+    used: str
+    """What its backend's accounting says; empty where it says nothing."""
 
 
 def node_line(job: Job) -> NodeLine:
@@ -79,7 +81,7 @@ def node_line(job: Job) -> NodeLine:
     elif job.status in (JobStatus.FAILED, JobStatus.TERMINATED):
         reason = statuses.termination(job.termination_reason)
         why = f"{reason} {statuses.beyond_reason(job.detail, job.message)}".strip()
-    return NodeLine(job, rows.job_place(job), why)
+    return NodeLine(job, rows.job_place(job), why, accounting.used(job.instance.usage if job.instance else None))
 
 
 def starting(run: Run) -> str:

@@ -18,6 +18,7 @@ from dstackweb.runs.history import parse_zone
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
+from dstackweb.scheduler.cloud.instances import awaits_usage
 from dstackweb.spec.texts import value_text
 from dstackweb.web.common.pages import (
     PageRequest,
@@ -120,6 +121,8 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
         version += f".{details.starting(found)}"
     if found.status in PLACED:
         version += f".{fingerprint(silent_hosts(found))}"
+    elif found.status in ENDED and awaits_usage(found, timezone.now()):
+        version += ".unsettled"
     card = find_card(request, found)  # it renews itself, once it is there
     if card:
         version += ".tasks"
@@ -172,6 +175,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "cost": details.cost(run, jobs),
         "now": now,
         "over": run.status in ENDED,
+        "settled": run.status in ENDED and not awaits_usage(run, now),
         "waits": run.status in WAITING,
         "may_change": may_change,
         "etag": services.etag(run),

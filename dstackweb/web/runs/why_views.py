@@ -15,13 +15,13 @@ from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.queue.positions import RankFactors, rank_factors
-from dstackweb.runs.rows import Starts, starts_of
+from dstackweb.runs.rows import Starts, placement_summary, starts_of
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.runs import rows as lists
-from dstackweb.wording import starts, waiting
+from dstackweb.wording import starts, statuses, waiting
 from dstackweb.wording.sentence import Label
 
 NEIGHBOURS = 3
@@ -125,8 +125,17 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "etag": services.etag(run),
         "max_priority": lists.max_priority(request),
         "also": [waiting.reason(waits.reason, waits.data) for waits in decision.blockers[1:]],
+        "starting": _starting(run),
         "tried": [_tried(one, hosts) for one in decision.candidates],
     }
+
+
+def _starting(run: Run) -> str:
+    """Why a placed run has not started yet, where that is known."""
+    if run.status != RunStatus.PROVISIONING:
+        return ""
+    place = placement_summary(run.jobs.filter(attempt=run.attempt).select_related("host", "backend").order_by("node"))
+    return statuses.message(place.detail, place.message) if place else ""
 
 
 def _tried(one: Candidate, hosts: Mapping[str, HostView]) -> TriedLine:

@@ -123,6 +123,27 @@ def test_jobs_of_others_are_left_out_and_states_are_said_in_our_words() -> None:
     assert found[0].launched_at == dt.datetime.fromtimestamp(1795466590, dt.UTC)
     assert found[1].launched_at == dt.datetime.fromtimestamp(1795466586, dt.UTC)
     assert found[1].state is InstanceState.STARTING
+    assert [job.waits for job in found] == ["", "Resources", "", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("reason", "waits"),
+    [("None", ""), ("", ""), ("(Priority)", "Priority"), ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser"),
+     ("ReqNodeNotAvail, UnavailableNodes:n1", "ReqNodeNotAvail"), ("<b>x</b>", ""), ("A" * 90, "A" * 60)],
+)  # fmt: skip
+def test_why_slurm_keeps_a_job_waiting_is_a_code(reason: str, waits: str) -> None:
+    [job] = cluster.jobs(f"8|u-2|PENDING|gpu|1795466586|N/A||{reason}|dstackweb:mine main/first")
+    assert job.waits == waits
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [("Resources", "not enough is free (Resources)"), ("QOSMaxGRESPerUser", "a limit of its QOS is reached (QOSMaxG"),
+     ("AssocGrpCpuLimit", "a limit of its account or user is reached (AssocGrpCpuLimit)"),
+     ("SolarEclipse", "Slurm keeps it waiting: SolarEclipse")],
+)  # fmt: skip
+def test_slurms_reasons_are_worded(code: str, text: str) -> None:
+    assert text in registry.KINDS["slurm"].wait_reason(code)
 
 
 @pytest.mark.parametrize(
