@@ -8,7 +8,7 @@ ifneq ($(filter 127.% localhost ::1,$(HOST)),)
 SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -62,6 +62,7 @@ endef
 test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
 	$(call both_sides,not slow and not gpu)
 
+test-slow: WORKERS = 3
 test-slow: $(VENV)/.ray ## the slow tests, also on both: faults, load, whole journeys, each page in a browser
 	$(call both_sides,slow or examples)
 
