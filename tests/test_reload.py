@@ -106,17 +106,17 @@ def pollers(server: Server) -> Iterator[list[Poller]]:
 
 
 class SlowSubmit:
-    """A submit whose body arrives in two parts."""
+    """A submit whose body arrives in two parts, and is so large that it may take minutes (`web_worker.RATE`)."""
 
     def __init__(self, server: Server) -> None:
-        body = json.dumps({"config": {"type": "task", "commands": ["true"]}}).encode()
-        self._rest = body[10:]
+        body = b" " * (2 << 20) + json.dumps({"config": {"type": "task", "commands": ["true"]}}).encode()
+        self._rest = body[-10:]
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._connection.putrequest("POST", "/api/v1/projects/main/runs")
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json", "Content-Length": len(body)}
         for name, value in headers.items():
             self._connection.putheader(name, str(value))
-        self._connection.endheaders(body[:10])
+        self._connection.endheaders(body[:-10])
 
     def finish(self) -> int:
         self._connection.send(self._rest)
