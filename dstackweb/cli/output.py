@@ -203,7 +203,7 @@ def show_ids(items: Iterable[Mapping[str, Any]], key: str = "id") -> None:
 
 
 def show_answer(answer: Mapping[str, Any], text: str, as_json: bool, quiet: bool, key: str = "id") -> None:
-    """What a change brought about: a line of text, or the API's answer, or the id of what was changed."""
+    """Print the result of a change: a line of text, the API's answer (`--json`), or the ID (`-q`)."""
     if as_json:
         show_json(answer)
     elif quiet:

@@ -60,13 +60,12 @@ class Ray:
 
     def stop(self) -> None:
         """SIGKILL to all of it, with agents and runners of jobs."""
-        while pids := self.pids():
-            _kill(pids)
+        _until(lambda: not _killed(self.pids()))
 
     def crash(self) -> None:
         """SIGKILL to Ray's own processes. Jobs' agents notice."""
-        while pids := [pid for pid, command in self.pids().items() if b"/ray/" in command or b"ray::" in command]:
-            _kill(pids)
+        own = (b"/ray/", b"ray::")
+        _until(lambda: not _killed(pid for pid, command in self.pids().items() if any(part in command for part in own)))
 
     def pids(self) -> dict[int, bytes]:
         """All its living processes, with their command lines."""
@@ -78,11 +77,13 @@ class Ray:
         return found
 
 
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
+def _killed(pids: Iterable[int]) -> list[int]:
+    """Those that were still there."""
+    found = list(pids)
+    for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    time.sleep(0.05)
+    return found
 
 
 def _answers(url: str) -> bool:
@@ -108,5 +109,5 @@ def _until(is_so: Callable[[], bool]) -> None:
     ends = time.monotonic() + START_S
     while not is_so():
         if time.monotonic() > ends:
-            raise TimeoutError("Ray does not start")
+            raise TimeoutError(f"Ray is not there, or not gone, after {START_S:.0f} s")
         time.sleep(0.1)

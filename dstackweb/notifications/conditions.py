@@ -1,6 +1,6 @@
 """Notifications of what is so for a while, such as a queue that is stuck: one for each time, once it has lasted.
 
-What is found is a row until it has been away for a while, so that what comes and goes is told once.
+A condition stays a row until it has been absent for a while, so that one that comes and goes is notified of once.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Channel(models.Model):
     )
     kind = models.CharField(max_length=10, choices=ChannelKind)
     name = models.CharField(max_length=60, blank=True)
-    url = models.TextField(blank=True, editable=False, help_text="Encrypted: whoever has it may write there")
+    url = models.TextField(blank=True, editable=False, help_text="Encrypted, since it is the permission to post there")
     key = models.TextField(blank=True, editable=False, help_text="Of a webhook's signatures, encrypted")
     enabled = models.BooleanField(default=True)
     zone = models.CharField(max_length=60, default="UTC", help_text="Time zone of the times of day")

@@ -1,4 +1,4 @@
-"""Tables to save as files: what a page shows, all of it, for whoever may see the page."""
+"""CSV and JSON files of what pages list, with the permissions of the page."""
 
 from __future__ import annotations
 

@@ -85,10 +85,10 @@ def _period(month: str, days: str, now: dt.datetime) -> Period:
 
 
 class Part(NamedTuple):
-    """A rectangle of a bar: its place and height in percent of the chart, its colour and its line's name and hours."""
+    """A rectangle of a bar: place and height as SVG has them, in percent, and its line's colour, name and hours."""
 
-    y: float
-    height: float
+    y: str
+    height: str
     colour: int
     name: str
     hours: float
@@ -170,6 +170,6 @@ def _chart(report: Report) -> Chart:
             if each[index] > 0:
                 height = 100 * each[index] / most
                 y -= height
-                parts.append(Part(max(0.0, y), height, colour, name, each[index]))
+                parts.append(Part(f"{max(0.0, y):.2f}", f"{height:.2f}", colour, name, each[index]))
         bars.append(Bar(day, totals[index], parts))
     return Chart(bars, most, of_gpus, [(colour, name) for colour, (name, _each) in zip(COLOURS, shown, strict=False)])

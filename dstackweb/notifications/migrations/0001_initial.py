@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', models.CharField(choices=[('app', 'In the app'), ('email', 'E-mail'), ('slack', 'Slack'), ('teams', 'Microsoft Teams'), ('webhook', 'Webhook')], max_length=10)),
                 ('name', models.CharField(blank=True, max_length=60)),
-                ('url', models.TextField(blank=True, editable=False, help_text='Encrypted: whoever has it may write there')),
+                ('url', models.TextField(blank=True, editable=False, help_text='Encrypted, since it is the permission to post there')),
                 ('key', models.TextField(blank=True, editable=False, help_text="Of a webhook's signatures, encrypted")),
                 ('enabled', models.BooleanField(default=True)),
                 ('zone', models.CharField(default='UTC', help_text='Time zone of the times of day', max_length=60)),
