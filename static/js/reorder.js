@@ -1,7 +1,7 @@
-// A row being dragged: by mouse or touch (SortableJS), or by the arrow keys on its handle. Meanwhile no
-// poll changes the list, and the server previews the move, which is sent on drop.
+// A row being dragged: by mouse or touch (SortableJS, loaded when a pointer first reaches a handle), or by the arrow
+// keys on its handle. Meanwhile no poll changes the list, and the server previews the move, which is sent on drop.
 import { hold, release } from "./polling.js";
-import { ask, body, gripOf, here, keyOf, nameOf, nowhere, prioOf, rowOf, rows, say, send, tokenOf } from "./rows.js";
+import { actions, ask, body, gripOf, here, keyOf, nameOf, nowhere, prioOf, rowOf, rows, say, send, tokenOf } from "./rows.js";
 import { together, toggle } from "./selection.js";
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
@@ -159,9 +159,29 @@ function listKey(event, row) {
   event.preventDefault();
 }
 
+let loading = null;
+let pressed = null; // the press that waits for SortableJS
+
+/** A press that comes before SortableJS is there is repeated, unless it has ended: so the first drag works too. */
+async function prepare(event) {
+  const grip = event.target.closest?.("#waiting .grip");
+  if (!grip) return;
+  if (window.Sortable) return makeSortable(); // before the list gets the event
+  if (event.type === "pointerdown") pressed = event;
+  try {
+    await (loading ??= import(actions.dataset.sortable));
+  } catch {
+    loading = null;
+    if (event.type === "pointerdown") toast(`${word("failed")}. ${word("reload")}`, "error");
+    return;
+  }
+  makeSortable();
+  if (pressed === event && grip.isConnected) grip.dispatchEvent(new PointerEvent("pointerdown", event));
+}
+
 function makeSortable() {
   const list = body();
-  if (!list?.querySelector(".grip") || window.Sortable.get(list)) return;
+  if (window.Sortable.get(list)) return;
   window.Sortable.create(list, {
     handle: ".grip",
     draggable: "tr",
@@ -189,6 +209,6 @@ if (here) {
   document.addEventListener("focusout", (event) => {
     if (drag && byKeys() && !drag.moving && event.target === gripOf(drag.row)) putBack();
   });
-  document.addEventListener("htmx:after:swap", makeSortable);
-  document.addEventListener("DOMContentLoaded", makeSortable); // the page loads SortableJS after this module
+  for (const type of ["pointerover", "pointerdown"]) document.addEventListener(type, prepare, true);
+  for (const type of ["pointerup", "pointercancel"]) document.addEventListener(type, () => (pressed = null));
 }

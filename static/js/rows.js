@@ -1,6 +1,6 @@
 // Rows of the queue: which run each one is, and what is sent for it. Everything the reader does to waiting runs goes
 // through one address; its answer is the list as it is then, also when it refuses.
-const actions = document.getElementById("queue-actions");
+export const actions = document.getElementById("queue-actions");
 
 export const here = actions !== null;
 export const body = () => document.getElementById("waiting");

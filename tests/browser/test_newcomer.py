@@ -81,4 +81,5 @@ def check_first_load(server: Server, new_page: Callable[..., Page]) -> None:
     asked = {key: url for key, url in urls.items() if not url.startswith("data:")}  # those are in the stylesheet
     loaded = {asked[key]: size - heads[key] for key, size in sizes.items() if key in asked}
     assert len(loaded) < 10, loaded
-    assert 50_000 < sum(loaded.values()) < 90_000, loaded
+    assert 50_000 < sum(loaded.values()) < 78_000, loaded
+    assert not any("sortable" in url for url in urls.values()), urls  # the first drag loads it

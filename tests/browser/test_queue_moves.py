@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import services
@@ -93,6 +93,27 @@ def test_dragging_a_row_previews_the_move_and_undo_reverts_it(page: Page, projec
     expect(shown(page)).to_have_text(list("abcde"))
     assert order(project) == "abcde"
     assert page.evaluate(FOCUSED) == "Move e"  # and not nowhere, now that the button is gone
+
+
+def test_the_first_drag_works_also_where_it_has_to_wait_for_sortablejs(page: Page, project: Project) -> None:
+    waiting: list[Route] = []
+    page.route("**/sortable*.js", lambda route: waiting.append(route))
+    start, end = grip(page, "e").bounding_box(), grip(page, "b").bounding_box()
+    assert start
+    assert end
+    assert page.evaluate("typeof Sortable") == "undefined"
+    with page.expect_request("**/sortable*.js"):
+        page.mouse.move(start["x"] + 6, start["y"] + 6)
+        page.mouse.down()
+    page.mouse.move(end["x"] + 8, end["y"] + 20, steps=4)
+    with page.expect_response("**/sortable*.js"):
+        waiting[0].continue_()
+    page.wait_for_function("window.Sortable?.get(document.getElementById('waiting'))")
+    page.mouse.move(end["x"] + 8, end["y"] + 8, steps=10)
+    expect(page.locator(".would")).to_contain_text("position 5 → 2")
+    page.mouse.up()
+    expect(shown(page)).to_have_text(list("aebcd"))
+    assert len(waiting) == 1
 
 
 def test_a_row_that_was_moved_stays_marked_for_a_while(page: Page) -> None:
