@@ -106,20 +106,29 @@ def pollers(server: Server) -> Iterator[list[Poller]]:
 
 
 class SlowSubmit:
-    """A submit whose body arrives in two parts, and is so large that it may take minutes (`web_worker.RATE`)."""
+    """A submit of 2 MiB that may take minutes (`web_worker.RATE`), of whose end a byte arrives each second."""
 
     def __init__(self, server: Server) -> None:
         body = b" " * (2 << 20) + json.dumps({"config": {"type": "task", "commands": ["true"]}}).encode()
-        self._rest = body[-10:]
+        self._rest, self._over = body[-600:], threading.Event()
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._connection.putrequest("POST", "/api/v1/projects/main/runs")
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json", "Content-Length": len(body)}
         for name, value in headers.items():
             self._connection.putheader(name, str(value))
-        self._connection.endheaders(body[:-10])
+        self._connection.endheaders(body[:-600])
+        self._sender = threading.Thread(target=self._send)
+        self._sender.start()
+
+    def _send(self) -> None:
+        while not self._over.wait(1):
+            self._connection.send(self._rest[:1])
+            self._rest = self._rest[1:]
+        self._connection.send(self._rest)
 
     def finish(self) -> int:
-        self._connection.send(self._rest)
+        self._over.set()
+        self._sender.join()
         return self._connection.getresponse().status
 
 

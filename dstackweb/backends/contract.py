@@ -315,6 +315,9 @@ class InstanceState(enum.StrEnum):
 class CloudInstance:
     """An instance as its cloud describes it. `instance` is the order's UUID from its tag; empty without a tag.
 
+    `cloud_id` stays its own for ever: it is what `terminate` ends. Where an engine may give an ID twice, such as after
+    it lost its state, the driver adds to it what makes it unique.
+
     `why` is InstanceEnd's `interrupted` or `cloud`, or empty if it is alive or nothing is known.
     """
 

@@ -47,6 +47,8 @@ def page(live_server, new_page: Callable[..., Page], run: Run) -> Page:
     page = new_page(timezone_id="Europe/Berlin")
     sign_in(page, live_server.url, "ann")
     page.goto(f"{live_server.url}/p/main/runs/train-llama-sft/")
+    for kind in ("utilization", "memory"):
+        expect(page.locator(f'[data-read="{kind}"] li')).to_have_count(4)
     return page
 
 

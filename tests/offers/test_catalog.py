@@ -258,9 +258,14 @@ def test_the_bound_holds_under_concurrent_requests(plain: Backend, cloud: Cloud)
 
 @pytest.mark.django_db(transaction=True)
 def test_twenty_concurrent_requests_make_one_call(plain: Backend, cloud: Cloud) -> None:
-    cloud.takes_s = 0.3
-    found = at_once(20, lambda: [offer.instance_type for offer in catalog.CachedDriver(plain).offers(ANY)])
-    assert found == [["worker"]] * 20
+    here = threading.Semaphore(0)
+
+    def ask() -> list[str]:
+        here.release()
+        return [offer.instance_type for offer in catalog.CachedDriver(plain).offers(ANY)]
+
+    cloud.takes_s, cloud.during = 0.3, lambda: [here.acquire(timeout=20) for _ in range(20)]
+    assert at_once(20, ask) == [["worker"]] * 20
     assert cloud.asked == ["offers 1"]
     assert counted(plain) == {"misses": 20, "uncached": 20, "calls": 1, "coalesced": 19}
     assert sum(row.uncached - row.calls for row in CacheCount.objects.all()) == 19

@@ -27,8 +27,8 @@ _UNUSABLE = {"DOWN", "DRAIN", "FAIL", "MAINT", "NOT_RESPONDING", "POWERED_DOWN",
 
 JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
 """squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
-USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot"
-"""sacct's. Nothing in it is written by users."""
+USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"
+"""sacct's. The name is last: users write it."""
 MARK = "dstackweb:"
 
 
@@ -121,6 +121,16 @@ def comment(deployment: str, project: str, run: str) -> str:
     return f"{MARK}{deployment} {project}/{run}"
 
 
+def cloud_id(job: str, instance: str) -> str:
+    """Slurm's number of a job, and the beginning of its name: a controller that lost its state counts anew."""
+    return f"{job}-{instance[:8]}"
+
+
+def number(cloud_id: str) -> str:
+    """Slurm's number in a cloud ID."""
+    return cloud_id.partition("-")[0]
+
+
 def jobs(text: str, deployment: str = "") -> list[CloudInstance]:
     """Lines of JOB_FORMAT as instances, those of a deployment if one is named; others' jobs are left out.
 
@@ -135,7 +145,7 @@ def jobs(text: str, deployment: str = "") -> list[CloudInstance]:
             now, why = _state(state)
             at = _moment(started if now is InstanceState.RUNNING else submitted) or _moment(submitted)
             text, waits = f"Slurm: {state}" if why else "", _waits(reason) if state == "PENDING" else ""
-            found.append(CloudInstance(name, job, partition, now, node, "", at, why, text, waits))
+            found.append(CloudInstance(name, cloud_id(job, name), partition, now, node, "", at, why, text, waits))
     return found
 
 
@@ -164,7 +174,7 @@ def accounting(config: str) -> Accounting:
 
 
 def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:
-    """Lines of USAGE_FORMAT as what ended jobs used, by job: a line for each job, and for each of its steps.
+    """Lines of USAGE_FORMAT as what ended jobs used, by cloud ID: a line for each job, and for each of its steps.
 
     What is missing, or zero where a job can't have used nothing, is unknown, and so are CPU time and memory unless all
     its processes were `measured`.
@@ -173,7 +183,7 @@ def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:
     cpu_s: dict[str, float] = {}
     ended = {}
     for line in text.splitlines():
-        fields = line.split("|")
+        fields = line.split("|", USAGE_FORMAT.count(","))
         if len(fields) != USAGE_FORMAT.count(",") + 1:
             continue
         job, _, step = fields[0].partition(".")
@@ -182,7 +192,9 @@ def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:
             cpu_s[job] = cpu_s.get(job, 0) + _step_seconds(fields[4] if step else "", fields[8])
         if not step and _JOB.fullmatch(job) and fields[1].split(" ")[0] in _ENDED:
             ended[job] = fields
-    return {job: _usage(fields, cpu_s.get(job), peaks.get(job)) for job, fields in ended.items()}
+    return {
+        cloud_id(job, fields[-1]): _usage(fields, cpu_s.get(job), peaks.get(job)) for job, fields in ended.items()
+    }
 
 
 def _step_seconds(total: str, measured: str) -> float:
@@ -192,7 +204,7 @@ def _step_seconds(total: str, measured: str) -> float:
 
 
 def _usage(fields: Sequence[str], used_s: float | None, peak_mib: int | None) -> InstanceUsage:
-    _job, _state, elapsed, reserved, _used, _peak, allocated, energy, _measured = fields
+    _job, _state, elapsed, reserved, _used, _peak, allocated, energy, _measured, _name = fields
     elapsed_s, units = _number(elapsed), re.search(r"(?:^|,)billing=(\d{1,15})(?:,|$)", allocated, re.ASCII)
     return InstanceUsage(
         elapsed_s=elapsed_s,

@@ -146,7 +146,7 @@ class SlurmBackend(Cloud):
 
     def _find(self, order: InstanceOrder) -> CloudInstance | None:
         found = cluster.jobs(self._squeue(f"--name={order.instance}"), order.deployment)
-        return min(found, key=lambda job: int(job.cloud_id.split("_")[0]), default=None)
+        return min(found, key=lambda job: int(cluster.number(job.cloud_id).split("_")[0]), default=None)
 
     def _submit(self, order: InstanceOrder) -> CloudInstance:
         try:
@@ -154,7 +154,8 @@ class SlurmBackend(Cloud):
         except CommandFailed as error:
             code = next((code for part, code in REFUSALS if part in error.text), LaunchFailure.REFUSED)
             raise LaunchFailed(code, error.text.removeprefix("sbatch: error: ")) from error
-        return CloudInstance(order.instance, job, order.region, InstanceState.STARTING, launched_at=timezone.now())
+        cloud_id = cluster.cloud_id(job, order.instance)
+        return CloudInstance(order.instance, cloud_id, order.region, InstanceState.STARTING, launched_at=timezone.now())
 
     def _script(self, order: InstanceOrder) -> str:
         shell, _, rest = order.user_data.partition("\n")
@@ -187,7 +188,7 @@ class SlurmBackend(Cloud):
     def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
         """Slurm sends SIGTERM to all processes of a job, and SIGKILL after its `KillWait`."""
         alive = {job.cloud_id for job in cluster.jobs(self._squeue(f"--partition={region}")) if not job.why}
-        doomed = [cloud_id for cloud_id in cloud_ids if cloud_id in alive]
+        doomed = [cluster.number(cloud_id) for cloud_id in cloud_ids if cloud_id in alive]
         if doomed:
             try:
                 self.commands.run("scancel", *doomed)
@@ -201,7 +202,7 @@ class SlurmBackend(Cloud):
             if not books.kept:
                 return None
             text = self.commands.run(
-                "sacct", "--noheader", "--parsable2", "--noconvert", f"--jobs={','.join(cloud_ids)}",
+                "sacct", "--noheader", "--parsable2", "--noconvert", f"--jobs={','.join(map(cluster.number, cloud_ids))}",
                 f"--format={cluster.USAGE_FORMAT}",
             )  # fmt: skip
         except CommandFailed as error:

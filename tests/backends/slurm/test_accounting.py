@@ -19,39 +19,40 @@ from tests.server import Server
 from tests.support import eventually
 
 LINES = """\
-7|COMPLETED|3600|28800|02:59:58||billing=12,cpu=8,energy=540000,gres/gpu:a100=2,mem=16000M,node=1|540000|
-7.batch|COMPLETED|3600|28800|02:59:58|11811160064|cpu=8,mem=16000M,node=1|540000|cpu=03:00:00,fs/disk=1,mem=118111
-7.extern|COMPLETED|3600|28800|00:00:00|0|billing=12,cpu=8,mem=16000M,node=1|0|cpu=00:00:00,energy=0
-8|CANCELLED by 1000|10|40|00:00:00||billing=4,cpu=4,mem=4000M,node=1||
-8.batch|CANCELLED|10|40|00:00:00||cpu=4,mem=4000M,node=1|0|
-9|RUNNING|60|60|00:00:00||billing=1,cpu=1||
-10|PENDING|0|0|00:00:00|||0|
-11|OUT_OF_MEMORY|90000|90000|1-00:30:00.500||cpu=1,mem=1G,node=1||
-11.batch|OUT_OF_MEMORY|90000|90000|1-00:30:00.500|219876K|cpu=1,mem=1G||cpu=1-00:29:59
+7|COMPLETED|3600|28800|02:59:58||billing=12,cpu=8,energy=540000,gres/gpu:a100=2,mem=16000M,node=1|540000||u-7
+7.batch|COMPLETED|3600|28800|02:59:58|11811160064|cpu=8,mem=16000M,node=1|540000|cpu=03:00:00,fs/disk=1,mem=118111|batch
+7.extern|COMPLETED|3600|28800|00:00:00|0|billing=12,cpu=8,mem=16000M,node=1|0|cpu=00:00:00,energy=0|extern
+8|CANCELLED by 1000|10|40|00:00:00||billing=4,cpu=4,mem=4000M,node=1|||u-8
+8.batch|CANCELLED|10|40|00:00:00||cpu=4,mem=4000M,node=1|0||batch
+9|RUNNING|60|60|00:00:00||billing=1,cpu=1|||u-9
+10|PENDING|0|0|00:00:00|||0||u-10
+11|OUT_OF_MEMORY|90000|90000|1-00:30:00.500||cpu=1,mem=1G,node=1|||u-11
+11.batch|OUT_OF_MEMORY|90000|90000|1-00:30:00.500|219876K|cpu=1,mem=1G||cpu=1-00:29:59|batch
 """
 SEVEN = InstanceUsage(3600, 28800, 10800.0, 11264, 12.0, 540000)
 
 
 def test_sacct_tells_what_ended_jobs_used() -> None:
     assert cluster.usage(LINES, measured=True) == {
-        "7": SEVEN,
-        "8": InstanceUsage(10, 40, None, None, 0.011, None),
-        "11": InstanceUsage(90000, 90000, 88200.5, 215, None, None),
+        "7-u-7": SEVEN,
+        "8-u-8": InstanceUsage(10, 40, None, None, 0.011, None),
+        "11-u-11": InstanceUsage(90000, 90000, 88200.5, 215, None, None),
     }
 
 
 def test_what_slurm_has_measured_of_a_part_of_the_processes_is_unknown() -> None:
-    assert cluster.usage(LINES, measured=False)["7"] == InstanceUsage(3600, 28800, None, None, 12.0, 540000)
+    assert cluster.usage(LINES, measured=False)["7-u-7"] == InstanceUsage(3600, 28800, None, None, 12.0, 540000)
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "||||||||", "8", "8|COMPLETED", "8|COMPLETED|1|1|00:01|1K|billing=1|0||more", "--me|COMPLETED|1|1|00:01|||0|",
-     "8;rm|COMPLETED|1|1|00:01|||0|", "8.batch|COMPLETED|1|1|00:01|1K|cpu=1|0|", "sacct: error: no|COMPLETED"],
+    ["", "|||||||||", "8", "8|COMPLETED", "8|COMPLETED|1|1|00:01|1K|billing=1|0|", "--me|COMPLETED|1|1|00:01|||0||u-8",
+     "8;rm|COMPLETED|1|1|00:01|||0||u-8", "8.batch|COMPLETED|1|1|00:01|1K|cpu=1|0||batch",
+     "sacct: error: no|COMPLETED"],
 )  # fmt: skip
 def test_a_line_that_is_no_jobs_is_left_out(line: str) -> None:
-    seven = "7|COMPLETED|1|2|00:01||billing=3600|4|\n7.batch|COMPLETED|1|2|00:01|3K||4|"
-    assert cluster.usage(f"{line}\n{seven}\n", measured=True) == {"7": InstanceUsage(1, 2, 1.0, 1, 1.0, 4)}
+    seven = "7|COMPLETED|1|2|00:01||billing=3600|4||u-7\n7.batch|COMPLETED|1|2|00:01|3K||4||batch"
+    assert cluster.usage(f"{line}\n{seven}\n", measured=True) == {"7-u-7": InstanceUsage(1, 2, 1.0, 1, 1.0, 4)}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,8 @@ def test_a_line_that_is_no_jobs_is_left_out(line: str) -> None:
 )
 def test_what_is_no_number_is_unknown(odd: str) -> None:
     rest = "|".join([odd] * 7)
-    assert cluster.usage(f"7|FAILED|{rest}\n7.batch|FAILED|{rest}", measured=True) == {"7": InstanceUsage()}
+    lines = f"7|FAILED|{rest}|u-7\n7.batch|FAILED|{rest}|batch"
+    assert cluster.usage(lines, measured=True) == {"7-u-7": InstanceUsage()}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +90,12 @@ def test_sacct_is_asked_for_all_jobs_at_once_and_may_have_no_answer(tmp_path: Pa
         for name, lines in (("scontrol", config), ("sacct", script)):
             (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
             (tmp_path / name).chmod(0o755)
-        return registry.accounting(backend).accounting("gpu", ["7", "8"])
+        return registry.accounting(backend).accounting("gpu", ["7-u-7", "8-u-8"])
 
     answers = f"echo $* >{tmp_path}/asked; cat <<'E'\n{LINES}E"
-    assert ask(answers)["7"] == SEVEN
+    assert ask(answers)["7-u-7"] == SEVEN
     assert "--jobs=7,8 " in (tmp_path / "asked").read_text()
-    assert ask(answers, gather="linux")["7"].cpu_used_s is None
+    assert ask(answers, gather="linux")["7-u-7"].cpu_used_s is None
     assert ask("") == {}
     assert ask("exit 1", storage="accounting_storage/none") is None
     assert ask("exit 1", storage="(null)") is None

@@ -117,8 +117,8 @@ def test_jobs_of_others_are_left_out_and_states_are_said_in_our_words() -> None:
     ]
     found = cluster.jobs("\n".join(lines), "mine")
     assert [(job.instance, job.cloud_id, job.state.value, job.why) for job in found] == [
-        ("u-1", "7", "running", ""), ("u-2", "8", "starting", ""), ("u-3", "9", "gone", "interrupted"),
-        ("u-4", "10", "ending", "cloud"), ("u-5", "11", "gone", "cloud"), ("u-9", "15", "running", ""),
+        ("u-1", "7-u-1", "running", ""), ("u-2", "8-u-2", "starting", ""), ("u-3", "9-u-3", "gone", "interrupted"),
+        ("u-4", "10-u-4", "ending", "cloud"), ("u-5", "11-u-5", "gone", "cloud"), ("u-9", "15-u-9", "running", ""),
     ]  # fmt: skip
     assert found[0].launched_at == dt.datetime.fromtimestamp(1795466590, dt.UTC)
     assert found[1].launched_at == dt.datetime.fromtimestamp(1795466586, dt.UTC)
@@ -234,3 +234,20 @@ def test_jobs_do_not_get_the_servers_own_user_unless_it_is_shared(
         registry.cloud(backend).launch(InstanceOrder("u-1", "mine", "gpu", "cpu", False, ""))
     assert registry.KINDS["slurm"].test_connection(config, "").state == "failed"
     assert not shares_servers_user(Commands("slurm@login.example"))
+
+
+@pytest.mark.django_db
+def test_an_instance_whose_number_slurm_gave_to_another_job_ends_nothing(tmp_path: Any, monkeypatch: Any) -> None:
+    """A controller that lost its state counts from an older number."""
+    backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["gpu"]})
+    new, old, same = "22222222-2", "11111111-1", "33333333-3"
+    listed = "\n".join(f"{job}|{name}|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a" for job, name in ((4, new), (5, same)))
+    for name, script in (("squeue", f"cat <<'E'\n{listed}\nE"), ("scancel", f"echo $* >>{tmp_path}/ended")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    cloud = registry.cloud(backend)
+    found = [one.cloud_id for one in cloud.instances("gpu", "mine")]
+    assert found == [cluster.cloud_id("4", new), cluster.cloud_id("5", same)]
+    cloud.terminate("gpu", [cluster.cloud_id("4", old), cluster.cloud_id("5", same)])
+    assert (tmp_path / "ended").read_text() == "5\n"

@@ -12,6 +12,7 @@ import pytest
 
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Cloud, InstanceOrder
+from dstackweb.backends.slurm import cluster
 from dstackweb.devtools.slurm import Slurm
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
@@ -41,7 +42,7 @@ class SlurmEngine(Engine):
         return len([why for why in reasons if why != "BadConstraints"])  # Slurm's list has those it refused
 
     def end(self, cloud_id: str) -> None:
-        self.slurm.command("scancel", cloud_id)
+        self.slurm.command("scancel", cluster.number(cloud_id))
 
     @contextmanager
     def unreachable(self) -> Iterator[None]:
