@@ -1,4 +1,4 @@
-// Theme switch, phone navigation, drop-downs (a <details>), copy buttons.
+// Theme switch, navigation, drop-downs (a <details>) and their search, copy buttons.
 import { toast } from "./toasts.js";
 import { word } from "./words.js";
 
@@ -27,7 +27,37 @@ async function copy(button) {
   }
 }
 
+/** The server shows a group of pages as the reader left it: a cookie has those that are closed. */
+function remember(summary) {
+  const closed = new Set(/(?:^|; )closed=([\w.]*)/.exec(document.cookie)?.[1].split(".").filter(Boolean));
+  if (summary.parentElement.open) closed.add(summary.dataset.group); // it is closed after this event
+  else closed.delete(summary.dataset.group);
+  document.cookie = `closed=${[...closed].join(".")}; path=/; max-age=31536000; samesite=lax`;
+}
+
+/** What a drop-down's search leaves of its list; the links below it are reached by arrow keys. */
+const found = (menu) => [...menu.querySelectorAll("li:not([hidden]) > a")];
+
+function search(input) {
+  const menu = input.closest("details");
+  const text = input.value.trim().toLowerCase();
+  for (const item of menu.querySelectorAll("li")) item.hidden = !item.textContent.toLowerCase().includes(text);
+  menu.querySelector("[data-none]").hidden = found(menu).length > 0;
+}
+
+function searchKey(event, menu) {
+  const links = found(menu);
+  const at = links.indexOf(document.activeElement); // -1 for the search itself
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step) (links[at + step] ?? menu.querySelector("[data-search]")).focus();
+  else if (event.key === "Enter" && at < 0) links[0]?.click();
+  else return;
+  event.preventDefault();
+}
+
 document.addEventListener("click", (event) => {
+  const group = event.target.closest("[data-group]");
+  if (group) remember(group);
   const toggle = event.target.closest("[data-toggle]");
   if (toggle) {
     const open = document.querySelector(toggle.dataset.toggle).classList.toggle("show");
@@ -50,6 +80,8 @@ document.addEventListener("keydown", (event) => {
       menu.querySelector("summary").focus();
     }
   }
+  const searched = event.target.closest?.("details:has([data-search])");
+  if (searched?.open && event.target.matches("a, [data-search]")) searchKey(event, searched);
   const theme = event.target.closest?.("[data-theme-set]");
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   if (theme && step) {
@@ -60,6 +92,15 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
   }
 });
+
+document.addEventListener("input", (event) => event.target.matches?.("[data-search]") && search(event.target));
+
+// A drop-down's search has the focus when it opens.
+document.addEventListener(
+  "toggle",
+  (event) => event.newState === "open" && event.target.querySelector?.(":scope [data-search]")?.focus(),
+  true,
+);
 
 // A box that filters a list sends its form when it is ticked.
 document.addEventListener("change", (event) => {

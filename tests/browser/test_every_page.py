@@ -11,6 +11,7 @@ from playwright.sync_api import Page, Request, expect
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import check_now, check_pages, sign_in
+from tests.factories import join, make_project, make_user
 
 PAGES = {
     "queue": "/p/main/queue/",
@@ -100,6 +101,49 @@ def test_the_page_of_a_quiet_running_run_makes_at_most_thirty_requests_a_minute(
     page.on("request", lambda request: asked.append(request.url))
     pass_seconds(60)
     assert 15 <= len(asked) <= 30, asked
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("width", [1360, 390])
+def test_the_sidebars_groups_stay_closed_and_projects_are_found_by_name(
+    live_server, new_page: Callable[..., Page], width: int
+) -> None:
+    ann = make_user("ann")
+    for name in ("main", *(f"team-{number}" for number in range(8))):
+        join(make_project(name), ann)
+    page = new_page(color_scheme="dark", viewport={"width": width, "height": 844})
+    sign_in(page, live_server.url, "ann")
+    page.goto(f"{live_server.url}/p/main/gpus/")
+
+    def show() -> None:
+        if width < 992:
+            page.get_by_role("button", name="Menu").click()
+
+    show()
+    page.locator("summary", has_text="Team").press("Enter")
+    expect(page.get_by_role("link", name="Usage")).to_be_hidden()
+    page.locator("summary", has_text="Work").click()
+    page.locator("summary", has_text="Work").click()
+    page.reload()
+    show()
+    expect(page.get_by_role("link", name="Usage")).to_be_hidden()
+    expect(page.get_by_role("link", name="Progress")).to_be_visible()
+
+    page.locator("summary", has_text="main").press("Enter")
+    search = page.get_by_label("Search projects")
+    expect(search).to_be_focused()
+    check_now(page, "sidebar")
+    page.keyboard.type("TEAM-7")
+    expect(page.locator(".dw-project li:visible")).to_have_text("team-7")
+    search.fill("nothing")
+    expect(page.get_by_text("Nothing matches.")).to_be_visible()
+    search.fill("team")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("link", name="team-1")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/p/team-1/gpus/")
 
 
 @pytest.mark.slow

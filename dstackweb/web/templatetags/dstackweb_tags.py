@@ -36,32 +36,68 @@ register = template.Library()
 
 
 class Page(NamedTuple):
-    """A page of a project. `view` is its URL's name."""
+    """A page of a project. `view` is its URL's name; `views` belong to it, though their URLs are not below its own."""
 
     key: str
     view: str
     label: Any
     icon: str
     at_least: str = "viewer"
+    views: tuple[str, ...] = ()
 
 
-PAGES = (
-    Page("queue", "web:queue", gettext_lazy("Queue"), "queue"),
-    Page("runs", "web:runs", gettext_lazy("Runs"), "runs"),
-    Page("progress", "web:progress", gettext_lazy("Progress"), "progress"),
-    Page("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
-    Page("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
-    Page("usage", "web:usage", gettext_lazy("Usage"), "coin"),
-    Page("offers", "web:offers", gettext_lazy("Offers"), "offers"),
-    Page("instances", "web:instances", gettext_lazy("Cloud instances"), "instances"),
-    Page("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
-    Page("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
-    Page("members", "members", gettext_lazy("Members"), "members"),
-    Page("secrets", "secrets", gettext_lazy("Secrets"), "secrets", "member"),
-    Page("notifications", "project-notifications", gettext_lazy("Notifications"), "bell", "manager"),
-    Page("audit", "web:audit", gettext_lazy("Audit log"), "file", "admin"),
-    Page("health", "web:health", gettext_lazy("Health"), "health"),
+class Group(NamedTuple):
+    """Pages that stand together in the sidebar; `key` is what browsers remember of a closed one."""
+
+    key: str
+    label: Any
+    pages: tuple[Page, ...]
+
+
+GROUPS = (
+    Group(
+        "work",
+        gettext_lazy("Work"),
+        (
+            Page("queue", "web:queue", gettext_lazy("Queue"), "queue", views=("web:queue", "web:queue-settings")),
+            Page("runs", "web:runs", gettext_lazy("Runs"), "runs", views=("web:compare",)),
+            Page("progress", "web:progress", gettext_lazy("Progress"), "progress"),
+            Page("history", "web:history", gettext_lazy("History"), "clock", views=("web:queue-history",)),
+        ),
+    ),
+    Group(
+        "capacity",
+        gettext_lazy("Capacity"),
+        (
+            Page("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
+            Page("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
+            Page("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
+            Page("offers", "web:offers", gettext_lazy("Offers"), "offers"),
+            Page("instances", "web:instances", gettext_lazy("Cloud instances"), "instances"),
+        ),
+    ),
+    Group(
+        "team",
+        gettext_lazy("Team"),
+        (
+            Page("usage", "web:usage", gettext_lazy("Usage"), "coin"),
+            Page("members", "members", gettext_lazy("Members"), "members"),
+            Page("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
+            Page("secrets", "secrets", gettext_lazy("Secrets"), "secrets", "member"),
+            Page("notifications", "project-notifications", gettext_lazy("Notifications"), "bell", "manager"),
+        ),
+    ),
+    Group(
+        "system",
+        gettext_lazy("System"),
+        (
+            Page("health", "web:health", gettext_lazy("Health"), "health"),
+            Page("audit", "web:audit", gettext_lazy("Audit log"), "file", "admin"),
+        ),
+    ),
 )
+CLOSED = "closed"
+"""The cookie with the keys of the groups that the reader closed, with dots between them."""
 
 _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
@@ -127,24 +163,45 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
         return {"user": user}
     projects = list(visible_projects(user).order_by("name"))
     project = context.get("project") or getattr(request, "project", None) or next(iter(projects), None)
+    groups = _groups(request, user, project) if project else []
+    open_pages = (link.page for _group, links, _open in groups for link in links if link.active)
+    view = next((page.view for page in open_pages if page.at_least == "viewer"), "web:queue")
     return {
         "csrf_token": context.get("csrf_token"),
         "user": user,
         "project": project,
-        "projects": projects,
-        "items": _items(request, user, project) if project else [],
+        "projects": [(one, reverse(view, args=[one.name])) for one in projects],
+        "groups": groups,
         "waiting": _waiting(context, project) if project else 0,
     }
 
 
-def _items(request: HttpRequest, user: User, project: Project) -> list[tuple[Page, str, bool]]:
-    """The pages with their URL, and which is open."""
+class Link(NamedTuple):
+    """A page of the project with its URL, and whether it or one below it is open."""
+
+    page: Page
+    url: str
+    active: bool
+
+
+def _groups(request: HttpRequest, user: User, project: Project) -> list[tuple[Group, list[Link], bool]]:
+    """What the reader may open, and which groups are open: that of this page always."""
     try:
         role = getattr(request, "role", None) or project_for(user, project.name)[1]
     except DomainError:  # they left the project while the page was rendered
         return []
-    pages = [(page, reverse(page.view, args=[project.name])) for page in PAGES if allows(role, page.at_least)]
-    return [(page, url, request.path.startswith(url)) for page, url in pages]
+    closed = request.COOKIES.get(CLOSED, "").split(".")
+    found = []
+    for group in GROUPS:
+        links = [_link(request, page, project) for page in group.pages if allows(role, page.at_least)]
+        found.append((group, links, group.key not in closed or any(link.active for link in links)))
+    return found
+
+
+def _link(request: HttpRequest, page: Page, project: Project) -> Link:
+    url = reverse(page.view, args=[project.name])
+    view = request.resolver_match and request.resolver_match.view_name
+    return Link(page, url, view in page.views or request.path.startswith(url))
 
 
 def _waiting(context: RequestContext, project: Project) -> int:
