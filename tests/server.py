@@ -164,6 +164,10 @@ class Server:
     def hurry_retry(self, name: str) -> None:
         """Once the run waits for its next attempt, let its back-off be over."""
         self.wait(name, "pending", deadline=120)
+        self.hurry(name)
+
+    def hurry(self, name: str) -> None:
+        """Let the run's back-off be over, if it waits for its next attempt."""
         self.sql(f"UPDATE runs_run SET retry_at = '2026-01-01 00:00:00+00:00' WHERE name = '{name}'")
 
     @contextlib.contextmanager

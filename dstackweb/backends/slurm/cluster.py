@@ -192,9 +192,7 @@ def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:
             cpu_s[job] = cpu_s.get(job, 0) + _step_seconds(fields[4] if step else "", fields[8])
         if not step and _JOB.fullmatch(job) and fields[1].split(" ")[0] in _ENDED:
             ended[job] = fields
-    return {
-        cloud_id(job, fields[-1]): _usage(fields, cpu_s.get(job), peaks.get(job)) for job, fields in ended.items()
-    }
+    return {cloud_id(job, fields[-1]): _usage(fields, cpu_s.get(job), peaks.get(job)) for job, fields in ended.items()}
 
 
 def _step_seconds(total: str, measured: str) -> float:

@@ -202,8 +202,8 @@ class SlurmBackend(Cloud):
             if not books.kept:
                 return None
             text = self.commands.run(
-                "sacct", "--noheader", "--parsable2", "--noconvert", f"--jobs={','.join(map(cluster.number, cloud_ids))}",
-                f"--format={cluster.USAGE_FORMAT}",
+                "sacct", "--noheader", "--parsable2", "--noconvert",
+                f"--jobs={','.join(map(cluster.number, cloud_ids))}", f"--format={cluster.USAGE_FORMAT}",
             )  # fmt: skip
         except CommandFailed as error:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error

@@ -241,7 +241,9 @@ def test_an_instance_whose_number_slurm_gave_to_another_job_ends_nothing(tmp_pat
     """A controller that lost its state counts from an older number."""
     backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["gpu"]})
     new, old, same = "22222222-2", "11111111-1", "33333333-3"
-    listed = "\n".join(f"{job}|{name}|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a" for job, name in ((4, new), (5, same)))
+    listed = "\n".join(
+        f"{job}|{name}|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a" for job, name in ((4, new), (5, same))
+    )
     for name, script in (("squeue", f"cat <<'E'\n{listed}\nE"), ("scancel", f"echo $* >>{tmp_path}/ended")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
