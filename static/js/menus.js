@@ -111,6 +111,7 @@ document.addEventListener("change", (event) => {
 document.addEventListener("formdata", (event) => {
   if (!event.target.matches("[data-short]")) return;
   for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
+  if (String(event.formData.getAll("columns")) === event.target.dataset.usualColumns) event.formData.delete("columns");
 });
 
 showTheme();

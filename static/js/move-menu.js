@@ -74,8 +74,8 @@ function choose(verb) {
 }
 
 function editPriority(row, picked) {
-  if (picked.length > 1) return askPriority();
-  const input = prioOf(row).querySelector("input");
+  const input = prioOf(row)?.querySelector("input");
+  if (picked.length > 1 || !input) return askPriority(row);
   input.focus();
   input.select();
 }

@@ -60,8 +60,11 @@ export async function stop(picked) {
   if (await confirmed(question, yes)) await send({ do: "stop", run });
 }
 
-/** The bar's field for the priority of all that are chosen. */
-export const askPriority = () => document.querySelector("#bulk [name=priority]").focus();
+/** The bar's field for the priority of all that are chosen, and of this row. */
+export function askPriority(row) {
+  toggle(row, true);
+  document.querySelector("#bulk [name=priority]").focus();
+}
 
 async function act(button) {
   const { value } = button;

@@ -452,6 +452,36 @@ def test_an_edited_and_abandoned_priority_shows_the_current_value(
     expect(typed).to_have_value("20")
 
 
+def test_columns_are_chosen_in_a_menu_and_rows_without_priorities_still_move_and_get_one(
+    page: Page, live_server, project: Project
+) -> None:
+    queue = f"{live_server.url}/p/main/queue/"
+    heads = page.locator(".dw-queue thead th.num")
+
+    def choose(*names: str) -> None:
+        page.get_by_text("Columns", exact=True).click()
+        for name in names:
+            page.get_by_role("checkbox", name=name, exact=True).click()
+        page.get_by_role("button", name="Show").click()
+
+    choose("Submitted", "Priority", "Wait reason", "Waiting")
+    expect(heads).to_have_text(["Starts", "Submitted"])
+    expect(page).to_have_url(f"{queue}?columns=name&columns=needs&columns=starts&columns=submitted")
+    take(page, "e", over="b")
+    expect(page.locator(".would")).to_contain_text("position 5 → 2")
+    page.mouse.up()
+    expect(shown(page)).to_have_text(list("aebcd"))
+    more(page, "d").click()
+    page.get_by_role("menuitem", name="Set priority").click()
+    expect(page.get_by_label("Priority of selected runs")).to_be_focused()
+    page.keyboard.type("70")
+    page.keyboard.press("Enter")
+    expect(shown(page)).to_have_text(list("daebc"))
+    choose("Submitted", "Priority", "Wait reason", "Waiting")
+    expect(heads).to_have_text(["Waiting", "Starts"])
+    expect(page).to_have_url(f"{queue}?")  # what is usual is not in it
+
+
 def test_the_palette_goes_to_runs_and_pages_and_changes_runs(page: Page, live_server, project: Project) -> None:
     palette = page.get_by_role("dialog", name="Command palette")
     typed = page.get_by_role("combobox", name="Go to a page or run")

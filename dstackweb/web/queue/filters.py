@@ -1,4 +1,4 @@
-"""What a reader looks for in a queue, in the address of the page, and the reasons that many of its runs share."""
+"""What a reader looks for in a queue and sees of it, in the page's address, and the reasons that many runs share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import QueryDict
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
 from dstackweb.runs import rows as run_rows
@@ -27,11 +28,24 @@ CHIPS = 6
 SHAPES = 200
 """Shapes whose needs are read, the most frequent first, unless all have to be."""
 GROUPINGS = ("reason", "member")
+COLUMNS = {
+    "reason": gettext_lazy("Wait reason"),
+    "priority": gettext_lazy("Priority"),
+    "needs": gettext_lazy("Needs"),
+    "waiting": gettext_lazy("Waiting"),
+    "starts": gettext_lazy("Starts"),
+    "submitted": gettext_lazy("Submitted"),
+}
+"""What may be shown of each run beside its name."""
+SHOWN = ("reason", "priority", "needs", "waiting", "starts")
+"""The columns where none are chosen."""
+NAME = "name"
+"""Says in an address that columns are chosen, even if it is none."""
 
 
 class Filters(NamedTuple):
     """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` as the page words it, `group`
-    one of GROUPINGS."""
+    one of GROUPINGS, `columns` NAME and those chosen of COLUMNS."""
 
     text: str = ""
     user: str = ""
@@ -39,10 +53,12 @@ class Filters(NamedTuple):
     reason: str = ""
     priority: int | None = None
     group: str = ""
+    columns: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, query: QueryDict) -> Filters:
-        lowest, group = query.get("priority", ""), query.get("group", "")
+        lowest, group, columns = query.get("priority", ""), query.get("group", ""), query.getlist("columns")
+        chosen = tuple(name for name in COLUMNS if name in columns)
         return cls(
             text=query.get("q", "").strip()[:100],
             user=query.get("member", "").strip(),
@@ -50,10 +66,11 @@ class Filters(NamedTuple):
             reason=query.get("reason", ""),
             priority=min(whole_number(lowest), PRIORITY_MAX) if lowest.strip() else None,
             group=group if group in GROUPINGS else "",
+            columns=(NAME, *chosen) if (chosen or NAME in columns) and chosen != SHOWN else (),
         )
 
     @property
-    def query(self) -> dict[str, str | int]:
+    def query(self) -> dict[str, str | int | tuple[str, ...]]:
         """The address's fields, without the empty ones."""
         fields = {
             "q": self.text,
@@ -62,22 +79,39 @@ class Filters(NamedTuple):
             "reason": self.reason,
             "priority": self.priority,
             "group": self.group,
+            "columns": self.columns,
         }
-        return {name: value for name, value in fields.items() if value not in ("", None)}
+        return {name: value for name, value in fields.items() if value not in ("", None, ())}
+
+    @property
+    def cleared(self) -> Filters:
+        """With the columns alone."""
+        return Filters(columns=self.columns)
+
+    @property
+    def arranges(self) -> bool:
+        """Whether the list is anything but the whole queue in its order."""
+        return self != self.cleared
 
     @property
     def narrows(self) -> bool:
         """Whether some runs may be left out."""
-        return bool(self._replace(group="").query)
+        return self._replace(group="").arranges
 
     @property
     def beyond_text(self) -> bool:
         """Whether anything but the search by name is set."""
         return bool(self._replace(text="").query)
 
+    @property
+    def shown(self) -> dict[str, bool]:
+        """The columns that are shown."""
+        return dict.fromkeys(self.columns[1:] if self.columns else SHOWN, True)
+
     def address(self, **more: str | int) -> str:
-        """`?…` with these filters and `more`."""
-        return "?" + urlencode({**self.query, **more})
+        """`?…` with these filters and `more`; nothing where there are none."""
+        fields = {**self.query, **more}
+        return "?" + urlencode(fields, doseq=True) if fields else ""
 
 
 class Chip(NamedTuple):
@@ -88,12 +122,13 @@ class Chip(NamedTuple):
     chosen: bool
 
 
-class Options(NamedTuple):
-    """What the fields of the form offer; reasons with their words. What is chosen is among them."""
+class Field(NamedTuple):
+    """A list of the form: its name in the address, its label, what it offers as (value, text), and what is chosen."""
 
-    members: Sequence[str]
-    needs: Sequence[str]
-    reasons: Sequence[tuple[str, str]]
+    name: str
+    label: str
+    options: Sequence[tuple[str, str]]
+    chosen: str
 
 
 class Page(NamedTuple):
@@ -182,19 +217,29 @@ class Front(NamedTuple):
         return [
             Chip(
                 waiting.shared(reason, wanted, runs),
-                Filters(needs=wanted, reason=reason).address(),
+                filters.cleared._replace(needs=wanted, reason=reason).address(),
                 (filters.reason, filters.needs) == (reason, wanted),
             )
             for runs, reason, wanted in shared
         ]
 
-    def options(self, filters: Filters) -> Options:
-        reasons = dict.fromkeys(self.reasons[count.shape][0] for count in self.counts)
-        return Options(
-            _with(filters.user, self.members.values()),
-            _with(filters.needs, dict.fromkeys(self.needs.values())),
-            [(code, waiting.name(code)) for code in _with(filters.reason, reasons)],
-        )
+    def fields(self, filters: Filters) -> list[Field]:
+        """The lists of the form; what is chosen is among what each offers."""
+        needs = _with(filters.needs, dict.fromkeys(self.needs.values()))
+        members = _with(filters.user, self.members.values())
+        reasons = _with(filters.reason, dict.fromkeys(self.reasons[count.shape][0] for count in self.counts))
+        groups = [("", _("No groups")), ("reason", _("By reason")), ("member", _("By member"))]
+        return [
+            Field("member", _("Member"), [("", _("All members")), *((one, one) for one in members)], filters.user),
+            Field("needs", _("Needs"), [("", _("Any needs")), *((one, one) for one in needs)], filters.needs),
+            Field(
+                "reason",
+                _("Reason"),
+                [("", _("Any reason")), *((code, waiting.name(code)) for code in reasons)],
+                filters.reason,
+            ),
+            Field("group", _("Group"), groups, filters.group),
+        ]
 
 
 def _with(chosen: str, offered: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Filters of the queue page under a name: a person's own, and those that managers share with all members."""
+"""Filters and columns of the queue page under a name: a person's own, and those managers share with all members."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def save(request: PageRequest, queue: str) -> HttpResponseBase:
     """Save what the page shows. Back to the page, with these filters."""
     filters = Filters.read(QueryDict(request.POST.get("query", "")))
     if not filters.query:
-        raise Invalid.at("query", msg=_("a view needs a filter or groups"))
+        raise Invalid.at("query", msg=_("a view needs a filter, groups or columns"))
     shared = request.POST.get("shared") == "yes"
     if shared:
         need_role(request.role, request.project.name, Role.MANAGER)

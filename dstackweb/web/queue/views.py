@@ -31,7 +31,7 @@ from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
-from dstackweb.web.queue.filters import Filters, Front, Page
+from dstackweb.web.queue.filters import COLUMNS, NAME, SHOWN, Filters, Front, Page
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import events as event_words
@@ -62,7 +62,7 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
     """The current list as a fragment; without scripts, a redirect to the page."""
     if not request.htmx:
         page, filters = whole_number(request.GET.get("page"), least=1), Filters.read(request.GET)
-        query = filters.address(page=page) if page > 1 else filters.address() if filters.query else ""
+        query = filters.address(page=page) if page > 1 else filters.address()
         return HttpResponse(status=303, headers={"Location": queue_url(request.project, queue.name) + query})
     version = alerts.list_version(request.project)
     return shown(request, "queue/list.html", version, _context(request, queue.name, version, moved), status)
@@ -102,6 +102,7 @@ def _body(request: PageRequest, values: dict[str, Any], moved: Collection[int] =
         cell["heading"] = values["headings"].get(row.pk)
     mine = {
         "rows": cells,
+        "span": 3 + request.may["member"] + len(values["shown"].keys() - {"reason"}),
         "may_choose": any(row["may_change"] for row in cells),
         "limits": _limits(request, values),
         "max_priority": lists.max_priority(request),
@@ -122,7 +123,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
     if not rows and page > 1:  # the list got shorter than the page that was being looked at
         page = max(1, -(-total // PER_PAGE))
         rows, total, headings = _page(queue, front, filters, page, counts.submitted)
-    head = rows if page == 1 and not filters.query else run_rows.queue_rows(queue, limit=PER_PAGE)
+    head = rows if page == 1 and not filters.arranges else run_rows.queue_rows(queue, limit=PER_PAGE)
     held = queue_usage([queue.pk])
     now = timezone.now()
     change = reverse("web:change", args=[project.name, queue.name])
@@ -135,7 +136,10 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "reserved": {row.run_id: row for row in Reservation.kept()},
         "filters": filters,
         "filter_query": filters.address().removeprefix("?"),
-        "options": front.options(filters),
+        "fields": front.fields(filters),
+        "shown": filters.shown,
+        "columns": COLUMNS,
+        "usual_columns": ",".join((NAME, *SHOWN)),
         "chips": front.chips(filters),
         "headings": headings,
         "searched": FRONT if counts.submitted > FRONT else None,
@@ -156,6 +160,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "now": now,
         "runs_url": reverse("web:runs", args=[project.name]),
         "queue_url": queue_url(project, queue.name),
+        "cleared_url": queue_url(project, queue.name) + filters.cleared.address(),
         "change_url": change + filters.address(page=page),
         "pause_url": pause + filters.address(page=page),
         "waiting": sum(one.submitted for one in of_all),
@@ -164,7 +169,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
 
 def _page(queue: Queue, front: Front, filters: Filters, page: int, waiting: int) -> Page:
     offset = (page - 1) * PER_PAGE
-    if filters.query:
+    if filters.arranges:
         return front.page(queue, filters, PER_PAGE, offset)
     return Page(run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=offset), waiting, {})
 

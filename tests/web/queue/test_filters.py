@@ -119,7 +119,7 @@ def test_the_form_offers_what_waits_and_shows_what_is_chosen(ann: User, as_user:
     }
     page = client.get(QUEUE).text
     assert {name: [text for text, _chosen in options(page, name)] for name in offered} == offered
-    assert chosen(page) == {"member": [], "needs": [], "reason": [], "group": []}
+    assert chosen(page) == {name: texts[:1] for name, texts in offered.items()}
     page = client.get(f"{QUEUE}?q=l&member=zoe&needs=2+CPUs&reason=impossible&priority=7&group=member").text
     assert chosen(page) == {
         "member": ["zoe"],
@@ -176,6 +176,51 @@ def test_a_group_that_goes_on_has_its_heading_on_the_next_page(
     assert re.findall(r'scope="rowgroup">(.*?)</th>', page) == ["ann: 43 runs", "mia: 43 runs"]
     assert rows(page)[:4] == [("81", "a-40"), ("83", "a-41"), ("85", "a-42"), ("2", "m-0")]
     assert 'href="?group=member&amp;page=3"' in page
+
+
+def heads(page: str) -> list[str]:
+    """The headings of the columns beside position and actions."""
+    head = page.partition("<thead>")[2].partition("</thead>")[0]
+    texts = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', head)
+    return [text.strip() for text in texts if text.strip() not in ("", "#")]
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("", ["Run and wait reason", "Priority", "Needs", "Waiting", "Starts"]),
+        ("?columns=nonsense", ["Run and wait reason", "Priority", "Needs", "Waiting", "Starts"]),
+        ("?columns=name", ["Run"]),
+        ("?columns=submitted&columns=needs&columns=name", ["Run", "Needs", "Submitted"]),
+        ("?columns=reason&columns=starts", ["Run and wait reason", "Starts"]),
+    ],
+)
+def test_the_columns_are_those_that_are_chosen(ann: User, as_user: SignIn, query: str, shown: list[str]) -> None:
+    page = as_user(ann).get(QUEUE + query).text
+    assert heads(page) == shown
+    cells = page.partition('id="waiting"')[2].partition("</tr>")[0]
+    assert cells.count("<td") == len(shown) + 3
+    assert ('class="why' in cells) == ("reason" in shown[0])
+    assert ("train-3" in cells, 'class="grip"' in cells) == (True, False)  # mia's; ann's rows have handles
+    assert 'class="grip"' in page
+    ticked = re.findall(r'value="(\w+)"\s+checked', page.partition("dw-columns")[2].partition("</details>")[0])
+    assert len(ticked) == len(shown) - ("reason" not in shown[0])
+
+
+@pytest.mark.usefixtures("busy")
+def test_chosen_columns_stay_while_runs_are_filtered_and_what_is_usual_is_not_in_the_address(
+    ann: User, as_user: SignIn
+) -> None:
+    client = as_user(ann)
+    page = client.get(f"{QUEUE}?columns=name&columns=needs&group=member").text
+    assert heads(page) == ["Run", "Needs"]
+    assert '<th colspan="5" scope="rowgroup">' in page
+    assert f'<a class="btn btn-sm" href="{QUEUE}?columns=name&amp;columns=needs">Clear</a>' in page
+    assert all("columns=name&columns=needs" in address for address in chips(page).values())
+    every = "&".join(f"columns={name}" for name in ("name", "reason", "priority", "needs", "waiting", "starts"))
+    page = client.get(f"{QUEUE}?{every}&q=large").text
+    assert "columns=" not in page.partition('id="queue"')[2].partition(">")[2]
 
 
 @pytest.mark.usefixtures("busy")

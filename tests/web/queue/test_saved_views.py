@@ -36,7 +36,7 @@ def test_a_saved_view_shows_its_filters_again_to_its_owner_alone(
     make_run(project, ann, "sweep-1")
     make_run(project, ann, "other")
     client = as_user(ann)
-    assert "Filter or group the list to save it" in client.get(QUEUE).text
+    assert "Filter or group the list, or choose columns, to save" in client.get(QUEUE).text
     answer = client.post(SAVE, {"name": " sweeps ", "query": "q=sweep&page=7&group=member&member="})
     assert answer["Location"] == f"{QUEUE}?q=sweep&group=member"
     assert views(client) == {"sweeps": f"{QUEUE}?q=sweep&group=member"}
@@ -45,6 +45,16 @@ def test_a_saved_view_shows_its_filters_again_to_its_owner_alone(
     assert re.search(r'group=member"\s+aria-current="true"', page)
     assert views(as_user(mia)) == {}
     assert not AuditEntry.objects.filter(kind="view").exists()
+
+
+def test_a_view_can_be_of_columns_alone(project: Project, ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    make_run(project, ann, "one")
+    assert save(client, "short", "columns=name&columns=starts") == 302
+    assert views(client) == {"short": f"{QUEUE}?columns=name&columns=starts"}
+    page = client.get(views(client)["short"]).text
+    assert re.search("<th[^>]*>Starts<", page)
+    assert not re.search("<th[^>]*>Priority<", page)
 
 
 def test_saving_under_the_same_name_replaces_the_filters(project: Project, ann: User, as_user: SignIn) -> None:
