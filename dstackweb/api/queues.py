@@ -24,6 +24,7 @@ from dstackweb.lib.errors import Conflict, Invalid, Stale
 from dstackweb.runs import concurrency, rows, selectors, services
 from dstackweb.runs.models import MAX_LIMIT, Queue, Run
 from dstackweb.runs.queue import queues, reorder
+from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.rows import QueueRow
 from dstackweb.wording.tables import queue_items
 
@@ -47,6 +48,13 @@ class PatchQueueIn(Schema):
     max_gpus: Limit | None = None
     max_running_per_user: Limit | None = None
     max_gpus_per_user: Limit | None = None
+    preempt_points: int | None = Field(
+        None,
+        ge=1,
+        le=PRIORITY_MAX,
+        strict=True,
+        description="How many points of priority less a preemptible run must have to be displaced; null: none is",
+    )
 
 
 class NewQueueIn(PatchQueueIn):
@@ -66,6 +74,7 @@ class QueueSettings(Schema):
     max_gpus: int | None
     max_running_per_user: int | None
     max_gpus_per_user: int | None
+    preempt_points: int | None
 
 
 class QueueSummary(QueueSettings):

@@ -66,7 +66,7 @@ WATCHED: dict[type[Model], Watched] = {
         AuditKind.QUEUE,
         (
             "name", "ageing_minutes", "paused", "draining",
-            "max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user",
+            "max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user", "preempt_points",
         ),
     ),
     Profile: Watched(AuditKind.PROFILE, ("name", "is_default", "settings", "description")),

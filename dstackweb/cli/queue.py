@@ -75,15 +75,20 @@ def queue(
     max_gpus_per_user: Annotated[
         str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once per member.")
     ] = None,
+    preempt_points: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="Displace preemptible runs with N points of priority less; none: never."),
+    ] = None,
 ) -> None:
     """Show a queue in its order and why each run waits. Managers change its settings with the options."""
-    limits = {
+    numbers = {
         "max_running": max_running,
         "max_gpus": max_gpus,
         "max_running_per_user": max_running_per_user,
         "max_gpus_per_user": max_gpus_per_user,
+        "preempt_points": preempt_points,
     }
-    settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in limits.items() if text is not None}
+    settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in numbers.items() if text is not None}
     if ageing is not None:
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
@@ -145,6 +150,8 @@ def settings_text(row: dict[str, Any]) -> list[str]:
     if row["draining"]:
         parts.append("draining: new runs are refused, waiting runs still start")
     parts += [f"at most {plural(row[key], unit)} {of}" for key, (unit, of) in LIMITS.items() if row[key] is not None]
+    if (points := row.get("preempt_points")) is not None:
+        parts.append(f"displaces preemptible runs with {plural(points, 'point')} of priority less")
     minutes = row["ageing_minutes"]
     parts.append("strict priority" if minutes is None else f"+1 priority per {minutes} min waiting")
     return parts

@@ -28,6 +28,7 @@ EVENTS: Mapping[NotificationEvent, Kind] = {
     NotificationEvent.RUN_ENDED: Kind(About.RUN),
     NotificationEvent.RUN_FAILED: Kind(About.RUN),
     NotificationEvent.RUN_STOPS_SOON: Kind(About.RUN),
+    NotificationEvent.RUN_DISPLACED: Kind(About.RUN),
     NotificationEvent.RUN_KEPT: Kind(About.RUN),
     NotificationEvent.QUEUE_STUCK: Kind(About.PROJECT),
     NotificationEvent.BUDGET_SPENT: Kind(About.PROJECT, Role.MANAGER),

@@ -73,6 +73,8 @@ def news_of(event: RunEvent) -> News | None:
                 del names[0]
         case RunEventKind.UTILIZATION_NOTICE | RunEventKind.UTILIZATION_WOULD_STOP:
             names = [NotificationEvent.RUN_STOPS_SOON]
+        case RunEventKind.DISPLACED:
+            names = [NotificationEvent.RUN_DISPLACED]
         case RunEventKind.UTILIZATION_KEPT:
             by = event.actor.get_username() if event.actor is not None else ""
             names, more = [NotificationEvent.RUN_KEPT], {"by": by}

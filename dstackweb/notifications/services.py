@@ -36,6 +36,7 @@ DEFAULTS: Mapping[NotificationEvent, Scope] = {
     NotificationEvent.RUN_STARTED: Scope(own=True),
     NotificationEvent.RUN_FAILED: Scope(own=True),
     NotificationEvent.RUN_STOPS_SOON: Scope(own=True),
+    NotificationEvent.RUN_DISPLACED: Scope(own=True),
     NotificationEvent.RUN_KEPT: Scope(own=True),
     NotificationEvent.BUDGET_SPENT: Scope(own=False),
     NotificationEvent.BACKEND_FAILS: Scope(own=False),

@@ -42,7 +42,10 @@ class EventInline(ReadOnlyInline):
 
 @admin.register(Queue)
 class QueueAdmin(admin.ModelAdmin[Queue]):
-    list_display = ("name", "project", "ageing_minutes", "paused", "draining", *queues.LIMITS, "waiting", "running")
+    list_display = (
+        "name", "project", "ageing_minutes", "paused", "draining", *queues.LIMITS, "preempt_points",
+        "waiting", "running",
+    )  # fmt: skip
     list_filter = ("project", "paused", "draining")
     list_select_related = ("project", "count")
     search_fields = ("name", "project__name")

@@ -26,6 +26,7 @@ from dstackweb.runs.states import (
     HOLD_END,
     JOB_ACTIVE,
     PLACED,
+    RETURNS,
     WAITS_AGAIN,
     EndRun,
     JobStatus,
@@ -295,13 +296,14 @@ def _retry(run: Run, again: RetryRun, now: dt.datetime, waits: int | None = None
 
 
 def _return(run: Run, because: JobView, now: dt.datetime) -> None:
-    """Return a run that no runner claimed to its place in the queue, where it has waited all the time.
+    """Return a run that no runner claimed, or that was displaced, to its place in the queue.
 
-    One that comes back again and again waits a moment first, so that it can't keep the scheduler busy.
+    One that no runner claims again and again waits a moment first, so that it can't keep the scheduler busy.
     """
+    displaced = because.reason == Reason.PREEMPTED
     unclaimed = Job.objects.filter(run=run, termination_reason=Reason.NOT_CLAIMED)
     often = unclaimed.order_by().values("attempt").distinct().count() - RETURNS_AT_ONCE
-    if often > 0:
+    if often > 0 and not displaced:
         _retry(run, RetryRun(because, run.first_failed_at), now, often)
         return
     move_run(
@@ -382,6 +384,6 @@ def _run_view(run: Run) -> RunView:
 
 
 def _attempts_with_a_machine(run: Run) -> int:
-    """The run's attempts so far, without those for lack of a machine or a runner: nothing of them was executed."""
-    nowhere = Job.objects.filter(run=run, termination_reason__in=[*WAITS_AGAIN, Reason.NOT_CLAIMED])
+    """The run's attempts so far, without those for which there was no machine or runner, and displaced ones."""
+    nowhere = Job.objects.filter(run=run, termination_reason__in=[*WAITS_AGAIN, *RETURNS, Reason.NOT_CLAIMED])
     return run.attempt - nowhere.order_by().values("attempt").distinct().count()

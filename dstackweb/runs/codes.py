@@ -169,6 +169,7 @@ class PlanNote(StrEnum):
     """What a plan says about a setting. Unlike a warning it needs no confirmation."""
 
     NOT_PREEMPTED = "not_preempted"
+    """`preemptible` in a queue where preemption is off."""
     WEAK_VALUE = "weak_value"
 
 
@@ -302,6 +303,8 @@ class NotificationEvent(StrEnum):
     """It failed, or the server stopped it. Also a RUN_ENDED."""
     RUN_STOPS_SOON = "run_stops_soon"
     """Its utilization policy is about to stop it, or would have."""
+    RUN_DISPLACED = "run_displaced"
+    """It is stopped so that another run can start, and queued again."""
     RUN_KEPT = "run_kept"
     """Somebody else has kept it from being stopped by its utilization policy."""
     BUDGET_SPENT = "budget_spent"
@@ -367,6 +370,8 @@ class RunEventKind(StrEnum):
     FOLLOWS = "follows"
     RELEASED = "released"
     RETURNED = "returned"
+    DISPLACED = "displaced"
+    DISPLACES = "displaces"
     EXTENDED = "extended"
     SCHEDULED = "scheduled"
     CAME_ROUND = "came_round"

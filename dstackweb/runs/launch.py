@@ -24,7 +24,7 @@ from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
 from dstackweb.runner.masking import Masker
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED
+from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, Reason
 from dstackweb.runs.transitions import lock_run
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.env import fill_secrets, secret_names
@@ -132,7 +132,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "commands": spec.commands,
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
-        "env": fill_secrets(spec.env, secrets) | masked,
+        "env": fill_secrets(spec.env, secrets) | masked | _displaced(job),
         "redact": _to_mask(token, *_held(job, secrets.values()), *masked.values()),
         # Where the commands report their tasks, below the address by which the runner reaches the API.
         "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
@@ -156,6 +156,15 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "image": spec.image,
         **(_container(spec, secrets) if spec.image else {}),
     }
+
+
+def _displaced(job: Job) -> dict[str, str]:
+    """How often the run was displaced before this attempt, for its commands; nothing if it never was."""
+    if job.attempt == 1:
+        return {}
+    before = Job.objects.filter(run=job.run_id, attempt__lt=job.attempt, termination_reason=Reason.PREEMPTED)
+    times = before.order_by().values("attempt").distinct().count()
+    return {"DSTACK_PREEMPTED": str(times)} if times else {}
 
 
 def _container(spec: EffectiveSpec, secrets: dict[str, str]) -> dict[str, Any]:

@@ -64,6 +64,12 @@ class Queue(models.Model):
     max_gpus = _limit("GPUs that the queue's runs may hold at once.")
     max_running_per_user = _limit("Runs that one member may have placed at once.")
     max_gpus_per_user = _limit("GPUs that one member's runs may hold at once.")
+    preempt_points = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(ordering.PRIORITY_MAX)],
+        help_text="A waiting run may displace preemptible runs with so many points of priority less. Empty: none.",
+    )
     last_seniority_us = models.BigIntegerField(default=0, editable=False)
 
     class Meta:

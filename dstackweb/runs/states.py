@@ -87,6 +87,7 @@ class Reason(StrEnum):
     INTERRUPTED = "interrupted_by_no_capacity"
     CREATING_CONTAINER_ERROR = "creating_container_error"
     UTILIZATION_POLICY = "terminated_due_to_utilization_policy"
+    PREEMPTED = "preempted"
     HOLD_ENDED = "hold_ended"
     GIVEN_BACK = "given_back"
 
@@ -116,6 +117,9 @@ RETRY_EVENT: dict[str, str] = {
 # Nothing of the job was ever executed, for want of a machine: its run waits for one again, with `retry` or without.
 WAITS_AGAIN = frozenset({Reason.OUT_OF_CAPACITY.value})
 
+# No failure of the job: its run goes back to its place in the queue at once, with `retry` or without.
+RETURNS = frozenset({Reason.PREEMPTED.value})
+
 # What ends a hold well, though it would cut any other run short: its job and its run end as done, for this reason.
 HOLD_END: dict[str, Reason] = {
     Reason.MAX_DURATION_EXCEEDED: Reason.HOLD_ENDED,
@@ -131,6 +135,7 @@ JOB_END: dict[str, JobStatus] = {
     Reason.ABORTED_BY_USER: J.TERMINATED,
     Reason.TERMINATED_BY_SERVER: J.TERMINATED,
     Reason.UTILIZATION_POLICY: J.TERMINATED,
+    Reason.PREEMPTED: J.TERMINATED,
     Reason.MAX_DURATION_EXCEEDED: J.TERMINATED,
 }
 
@@ -206,7 +211,7 @@ class RetryRun:
 
 @dataclass(frozen=True)
 class ReturnRun:
-    """The run goes back to its place in the queue: no runner claimed the job, so nothing was executed."""
+    """The run goes back to its place in the queue: no runner claimed the job, or another run has displaced it."""
 
     because: JobView
 
@@ -276,7 +281,7 @@ def _exit_code(jobs: Sequence[JobView]) -> int | None:
 
 def _failed(run: RunView, culprit: JobView, now: dt.datetime, *, executed: bool) -> Outcome:
     """End, retry or return a run whose job `culprit` failed."""
-    if culprit.reason == Reason.NOT_CLAIMED and not executed:
+    if culprit.reason in RETURNS or (culprit.reason == Reason.NOT_CLAIMED and not executed):
         return ReturnRun(culprit)
     if culprit.reason in WAITS_AGAIN:
         return RetryRun(culprit, run.first_failed_at)

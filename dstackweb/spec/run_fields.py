@@ -335,7 +335,7 @@ class RunFields(ProfileFields):
     )
     preemptible: Annotated[bool, Field(strict=True)] | None = key(
         "true or false",
-        "Whether the run may be stopped for one with higher priority. It has no effect yet.",
+        "Whether the run may be displaced by one of higher priority, and queued again, where its queue has preemption.",
         default=None,
     )
     profile: Text | None = key(

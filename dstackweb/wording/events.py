@@ -83,6 +83,12 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _("queued, now that these have ended: %s") % ", ".join(data.get("runs", ()))
         case RunEventKind.RELEASED:
             return _("released: it no longer waits for other runs")
+        case RunEventKind.DISPLACED:
+            return _("displaced by %s: stopping, to be queued again") % whose(data)
+        case RunEventKind.DISPLACES:
+            return _("displaces %s") % ", ".join(map(whose, data.get("runs", ())))
+        case RunEventKind.RETURNED if data.get("job_reason") == Reason.PREEMPTED:
+            return _("back in its place in the queue after it was displaced")
         case RunEventKind.RETURNED:
             why = statuses.message(data.get("detail", {}), data.get("message", ""))
             text = _("back in its place in the queue: its host did not start it")
@@ -136,6 +142,11 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _job_end(data)
         case never:
             assert_never(never)
+
+
+def whose(data: Data) -> str:
+    """A run that displaces or is displaced, and its member: `train of ann`."""
+    return _("%(run)s of %(user)s") % {"run": data.get("run", ""), "user": data.get("user", "")}
 
 
 def _log_cut(data: Data) -> str:

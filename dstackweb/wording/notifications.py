@@ -20,6 +20,7 @@ event_name = words(
         NotificationEvent.RUN_ENDED: gettext_lazy("A run ends, however it ends"),
         NotificationEvent.RUN_FAILED: gettext_lazy("A run fails, or the server stops it"),
         NotificationEvent.RUN_STOPS_SOON: gettext_lazy("A utilization policy is about to stop a run"),
+        NotificationEvent.RUN_DISPLACED: gettext_lazy("A run is displaced by another one, and queued again"),
         NotificationEvent.RUN_KEPT: gettext_lazy("Somebody else keeps a run from its utilization policy"),
         NotificationEvent.QUEUE_STUCK: gettext_lazy("Runs wait in a queue and none can start, for 30 minutes"),
         NotificationEvent.BUDGET_SPENT: gettext_lazy("A project has spent 80 % or all of its budget"),
@@ -70,6 +71,9 @@ def notification(event: str, data: Data) -> Label:
             return _ended(data)
         case NotificationEvent.RUN_STOPS_SOON:
             return _stops_soon(data)
+        case NotificationEvent.RUN_DISPLACED:
+            text = _("It stops for %s, keeps its place in the queue and starts again.")
+            return Label(_("%(run)s is displaced") % data, text % events.whose(data["data"]), "wait")
         case NotificationEvent.RUN_KEPT:
             text = fill("%(text)s.", text=policy.kept(data["data"]).capitalized())
             return Label(_("%(by)s keeps %(run)s") % data, text, "info")

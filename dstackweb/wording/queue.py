@@ -55,7 +55,24 @@ def _changed(name: str, old: Any, new: Any) -> str:
             return _("draining: takes no new runs") if new else _("takes new runs again")
         case "ageing_minutes":
             return _("ageing: %(old)s → %(new)s") % {"old": _step(old), "new": _step(new)}
+        case "preempt_points":
+            return _("preemption, points of priority: %(old)s → %(new)s") % {"old": _points(old), "new": _points(new)}
     return f"{setting(name)}: {_limit(old)} → {_limit(new)}"
+
+
+def preemption(points: int | None) -> str:
+    """What the queue's setting means; None is off."""
+    if points is None:
+        return _("Off: no running run is stopped for a waiting one.")
+    return ngettext(
+        "The first waiting run may stop preemptible runs behind it with at least %d point of priority less.",
+        "The first waiting run may stop preemptible runs behind it with at least %d points of priority less.",
+        points,
+    ) % (points,)
+
+
+def _points(points: int | None) -> str:
+    return _("off") if points is None else str(points)
 
 
 def _step(minutes: int | None) -> str:

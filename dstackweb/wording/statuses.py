@@ -64,6 +64,7 @@ termination = words(
         Reason.CREATING_CONTAINER_ERROR: _("Its container could not be created."),
         Reason.HOLD_ENDED: _("Its hold ended on time."),
         Reason.GIVEN_BACK: _("Released before its hold ended."),
+        Reason.PREEMPTED: _("Displaced by another run; queued again."),
         Reason.UTILIZATION_POLICY: _("Stopped by its utilization policy: GPUs underutilized."),
     }
 )

@@ -145,7 +145,9 @@ _NEVER_WITHIN = words(
 )
 plan_note = words(
     {
-        PlanNote.NOT_PREEMPTED: gettext_lazy("preemptible has no effect yet: no run is stopped for another one"),
+        PlanNote.NOT_PREEMPTED: gettext_lazy(
+            "preemptible has no effect in this queue: preemption is off, so no run is stopped for another one"
+        ),
         PlanNote.WEAK_VALUE: gettext_lazy(
             "env copies a value from your shell that is too short or too common to be hidden in logs; "
             "write NAME=value if it is not secret"

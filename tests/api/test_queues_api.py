@@ -43,6 +43,7 @@ def test_a_queue_is_made_listed_changed_and_used(api: Api, manager: Api, line: d
         "max_gpus_per_user": 4,
     }
     assert api("PATCH", f"{QUEUES}/night", {"paused": True}).status_code == 403
+    assert changed.json()["preempt_points"] is None
     told = QueueEvent.objects.filter(queue__name="night").last()
     assert told is not None
     assert told.data == {"ageing_minutes": [None, 5], "max_running": [2, None], "max_gpus_per_user": [None, 4]}
@@ -57,6 +58,8 @@ def test_a_queue_is_made_listed_changed_and_used(api: Api, manager: Api, line: d
         {"paused": "yes"},
         {"ageing_minutes": 0},
         {"ageing_minutes": -5},
+        {"preempt_points": 0},
+        {"preempt_points": 101},
         {"ageing_minutes": 10**9},
         {"ageing_minutes": "30"},
         {"max_running": -1},

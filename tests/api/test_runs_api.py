@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Queue, Run
 from tests.api.conftest import Api
 from tests.factories import make_host, make_run, place_all
 
@@ -84,8 +84,10 @@ def test_the_plan_says_that_preemptible_has_no_effect_and_shows_max_attempts(api
     config = HELLO + "preemptible: true\nretry: {max_attempts: 3}\n"
     plan = api("POST", f"{RUNS}/plan", {"config": config}).json()
     assert (plan["notes"][0]["code"], plan["warnings"]) == ("not_preempted", [])
-    assert "preemptible has no effect yet" in plan["notes"][0]["message"]
+    assert "preemptible has no effect in this queue" in plan["notes"][0]["message"]
     assert plan["settings"]["retry"]["max_attempts"] == 3
+    Queue.objects.update(preempt_points=10)
+    assert api("POST", f"{RUNS}/plan", {"config": config}).json()["notes"] == []
     assert api("POST", f"{RUNS}/plan", {"config": HELLO}).json()["notes"] == []
 
 

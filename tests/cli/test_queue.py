@@ -125,9 +125,12 @@ def test_managers_change_a_queues_settings_and_all_members_see_them(
         "strict priority",
     ):
         assert text in told
-    manager.ok("queue", "default", "--resume", "--undrain", "--ageing", "15", "--max-running", "none")
+    manager.ok(
+        "queue", "default", "--resume", "--undrain", "--ageing", "15", "--max-running", "none", "--preempt-points", "5"
+    )
     told = cli("queue").stderr
     assert "+1 priority per 15 min waiting" in told
+    assert "displaces preemptible runs with 5 points of priority less" in told
     assert "at most 2 GPUs" in told
     assert "paused" not in told
     assert "4 runs" not in told

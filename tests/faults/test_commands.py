@@ -112,3 +112,26 @@ def test_a_failed_attempt_is_retried_in_the_same_directory(server: Server) -> No
     assert (run["status"], run["attempt"]) == ("done", 2)
     assert server.log(name, attempt=1) == b"try\n"
     assert server.log(name) == b"try\ntry\n"
+
+
+def test_a_displaced_run_saves_its_state_makes_room_and_goes_on_where_it_was(server: Server) -> None:
+    (host,) = server.http.get("/hosts").json()["items"]
+    whole = {"cpu": host["cpus"]}
+    server.api("POST", "queues", json={"name": "shared", "preempt_points": 20})
+    low = server.submit(
+        'trap "echo saved >> state; exit 3" TERM',
+        'echo "displaced: ${DSTACK_PREEMPTED-never}"',
+        "[ ! -e state ] || { cat state; exit 0; }",
+        "while :; do sleep 0.1; done",
+        queue="shared", priority=10, preemptible=True, resources=whole,
+    )  # fmt: skip
+    eventually(lambda: b"never" in server.log(low), deadline=60)
+    urgent = server.submit("echo made it", queue="shared", priority=60, resources=whole)
+    first = server.wait(urgent)
+    again = server.wait(low)
+    assert (first["status"], again["status"], again["attempt"]) == ("done", "done", 2)
+    assert server.log(low, attempt=1).startswith(b"displaced: never\n")
+    assert server.log(low) == b"displaced: 1\nsaved\n"
+    assert first["started_at"] < again["jobs"][0]["started_at"]
+    told = [event["detail"] for event in server.api("GET", f"runs/{low}/events").json()["items"]]
+    assert any(f"displaced by {urgent} of " in text for text in told), told

@@ -43,6 +43,15 @@ def test_a_run_is_running_once_a_job_of_it_is() -> None:
     assert decide(run, [JobView(0, JobStatus.RUNNING), JobView(1, JobStatus.PROVISIONING)], NOW) == RunStarted()
 
 
+def test_a_displaced_run_returns_whatever_its_retry_says() -> None:
+    stopping, job = replace(RUNNING, status=RunStatus.TERMINATING), failed(1, Reason.PREEMPTED)
+    assert decide(stopping, [done(0), JobView(1, JobStatus.TERMINATING)], NOW) is None
+    assert decide(stopping, [done(0), job], NOW) == ReturnRun(job)
+    assert decide(replace(RETRYING, status=RunStatus.TERMINATING, max_attempts=1), [job], NOW) == ReturnRun(job)
+    stopped = decide(replace(stopping, stop_reason=Reason.STOPPED_BY_USER), [job], NOW)
+    assert isinstance(stopped, EndRun)
+
+
 def test_a_run_is_done_only_when_every_node_is() -> None:
     assert decide(RUNNING, [done(0), JobView(1, JobStatus.RUNNING)], NOW) is None
     assert decide(RUNNING, [done(0), done(1)], NOW) == EndRun(RunStatus.DONE, Reason.ALL_JOBS_DONE, exit_code=0)

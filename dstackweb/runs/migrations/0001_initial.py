@@ -32,6 +32,7 @@ class Migration(migrations.Migration):
                 ('max_gpus', models.PositiveIntegerField(blank=True, help_text="GPUs that the queue's runs may hold at once. Empty: no limit.", null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
                 ('max_running_per_user', models.PositiveIntegerField(blank=True, help_text='Runs that one member may have placed at once. Empty: no limit.', null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
                 ('max_gpus_per_user', models.PositiveIntegerField(blank=True, help_text="GPUs that one member's runs may hold at once. Empty: no limit.", null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
+                ('preempt_points', models.PositiveSmallIntegerField(blank=True, help_text='A waiting run may displace preemptible runs with so many points of priority less. Empty: none.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(100)])),
                 ('last_seniority_us', models.BigIntegerField(default=0, editable=False)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='queues', to='accounts.project')),
             ],

@@ -22,7 +22,7 @@ from dstackweb.runs.states import ACTIVE
 
 LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
 NAME = "letters, digits, dashes and underscores, at most 60"
-SETTINGS = ("paused", "draining", "ageing_minutes", *LIMITS)
+SETTINGS = ("paused", "draining", "ageing_minutes", *LIMITS, "preempt_points")
 
 
 def now_us() -> int:

@@ -18,20 +18,22 @@ from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.lib.models import Watch
 from dstackweb.runs import wakeups
 from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
+from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Queue, Run, Verdict
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.shared_rows import shared_rows_last, touch
-from dstackweb.runs.states import RunStatus
-from dstackweb.runs.transitions import RunChanged, move_runs, record
+from dstackweb.runs.states import Reason, RunStatus
+from dstackweb.runs.transitions import RunChanged, lock_run, move_run, move_runs, record
 from dstackweb.scheduler.cloud.instances import assign_offer, new_instance, take_idle
 from dstackweb.scheduler.models import PassState, Reservation
 from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
 from dstackweb.scheduler.placement.offers import OfferPlacement
+from dstackweb.scheduler.placement.preemption import PlacedRun
 from dstackweb.scheduler.placement.reservation import HostReservation
 
-GUARDED_FIELDS = ("paused", *LIMITS)
+GUARDED_FIELDS = ("paused", *LIMITS, "preempt_points")
 """Queue fields that a decision was based on: they must be unchanged when it is written."""
 
 
@@ -50,6 +52,15 @@ class Placement:
     run: Run
     queue: Queue
     where: HostPlacement | OfferPlacement
+
+
+@dataclass(frozen=True)
+class Displacement:
+    """A waiting run, its queue, and whom the pass stops for it; all as read."""
+
+    run: Run
+    queue: Queue
+    victims: Sequence[PlacedRun]
 
 
 @dataclass(frozen=True)
@@ -111,8 +122,9 @@ def write_decisions(
     placements: Sequence[Placement],
     verdicts: WaitChanges,
     changes: Sequence[ReservationChange] = (),
+    displacements: Sequence[Displacement] = (),
 ) -> None:
-    """Write all of it, with the changes of reservations; `backends` by name.
+    """Write all of it, with the changes of reservations and what is stopped for waiting runs; `backends` by name.
 
     Raises one of STALE, or ClaimLost when a newer pass has begun, having written nothing.
     Rows are locked in the common order: pass, queues, runs, hosts, queue counters, progress.
@@ -120,7 +132,8 @@ def write_decisions(
     now = timezone.now()
     with shared_rows_last():
         PassState.renew(generation)
-        _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
+        queues = {one.queue for one in placements} | {one.queue for one in displacements}
+        _lock_queues(queues | {queue for queue, _ in verdicts})
         seen = {change.queue_id for change in changes}
         for change in sorted(changes, key=lambda change: change.run_id):
             _write_reservation(change, now)
@@ -133,6 +146,7 @@ def write_decisions(
             now=now,
             data=[{"nodes": _nodes(one)} for one in placements],
         )
+        _displace(displacements, now)
         for queue_id in {queue.pk for queue, _ in verdicts} | seen:
             touch(queue_id)
         _make_jobs(list(zip(runs, placements, strict=True)), backends, now)
@@ -145,6 +159,31 @@ def _lock_queues(queues: Iterable[Queue]) -> None:
         guard = [Q(**{f"{name}__isnull": True} if value is None else {name: value}) for name, value in as_read.items()]
         if not Queue.objects.filter(*guard, pk=queue.pk).update(paused=queue.paused):
             raise InputsChanged(f"queue {queue} was changed")
+
+
+def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
+    """Stop the victims, each with its `stop_duration`. Raises InputsChanged if one of the runs has changed."""
+    waiting = {one.run.pk: one.run for one in displacements}
+    victims = {victim.id: (victim, one.run) for one in displacements for victim in one.victims}
+    runs = Run.objects.in_bulk(waiting.keys() | victims.keys())
+    for run_id in sorted(waiting.keys() | victims.keys()):
+        if run_id not in runs:
+            raise InputsChanged("a run was removed")
+        run = runs[run_id] = lock_run(run_id)
+        seen = waiting.get(run_id) or victims[run_id][0]
+        expected = (RunStatus.SUBMITTED,) if run_id in waiting else (RunStatus.PROVISIONING, RunStatus.RUNNING)
+        same = (run.attempt, run.rank, run.priority) == (seen.attempt, seen.rank, seen.priority)
+        if run.status not in expected or not same:
+            raise InputsChanged(f"run {run.name} was changed")
+    for run_id, (_victim, by) in sorted(victims.items()):
+        run, first = runs[run_id], runs[by.pk]
+        data = {"reason": Reason.PREEMPTED, "run": first.name, "user": first.user.get_username()}
+        move_run(run, RunStatus.TERMINATING, now=now, event=RunEventKind.DISPLACED, data=data)
+        stop_jobs(run, Reason.PREEMPTED, grace_s=None)
+        settle_run(run)
+    for one in displacements:
+        told = [{"run": victim.name, "user": victim.user} for victim in one.victims]
+        record(runs[one.run.pk], RunEventKind.DISPLACES, {"runs": told}, at=now)
 
 
 def _nodes(one: Placement) -> list[dict[str, object]]:

@@ -278,7 +278,7 @@ def _notes(prepared: PreparedSubmission, submission: Submission) -> list[PlanNot
     """Settings that do not do what their name promises."""
     copied = [submission.env[name] for name in prepared.run_file.masked_env if name in submission.env]
     notes = {
-        PlanNote.NOT_PREEMPTED: prepared.effective.spec.preemptible,
+        PlanNote.NOT_PREEMPTED: prepared.effective.spec.preemptible and prepared.queue.preempt_points is None,
         PlanNote.WEAK_VALUE: any(map(is_weak, copied)),
     }
     return [note for note, applies in notes.items() if applies]

@@ -8,19 +8,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.conf import settings
-from django.db.models import Count, Sum
+from django.db.models import Count, Max, Sum
 from pydantic import ValidationError
 
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs.codes import ReservationEnd
 from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
-from dstackweb.runs.states import JOB_ACTIVE, PLACED, RunStatus
+from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import WaitingRun
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
+from dstackweb.scheduler.placement.preemption import PlacedRun
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, latest_end
 from dstackweb.scheduler.placement.turns import Turns
 from dstackweb.spec.effective import EffectiveSpec
@@ -45,6 +46,8 @@ def load_capacity(
         idle_instances=idle_offers(now),
         budget_of=functools.cache(lambda project_id: project_budget(project_id, now)),
         read_job_usage=lambda: job_usage(now) if known is None else known,
+        preempt_points={queue.pk: queue.preempt_points for queue in queues if queue.preempt_points is not None},
+        placed_runs=functools.cache(preemptible_runs),
         turns=turns,
     )
     for each in stored:
@@ -116,8 +119,9 @@ def limits_of(queue: Queue) -> QueueLimits:
 
 def job_usage(now: dt.datetime) -> list[JobUsage]:
     """What each active job holds of its host, and when it is gone at the latest."""
-    columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at")
-    rows = list(Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
+    columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at",
+               "status", "stop_grace_s", "status_s")  # fmt: skip
+    rows = list(Job.objects.timed().filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
     # Not joined: see `usage_by_run`.
     runs = Run.objects.filter(pk__in={run_id for run_id, *_rest in rows})
     times = ("extended_s", "spec__max_duration_s", "spec__stop_duration_s")
@@ -130,11 +134,47 @@ def job_usage(now: dt.datetime) -> list[JobUsage]:
             memory_mib=memory_mib,
             gpus=frozenset(gpus),
             since=placed_at,
-            ends_at=latest_end(started_at or now, None if limit_s is None else limit_s + extended_s, stop_s or 0, now),
+            ends_at=_ends_at(started_at or now, None if limit_s is None else limit_s + extended_s, stop_s or 0, now,
+                             None if status != JobStatus.TERMINATING else (grace_s or 0) - status_s),
+            stopping=status == JobStatus.TERMINATING,
         )
-        for run_id, node, host_id, cpus, memory_mib, gpus, placed_at, started_at in rows
+        for run_id, node, host_id, cpus, memory_mib, gpus, placed_at, started_at, status, grace_s, status_s in rows
         for extended_s, limit_s, stop_s in [limits[run_id]]
-    ]
+    ]  # fmt: skip
+
+
+def _ends_at(
+    began: dt.datetime, limit_s: int | None, stop_s: int, now: dt.datetime, left_s: float | None
+) -> dt.datetime | None:
+    """When a job is gone at the latest; `left_s` are the seconds that one that is stopping has before it is killed."""
+    by_limit = latest_end(began, limit_s, stop_s, now)
+    if left_s is None:
+        return by_limit
+    stopped = latest_end(now, 0, max(0, round(left_s)), now)
+    return stopped if by_limit is None or stopped is None else min(by_limit, stopped)
+
+
+def preemptible_runs(queue_id: int) -> list[PlacedRun]:
+    """The queue's starting and running runs that may be displaced."""
+    columns = ("pk", "name", "user_id", "user__username", "attempt", "rank", "priority", "queue_id",
+               "spec__stop_duration_s")  # fmt: skip
+    # By status alone: placed runs are few, and SQLite would search the queue's waiting runs otherwise.
+    found = Run.objects.filter(status__in=(RunStatus.PROVISIONING, RunStatus.RUNNING), spec__preemptible=True)
+    rows = [row for row in found.values_list(*columns) if row[7] == queue_id]
+    placed = dict(
+        Job.objects.filter(run__in=[row[0] for row in rows], status__in=JOB_ACTIVE)
+        .order_by("run_id")
+        .values_list("run_id")
+        .annotate(at=Max("placed_at"))
+    )
+    return [
+        PlacedRun(
+            id=run_id, name=name, user_id=user_id, user=user, attempt=attempt, rank=rank, priority=priority,
+            since=placed[run_id], stop_s=stop_s or 0,
+        )
+        for run_id, name, user_id, user, attempt, rank, priority, _queue_id, stop_s in rows
+        if run_id in placed
+    ]  # fmt: skip
 
 
 def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:

@@ -23,7 +23,7 @@ from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
 from dstackweb.scheduler.monitoring import utilization
 from dstackweb.scheduler.passes import apply, loading
-from dstackweb.scheduler.passes.apply import STALE, Placement, ReservationChange
+from dstackweb.scheduler.passes.apply import STALE, Displacement, Placement, ReservationChange
 from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.passes.queue_scan import QueueScan
 from dstackweb.scheduler.placement.capacity import by_permanence
@@ -97,6 +97,7 @@ class PlacementPass:
         self.known = {(v.queue_id, v.shape): (v.reason, v.data) for v in Verdict.objects.filter(queue__in=queues)}
         self.written, self.written_at = 0, time.monotonic()
         self.placements: list[Placement] = []
+        self.displacements: list[Displacement] = []
         self.verdicts: dict[tuple[Queue, str], Wait | None] = {}
 
     def run(self) -> int:
@@ -111,7 +112,7 @@ class PlacementPass:
                     break
             for scan in self.paused:
                 self._review(scan, Wait(WaitReason.QUEUE_PAUSED))
-            if self.placements or self.verdicts or self._changes():
+            if self.placements or self.verdicts or self.displacements or self._changes():
                 self._write()
         except ClaimLost:
             log.warning("pass %s lost its claim to a newer one after placing %s runs", self.generation, self.written)
@@ -173,7 +174,10 @@ class PlacementPass:
         outcome = self.capacity.decide(waiting)
         if isinstance(outcome, Wait):
             self._skip(scan, run, outcome)
-            self.capacity.reserve_for(waiting, outcome)
+            if victims := self.capacity.displace_for(waiting, run.priority, outcome):
+                self.displacements.append(Displacement(run, scan.queue, victims))
+            else:
+                self.capacity.reserve_for(waiting, outcome)
             return
         scan.pop()
         self.placements.append(Placement(run, scan.queue, outcome))
@@ -222,9 +226,10 @@ class PlacementPass:
         If something has changed since it was read, all placements before it are written, and one of STALE raised.
         """
         placements, verdicts, changes = self.placements, self.verdicts, self._changes()
-        self.placements, self.verdicts = [], {}
+        displacements = self.displacements
+        self.placements, self.verdicts, self.displacements = [], {}, []
         try:
-            apply.write_decisions(self.generation, self.backends, placements, verdicts, changes)
+            apply.write_decisions(self.generation, self.backends, placements, verdicts, changes, displacements)
         except STALE:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -17,12 +17,13 @@ from typing import Any
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HOSTS, HostView, gpus_matching, taken
 from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason, permanence
-from dstackweb.scheduler.placement import limits, offers, reservation
+from dstackweb.scheduler.placement import limits, offers, preemption, reservation
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
+from dstackweb.scheduler.placement.preemption import PlacedRun
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
-from dstackweb.scheduler.placement.turns import Turns, is_ahead
+from dstackweb.scheduler.placement.turns import Turns, is_ahead, usable_hosts
 from dstackweb.spec.effective import EffectiveSpec
 
 WAITS_FOR_HOSTS = (WaitReason.WAITING_FOR_CAPACITY, WaitReason.RESERVED_FOR_OTHER)
@@ -62,6 +63,10 @@ class Capacity:
     """A project's idle cloud instances, by project id."""
     budget_of: Callable[[int], Budget | None] = lambda project_id: None
     read_job_usage: Callable[[], Sequence[JobUsage]] = tuple
+    preempt_points: Mapping[int, int] = field(default_factory=dict)
+    """By queue id: how many points of priority less a displaced run has; a queue without them displaces none."""
+    placed_runs: Callable[[int], Sequence[PlacedRun]] = lambda queue_id: ()
+    """A queue's placed runs that are `preemptible`, by queue id."""
     turns: Turns = field(default_factory=Turns)
     used: Counter[offers.OfferKey] = field(default_factory=Counter)
     """Nodes placed per offer."""
@@ -71,6 +76,7 @@ class Capacity:
         self._job_usage: Sequence[JobUsage] | None = None
         self._added: list[JobUsage] = []
         self._unreserved: dict[frozenset[int], Sequence[HostView]] = {}
+        self._waited_for: defaultdict[int, set[int]] = defaultdict(set)
 
     @property
     def job_usage(self) -> Sequence[JobUsage]:
@@ -160,6 +166,55 @@ class Capacity:
             return None
         self.reserve(planned, instead_of=outranked)
         return planned
+
+    def displace_for(self, run: WaitingRun, priority: int, waits: Wait) -> Sequence[PlacedRun]:
+        """The runs that must stop so that `run` can start; what it needs is then reserved for it until they are gone.
+
+        Call for waiting runs in their order. None where its queue has no preemption, it is no help, or a run ahead of
+        it waits for the same hosts: it would overtake that one. Also none while what was stopped for it is ending.
+        """
+        if waits.reason not in WAITS_FOR_HOSTS or run.queue_id not in self.preempt_points:
+            return ()
+        if not may_use_hosts(run.spec):
+            return ()
+        usable, ahead = usable_hosts(run, self.hosts), self._waited_for[run.queue_id]
+        is_first = not usable & ahead
+        ahead |= usable
+        outranked = self.turns.outranked_by(run, self.hosts) if is_first else None
+        if outranked is None:
+            return ()
+        victims = self.victims_of(run, priority, usable)
+        if not victims:
+            return ()
+        planned = self._reservation_after(run, victims)
+        if planned is not None:
+            self.reserve(planned, instead_of=outranked)
+        return victims if planned is not None else ()
+
+    def victims_of(self, run: WaitingRun, priority: int, usable: frozenset[int]) -> Sequence[PlacedRun]:
+        """Whom the run would displace if it were first in its queue; `usable`: the hosts that it could use."""
+        placed = self.placed_runs(run.queue_id)
+        allowed = preemption.displaceable(run, priority, self.preempt_points[run.queue_id], placed)
+        if not allowed:
+            return ()
+        hosts = [host for host in self.hosts if host.id in usable]
+        return preemption.choose_victims(run, allowed, hosts, self.job_usage)
+
+    def _reservation_after(self, run: WaitingRun, victims: Sequence[PlacedRun]) -> HostReservation | None:
+        """The run's reservation once these are told to stop; None if it would start as soon without."""
+        alone = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
+        ends = {one.id: self.now + dt.timedelta(seconds=one.stop_s + reservation.MARGIN_S) for one in victims}
+        if alone is not None and alone.starts_at is not None and alone.starts_at <= max(ends.values()):
+            return None
+        stopped = [
+            replace(used, ends_at=min(used.ends_at or ends[used.job[0]], ends[used.job[0]]), stopping=True)
+            for used in self.job_usage
+            if used.job[0] in ends
+        ]
+        self._added += stopped
+        self._job_usage = None
+        self._unreserved.clear()
+        return reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
 
     def review_reservations(self) -> None:
         """Renew the reservations in a new pass, or end them."""

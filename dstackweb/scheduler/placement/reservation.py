@@ -35,6 +35,8 @@ class JobUsage:
     gpus: frozenset[str]
     since: dt.datetime
     ends_at: dt.datetime | None
+    stopping: bool = False
+    """Whether it was told to stop."""
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,11 @@ class Turns:
         Without its turn, the run still goes before those that are decided after it in this pass: see `want`.
         """
         usable = usable_hosts(run, hosts)
-        in_the_way = [reserved for reserved in self.kept.values() if reserved.host_ids & usable]
+        others = [reserved for reserved in self.kept.values() if reserved.run.id != run.id]
+        in_the_way = [reserved for reserved in others if reserved.host_ids & usable]
         if usable & self._wanted or not all(is_ahead(run, reserved.run) for reserved in in_the_way):
             return None
-        return in_the_way if len(self.kept) - len(in_the_way) < MOST else None
+        return in_the_way if len(others) - len(in_the_way) < MOST else None
 
     def is_left_to(self, run: WaitingRun, hosts: Sequence[HostView]) -> bool:
         """Whether the run could use hosts that no run before it in this pass waits for."""

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from dstackweb.runs import services
 from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
+from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.web.accounts.forms import SettingsForm, Styled, Switch, attempt
 from dstackweb.web.common.pages import PageRequest, done, notice, project_page, queue_url, yes_or_no
@@ -53,6 +54,14 @@ class QueueForm(SettingsForm):
     max_gpus = _limit(gettext_lazy("Max GPUs in use"))
     max_running_per_user = _limit(gettext_lazy("Max running runs per member"))
     max_gpus_per_user = _limit(gettext_lazy("Max GPUs per member"))
+    preempt_points = forms.IntegerField(
+        label=gettext_lazy("Points of priority that a displaced run has less, at least"),
+        help_text=gettext_lazy("Empty: off. Only runs with “preemptible: true” are displaced; they are queued again."),
+        required=False,
+        min_value=1,
+        max_value=PRIORITY_MAX,
+        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("off"), "inputmode": "numeric"}),
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -109,6 +118,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "queue": queue,
         "queues": Queue.objects.filter(project=request.project),
         "ageing": queue_words.ageing(queue.ageing_minutes),
+        "preemption": queue_words.preemption(queue.preempt_points),
         "usage": usage(queue, request.user, queue_usage([queue.pk])),
         "changes": [(event, queue_words.changed(event.data)) for event in events],
     }

@@ -24,7 +24,21 @@ FILLED = {
     "max_gpus": "",
     "max_running_per_user": "1",
     "max_gpus_per_user": "0",
+    "preempt_points": "",
 }
+
+
+def test_a_manager_turns_preemption_on_and_the_page_says_what_it_does(
+    project: Project, mia: User, ann: User, as_user: SignIn
+) -> None:
+    assert "no running run is stopped for a waiting one" in as_user(ann).get(URL).content.decode()
+    refused = as_user(mia).post(URL, FILLED | {"preempt_points": "0"})
+    assert (refused.status_code, Queue.objects.get(project=project).preempt_points) == (422, None)
+    assert as_user(mia).post(URL, FILLED | {"preempt_points": "20"}).status_code == 302
+    assert Queue.objects.get(project=project).preempt_points == 20
+    page = as_user(ann).get(URL).content.decode()
+    assert "may stop preemptible runs behind it with at least 20 points of priority less" in page
+    assert "preemption, points of priority: off → 20" in page
 
 
 def test_a_manager_saves_settings_and_the_page_shows_who_did(

@@ -1,0 +1,87 @@
+"""Which placed runs stop so that a waiting run can start.
+
+Pure. The most that a preemption stops is decided from the top: of the runs that may be displaced, the highest priority
+and then the earliest start is spared first. So none is stopped without need, and runs end whole, on all their hosts.
+Rationale: docs/decisions/0023-preemption.md.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dstackweb.backends.hosts.fit import HostView
+from dstackweb.scheduler.placement.hosts import WaitingRun, fit_nodes
+from dstackweb.scheduler.placement.reservation import JobUsage, hosts_after
+
+
+@dataclass(frozen=True)
+class PlacedRun:
+    """A run of a queue that is starting or running and is marked `preemptible`."""
+
+    id: int
+    name: str
+    user_id: int
+    user: str
+    attempt: int
+    rank: int
+    priority: int
+    since: dt.datetime
+    """When it was placed."""
+    stop_s: int
+    """Its `stop_duration`: the longest that it takes to end."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its sort key among the runs of its queue."""
+        return self.rank, self.id
+
+    @property
+    def protection(self) -> tuple[int, float, int]:
+        """Sort key of who is displaced first: the lowest priority, then the latest start."""
+        return self.priority, -self.since.timestamp(), -self.id
+
+
+def displaceable(run: WaitingRun, priority: int, points: int, placed: Sequence[PlacedRun]) -> list[PlacedRun]:
+    """Of the placed runs of its queue those that `run` may displace: behind it, by at least `points` of priority."""
+    return [one for one in placed if one.priority <= priority - points and one.place > run.place]
+
+
+def choose_victims(
+    run: WaitingRun, allowed: Sequence[PlacedRun], hosts: Sequence[HostView], holders: Sequence[JobUsage]
+) -> list[PlacedRun]:
+    """The runs to stop so that `run` fits on these hosts, the most protected first; none where it is no help or need.
+
+    Jobs that are stopping already count as gone: whoever waits for their end displaces nobody else. `hosts` are those
+    that the run may use, without what is kept for others.
+    """
+    here = {host.id for host in hosts}
+    around = [holder for holder in holders if holder.host_id in here]
+    stopping = [holder for holder in around if holder.stopping]
+
+    def starts(stopped: Sequence[PlacedRun]) -> bool:
+        ids = {one.id for one in stopped}
+        gone = stopping + [holder for holder in around if holder.job[0] in ids and not holder.stopping]
+        return len(fit_nodes(run.spec, hosts_after(hosts, around, gone))) == run.spec.nodes
+
+    holding = {holder.job[0] for holder in around if not holder.stopping}
+    return _fewest([one for one in allowed if one.id in holding], starts)
+
+
+def _fewest(candidates: Sequence[PlacedRun], enough: Callable[[Sequence[PlacedRun]], bool]) -> list[PlacedRun]:
+    """The victims that spare whoever is most protected, then the next, and so on; empty if all are not enough.
+
+    `enough` must be monotonic. Each victim costs a binary search: the last one of the shortest prefix, in the order of
+    protection, that is enough together with the victims found so far is needed whatever else is stopped.
+    """
+    order = sorted(candidates, key=lambda one: one.protection)
+    found: list[PlacedRun] = []
+    if not enough(order):
+        return found
+    while not enough(found):
+        count = bisect_left(range(len(order)), True, key=lambda length: enough([*order[:length], *found]))
+        found.append(order[count - 1])
+        order = order[: count - 1]
+    return found
