@@ -25,7 +25,6 @@ from dstackweb.lib import sql
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import MessageCode, StartBasis
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
-from dstackweb.runs.queue.search import QueueSearch, find
 from dstackweb.runs.states import PLACED, WAITING, JobStatus, RunStatus
 
 SEARCHED = 100
@@ -199,6 +198,7 @@ _TOLD = "LEFT JOIN runs_startestimate told ON told.run_id = run.id"
 _START = {"start_p50": "told.p50", "start_p90": "told.p90", "start_basis": "told.basis", "start_data": "told.data"}
 """What was told of a run's start; null where nothing was told."""
 
+NO_REASONS: Mapping[str, selectors.WaitingFor] = {}
 _PAGE = "SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s"
 """The rows before the page are skipped in the index."""
 _BEHIND = (
@@ -212,22 +212,22 @@ def queue_rows(queue: Queue, limit: int = 50, offset: int = 0) -> list[QueueRow]
     return _queue_rows(QueueRow, queue, _PAGE, [queue.pk, limit, offset], itertools.count(offset + 1))
 
 
-def queue_page_rows(queue: Queue, limit: int, offset: int) -> list[QueuePageRow]:
-    return _queue_rows(QueuePageRow, queue, _PAGE, [queue.pk, limit, offset], itertools.count(offset + 1))
+def queue_page_rows(
+    queue: Queue, limit: int, offset: int, reasons: Mapping[str, selectors.WaitingFor] = NO_REASONS
+) -> list[QueuePageRow]:
+    """A page of the queue; `reasons` are those of shapes that are known already."""
+    return _queue_rows(QueuePageRow, queue, _PAGE, [queue.pk, limit, offset], itertools.count(offset + 1), reasons)
 
 
-def queue_search_rows(queue: Queue, search: QueueSearch, limit: int, offset: int) -> tuple[list[QueuePageRow], int]:
-    """A page of the matching runs in true order with their positions in the queue, and how many match."""
-    found, total = find(queue, search, limit, offset)
-    return queue_rows_at(queue, found), total
-
-
-def queue_rows_at(queue: Queue, positions: Mapping[int, int]) -> list[QueuePageRow]:
+def queue_rows_at(
+    queue: Queue, positions: Mapping[int, int], reasons: Mapping[str, selectors.WaitingFor] = NO_REASONS
+) -> list[QueuePageRow]:
     """The rows of these runs, whose positions are known by id, in this order. A run that left the queue is left out."""
     if not positions:
         return []
     ids = f"SELECT id FROM runs_run WHERE id IN ({sql.places(positions)}) AND status = 'submitted'"
-    rows = {row.pk: row for row in _queue_rows(QueuePageRow, queue, ids, list(positions), itertools.count(1))}
+    found = _queue_rows(QueuePageRow, queue, ids, list(positions), itertools.count(1), reasons)
+    rows = {row.pk: row for row in found}
     for pk, row in rows.items():
         row.position = positions[pk]
     return [rows[pk] for pk in positions if pk in rows]
@@ -243,12 +243,16 @@ def queue_export_rows(
     return _queue_rows(QueueExportRow, queue, _BEHIND, parameters, itertools.count(position + 1))
 
 
-def _queue_rows(kind: type[Q], queue: Queue, ids: str, parameters: Sequence[int], positions: Iterable[int]) -> list[Q]:
+def _queue_rows(
+    kind: type[Q], queue: Queue, ids: str, parameters: Sequence[int], positions: Iterable[int],
+    known: Mapping[str, selectors.WaitingFor] = NO_REASONS,
+) -> list[Q]:  # fmt: skip
     """The rows of the runs that the SELECT `ids` gives, in true order."""
     statement = f"{_select(kind.columns(), *_START.values())} WHERE run.id IN ({ids}) ORDER BY run.rank, run.id"
     names = (*kind.columns(), *_START)
     found = [dict(zip(names, row, strict=True)) for row in sql.rows(statement, parameters)]
-    reasons = selectors.wait_reasons(queue, {row["shape"] for row in found})
+    unknown = {row["shape"] for row in found} - known.keys()
+    reasons = {**known, **selectors.wait_reasons(queue, unknown)} if unknown else known
     rows = []
     for position, row in zip(positions, found, strict=False):
         reason, data = reasons[row["shape"]]

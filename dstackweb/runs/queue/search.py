@@ -36,6 +36,7 @@ class ShapeCount(NamedTuple):
     runs: int
     run_id: int
     user_id: int
+    user: str
 
 
 class Match(NamedTuple):
@@ -54,9 +55,11 @@ SELECT ROW_NUMBER() OVER (ORDER BY rank, id) AS position, id, shape, name, user_
 ) AS head
 """
 _SHAPES = """
-SELECT shape, COUNT(*), MIN(id), MIN(user_id) FROM (
-    SELECT shape, id, user_id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s
-) AS front GROUP BY shape ORDER BY 2 DESC, 3
+SELECT shape, runs, run_id, user_id, (SELECT username FROM accounts_user WHERE id = user_id) FROM (
+    SELECT shape, COUNT(*) AS runs, MIN(id) AS run_id, MIN(user_id) AS user_id FROM (
+        SELECT shape, id, user_id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s
+    ) AS front GROUP BY shape
+) AS counted ORDER BY runs DESC, run_id
 """
 
 

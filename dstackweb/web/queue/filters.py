@@ -11,13 +11,12 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from dstackweb.accounts.models import User
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
-from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find_all, needs_of, shape_counts
+from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
 from dstackweb.web.common.pages import whole_number
 from dstackweb.web.runs.rows import needs
 from dstackweb.wording import waiting
@@ -156,20 +155,19 @@ class Front(NamedTuple):
         every = bool(filters.needs) or filters.group == "reason"
         wanted = {count.run_id: count.shape for count in (counts if every else counts[:SHAPES])}
         found = {wanted[run_id]: needs(spec) for run_id, spec in needs_of(wanted).items()}
-        users = User.objects.filter(pk__in={count.user_id for count in counts}).order_by("username")
-        return cls(counts, found, reasons, dict(users.values_list("pk", "username")))
+        return cls(counts, found, reasons, {count.user_id: count.user for count in counts})
 
     def page(self, queue: Queue, filters: Filters, limit: int, offset: int) -> Page:
         """A page of the runs that match, by group if there is one, else in true order."""
         if not filters.group:
-            rows, total = run_rows.queue_search_rows(queue, self._search(filters), limit, offset)
-            return Page(rows, total, {})
+            found, total = find(queue, self._search(filters), limit, offset)
+            return Page(run_rows.queue_rows_at(queue, found, self.reasons), total, {})
         matches = find_all(queue, self._search(filters))
         sizes = Counter(self._group(match, filters) for match in matches)
         rank = {group: at for at, (group, _runs) in enumerate(sizes.most_common())}
         matches.sort(key=lambda match: rank[self._group(match, filters)])  # those of a group stay in true order
         shown = {match.run_id: match for match in matches[offset : offset + limit]}
-        rows = run_rows.queue_rows_at(queue, {run_id: match.position for run_id, match in shown.items()})
+        rows = run_rows.queue_rows_at(queue, {run_id: match.position for run_id, match in shown.items()}, self.reasons)
         headings, before = {}, None
         for row in rows:
             group = self._group(shown[row.pk], filters)
@@ -226,7 +224,7 @@ class Front(NamedTuple):
     def fields(self, filters: Filters) -> list[Field]:
         """The lists of the form; what is chosen is among what each offers."""
         needs = _with(filters.needs, dict.fromkeys(self.needs.values()))
-        members = _with(filters.user, self.members.values())
+        members = _with(filters.user, sorted(self.members.values()))
         reasons = _with(filters.reason, dict.fromkeys(self.reasons[count.shape][0] for count in self.counts))
         groups = [("", _("No groups")), ("reason", _("By reason")), ("member", _("By member"))]
         return [

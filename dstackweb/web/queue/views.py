@@ -171,7 +171,7 @@ def _page(queue: Queue, front: Front, filters: Filters, page: int, waiting: int)
     offset = (page - 1) * PER_PAGE
     if filters.arranges:
         return front.page(queue, filters, PER_PAGE, offset)
-    return Page(run_rows.queue_page_rows(queue, limit=PER_PAGE, offset=offset), waiting, {})
+    return Page(run_rows.queue_page_rows(queue, PER_PAGE, offset, front.reasons), waiting, {})
 
 
 def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:

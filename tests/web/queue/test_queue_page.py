@@ -136,7 +136,7 @@ def test_the_queue_costs_the_same_queries_for_one_run_and_for_forty(
         make_run(project, ann, f"sweep-{number}")
     client = as_user(ann)
     client.get("/p/main/queue/")  # which policies are violated is looked up once in a few seconds
-    with django_assert_max_num_queries(19):
+    with django_assert_max_num_queries(17):
         client.get("/p/main/queue/")
 
 
