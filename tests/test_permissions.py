@@ -46,7 +46,14 @@ OWN = {"POST /p/{project}/members/<int:user_id}/remove/", "POST /p/{project}/que
 """What a viewer may do to themselves."""
 _LIMITS = dict.fromkeys(("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user", "preempt_points"), "")
 BODIES: dict[str, dict[str, Any]] = {
-    "/p/{project}/queues/{queue}/settings/": {"ageing_minutes": "1", "draining": "true", "paused": "true", **_LIMITS},
+    "/p/{project}/queues/{queue}/settings/": {
+        "ageing_minutes": "1",
+        "fair_share_minutes": "",
+        "fair_share_half_life_days": "7",
+        "draining": "true",
+        "paused": "true",
+        **_LIMITS,
+    },
     "/p/{project}/queues/{queue}/pause/": {"paused": "yes"},
     "/p/{project}/queues/{queue}/change/": {"do": "stop", "stop": "1", "run": "1.x"},
     "/p/{project}/queues/{queue}/undo/": {"move": "1"},

@@ -23,7 +23,7 @@ from dstackweb.api.app import (
 from dstackweb.lib.errors import Conflict, Invalid, Stale
 from dstackweb.runs import concurrency, rows, selectors, services
 from dstackweb.runs.models import MAX_LIMIT, Queue, Run
-from dstackweb.runs.queue import queues, reorder
+from dstackweb.runs.queue import member_shares, queues, reorder
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.rows import QueueRow
 from dstackweb.wording.tables import queue_items
@@ -43,6 +43,12 @@ class PatchQueueIn(Schema):
     draining: bool = Field(False, description="New runs are refused; waiting runs still start", strict=True)
     ageing_minutes: int | None = Field(
         None, strict=True, description="Minutes of waiting for +1 priority; null: strict"
+    )
+    fair_share_minutes: int | None = Field(
+        None, strict=True, description="Most minutes that a run ranks behind by its member's share; null: off"
+    )
+    fair_share_half_life_days: int = Field(
+        7, strict=True, description="Days after which past usage counts half for the fair share"
     )
     max_running: Limit | None = None
     max_gpus: Limit | None = None
@@ -70,6 +76,8 @@ class QueueSettings(Schema):
     paused: bool
     draining: bool
     ageing_minutes: int | None
+    fair_share_minutes: int | None
+    fair_share_half_life_days: int
     max_running: int | None
     max_gpus: int | None
     max_running_per_user: int | None
@@ -159,8 +167,22 @@ class QueueItem(QueueRow):
     reason_detail: str
 
 
+class ShareOut(Schema):
+    """A member's load in GPU-hours: what was used, halved for each half-life since, and an hour for each GPU held or
+    queued. Their next run ranks behind by about `penalty_s`."""
+
+    user: Username
+    gpu_hours: float
+    used_gpu_hours: float
+    held_gpus: int = Field(validation_alias="load.held_gpus")
+    queued_gpus: int = Field(validation_alias="load.queued_gpus")
+    penalty_s: int = Field(validation_alias="penalty.seconds")
+
+
 class QueueOut(QueueSettings):
-    """A queue with a page of its runs."""
+    """A queue with a page of its runs. `shares` are the members' with fair share, the highest first."""
+
+    shares: list[ShareOut]
 
     items: list[QueueItem]
     next: str | None
@@ -277,6 +299,7 @@ def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
     found = rows.queue_rows(queue, limit + 1, offset)
     return {
         **{name: getattr(queue, name) for name in QueueSettings.model_fields},
+        "shares": [ShareOut.from_orm(share).model_dump() for share in member_shares.shares(queue)],
         "items": queue_items(found[:limit]),
         "next": str(offset + limit) if len(found) > limit else None,
     }

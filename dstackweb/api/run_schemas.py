@@ -19,7 +19,7 @@ from dstackweb.runs.codes import DependencyOutcome
 from dstackweb.runs.comparison import LineOf, Side, current_spec
 from dstackweb.runs.holds import access_to
 from dstackweb.runs.models import Dependency, Job, Run, RunEvent
-from dstackweb.runs.queue.positions import rank_factors
+from dstackweb.runs.queue.positions import RankFactors, rank_factors
 from dstackweb.runs.rows import RunRow, row_of
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
@@ -27,7 +27,7 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import On, Otherwise
-from dstackweb.wording import accounting, events, statuses, waiting
+from dstackweb.wording import accounting, events, fair_share, statuses, waiting
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
@@ -173,7 +173,8 @@ class FactorsOut(Schema):
     """Why a waiting run has its position.
 
     `aged_points` are the points of priority that its waiting is worth against a run submitted now. A run submitted now
-    goes ahead of it from priority `ahead_of_priority`: null where it would not even with 100.
+    goes ahead of it from priority `ahead_of_priority`: null where it would not even with 100. `penalty_s` is how far
+    its member's fair share puts it behind, and `penalty_detail` says why.
     """
 
     priority: int
@@ -183,6 +184,12 @@ class FactorsOut(Schema):
     moved_at: dt.datetime | None
     position: int | None
     ahead_of_priority: int | None
+    penalty_s: int
+    penalty_detail: str
+
+    @staticmethod
+    def resolve_penalty_detail(factors: RankFactors) -> str:
+        return fair_share.penalty(factors.penalty_s, factors.penalty_basis)
 
 
 class SilentHostOut(Schema):

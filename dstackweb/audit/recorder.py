@@ -65,7 +65,7 @@ WATCHED: dict[type[Model], Watched] = {
     Queue: Watched(
         AuditKind.QUEUE,
         (
-            "name", "ageing_minutes", "paused", "draining",
+            "name", "ageing_minutes", "fair_share_minutes", "fair_share_half_life_days", "paused", "draining",
             "max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user", "preempt_points",
         ),
     ),

@@ -79,6 +79,8 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "user", run["user"]
     yield "queue", f"{run['queue']}, priority {run['priority']}" + _position(run)
     yield "times", f"submitted {_times(run)}"
+    if share := (run.get("factors") or {}).get("penalty_detail"):
+        yield "fair share", share
     if starts := start_text(run.get("starts")):
         yield "starts", starts
     if run["max_duration_s"]:

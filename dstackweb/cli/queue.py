@@ -67,6 +67,13 @@ def queue(
     ageing: Annotated[
         str | None, typer.Option(metavar="MIN|strict", help="Minutes of waiting for +1 priority; strict for none.")
     ] = None,
+    fair_share: Annotated[
+        str | None,
+        typer.Option(metavar="MIN|off", help="Most minutes that runs of members above the median rank behind."),
+    ] = None,
+    half_life: Annotated[
+        int | None, typer.Option(metavar="DAYS", min=1, max=90, help="After so long, past usage counts half.")
+    ] = None,
     max_running: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum runs at once.")] = None,
     max_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once.")] = None,
     max_running_per_user: Annotated[
@@ -91,6 +98,10 @@ def queue(
     settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in numbers.items() if text is not None}
     if ageing is not None:
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
+    if fair_share is not None:
+        settings["fair_share_minutes"] = _number("fair_share", fair_share, "off")
+    if half_life is not None:
+        settings["fair_share_half_life_days"] = half_life
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
     if every and (create or settings):
         raise UsageError("--list changes nothing. To change a queue's settings, leave --list out.")
@@ -154,6 +165,9 @@ def settings_text(row: dict[str, Any]) -> list[str]:
         parts.append(f"displaces preemptible runs with {plural(points, 'point')} of priority less")
     minutes = row["ageing_minutes"]
     parts.append("strict priority" if minutes is None else f"+1 priority per {minutes} min waiting")
+    if row.get("fair_share_minutes"):
+        most, days = duration_text(60 * row["fair_share_minutes"]), plural(row["fair_share_half_life_days"], "day")
+        parts.append(f"fair share: up to {most} behind, half-life {days}")
     return parts
 
 
@@ -163,13 +177,20 @@ def _waiting(page: dict[str, Any]) -> View:
         yield Note(f"No runs wait in {clean(page['name'])}.")
         return
     yield Rows.of(RUN_COLUMNS, page["items"])
+    if page.get("shares"):
+        yield ""
+        yield Rows.of(SHARE_COLUMNS, page["shares"])
     if page["next"]:
         yield Note(f"Showing the first {len(page['items'])}; for more: --limit")
 
 
 def _why(run: dict[str, Any]) -> str:
-    why = str(run["reason_detail"] or run["reason"])
-    return f"{why.rstrip('.')}; moved by {run['moved_by']} {age_text(run['moved_at'])} ago" if run["moved_by"] else why
+    parts = [str(run["reason_detail"] or run["reason"])]
+    if run.get("penalty_s"):
+        parts.append(f"fair share +{duration_text(run['penalty_s'])}")
+    if run["moved_by"]:
+        parts.append(f"moved by {run['moved_by']} {age_text(run['moved_at'])} ago")
+    return parts[0] if len(parts) == 1 else "; ".join([parts[0].rstrip("."), *parts[1:]])
 
 
 RUN_COLUMNS: ItemColumns = {
@@ -182,6 +203,16 @@ RUN_COLUMNS: ItemColumns = {
     Column("WHY", wide=True): _why,
 }
 """Of waiting runs, the items of `GET …/queues/NAME`."""
+
+SHARE_COLUMNS: ItemColumns = {
+    Column("FAIR SHARE"): itemgetter("user"),
+    Column("GPU-H", right=True): itemgetter("gpu_hours"),
+    Column("USED", right=True): itemgetter("used_gpu_hours"),
+    Column("HELD", right=True): itemgetter("held_gpus"),
+    Column("QUEUED", right=True): itemgetter("queued_gpus"),
+    Column("BEHIND", right=True): lambda share: f"+{duration_text(share['penalty_s'])}" if share["penalty_s"] else "",
+}
+"""Of members, the `shares` of `GET …/queues/NAME`."""
 
 QUEUE_COLUMNS: ItemColumns = {
     Column("NAME"): itemgetter("name"),

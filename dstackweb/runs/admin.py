@@ -13,7 +13,18 @@ from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.pages import ReadOnly
 from dstackweb.runs import concurrency, services
-from dstackweb.runs.models import Allocation, Archive, Job, Queue, QueueCount, QueueEvent, Run, RunEvent, Verdict
+from dstackweb.runs.models import (
+    Allocation,
+    Archive,
+    Job,
+    MemberShare,
+    Queue,
+    QueueCount,
+    QueueEvent,
+    Run,
+    RunEvent,
+    Verdict,
+)
 from dstackweb.runs.queue import queues
 from dstackweb.runs.states import ACTIVE, RunStatus
 
@@ -43,8 +54,8 @@ class EventInline(ReadOnlyInline):
 @admin.register(Queue)
 class QueueAdmin(admin.ModelAdmin[Queue]):
     list_display = (
-        "name", "project", "ageing_minutes", "paused", "draining", *queues.LIMITS, "preempt_points",
-        "waiting", "running",
+        "name", "project", "ageing_minutes", "fair_share_minutes", "paused", "draining", *queues.LIMITS,
+        "preempt_points", "waiting", "running",
     )  # fmt: skip
     list_filter = ("project", "paused", "draining")
     list_select_related = ("project", "count")
@@ -170,4 +181,11 @@ _register(
 _register(QueueEvent, "at queue actor data", filters="queue", joined="queue__project actor", ordering=("-id",))
 _register(Verdict, "queue shape reason at", filters="reason queue", joined="queue__project", ordering=("-at",))
 _register(Archive, "sha256 project size created_at", filters="project", search="sha256")
+_register(
+    MemberShare,
+    "queue user used_gpu_ms held_gpus queued_gpus",
+    filters="queue",
+    joined="queue__project user",
+    search="user__username",
+)
 _register(QueueCount, " ".join(["queue", *RunStatus]), joined="queue__project")

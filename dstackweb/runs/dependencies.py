@@ -22,7 +22,7 @@ from dstackweb.runs import selectors, wakeups
 from dstackweb.runs.codes import DependencyOutcome, MessageCode, RunEventKind
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.models import Dependency, Queue, Run
-from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.queues import take_seniority
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import ENDED, Reason, RunStatus
@@ -189,7 +189,7 @@ def _enter(
     actor: User | None = None,
     data: dict[str, Any] | None = None,
 ) -> None:
-    seniority = queue.last_seniority_us
+    seniority, share = queue.last_seniority_us, member_shares.enter(queue, run)
     move_run(
         run,
         RunStatus.SUBMITTED,
@@ -198,7 +198,9 @@ def _enter(
         event=event,
         data=data,
         seniority_us=seniority,
-        rank=ordering.rank(seniority, run.priority, queue.step_us),
+        penalty_s=share.seconds,
+        penalty_basis=share.basis,
+        rank=ordering.rank(seniority, run.priority, queue.step_us, share.seconds),
         status_detail={},
     )
     wakeups.request_pass()

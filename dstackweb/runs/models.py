@@ -70,6 +70,17 @@ class Queue(models.Model):
         validators=[MinValueValidator(1), MaxValueValidator(ordering.PRIORITY_MAX)],
         help_text="A waiting run may displace preemptible runs with so many points of priority less. Empty: none.",
     )
+    fair_share_minutes = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(60 * 24 * 30)],
+        help_text="Fair share: most minutes that a run of a member who uses much ranks behind. Empty: off.",
+    )
+    fair_share_half_life_days = models.PositiveSmallIntegerField(
+        default=7,
+        validators=[MinValueValidator(1), MaxValueValidator(90)],
+        help_text="Days after which past usage counts half for the fair share.",
+    )
     last_seniority_us = models.BigIntegerField(default=0, editable=False)
 
     class Meta:
@@ -82,6 +93,10 @@ class Queue(models.Model):
     @property
     def step_us(self) -> int:
         return ordering.step_us(self.ageing_minutes)
+
+    @property
+    def max_penalty_s(self) -> int:
+        return (self.fair_share_minutes or 0) * 60
 
 
 class QueueCount(models.Model):
@@ -144,6 +159,12 @@ class Run(models.Model):
 
     priority = models.PositiveSmallIntegerField(default=ordering.PRIORITY_DEFAULT)
     seniority_us = models.BigIntegerField()
+    penalty_s = models.BigIntegerField(
+        default=0, help_text="Seconds that it ranks behind its seniority by its member's share; set when it is queued"
+    )
+    penalty_basis: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="The numbers that the penalty comes from (`member_shares.Basis`)"
+    )
     rank = models.BigIntegerField()
     shape = models.CharField(max_length=64)
     queued_at = models.DateTimeField(
@@ -382,8 +403,8 @@ class QueueEvent(models.Model):
 class Move(models.Model):
     """One move or priority change, which can be undone for a moment.
 
-    `changes` has `[run id, [seniority_us, priority] before, [seniority_us, priority] after, moved before]` per run. The
-    last is `[moved_at, moved_by id]` of a run that was moved itself, null for one that only gave way.
+    `changes` has `[run id, place before, place after, moved before]` per run. A place is `[seniority_us, priority,
+    penalty_s]`. The last is `[moved_at, moved_by id]` of a run that was moved itself, null for one that only gave way.
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="moves")
@@ -526,6 +547,23 @@ class RemovedUsage(_Used):
 
     def __str__(self) -> str:
         return f"{self.user} in {self.project} on {self.day}"
+
+
+class MemberShare(models.Model):
+    """A member's load in a queue with fair share (`fair_share.Load`), counted each minute and shifted by each run that
+    enters. Members without any have no row."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="shares")
+    user = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="+")
+    used_gpu_ms = models.BigIntegerField(default=0, help_text="GPU-milliseconds, halved for each half-life since")
+    held_gpus = _count()
+    queued_gpus = _count()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["queue", "user"], name="member_share_once")]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.queue}"
 
 
 class ProjectLogs(models.Model):

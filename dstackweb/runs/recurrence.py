@@ -16,7 +16,7 @@ from dstackweb.accounts.access import allows, role_in
 from dstackweb.lib.sql import for_each
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
-from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.queues import lock_queue
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
@@ -67,6 +67,7 @@ def _create(run: Run, now: dt.datetime) -> bool:
                 return True
             at = occurrence_time(ended.retry_at, ended.spec["schedule"]["cron"], now)
             seniority, priority = seniority_us(at), int(ended.spec["priority"])
+            share = member_shares.enter(queue, ended, waits=False)
             following = Run.objects.create(
                 project=ended.project,
                 queue=queue,
@@ -76,7 +77,9 @@ def _create(run: Run, now: dt.datetime) -> bool:
                 retry_at=at,
                 priority=priority,
                 seniority_us=seniority,
-                rank=ordering.rank(seniority, priority, queue.step_us),
+                penalty_s=share.seconds,
+                penalty_basis=share.basis,
+                rank=ordering.rank(seniority, priority, queue.step_us, share.seconds),
                 shape=ended.shape,
                 spec=ended.spec,
                 provenance=ended.provenance,

@@ -87,6 +87,7 @@ class QueueRow(Row):
     id: str
     position: int
     priority: int
+    penalty_s: Annotated[int, Field(description="Seconds that it ranks behind by its member's fair share")]
     user: str
     submitted_at: dt.datetime
     moved_by: str | None

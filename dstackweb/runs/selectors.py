@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from dstackweb.lib.storage import Missing
 from dstackweb.runs import files
 from dstackweb.runs.codes import WaitReason, permanence
 from dstackweb.runs.models import Allocation, Dependency, Job, Queue, QueueCount, Run, RunEvent
-from dstackweb.runs.states import JOB_ENDED, RunStatus
+from dstackweb.runs.states import JOB_ENDED, PLACED, RunStatus
 from dstackweb.spec.run_fields import MAX_NODES
 
 
@@ -107,6 +107,17 @@ def heads_of_shapes(queue: Queue, after: tuple[int, int]) -> list[tuple[int, int
     with connection.cursor() as cursor:
         cursor.execute(_HEADS, {"queue": queue.pk, "rank": rank, "id": pk})
         return list(cursor.fetchall())
+
+
+def placed_gpus(queue_ids: Collection[int]) -> Iterator[tuple[int, int, int]]:
+    """Queue, member and requested GPUs of each placed run of these queues, on whichever backend.
+
+    Reads placed runs of all queues, which are few: SQLite would search these queues' waiting runs otherwise.
+    """
+    columns = ("queue_id", "user_id", "spec__nodes", "spec__requirements__gpu_count_min")
+    for queue_id, user_id, nodes, gpus in Run.objects.filter(status__in=PLACED).values_list(*columns):
+        if queue_id in queue_ids:
+            yield queue_id, user_id, (nodes or 1) * (gpus or 0)
 
 
 TEXTS = ("config_text", "provenance", "env_secret")

@@ -32,7 +32,8 @@ from dstackweb.runs.dependencies import detail as dependencies_detail
 from dstackweb.runs.dependencies import find as find_dependencies
 from dstackweb.runs.dependencies import waits as waits_for
 from dstackweb.runs.models import Archive, Dependency, Queue, QueueCount, Run
-from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue import member_shares, ordering
+from dstackweb.runs.queue.fair_share import NO_PENALTY
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.recurrence import next_time, seniority_us
@@ -180,7 +181,9 @@ def submit(
             refuse_draining(queue)
             run.queue = queue
             run.seniority_us = seniority_us(due) if due else queue.last_seniority_us
-            run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us)
+            share = NO_PENALTY if follows else member_shares.enter(queue, run, waits=due is None)
+            run.penalty_s, run.penalty_basis = share.seconds, share.basis
+            run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us, share.seconds)
             run.submitted_at = run.queued_at = timezone.now()
             run.save(force_insert=True)
             for dependency in prepared.dependencies:
@@ -274,8 +277,12 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
                         F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
                     )
                 )
+            share = member_shares.enter(held[target.pk], fresh, waits=fresh.status == RunStatus.SUBMITTED)
             Run.objects.filter(pk=fresh.pk).update(
-                queue=target, rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us)
+                queue=target,
+                penalty_s=share.seconds,
+                penalty_basis=share.basis,
+                rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us, share.seconds),
             )
             count_queue_change(fresh, target.pk)
             record(fresh, RunEventKind.QUEUE, {"from": fresh.queue.name, "to": target.name}, actor=user)

@@ -57,6 +57,10 @@ def _changed(name: str, old: Any, new: Any) -> str:
             return _("ageing: %(old)s → %(new)s") % {"old": _step(old), "new": _step(new)}
         case "preempt_points":
             return _("preemption, points of priority: %(old)s → %(new)s") % {"old": _points(old), "new": _points(new)}
+        case "fair_share_minutes":
+            return _("fair share: %(old)s → %(new)s") % {"old": _most_penalty(old), "new": _most_penalty(new)}
+        case "fair_share_half_life_days":
+            return _("half-life of fair share: %(old)s → %(new)s days") % {"old": old, "new": new}
     return f"{setting(name)}: {_limit(old)} → {_limit(new)}"
 
 
@@ -77,6 +81,10 @@ def _points(points: int | None) -> str:
 
 def _step(minutes: int | None) -> str:
     return _("strict") if minutes is None else _("%d min per point") % minutes
+
+
+def _most_penalty(minutes: int | None) -> str:
+    return _("off") if minutes is None else _("at most %s") % duration(minutes * 60)
 
 
 def _limit(value: int | None) -> str:

@@ -190,3 +190,27 @@ def test_the_factors_of_a_runs_position_are_returned(api: Api, manager: Api, lin
     assert manager("GET", "projects/main/runs/e").json()["factors"]["moved_by"] == "grace"
     api("POST", "projects/main/runs/e/stop")
     assert api("GET", "projects/main/runs/e").json()["factors"] is None
+
+
+def test_a_queue_with_fair_share_has_its_members_shares_and_its_runs_their_penalties(
+    project: Project, member: User, api: Api, manager: Api
+) -> None:
+    changed = manager("PATCH", f"{QUEUES}/default", {"fair_share_minutes": 60, "fair_share_half_life_days": 14})
+    assert (changed.status_code, changed.json()["shares"]) == (200, [])
+    make_run(project, join(project, make_user("bob")), "small", resources={"gpu": 1})
+    for name in ("first", "second"):
+        make_run(project, member, name, resources={"gpu": 4})
+    found = api("GET", f"{QUEUES}/default").json()
+    assert (found["fair_share_minutes"], found["fair_share_half_life_days"]) == (60, 14)
+    empty = {"used_gpu_hours": 0.0, "held_gpus": 0}
+    assert found["shares"] == [
+        {"user": "ada", "gpu_hours": 8.0, "queued_gpus": 8, "penalty_s": 1575, **empty},
+        {"user": "bob", "gpu_hours": 1.0, "queued_gpus": 1, "penalty_s": 0, **empty},
+    ]
+    assert {run["name"]: run["penalty_s"] for run in found["items"]} == {"small": 0, "first": 1350, "second": 1575}
+    factors = api("GET", "projects/main/runs/second").json()["factors"]
+    assert factors["penalty_s"] == 1575
+    assert factors["penalty_detail"] == "used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min"
+    assert api("GET", "projects/main/runs/small").json()["factors"]["penalty_detail"] == ""
+    for body in ({"fair_share_minutes": 0}, {"fair_share_half_life_days": None}, {"fair_share_half_life_days": 91}):
+        assert manager("PATCH", f"{QUEUES}/default", body).status_code == 422

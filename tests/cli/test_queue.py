@@ -204,3 +204,26 @@ def test_ctrl_c_at_the_question_for_a_token_exits_with_130() -> None:
         process.communicate()
         os.close(ours)
         os.close(theirs)
+
+
+def test_fair_share_is_set_and_shown_with_each_members_share(
+    manager: Cli, cli: Cli, project: Project, ada: User
+) -> None:
+    manager.ok("queue", "--fair-share", "60", "--half-life", "3")
+    bob = join(project, make_user("bob"))
+    make_run(project, bob, "small", resources={"gpu": 1})
+    for name in ("first", "second"):
+        make_run(project, ada, name, resources={"gpu": 4})
+    told = cli("queue")
+    assert "fair share: up to 1 h behind, half-life 3 days" in told.stderr
+    assert [line.split() for line in told.stdout.splitlines() if line.startswith(("FAIR", "ada", "bob"))] == [
+        ["FAIR", "SHARE", "GPU-H", "USED", "HELD", "QUEUED", "BEHIND"],
+        ["ada", "8.0", "0.0", "0", "8", "+26", "min"],
+        ["bob", "1.0", "0.0", "0", "1"],
+    ]
+    assert "fair share +26 min" in next(line for line in told.stdout.splitlines() if " second " in line)
+    shown = cli.ok("show", "second")
+    assert "used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min" in shown
+    manager.ok("queue", "--fair-share", "off")
+    assert "fair share" not in cli("queue").stderr + cli("queue").stdout
+    assert manager("queue", "--fair-share", "soon").exit_code == 2

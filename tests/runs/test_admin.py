@@ -12,6 +12,7 @@ from dstackweb.runs.rows import queue_rows
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db
+FAIR_SHARE = {"fair_share_half_life_days": "7"}
 
 
 def test_a_queue_that_is_paused_in_the_admin_shows_as_paused_in_every_open_list(
@@ -20,7 +21,7 @@ def test_a_queue_that_is_paused_in_the_admin_shows_as_paused_in_every_open_list(
     queue = services.ensure_queue(project)
     shown = selectors.list_version(project)
     address = reverse("admin:runs_queue_change", args=[queue.pk])
-    assert admin_client.post(address, {"paused": "on"}).status_code == 302
+    assert admin_client.post(address, {"paused": "on", **FAIR_SHARE}).status_code == 302
     queue.refresh_from_db()
     assert queue.paused
     assert selectors.list_version(project) != shown
@@ -38,7 +39,7 @@ def test_saving_a_queue_in_the_admin_writes_only_the_changed_fields(
         save(self, *args, **kwargs)
 
     monkeypatch.setattr(admin.QueueAdmin, "save_model", while_saving)
-    admin_client.post(reverse("admin:runs_queue_change", args=[queue.pk]), {"paused": "on"})
+    admin_client.post(reverse("admin:runs_queue_change", args=[queue.pk]), {"paused": "on", **FAIR_SHARE})
     assert Queue.objects.get(pk=queue.pk).last_seniority_us > queue.last_seniority_us
     make_host()
     assert place_all() == 0
@@ -50,7 +51,7 @@ def test_a_new_ageing_step_in_the_admin_reranks_the_queue_and_is_recorded(
     old, urgent = make_run(project, member), make_run(project, member, priority=51)
     queue = services.ensure_queue(project)
     address = reverse("admin:runs_queue_change", args=[queue.pk])
-    assert admin_client.post(address, {"ageing_minutes": "", "max_running": "3"}).status_code == 302
+    assert admin_client.post(address, {"ageing_minutes": "", "max_running": "3", **FAIR_SHARE}).status_code == 302
     queue.refresh_from_db()
     assert (queue.ageing_minutes, queue.max_running) == (None, 3)
     for run in (old, urgent):
@@ -64,7 +65,7 @@ def test_a_new_ageing_step_in_the_admin_reranks_the_queue_and_is_recorded(
 
 
 def test_a_queue_is_made_in_the_admin_with_its_counters(project: Project, admin_client: Client) -> None:
-    made = {"project": project.pk, "name": "night", "ageing_minutes": "5", "draining": "on"}
+    made = {"project": project.pk, "name": "night", "ageing_minutes": "5", "draining": "on", **FAIR_SHARE}
     assert admin_client.post(reverse("admin:runs_queue_add"), made).status_code == 302
     queue = Queue.objects.get(name="night")
     assert (queue.ageing_minutes, queue.draining, queue.count.version) == (5, True, 0)

@@ -33,6 +33,8 @@ class Migration(migrations.Migration):
                 ('max_running_per_user', models.PositiveIntegerField(blank=True, help_text='Runs that one member may have placed at once. Empty: no limit.', null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
                 ('max_gpus_per_user', models.PositiveIntegerField(blank=True, help_text="GPUs that one member's runs may hold at once. Empty: no limit.", null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
                 ('preempt_points', models.PositiveSmallIntegerField(blank=True, help_text='A waiting run may displace preemptible runs with so many points of priority less. Empty: none.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(100)])),
+                ('fair_share_minutes', models.PositiveIntegerField(blank=True, help_text='Fair share: most minutes that a run of a member who uses much ranks behind. Empty: off.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(43200)])),
+                ('fair_share_half_life_days', models.PositiveSmallIntegerField(default=7, help_text='Days after which past usage counts half for the fair share.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(90)])),
                 ('last_seniority_us', models.BigIntegerField(default=0, editable=False)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='queues', to='accounts.project')),
             ],
@@ -197,6 +199,8 @@ class Migration(migrations.Migration):
                 ('first_failed_at', models.DateTimeField(help_text="From here the retry's duration counts", null=True)),
                 ('priority', models.PositiveSmallIntegerField(default=50)),
                 ('seniority_us', models.BigIntegerField()),
+                ('penalty_s', models.BigIntegerField(default=0, help_text="Seconds that it ranks behind its seniority by its member's share; set when it is queued")),
+                ('penalty_basis', models.JSONField(default=dict, help_text='The numbers that the penalty comes from (`member_shares.Basis`)')),
                 ('rank', models.BigIntegerField()),
                 ('shape', models.CharField(max_length=64)),
                 ('queued_at', models.DateTimeField(default=django.utils.timezone.now, help_text='When it last entered its queue: from here its waiting counts')),
@@ -375,6 +379,20 @@ class Migration(migrations.Migration):
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.project')),
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
+        ),
+        migrations.CreateModel(
+            name='MemberShare',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('used_gpu_ms', models.BigIntegerField(default=0, help_text='GPU-milliseconds, halved for each half-life since')),
+                ('held_gpus', models.PositiveIntegerField(default=0)),
+                ('queued_gpus', models.PositiveIntegerField(default=0)),
+                ('queue', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='shares', to='runs.queue')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('queue', 'user'), name='member_share_once')],
+            },
         ),
         migrations.AddConstraint(
             model_name='learnedduration',

@@ -14,6 +14,7 @@ from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import selectors
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.moves import (
     MoveBounds,
     PriorityTooHigh,
@@ -28,10 +29,10 @@ from dstackweb.runs.queue.positions import (
     LAST,
     RankKey,
     nearby_ranks,
-    oldest_us,
     read_runs,
     runs_ahead,
     runs_between,
+    seniorities,
     to_slot,
     to_slots,
     walk_from,
@@ -127,9 +128,8 @@ def plan_reordering(
     """
     _check_movable(queue, runs, user, role)
     moved = sorted((to_slot(run) for run in runs.values()), key=lambda place: place.key)
-    newest = max(now_us, queue.last_seniority_us)
-    oldest = oldest_us(queue)
-    bounds = MoveBounds(queue.step_us, newest if oldest is None else oldest, newest)
+    oldest, newest = seniorities(queue, now_us)
+    bounds = MoveBounds(queue.step_us, oldest, newest + queue.max_penalty_s * ordering.SECOND_US)
     move = _Move(queue, runs, moved, _cut(queue, target, runs), bounds, user, most)
     if allows(role, "manager"):
         return _anywhere(move, partial(plan_move, bounds=bounds))

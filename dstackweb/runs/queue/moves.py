@@ -2,9 +2,11 @@
 
     rank = seniority_us - priority * step_us        ascending, then id
 
-A moved run gets exactly the chosen position. Its seniority changes within the range from the queue's oldest run to now;
-if that is not enough, its priority changes by as few points as possible. If no rank is left between its neighbours, as
-few of them as possible shift by as few µs as possible, in seniority only.
+Here a run's penalty is part of its seniority, as if it had come so much later.
+
+A moved run gets exactly the chosen position. Its seniority changes within the range from the queue's oldest run to now,
+or to now with the highest penalty; if that is not enough, its priority changes by as few points as possible. If no rank
+is left between its neighbours, as few of them as possible shift by as few µs as possible, in seniority only.
 
 A member's move permutes the ranks of their own runs, so that other members' positions stay. If it passes only their own
 runs, which may be a hundred thousand, only the moved runs change.
@@ -29,7 +31,7 @@ FAR = 1 << 80
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A waiting run's position data."""
+    """A waiting run's position data; its penalty is in `seniority_us`."""
 
     id: int
     rank: int
@@ -44,7 +46,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class RankChange:
-    """A run's new seniority and priority. Its rank follows from the queue's step."""
+    """A run's new seniority, its penalty included, and priority. Its rank follows from the queue's step."""
 
     id: int
     seniority_us: int

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef, QuerySet
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.sql import rows
@@ -24,7 +24,7 @@ FEW = 4
 CHUNK = 5000
 COLUMNS = (
     *("uid", "name", "project", "queue", "user", "user__username", "status", "attempt"),
-    *("priority", "seniority_us", "rank", "moved_at", "moved_by"),
+    *("priority", "seniority_us", "penalty_s", "rank", "moved_at", "moved_by"),
 )
 """Columns that moves need."""
 MAX_INT = 2**63 - 1
@@ -35,7 +35,7 @@ RankKey = tuple[int, int]
 
 
 def to_slot(run: Run) -> Slot:
-    return Slot(run.pk, run.rank, run.seniority_us, run.priority)
+    return Slot(run.pk, run.rank, run.seniority_us + run.penalty_s * ordering.SECOND_US, run.priority)
 
 
 def read_runs(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> dict[int, Run]:
@@ -54,14 +54,15 @@ def read_runs(queue: Queue, run_ids: Iterable[int], *, lock: bool = False) -> di
 
 
 def to_slots(runs: QuerySet[Run]) -> list[Slot]:
-    return [Slot(*row) for row in runs.values_list("pk", "rank", "seniority_us", "priority")]
+    late = F("seniority_us") + F("penalty_s") * ordering.SECOND_US
+    return [Slot(*row) for row in runs.values_list("pk", "rank", late, "priority")]
 
 
 _OLDEST = """
 SELECT seniority_us FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY seniority_us LIMIT 1
 """
 _WALK = """
-SELECT id, rank, seniority_us, priority FROM runs_run
+SELECT id, rank, seniority_us + penalty_s * 1000000, priority FROM runs_run
 WHERE queue_id = %s AND status = 'submitted' AND (rank, id) {0} (%s, %s)
 ORDER BY rank {1}, id {1} LIMIT %s
 """
@@ -87,10 +88,11 @@ def walk_from(queue: Queue, cut: RankKey, up: bool, skip: Collection[int]) -> It
         size = min(size * 8, 5000)
 
 
-def oldest_us(queue: Queue) -> int | None:
-    """The oldest seniority (µs) of the waiting runs; None without any."""
+def seniorities(queue: Queue, now_us: int) -> tuple[int, int]:
+    """The oldest seniority (µs) of the waiting runs, and the newest that a run may have now."""
+    newest = max(now_us, queue.last_seniority_us)
     found = rows(_OLDEST, [queue.pk])
-    return found[0][0] if found else None
+    return (found[0][0] if found else newest), newest
 
 
 def runs_between(waiting: QuerySet[Run], *places: RankKey) -> QuerySet[Run]:
@@ -135,7 +137,8 @@ class RankFactors:
 
     `aged_points`: the points of priority that its seniority is worth compared with a run submitted now; moves change
     them. `position` counts from 1, None while it is not waiting. New runs with a priority below `ahead_of_priority`
-    queue behind it; None if all would, or while it is not waiting.
+    queue behind it; None if all would, or while it is not waiting. `penalty_s` is what its member's share puts it
+    behind, and `penalty_basis` the numbers of it (`fair_share.Basis`).
     """
 
     priority: int
@@ -145,6 +148,8 @@ class RankFactors:
     moved_at: dt.datetime | None
     position: int | None
     ahead_of_priority: int | None
+    penalty_s: int
+    penalty_basis: dict[str, float]
 
 
 def rank_factors(run: Run, now: dt.datetime) -> RankFactors:
@@ -159,6 +164,8 @@ def rank_factors(run: Run, now: dt.datetime) -> RankFactors:
         moved_at=run.moved_at,
         position=selectors.position(run),
         ahead_of_priority=overtaking_priority(run.rank, newest, step) if waits else None,
+        penalty_s=run.penalty_s,
+        penalty_basis=run.penalty_basis,
     )
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
-from django.db.models import BigIntegerField, F, Value
+from django.db.models import BigIntegerField, F, QuerySet, Value
 from django.db.models.functions import Cast
+from django.utils import timezone
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
-from dstackweb.runs import wakeups
+from dstackweb.runs import usage, wakeups
 from dstackweb.runs.models import Queue, QueueCount, QueueEvent, Run
-from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import ACTIVE
 
 LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
 NAME = "letters, digits, dashes and underscores, at most 60"
-SETTINGS = ("paused", "draining", "ageing_minutes", *LIMITS, "preempt_points")
+FAIR_SHARE = ("fair_share_minutes", "fair_share_half_life_days")
+SETTINGS = ("paused", "draining", "ageing_minutes", *FAIR_SHARE, *LIMITS, "preempt_points")
 
 
 def now_us() -> int:
@@ -60,8 +63,8 @@ def refuse_draining(queue: Queue) -> None:
 def change_queue(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
     """Change any of SETTINGS and record who did it. Managers only.
 
-    A new ageing step re-ranks every active run of the queue in one statement under its lock. Raises Forbidden,
-    Invalid.
+    A new ageing step re-ranks every active run of the queue in one statement under its lock; a new fair share does in
+    one for each member, but for runs that were moved by hand. Raises Forbidden, Invalid.
     """
     if not allows(role, "manager"):
         raise Forbidden("only managers can change a queue's settings")
@@ -76,10 +79,32 @@ def change_queue(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
             held.save(update_fields=list(data))
             if "ageing_minutes" in data:
                 _rank_anew(held)
+            if not data.keys().isdisjoint(FAIR_SHARE):
+                _lock_active(held)
+                member_shares.apply(held, timezone.now())
             QueueEvent.objects.create(queue=held, actor=user, data=data)
             touch(held.pk)
             wakeups.request_pass()
     return held
+
+
+def count_shares(now: dt.datetime) -> int:
+    """Count the members' shares in all queues with fair share; returns how many queues. No rank changes by it."""
+    queues = list(Queue.objects.exclude(fair_share_minutes=None).order_by("pk").values_list("pk", flat=True))
+    active = usage.active(now) if queues else {}
+    for queue_id in queues:
+        with transaction.atomic():
+            queue = lock_queue(queue_id)
+            if queue.fair_share_minutes:
+                shown = member_shares.shares(queue)
+                member_shares.count(queue, active, now)
+                if [one.shown for one in shown] != [one.shown for one in member_shares.shares(queue)]:
+                    touch(queue.pk)
+    return len(queues)
+
+
+def has_fair_queues() -> bool:
+    return Queue.objects.exclude(fair_share_minutes=None).exists()
 
 
 def create_queue(project: Project, user: User, role: str, name: str, **settings: Any) -> Queue:
@@ -121,12 +146,19 @@ def _check(queue: Queue) -> None:
 
 def _rank_anew(queue: Queue) -> None:
     """Recompute the rank of every run that is in the queue or may return to it."""
+    runs = _lock_active(queue)
+    # 64 bits: the step times the priority is beyond the 32 that PostgreSQL multiplies a small integer in.
+    points = Cast(F("priority"), BigIntegerField())
+    step = Value(queue.step_us, output_field=BigIntegerField())
+    late = F("seniority_us") + F("penalty_s") * ordering.SECOND_US
+    runs.update(rank=late - points * step, version=F("version") + 1)
+
+
+def _lock_active(queue: Queue) -> QuerySet[Run]:
+    """The runs that are in the queue or may return to it, locked."""
     runs = Run.objects.filter(queue=queue, status__in=ACTIVE)
     if connection.features.has_select_for_update:
         # One statement locks rows as it meets them; others lock them by id.
         for _pk in runs.select_for_update().order_by("pk").values_list("pk").iterator(chunk_size=10_000):
             pass
-    # 64 bits: the step times the priority is beyond the 32 that PostgreSQL multiplies a small integer in.
-    points = Cast(F("priority"), BigIntegerField())
-    step = Value(queue.step_us, output_field=BigIntegerField())
-    runs.update(rank=F("seniority_us") - points * step, version=F("version") + 1)
+    return runs

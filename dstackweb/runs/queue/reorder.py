@@ -6,9 +6,9 @@ All of it happens under the queue's lock, so that a plan is written to the order
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 from django.utils import timezone
@@ -30,7 +30,7 @@ from dstackweb.runs.queue.move_preview import (
     read_to_move,
 )
 from dstackweb.runs.queue.moves import RankChange
-from dstackweb.runs.queue.positions import read_runs, runs_ahead
+from dstackweb.runs.queue.positions import read_runs, runs_ahead, seniorities, to_slot
 from dstackweb.runs.queue.queues import lock_queue, now_us
 from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
@@ -43,6 +43,26 @@ UNDO_GRACE_S = 3
 """How much later an undo may arrive."""
 MoveStamp = tuple[dt.datetime | None, int | None]
 """When and by whom a run was last moved."""
+
+
+class Place(NamedTuple):
+    """What a run's rank comes from."""
+
+    seniority_us: int
+    priority: int
+    penalty_s: int
+
+    @classmethod
+    def of(cls, run: Run) -> Place:
+        return cls(run.seniority_us, run.priority, run.penalty_s)
+
+    def changed(self, change: RankChange, oldest_us: int, newest_us: int, most_s: int) -> Place:
+        """With the rank of a planned change. The penalty (≤ `most_s`) changes only to keep the seniority in range."""
+        late_us, second = change.seniority_us, ordering.SECOND_US
+        highest = (late_us - oldest_us) // second
+        lowest = -((newest_us - late_us) // second)
+        penalty_s = max(min(self.penalty_s, max(highest, 0)), min(lowest, most_s))
+        return Place(late_us - penalty_s * second, change.priority, penalty_s)
 
 
 def preview(runs: Sequence[Run], user: User, role: str, target: MoveTarget) -> MoveEffect:
@@ -78,12 +98,15 @@ def move(
         moved = {change.run.pk for change in effect.changes}
         written = {change.id: change for change in plan.written}
         for pk in moved - written.keys():
-            written[pk] = RankChange(pk, before[pk].seniority_us, before[pk].priority)
-        _write(queue, written.values(), before, dict.fromkeys(moved, (at, user.pk)))
+            slot = to_slot(before[pk])
+            written[pk] = RankChange(pk, slot.seniority_us, slot.priority)
+        bounds = *seniorities(queue, now_us()), queue.max_penalty_s
+        places = {pk: Place.of(before[pk]).changed(change, *bounds) for pk, change in written.items()}
+        _write(queue, places, before, dict.fromkeys(moved, (at, user.pk)))
         where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
         RunEvent.objects.bulk_create(_event(change, RunEventKind.MOVED, user, at, where) for change in effect.changes)
-        _record_priorities([change for change in written.values() if change.id in along], before, user, at)
-        made = _remember(queue, user, at, written.values(), before, moved)
+        _record_priorities({pk: place for pk, place in places.items() if pk in along}, before, user, at)
+        made = _remember(queue, user, at, places, before, moved)
         touch(queue.pk)
         wakeups.request_pass()
     return replace(effect, move_id=made.pk)
@@ -111,11 +134,10 @@ def set_priorities(
         changed = [run for run in fresh if run.priority != priority]
         if not changed:
             return MoveEffect([])
-        written = [RankChange(run.pk, run.seniority_us, priority) for run in changed]
-        _write(queue, written, before, {})
-        _record_priorities(written, before, user, at)
-        waiting = {run.pk for run in changed if run.status in WAITING}
-        to_undo = [change for change in written if change.id in waiting]
+        places = {run.pk: Place.of(run)._replace(priority=priority) for run in changed}
+        _write(queue, places, before, {})
+        _record_priorities(places, before, user, at)
+        to_undo = {run.pk: places[run.pk] for run in changed if run.status in WAITING}
         made = _remember(queue, user, at, to_undo, before, set()) if to_undo else None
         touch(queue.pk)
         wakeups.request_pass()
@@ -161,24 +183,23 @@ def _undo_changes(queue: Queue, changes: list[Any], user: User, at: dt.datetime)
     for pk, _was, became, _moved in changes:
         if pk not in before or before[pk].queue_id != queue.pk or before[pk].status not in WAITING:
             raise _gone(before.get(pk))
-        if [before[pk].seniority_us, before[pk].priority] != became:
+        if Place.of(before[pk]) != Place(*became):
             raise stale_error(before[pk])
     moved = {pk: stamp for pk, _was, _became, stamp in changes if stamp is not None}
     shown = {pk: before[pk] for pk in (moved or before)}
     position_before = _positions(queue, shown)
-    back = [RankChange(pk, *was) for pk, was, _became, _moved in changes]
+    back = {pk: Place(*was) for pk, was, _became, _moved in changes}
     stamps = {pk: (dt.datetime.fromisoformat(at) if at else None, by) for pk, (at, by) in moved.items()}
     _write(queue, back, before, stamps)
     position_after = _positions(queue, shown)
-    now = {change.id: change.priority for change in back}
     undone = [
-        RunChange(run, run.priority, now[pk], position_before.get(pk), position_after.get(pk))
+        RunChange(run, run.priority, back[pk].priority, position_before.get(pk), position_after.get(pk))
         for pk, run in shown.items()
     ]
     RunEvent.objects.bulk_create(
         _event(change, RunEventKind.MOVE_UNDONE, user, at, {}) for change in undone if change.run.pk in moved
     )
-    _record_priorities([change for change in back if change.id not in moved], before, user, at)
+    _record_priorities({pk: place for pk, place in back.items() if pk not in moved}, before, user, at)
     return undone
 
 
@@ -203,25 +224,24 @@ def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[i
 
 
 def _write(
-    queue: Queue, changes: Iterable[RankChange], before: Mapping[int, Run], stamps: Mapping[int, MoveStamp]
+    queue: Queue, places: Mapping[int, Place], before: Mapping[int, Run], stamps: Mapping[int, MoveStamp]
 ) -> None:
-    """Write seniority, priority and rank, and who moved the runs when. The runs are locked."""
+    """Write the places and ranks, and who moved the runs when. The runs are locked."""
     step, stored = queue.step_us, connection.ops.adapt_datetimefield_value
     rows = []
-    for change in sorted(changes, key=lambda change: change.id):
-        run = before[change.id]
-        at, by = stamps.get(run.pk, (run.moved_at, run.moved_by_id))
-        rank = ordering.rank(change.seniority_us, change.priority, step)
-        rows.append((change.seniority_us, change.priority, rank, stored(at) if at else None, by, run.pk))
+    for pk, place in sorted(places.items()):
+        at, by = stamps.get(pk, (before[pk].moved_at, before[pk].moved_by_id))
+        rank = ordering.rank(place.seniority_us, place.priority, step, place.penalty_s)
+        rows.append((*place, rank, stored(at) if at else None, by, pk))
     sql = (
-        "UPDATE runs_run SET seniority_us = %s, priority = %s, rank = %s, moved_at = %s, moved_by_id = %s, "
-        "version = version + 1 WHERE id = %s"
+        "UPDATE runs_run SET seniority_us = %s, priority = %s, penalty_s = %s, rank = %s, moved_at = %s, "
+        "moved_by_id = %s, version = version + 1 WHERE id = %s"
     )
     with connection.cursor() as cursor:
         cursor.executemany(sql, rows)
 
 
-def _record_priorities(changes: Iterable[RankChange], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
+def _record_priorities(places: Mapping[int, Place], before: Mapping[int, Run], user: User, at: dt.datetime) -> None:
     RunEvent.objects.bulk_create(
         RunEvent(
             run=run,
@@ -229,10 +249,10 @@ def _record_priorities(changes: Iterable[RankChange], before: Mapping[int, Run],
             actor=user,
             attempt=run.attempt,
             at=at,
-            data={"from": run.priority, "to": change.priority},
+            data={"from": run.priority, "to": place.priority},
         )
-        for change in changes
-        if (run := before[change.id]).priority != change.priority
+        for pk, place in places.items()
+        if (run := before[pk]).priority != place.priority
     )
 
 
@@ -246,13 +266,13 @@ def _event(change: RunChange, kind: RunEventKind, user: User, at: dt.datetime, m
 
 
 def _remember(
-    queue: Queue, user: User, at: dt.datetime, written: Iterable[RankChange], before: Mapping[int, Run], moved: set[int]
+    queue: Queue, user: User, at: dt.datetime, places: Mapping[int, Place], before: Mapping[int, Run], moved: set[int]
 ) -> Move:
     changes = []
-    for change in sorted(written, key=lambda change: change.id):
-        run = before[change.id]
-        stamp = [run.moved_at.isoformat() if run.moved_at else None, run.moved_by_id] if run.pk in moved else None
-        changes.append([run.pk, [run.seniority_us, run.priority], [change.seniority_us, change.priority], stamp])
+    for pk, place in sorted(places.items()):
+        run = before[pk]
+        stamp = [run.moved_at.isoformat() if run.moved_at else None, run.moved_by_id] if pk in moved else None
+        changes.append([pk, list(Place.of(run)), list(place), stamp])
     return Move.objects.create(queue=queue, user=user, at=at, changes=changes)
 
 

@@ -21,7 +21,7 @@ from dstackweb.backends.hosts.fit import HOSTS, HostView, Miss, fit, host_offers
 from dstackweb.runs import dependencies
 from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
-from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.queues import now_us
 from dstackweb.runs.recurrence import next_time
 from dstackweb.runs.selectors import position_at
@@ -33,6 +33,7 @@ from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, by_permanence, may_use_hosts
 from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, fit_nodes, host_refusal
+from dstackweb.scheduler.placement.limits import gpus_requested
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -231,7 +232,8 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     prepared = prepare(project, user, role, submission)
     spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
     seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
-    rank = ordering.rank(seniority, spec.priority, queue.step_us)
+    share = member_shares.foresee(queue, user.pk, gpus_requested(spec))
+    rank = ordering.rank(seniority, spec.priority, queue.step_us, share.seconds)
     run = WaitingRun(
         id=sys.maxsize,
         name=spec.name or "",

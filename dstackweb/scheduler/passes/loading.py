@@ -12,10 +12,11 @@ from django.db.models import Count, Max, Sum
 from pydantic import ValidationError
 
 from dstackweb.backends.hosts.inventory import host_views
+from dstackweb.runs import selectors
 from dstackweb.runs.codes import ReservationEnd
 from dstackweb.runs.models import Allocation, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
-from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, RunStatus
+from dstackweb.runs.states import JOB_ACTIVE, JobStatus, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.placement.capacity import Capacity
@@ -178,19 +179,8 @@ def preemptible_runs(queue_id: int) -> list[PlacedRun]:
 
 
 def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:
-    """Placed runs of these queues and the GPUs that they request, on whichever backend.
-
-    Reads placed runs of all queues, which are few: SQLite would search these queues' waiting runs otherwise.
-    """
-    if not queue_ids:
-        return QueueUsage()
-    columns = ("queue_id", "user_id", "spec__nodes", "spec__requirements__gpu_count_min")
-    placed = Run.objects.filter(status__in=PLACED).values_list(*columns)
-    return QueueUsage.of(
-        (queue_id, user_id, (nodes or 1) * (gpus or 0))
-        for queue_id, user_id, nodes, gpus in placed
-        if queue_id in queue_ids
-    )
+    """Placed runs of these queues and the GPUs that they request."""
+    return QueueUsage.of(selectors.placed_gpus(queue_ids)) if queue_ids else QueueUsage()
 
 
 def usage_by_run() -> dict[int, tuple[int, int]]:

@@ -27,6 +27,7 @@ from dstackweb.lib.process import try_lock
 from dstackweb.lib.storage import storage
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
+from dstackweb.runs.queue import queues
 from dstackweb.scheduler import hosts
 from dstackweb.scheduler.cloud import instances
 from dstackweb.scheduler.cloud import watch as cloud_watch
@@ -73,6 +74,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("offers", refresh_offers, 5.0, clouds, when=sources.has_sourced_backends),
         Periodic("cloud", poll_clouds, 5.0, clouds, when=instances.has_work),
         Periodic("cloud-orphans", end_orphan_instances, 300.0, clouds, when=instances.has_cloud_backends),
+        Periodic("fair-shares", lambda: queues.count_shares(now()), 60.0, control, when=queues.has_fair_queues),
         Periodic("budgets", lambda: spend.mark_budgets(now()), 30.0, control, when=spend.has_budgets),
         Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
         Periodic("gpu-usage", idle.count, 60.0, control, when=idle.has_uncounted),

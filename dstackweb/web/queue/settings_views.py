@@ -44,6 +44,20 @@ class QueueForm(SettingsForm):
         max_value=60 * 24 * 365,
         widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("strict"), "inputmode": "numeric"}),
     )
+    fair_share_minutes = forms.IntegerField(
+        label=gettext_lazy("Fair share: longest penalty in minutes"),
+        help_text=gettext_lazy("New runs of members above the median queue up to this much later. Empty: off."),
+        required=False,
+        min_value=1,
+        max_value=60 * 24 * 30,
+        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("off"), "inputmode": "numeric"}),
+    )
+    fair_share_half_life_days = forms.IntegerField(
+        label=gettext_lazy("Fair share: half-life of past usage in days"),
+        min_value=1,
+        max_value=90,
+        widget=forms.NumberInput(attrs={"inputmode": "numeric"}),
+    )
     draining = forms.BooleanField(
         label=gettext_lazy("Drain: reject new submissions; waiting runs still start"), required=False, widget=Switch
     )

@@ -32,6 +32,7 @@ from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.queue.filters import COLUMNS, NAME, SHOWN, Filters, Front, Page
+from dstackweb.web.queue.shares import share_bars
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import events as event_words
@@ -156,6 +157,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "held": held,
         "gpus_held": held.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
+        "shares": share_bars(queue),
         "month": budget.month(project, now) if project.monthly_budget is not None else None,
         "now": now,
         "runs_url": reverse("web:runs", args=[project.name]),

@@ -21,8 +21,9 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.runs import rows as lists
-from dstackweb.wording import starts, statuses, waiting
+from dstackweb.wording import fair_share, starts, statuses, waiting
 from dstackweb.wording.sentence import Label
+from dstackweb.wording.units import duration
 
 NEIGHBOURS = 3
 """Shown on each side."""
@@ -63,6 +64,16 @@ class PlaceInQueue:
     def aged(self) -> float:
         """Points of priority gained by waiting, rounded."""
         return round(self.factors.aged_points, 1)
+
+    @property
+    def behind(self) -> str:
+        """How far its member's share puts it behind."""
+        return duration(self.factors.penalty_s)
+
+    @property
+    def share(self) -> str:
+        """The numbers of that when it was queued."""
+        return fair_share.penalty(self.factors.penalty_s, self.factors.penalty_basis)
 
     @property
     def cells(self) -> list[StripCell]:

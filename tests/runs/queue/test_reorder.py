@@ -30,7 +30,7 @@ def order(project: Project, queue: str = "default") -> list[str]:
     rows = queue_rows(services.ensure_queue(project, queue))
     assert [row.position for row in rows] == list(range(1, len(rows) + 1))
     for run in Run.objects.filter(uid__in=[row.id for row in rows]).select_related("queue"):
-        assert run.rank == ordering.rank(run.seniority_us, run.priority, run.queue.step_us)
+        assert run.rank == ordering.rank(run.seniority_us, run.priority, run.queue.step_us, run.penalty_s)
     return [row.name for row in rows]
 
 
@@ -159,13 +159,15 @@ def crowd(project: Project, rnd: random.Random, people: list[User]) -> None:
     """Waiting runs of these people at few ranks, some of them equal."""
     queue = services.ensure_queue(project)
     queue.ageing_minutes = rnd.choice([None, 1, 30])
+    queue.fair_share_minutes = rnd.choice([None, 1, 120])
     queue.save()
     start, spread = queues.now_us() - 10_000_000, rnd.choice([3, 100, 5_000_000])
     for _ in range(rnd.randint(2, 10)):
         run = make_run(project, rnd.choice(people))
         seniority, priority = start + rnd.randint(0, spread), rnd.choice([50, 50, 51, 70])
-        rank = ordering.rank(seniority, priority, queue.step_us)
-        Run.objects.filter(pk=run.pk).update(seniority_us=seniority, priority=priority, rank=rank)
+        penalty = rnd.choice([0, rnd.randint(0, queue.max_penalty_s)])
+        rank = ordering.rank(seniority, priority, queue.step_us, penalty)
+        Run.objects.filter(pk=run.pk).update(seniority_us=seniority, priority=priority, penalty_s=penalty, rank=rank)
 
 
 def among_own(line: list[Run], user: User, moved: set[int], gap: int) -> tuple[list[int], bool]:
@@ -214,6 +216,30 @@ def test_a_members_move_equals_swapping_their_runs_among_their_own_positions(
             assert effect.exact == exact
             slipped = [run for run in line if expected.index(run.pk) != line.index(run)]
             assert effect.slips_total == len([run for run in slipped if run not in moved])
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_managers_move_is_exact_whatever_the_penalties_and_is_undone_wholly(
+    project: Project, member: User, bob: User, manager: User, seed: int
+) -> None:
+    rnd = random.Random(seed)
+    crowd(project, rnd, [member, member, bob])
+    queue = services.ensure_queue(project)
+    fields = ("pk", "seniority_us", "priority", "penalty_s", "rank", "moved_at")
+    for _ in range(5):
+        before = list(Run.objects.order_by("pk").values_list(*fields))
+        line = list(selectors.in_order(queue).select_related("queue", "project", "user"))
+        moved = line.pop(rnd.randrange(len(line)))
+        gap = rnd.randint(0, len(line))
+        target = MoveTarget("before", line[gap]) if gap < len(line) else MoveTarget("bottom")
+        done = reorder.move([moved], manager, "manager", target)
+        assert order(project) == [run.name for run in (*line[:gap], moved, *line[gap:])]
+        now = list(selectors.in_order(queue))
+        assert all(0 <= run.penalty_s <= queue.max_penalty_s for run in now)
+        assert all(run.seniority_us <= queues.now_us() for run in now)
+        if done.move_id is not None and rnd.random() < 0.5:
+            reorder.undo(done.move_id, manager)
+            assert list(Run.objects.order_by("pk").values_list(*fields)) == before
 
 
 def test_a_member_with_very_many_runs_moves_one_past_them_as_fast_as_past_a_few(

@@ -99,7 +99,7 @@ def _moves() -> Iterator[str]:
         if roles[move.queue.project_id, move.user_id] != "member":
             continue
         most = move.queue.project.member_max_priority
-        for run, (_, before), (_, after), *_ in move.changes:
+        for run, (_, before, _), (_, after, _), *_ in move.changes:
             if owners[run] != move.user_id:
                 yield f"move {move.pk}: {move.user} changed run {run} of somebody else"
             if after > max(most, before):

@@ -94,7 +94,7 @@ def wrong_at_any_time() -> Iterator[str]:
 def wrong_ranks() -> Iterator[str]:
     """Active runs whose rank is not that of their seniority and priority in their queue."""
     for run in Run.objects.filter(status__in=ACTIVE).select_related("queue__project"):
-        if run.rank != ordering.rank(run.seniority_us, run.priority, run.queue.step_us):
+        if run.rank != ordering.rank(run.seniority_us, run.priority, run.queue.step_us, run.penalty_s):
             yield f"{run}: {run.rank} is not the rank of priority {run.priority}, {run.seniority_us} in {run.queue}"
 
 

@@ -11,7 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.models import Queue, Run, UsageDay
+from dstackweb.runs.queue import queues
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import forecast_pass
 from tests.factories import join, make_host, make_run, make_user, place_all
@@ -216,3 +217,29 @@ def test_each_run_with_a_reservation_is_marked_and_none_whose_hold_has_lapsed(
         Reservation.objects.create(run=run, nodes=[], starts_at=starts_at, expires_at=at, lapsed_at=lapsed_at)
     text = as_user(ann).get("/p/main/queue/").text
     assert (text.count("reserved, starts by"), text.count("reserved, start time unknown")) == (1, 1)
+
+
+def test_fair_share_is_a_bar_for_each_member_and_refreshed_when_shares_change(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    page = as_user(ann).get("/p/main/queue/")
+    assert 'id="shares"' not in page.content.decode()
+    queue = Queue.objects.get(project=project, name="default")
+    queues.change_queue(queue, mia, "manager", fair_share_minutes=60)
+    make_run(project, mia, "small", resources={"gpu": 1})
+    for name in ("first", "second"):
+        make_run(project, ann, name, resources={"gpu": 4})
+    page = as_user(mia).get("/p/main/queue/")
+    shares = page.content.decode().partition('id="shares"')[2].partition("</section>")[0]
+    assert re.findall(r'<th scope="row"[^>]*>(\w+)</th>', shares) == ["ann", "mia"]
+    assert "used 0 GPU-h, 8 GPUs queued" in shares
+    assert re.findall(r"<b>(.*?)</b>", shares) == ["+26 min"]
+    assert '<rect class="queued" x="0.00" width="8.00"' in shares
+    assert "median 4.5; penalty up to 60 min" in " ".join(shares.split())
+    poll = {**HTMX, "HX-PTag": page["HX-PTag"]}
+    queues.count_shares(timezone.now())
+    assert as_user(mia).get("/p/main/queue/", headers=poll).status_code == 204, "nothing shown has changed"
+    UsageDay.objects.create(project=project, queue=queue, user=mia, day=timezone.now().date(), gpu_ms=50 * 3_600_000)
+    queues.count_shares(timezone.now())
+    news = as_user(mia).get("/p/main/queue/", headers=poll).content.decode()
+    assert re.search(r"used (48|49|50) GPU-h, 1 GPU queued", news), "it has decayed since the middle of today"

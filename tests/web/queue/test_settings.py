@@ -18,6 +18,8 @@ SignIn = Callable[[User], Client]
 URL = "/p/main/queues/default/settings/"
 FILLED = {
     "ageing_minutes": "60",
+    "fair_share_minutes": "",
+    "fair_share_half_life_days": "7",
     "draining": "on",
     "paused": "false",
     "max_running": "3",

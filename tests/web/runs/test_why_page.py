@@ -159,3 +159,15 @@ def test_a_waiting_run_is_changed_where_it_says_why_it_waits(project: Project, a
     polled = as_user(ann).get(f"/p/main/runs/{run.uid}/why/", headers=HTMX).text
     assert "/priority/" not in polled
     assert "Run again" in polled
+
+
+def test_a_penalty_of_fair_share_is_explained_with_its_numbers(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    queues.change_queue(services.ensure_queue(project), mia, "manager", fair_share_minutes=60)
+    make_run(project, mia, "small", resources={"gpu": 1})
+    run = make_run(project, ann, "large", resources={"gpu": 8})
+    for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/large/").content.decode()):
+        told = text_of(page)
+        assert "fair share +26 min" in told
+        assert "Fair share of ann: used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min." in told
