@@ -69,7 +69,7 @@ class QueueForm(SettingsForm):
     max_running_per_user = _limit(gettext_lazy("Max running runs per member"))
     max_gpus_per_user = _limit(gettext_lazy("Max GPUs per member"))
     preempt_points = forms.IntegerField(
-        label=gettext_lazy("Points of priority that a displaced run has less, at least"),
+        label=gettext_lazy("Minimum difference in priority"),
         help_text=gettext_lazy("Empty: off. Only runs with “preemptible: true” are displaced; they are queued again."),
         required=False,
         min_value=1,
