@@ -34,6 +34,7 @@ def measure(sizes: list[int]) -> None:
     django.setup()
     from django.db import connection
     from django.test import Client
+    from django.utils import timezone
 
     from bench.filled import BOXES, SHAPES, Filled
     from dstackweb.runs import attempts, selectors, services
@@ -149,6 +150,14 @@ def measure(sizes: list[int]) -> None:
         found[f"placements a second, {MANY} at once"].append(placements_a_second())
         found["runs a second, submit to done"].append(runs_a_second())
         found["another ageing step: rank all anew"].append(sides.measured(rank_anew, 3))
+        found["a submission"].append(sides.measured(submit, REPEATS))
+        found["another fair share: set all penalties"].append(sides.measured(bound_anew, 3))
+        found["a submission with fair share"].append(sides.measured(submit, REPEATS))
+        stop_submitted()
+        found["counting the shares"].append(
+            sides.measured(lambda: lambda: queues.count_shares(timezone.now()), REPEATS)
+        )
+        queues.change_queue(there.queue, there.ada, "manager", fair_share_minutes=None)
         sides.must_be(Run.objects.filter(queue=there.queue, status="submitted").count(), size)
     heading = f"{sides.database()}; {BOXES} full hosts, {8 * BOXES} GPUs"
     sides.table(heading, [f"{size:,} waiting" for size in sizes], found)

@@ -75,6 +75,17 @@ def preemption(points: int | None) -> str:
     ) % (points,)
 
 
+def fair_share(minutes: int | None, half_life_days: int) -> str:
+    """What the queue's settings mean; None is off."""
+    if minutes is None:
+        return _("Off: runs rank by priority and time alone, however much a member uses.")
+    return ngettext(
+        "New runs of members above the median load rank up to %(most)s behind. Usage counts half after %(n)d day.",
+        "New runs of members above the median load rank up to %(most)s behind. Usage counts half after %(n)d days.",
+        half_life_days,
+    ) % {"most": duration(minutes * 60), "n": half_life_days}
+
+
 def _points(points: int | None) -> str:
     return _("off") if points is None else str(points)
 

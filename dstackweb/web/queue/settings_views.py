@@ -45,15 +45,15 @@ class QueueForm(SettingsForm):
         widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("strict"), "inputmode": "numeric"}),
     )
     fair_share_minutes = forms.IntegerField(
-        label=gettext_lazy("Fair share: longest penalty in minutes"),
-        help_text=gettext_lazy("New runs of members above the median queue up to this much later. Empty: off."),
+        label=gettext_lazy("Longest penalty, minutes"),
+        help_text=gettext_lazy("Empty: off."),
         required=False,
         min_value=1,
         max_value=60 * 24 * 30,
         widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("off"), "inputmode": "numeric"}),
     )
     fair_share_half_life_days = forms.IntegerField(
-        label=gettext_lazy("Fair share: half-life of past usage in days"),
+        label=gettext_lazy("Half-life of past usage, days"),
         min_value=1,
         max_value=90,
         widget=forms.NumberInput(attrs={"inputmode": "numeric"}),
@@ -132,6 +132,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "queue": queue,
         "queues": Queue.objects.filter(project=request.project),
         "ageing": queue_words.ageing(queue.ageing_minutes),
+        "fair_share": queue_words.fair_share(queue.fair_share_minutes, queue.fair_share_half_life_days),
         "preemption": queue_words.preemption(queue.preempt_points),
         "usage": usage(queue, request.user, queue_usage([queue.pk])),
         "changes": [(event, queue_words.changed(event.data)) for event in events],

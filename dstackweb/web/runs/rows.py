@@ -64,7 +64,7 @@ def queue_cells(
     """
     words: dict[str, _Words] = {}
     may: dict[int, bool] = {}  # the same for all runs of one member
-    moved_by = _("moved by %(who)s")
+    moved_by, penalty = _("moved by %(who)s"), _("fair share +%(time)s")
     cells: list[dict[str, Any]] = []
     for row in rows:
         spec = row.spec
@@ -87,7 +87,8 @@ def queue_cells(
                 "token": _plain(f"{row.pk}.{services.etag(row)}"),
                 "may_change": may[row.user_id],
                 "moved": row.pk in moved,
-                "marks": bool(spec.get("hold")) or kept is not None or row.moved_at is not None,
+                "marks": bool(spec.get("hold")) or kept is not None or row.penalty_s or row.moved_at is not None,
+                "penalty": penalty % {"time": units.duration(row.penalty_s)} if row.penalty_s else "",
                 "hold": bool(spec.get("hold")),
                 "reserved": kept,
                 "basis": starts.basis(row.starts.basis, row.start_data),

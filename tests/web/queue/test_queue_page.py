@@ -230,7 +230,12 @@ def test_fair_share_is_a_bar_for_each_member_and_refreshed_when_shares_change(
     for name in ("first", "second"):
         make_run(project, ann, name, resources={"gpu": 4})
     page = as_user(mia).get("/p/main/queue/")
-    shares = page.content.decode().partition('id="shares"')[2].partition("</section>")[0]
+    listed, _mark, shares = page.content.decode().partition('id="shares"')
+    assert re.findall(r'<span class="dw-tag">(fair share.*?)</span>', listed) == [
+        "fair share +22 min",
+        "fair share +26 min",
+    ]
+    shares = shares.partition("</section>")[0]
     assert re.findall(r'<th scope="row"[^>]*>(\w+)</th>', shares) == ["ann", "mia"]
     assert "used 0 GPU-h, 8 GPUs queued" in shares
     assert re.findall(r"<b>(.*?)</b>", shares) == ["+26 min"]

@@ -73,6 +73,19 @@ def test_a_form_that_lacks_a_field_changes_nothing(project: Project, mia: User, 
     assert Queue.objects.values().get(project=project) == before
 
 
+def test_fair_share_is_set_by_managers_and_read_by_all(project: Project, mia: User, ann: User, as_user: SignIn) -> None:
+    assert "Off: runs rank by priority and time alone" in as_user(ann).get(URL).content.decode()
+    as_user(mia).post(URL, FILLED | {"fair_share_minutes": "90", "fair_share_half_life_days": "14"})
+    queue = Queue.objects.get(project=project)
+    assert (queue.fair_share_minutes, queue.fair_share_half_life_days) == (90, 14)
+    for reader in (ann, mia):
+        page = as_user(reader).get(URL).content.decode()
+        assert "load rank up to 1 h 30 min behind. Usage counts half after 14 days." in page
+        assert "fair share: off → at most 1 h 30 min; half-life of fair share: 7 → 14 days" in page
+    for wrong in ({"fair_share_minutes": "0"}, {"fair_share_half_life_days": ""}, {"fair_share_half_life_days": "91"}):
+        assert as_user(mia).post(URL, FILLED | wrong).status_code == 422
+
+
 def test_a_switch_on_the_page_is_sent_whether_it_is_on_or_off(project: Project, mia: User, as_user: SignIn) -> None:
     client = as_user(mia)
     client.post(URL, FILLED | {"paused": ["false", "on"]})
