@@ -95,6 +95,24 @@ def measure(sizes: list[int]) -> None:
         minutes = 60 if there.queue.ageing_minutes == 30 else 30
         return lambda: queues.change_queue(there.queue, there.ada, "manager", ageing_minutes=minutes)
 
+    def bound_anew() -> Callable[[], object]:
+        there.queue.refresh_from_db()
+        minutes = 30 if there.queue.fair_share_minutes == 60 else 60
+        return lambda: queues.change_queue(there.queue, there.ada, "manager", fair_share_minutes=minutes)
+
+    submitted: list[Run] = []
+
+    def submit() -> Callable[[], object]:
+        return lambda: submitted.extend(there.submit(1, resources={"gpu": 8}))
+
+    def stop_submitted() -> None:
+        for run in submitted:
+            services.stop(run, there.ada, "manager")
+        submitted.clear()
+
+    def count_shares() -> Callable[[], object]:
+        return lambda: queues.count_shares(timezone.now())
+
     def one_position() -> Callable[[], object]:
         run = there.middle()
         return lambda: selectors.position(run)
