@@ -1,4 +1,5 @@
-"""The history of queues: how long runs waited and how many were waiting, per queue, priority band and hour.
+"""The history of queues: how long runs waited and how many were waiting, per queue, priority band and hour, and for the
+last hour in spans of five minutes.
 
 Rows are counted up as things happen and never computed from runs, so that a page about a month costs the same however
 many runs there were.
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -24,7 +26,7 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
-from dstackweb.runs.models import Queue, QueueHour, Run
+from dstackweb.runs.models import Queue, QueueHour, QueueSlot, QueueSpan, Run
 from dstackweb.runs.states import RunStatus
 
 BANDS = 4
@@ -43,9 +45,11 @@ BUCKETS = (
     "waited_1d",
     "waited_longer",
 )
-"""The columns of `QueueHour` that count waits up to each bound, above the one before."""
+"""The columns of `QueueSpan` that count waits up to each bound, above the one before."""
 
 HOUR = dt.timedelta(hours=1)
+SLOT = dt.timedelta(minutes=5)
+SLOTS_KEPT = 2 * HOUR
 
 
 def band_of(priority: int) -> int:
@@ -66,6 +70,17 @@ def hour_of(at: dt.datetime) -> dt.datetime:
     return at.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0)
 
 
+def slot_of(at: dt.datetime) -> dt.datetime:
+    """The beginning of the five minutes around an aware time."""
+    return at.astimezone(dt.UTC).replace(minute=at.minute // 5 * 5, second=0, microsecond=0)
+
+
+SPANS: tuple[tuple[type[QueueSpan], Callable[[dt.datetime], dt.datetime]], ...] = (
+    (QueueHour, hour_of),
+    (QueueSlot, slot_of),
+)
+"""What is counted, and where the span of a moment begins. All transactions lock the rows in this order."""
+
 KEPT_DAYS: int = settings.DSTACKWEB_HISTORY_DAYS
 """Hours older than that are removed."""
 
@@ -79,8 +94,7 @@ def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
     for run in runs:
         waited = int((now - run.queued_at).total_seconds())
         waits[run.queue_id, band_of(run.priority)].append(max(0, waited))
-    hour = hour_of(now)
-    for (queue, band), seconds in sorted(waits.items()):  # all transactions lock them in this order
+    for (model, begin), ((queue, band), seconds) in itertools.product(SPANS, sorted(waits.items())):
         changes: dict[str, Any] = {
             "placed": F("placed") + len(seconds),
             "wait_s": F("wait_s") + sum(seconds),
@@ -88,10 +102,11 @@ def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
         }
         for bucket, count in Counter(map(bucket_of, seconds)).items():
             changes[BUCKETS[bucket]] = F(BUCKETS[bucket]) + count
-        row = QueueHour.objects.filter(queue_id=queue, band=band, hour=hour)
+        key = {"queue_id": queue, "band": band, model.TIME: begin(now)}
+        row = model._default_manager.filter(**key)
         if not row.update(**changes):
             # Another transaction may create it too: also with zeros.
-            QueueHour.objects.bulk_create([QueueHour(queue_id=queue, band=band, hour=hour)], ignore_conflicts=True)
+            model._default_manager.bulk_create([model(**key)], ignore_conflicts=True)
             row.update(**changes)
 
 
@@ -118,7 +133,7 @@ def count_removed(placed: Iterable[Placed]) -> None:
 def sample_lengths(now: dt.datetime) -> None:
     """Store how many runs wait in each queue and band. 0 is stored too, since null means not sampled.
 
-    One index scan per queue with waiting runs, and two statements however many queues there are.
+    One index scan per queue with waiting runs, and five more statements however many queues there are.
     """
     queues = list(Queue.objects.order_by("pk").values_list("pk", "count__submitted"))
     lengths: dict[tuple[int, int], int] = defaultdict(int)
@@ -127,21 +142,23 @@ def sample_lengths(now: dt.datetime) -> None:
         waiting = Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by()
         for priority, count in waiting.values_list("priority").annotate(n=Count("*")):
             lengths[queue, band_of(priority)] += count
-    hour = hour_of(now)
+    higher = Q(length_max=None) | Q(length__gt=F("length_max"))
     with transaction.atomic():
-        # In the order in which placements are counted; the second statement has its rows locked by the first.
-        QueueHour.objects.bulk_create(
-            [
-                QueueHour(queue_id=queue, band=band, hour=hour, length=lengths[queue, band])
-                for queue, _ in queues
-                for band in range(BANDS)
-            ],
-            update_conflicts=True,
-            unique_fields=["queue", "band", "hour"],
-            update_fields=["length"],
-        )
-        higher = Q(length_max=None) | Q(length__gt=F("length_max"))
-        QueueHour.objects.filter(higher, hour=hour, length__isnull=False).update(length_max=F("length"))
+        for model, begin in SPANS:
+            # In the order in which placements are counted; the second statement has its rows locked by the first.
+            at = {model.TIME: begin(now)}
+            model._default_manager.bulk_create(
+                [
+                    model(queue_id=queue, band=band, length=lengths[queue, band], **at)
+                    for queue, _ in queues
+                    for band in range(BANDS)
+                ],
+                update_conflicts=True,
+                unique_fields=["queue", "band", model.TIME],
+                update_fields=["length"],
+            )
+            model._default_manager.filter(higher, length__isnull=False, **at).update(length_max=F("length"))
+        QueueSlot.objects.filter(at__lt=now - SLOTS_KEPT).delete()
 
 
 def old_hours(now: dt.datetime) -> QuerySet[QueueHour]:
@@ -275,7 +292,8 @@ def bucket_span(bucket: int, longest_s: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class HistoryRange:
-    """The last `days` days of `zone` up to `now`, by the hour or by the day; `hours`: the last so many hours instead.
+    """The last `days` days of `zone` up to `now`, by the hour or by the day; `hours`: the last so many hours instead;
+    `in_slots`: the last hour in spans of five minutes.
 
     Spans before `since` are left out, but for the last LEAST_SPANS.
     """
@@ -285,11 +303,23 @@ class HistoryRange:
     hourly: bool
     zone: dt.tzinfo = dt.UTC
     hours: int = 0
+    in_slots: bool = False
     since: dt.datetime | None = None
+
+    @property
+    def model(self) -> type[QueueSpan]:
+        """The rows that it is read from."""
+        return QueueSlot if self.in_slots else QueueHour
+
+    @property
+    def step(self) -> str:
+        return "minutes" if self.in_slots else "hour" if self.hourly else "day"
 
     @functools.cached_property
     def times(self) -> list[dt.datetime]:
-        if self.hours:
+        if self.in_slots:
+            found = [slot_of(self.now) - back * SLOT for back in reversed(range(HOUR // SLOT + 1))]
+        elif self.hours:
             found = [hour_of(self.now) - back * HOUR for back in reversed(range(self.hours + 1))]
         else:
             found = span_starts(self.days, self.now, self.zone, hourly=self.hourly)
@@ -336,7 +366,7 @@ class History:
         """As the API and the charts have it: one list per number, null where it is unknown."""
         return {
             "days": self.view.days,
-            "step": "hour" if self.view.hourly else "day",
+            "step": self.view.step,
             "zone": str(self.view.zone),
             "times": [at.isoformat().replace("+00:00", "Z") for at in self.times],
             "bands": [
@@ -364,9 +394,10 @@ def numbers(tally: WaitStats) -> dict[str, Any]:
     }
 
 
-def first_hour(rows: QuerySet[QueueHour], since: dt.datetime) -> dt.datetime | None:
-    """The first hour with data from `since` on; None without any."""
-    found: dt.datetime | None = rows.filter(hour__gte=since).aggregate(first=Min("hour"))["first"]
+def first_span(rows: QuerySet[Any], since: dt.datetime) -> dt.datetime | None:
+    """The first span with data from `since` on; None without any."""
+    time: str = rows.model.TIME
+    found: dt.datetime | None = rows.filter(**{f"{time}__gte": since}).aggregate(first=Min(time))["first"]
     return found
 
 
@@ -380,12 +411,12 @@ def waiting_by_hour(since: dt.datetime) -> list[int | None]:
 
 
 def series(queue: Queue, view: HistoryRange) -> History:
-    return _history(_read(queue.hours.all(), view)[queue.pk], view)
+    return _history(_read(view, queue=queue)[queue.pk], view)
 
 
 def overview(project: Project, view: HistoryRange) -> tuple[History, list[tuple[Queue, History]]]:
     """The history of all queues of a project together, and of each by name."""
-    of_queue = _read(QueueHour.objects.filter(queue__project=project), view)
+    of_queue = _read(view, queue__project=project)
     same_hour: dict[dt.datetime, list[list[WaitStats]]] = defaultdict(list)
     for hours in of_queue.values():
         for hour, bands in hours.items():
@@ -395,26 +426,27 @@ def overview(project: Project, view: HistoryRange) -> tuple[History, list[tuple[
     return _history(whole, view), [(queue, _history(of_queue[queue.pk], view)) for queue in queues]
 
 
-_Hours = dict[dt.datetime, list[WaitStats]]
-"""By hour, one entry per band."""
-_COLUMNS = ("queue_id", "hour", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)
+_Spans = dict[dt.datetime, list[WaitStats]]
+"""By their beginning, one entry per band."""
+_COLUMNS = ("queue_id", "band", "placed", "wait_s", "wait_max_s", "length", "length_max", *BUCKETS)
 
 
-def _read(rows: QuerySet[QueueHour], view: HistoryRange) -> dict[int, _Hours]:
-    read: dict[int, _Hours] = defaultdict(lambda: defaultdict(lambda: [WaitStats()] * BANDS))
-    found = rows.filter(hour__gte=view.times[0], hour__lte=view.now).values_list(*_COLUMNS)
-    for queue, hour, band, placed, wait_s, longest_s, length, length_max, *counts in found:
-        read[queue][hour][band] = WaitStats(
+def _read(view: HistoryRange, **of: Any) -> dict[int, _Spans]:
+    read: dict[int, _Spans] = defaultdict(lambda: defaultdict(lambda: [WaitStats()] * BANDS))
+    time = view.model.TIME
+    rows = view.model._default_manager.filter(**of, **{f"{time}__gte": view.times[0], f"{time}__lte": view.now})
+    for at, queue, band, placed, wait_s, longest_s, length, length_max, *counts in rows.values_list(time, *_COLUMNS):
+        read[queue][at][band] = WaitStats(
             placed, wait_s, longest_s, tuple(counts), length or 0, int(length is not None), length_max
         )
     return read
 
 
-def _history(hours: _Hours, view: HistoryRange) -> History:
+def _history(found: _Spans, view: HistoryRange) -> History:
     times = view.times
     spans: list[list[list[WaitStats]]] = [[[] for _ in times] for _ in range(BANDS + 1)]
-    for hour, bands in hours.items():
-        index = bisect_right(times, hour) - 1
+    for at, bands in found.items():
+        index = bisect_right(times, at) - 1
         for line, tally in zip(spans, [*bands, add_up(bands)], strict=True):
             line[index].append(tally)
     *of_bands, of_all = [[join_spans(parts) for parts in line] for line in spans]

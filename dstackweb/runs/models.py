@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
@@ -420,14 +420,15 @@ class Move(models.Model):
         return f"{len(self.changes)} of {self.queue} by {self.user}"
 
 
-class QueueHour(models.Model):
-    """Waits and lengths of one queue and priority band (see `history.BANDS`) in one hour; never computed from runs."""
+class QueueSpan(models.Model):
+    """Waits and lengths of one queue and priority band (see `history.BANDS`) in a span; never computed from runs."""
 
-    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="hours")
+    TIME: ClassVar[str]
+    """The column with the beginning of the span, UTC."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="%(class)ss")
     band = models.PositiveSmallIntegerField()
-    hour = models.DateTimeField(help_text="Its beginning, UTC")
     placed = models.PositiveIntegerField(default=0, help_text="Runs that left the queue to start")
-    placed_removed = models.PositiveIntegerField(default=0, help_text="Of those of the project, runs removed since")
     wait_s = models.BigIntegerField(default=0, help_text="Their waiting, seconds in all")
     wait_max_s = models.BigIntegerField(default=0)
     # How many waited up to so long, and longer than the column before: plain integers, so that they count atomically.
@@ -443,11 +444,38 @@ class QueueHour(models.Model):
     length_max = models.PositiveIntegerField(null=True)
 
     class Meta:
+        abstract = True
+
+
+class QueueHour(QueueSpan):
+    """An hour."""
+
+    TIME = "hour"
+
+    hour = models.DateTimeField(help_text="Its beginning, UTC")
+    placed_removed = models.PositiveIntegerField(default=0, help_text="Of those of the project, runs removed since")
+
+    class Meta:
         constraints = [models.UniqueConstraint(fields=["queue", "band", "hour"], name="queue_hour_once")]
         indexes = [models.Index("hour", name="queue_hour_by_age")]
 
     def __str__(self) -> str:
         return f"{self.queue} band {self.band} {self.hour:%Y-%m-%d %H}:00"
+
+
+class QueueSlot(QueueSpan):
+    """Five minutes (`history.SLOT`), kept for `history.SLOTS_KEPT`."""
+
+    TIME = "at"
+
+    at = models.DateTimeField(help_text="Its beginning, UTC")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["queue", "band", "at"], name="queue_slot_once")]
+        indexes = [models.Index("at", name="queue_slot_by_age")]
+
+    def __str__(self) -> str:
+        return f"{self.queue} band {self.band} {self.at:%Y-%m-%d %H:%M}"
 
 
 class BudgetMark(models.Model):

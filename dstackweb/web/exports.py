@@ -8,7 +8,6 @@ from django.views.decorators.http import require_safe
 
 from dstackweb.lib import exports
 from dstackweb.runs import services, usage_report
-from dstackweb.runs.models import QueueHour
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.web.history import HistoryFilters
 from dstackweb.web.runs.views import run_filters
@@ -38,8 +37,8 @@ def history(request: PageRequest, form: str) -> HttpResponseBase:
     """Waits and lengths of all queues of the project, or of the one called `queue`, by hour or day."""
     name = request.GET.get("queue", "")
     one = services.find_queue(request.project, name) if name else None
-    hours = one.hours.all() if one else QueueHour.objects.filter(queue__project=request.project)
-    found = tables.history_table(request.project, HistoryFilters.of(request).view(hours), one)
+    of = {"queue": one} if one else {"queue__project": request.project}
+    found = tables.history_table(request.project, HistoryFilters.of(request).view(**of), one)
     return exports.response(f"history-{name or request.project.name}", form, tables.HISTORY_COLUMNS, found)
 
 

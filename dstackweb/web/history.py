@@ -7,17 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext_lazy
 
 from dstackweb.runs import history, selectors, services, start_estimates
 from dstackweb.runs.history import BANDS, History, HistoryRange, WaitStats, band_limits, parse_zone
-from dstackweb.runs.models import Queue, QueueCount, QueueHour
+from dstackweb.runs.models import Queue, QueueCount
 from dstackweb.runs.start_estimates import Calibration
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 
-DAYS = (1, 7, 30)
+RANGES = {
+    "hours=1": gettext_lazy("1 h"),
+    "days=1": gettext_lazy("24 h"),
+    "days=7": gettext_lazy("7 d"),
+    "days=30": gettext_lazy("30 d"),
+}
+"""What is offered, by the query that selects it."""
 POLL_S = 60
 SPARK_HEIGHT = 20
 
@@ -27,8 +33,13 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
     found = services.find_queue(request.project, queue)
 
     def read(filters: HistoryFilters) -> dict[str, Any]:
-        past = history.series(found, filters.view(found.hours.all()))
-        return {"queue": found, **_totals(past, filters), "waiting_now": QueueCount.objects.get(queue=found).submitted}
+        past = history.series(found, filters.view(queue=found))
+        today = history.series(found, filters.today) if filters.range.in_slots else past
+        return {
+            "queue": found,
+            **_totals(past, today, filters),
+            "waiting_now": QueueCount.objects.get(queue=found).submitted,
+        }
 
     return _page(request, read)
 
@@ -37,8 +48,8 @@ def queue_history(request: PageRequest, queue: str) -> HttpResponse:
 def project_history(request: PageRequest) -> HttpResponse:
 
     def read(filters: HistoryFilters) -> dict[str, Any]:
-        hours = QueueHour.objects.filter(queue__project=request.project)
-        total, each = history.overview(request.project, filters.view(hours))
+        total, each = history.overview(request.project, filters.view(queue__project=request.project))
+        today = history.overview(request.project, filters.today)[0] if filters.range.in_slots else total
         waiting = dict(QueueCount.objects.filter(queue__project=request.project).values_list("queue", "submitted"))
         rows = [
             {
@@ -50,7 +61,12 @@ def project_history(request: PageRequest) -> HttpResponse:
             }
             for queue, past in each
         ]
-        return {"queue_rows": rows, **_totals(total, filters), **_estimates(), "waiting_now": sum(waiting.values())}
+        return {
+            "queue_rows": rows,
+            **_totals(total, today, filters),
+            **_estimates(),
+            "waiting_now": sum(waiting.values()),
+        }
 
     return _page(request, read)
 
@@ -62,20 +78,32 @@ class HistoryFilters:
     range: HistoryRange
     as_table: bool
 
-    def view(self, hours: QuerySet[QueueHour]) -> HistoryRange:
-        """The range, fitted to the data there is."""
-        return self.range.fitted(history.first_hour(hours, self.range.times[0]))
+    def view(self, **of: Any) -> HistoryRange:
+        """The range, fitted to the data there is of these rows."""
+        rows = self.range.model._default_manager.filter(**of)
+        return self.range.fitted(history.first_span(rows, self.range.times[0]))
+
+    @property
+    def today(self) -> HistoryRange:
+        """The last 24 hours, which hold today."""
+        return HistoryRange(self.range.now, 1, hourly=True, zone=self.range.zone, hours=24)
+
+    @property
+    def query(self) -> str:
+        return "hours=1" if self.range.in_slots else f"days={self.range.days}"
 
     @classmethod
     def of(cls, request: HttpRequest) -> HistoryFilters:
         """From the query string and the time zone cookie that times.js sets."""
         asked = request.GET.get("days", "")
-        days = int(asked) if asked in map(str, DAYS) else 7
+        in_slots = request.GET.get("hours") == "1"
+        days = int(asked) if f"days={asked}" in RANGES else 1 if in_slots else 7
         try:
             zone = parse_zone(request.COOKIES.get("zone", ""))
         except ValueError:
             zone = parse_zone("UTC")
-        view = HistoryRange(timezone.now(), days, days <= 7, zone, hours=24 if days == 1 else 0)
+        hours = 24 if days == 1 else 0
+        view = HistoryRange(timezone.now(), days, days <= 7, zone, hours, in_slots=in_slots)
         return cls(view, request.GET.get("as") == "table")
 
 
@@ -86,8 +114,8 @@ def _page(request: PageRequest, read: Callable[[HistoryFilters], dict[str, Any]]
 
     def context() -> dict[str, Any]:
         queues = list(Queue.objects.filter(project=request.project))
-        values = {"view": filters.range, "as_table": filters.as_table, "days_offered": DAYS, "poll_s": POLL_S}
-        return {"queues": queues, **values, **read(filters)}
+        values = {"view": filters.range, "as_table": filters.as_table, "poll_s": POLL_S}
+        return {"queues": queues, "ranges": RANGES, "range_query": filters.query, **values, **read(filters)}
 
     return polled(request, "history/history.html", "history/body.html", version, context)
 
@@ -116,16 +144,16 @@ def _estimate_line(one: Calibration) -> EstimateLine:
     return EstimateLine(one.ahead_s, one.p50.starts, 100 * (one.p50.share or 0), by_p90, factors)
 
 
-def _totals(past: History, filters: HistoryFilters) -> dict[str, Any]:
+def _totals(past: History, day: History, filters: HistoryFilters) -> dict[str, Any]:
     return {
         "history": past,
         "empty": past.empty,
         "view": past.view,
         "data_since": past.times[0] if past.times[0] > filters.range.times[0] else None,
-        "today": past.since(past.today),
+        "today": day.since(day.today),
         "whole": past.since(past.times[0]),
         "bands": [
-            (band, band_name(band), past.since(past.today, band), past.since(past.times[0], band))
+            (band, band_name(band), day.since(day.today, band), past.since(past.times[0], band))
             for band in reversed(range(BANDS))
         ],
         "columns": past.columns(),

@@ -114,7 +114,7 @@ function options(kind, element) {
     cursor: cursor("history"),
     scales: { x: { time: true }, y: scale },
     axes: [
-      { ...axis(), size: 30, space: 64, values: timeMarks, incrs: [3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S] },
+      { ...axis(), size: 30, space: 64, values: timeMarks, incrs: [300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S] },
       { ...axis(), size: kind === "wait" ? 60 : 48, splits, filter, values: (_u, values) => values.map(mark) },
     ],
     series: [{}, ...series(kind)],
@@ -126,7 +126,8 @@ function options(kind, element) {
 const spanText = (i) => {
   const at = new Date(seconds[i] * 1000);
   if (data.step === "day") return weekday.format(at);
-  return `${weekday.format(at)} ${clock.format(at)}–${clock.format(new Date(at.getTime() + 3600e3))}`;
+  const end = new Date(at.getTime() + (data.step === "hour" ? 3600e3 : 300e3));
+  return `${weekday.format(at)} ${clock.format(at)}–${clock.format(end)}`;
 };
 
 /** Show the values at one time beside their bands, for pointer, keyboard and screen readers. */

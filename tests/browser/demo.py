@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
+from typing import Any, TypeVar
 
 from django.utils import timezone
 
@@ -17,14 +18,15 @@ from dstackweb.notifications.models import Channel, ChannelKind
 from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.runs import attempts, files, holds, services
 from dstackweb.runs.codes import DeliveryProblem
-from dstackweb.runs.history import BUCKETS, bucket_of, hour_of
-from dstackweb.runs.models import Job, QueueHour, Run, UsageDay
+from dstackweb.runs.history import BUCKETS, SLOT, bucket_of, hour_of, slot_of
+from dstackweb.runs.models import Job, QueueHour, QueueSlot, QueueSpan, Run, UsageDay
 from dstackweb.runs.queue import ordering, queues, reorder
 from tests.browser import task_demo
 from tests.browser.scene import once
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.watched import see
 
+S = TypeVar("S", bound=QueueSpan)
 PASSWORD = "correct horse battery"
 
 
@@ -155,9 +157,29 @@ def _submitted(run: Run, at: dt.datetime) -> None:
     Run.objects.filter(pk=run.pk).update(submitted_at=at, queued_at=at, seniority_us=seniority, rank=rank)
 
 
+def _bands(model: type[S], rnd: random.Random, load: float, runs: float, **of: Any) -> list[S]:
+    """A span of a queue: so many runs start in a usual band."""
+    rows = []
+    for band, (share, typical_s) in enumerate(((0.5, 9 * 3600), (1.0, 4 * 3600), (5.0, 2400), (1.2, 300))):
+        placed = int(rnd.expovariate(1 / (runs * load * share)))
+        waits = [int(rnd.lognormvariate(math.log(typical_s * (0.3 + load)), 0.7)) for _ in range(placed)]
+        length = int(12 * load * share * rnd.uniform(0.5, 1.2))
+        row = model(
+            band=band, placed=placed, wait_s=sum(waits), wait_max_s=max(waits, default=0),
+            length=length, length_max=length + rnd.randrange(4), **of,
+        )  # fmt: skip
+        for waited in waits:
+            bucket = BUCKETS[bucket_of(waited)]
+            setattr(row, bucket, getattr(row, bucket) + 1)
+        rows.append(row)
+    return rows
+
+
 def past(project: Project, now: dt.datetime) -> None:
     """A month of two queues: busy afternoons, quiet nights, high priorities that hardly wait, a day off."""
-    rnd, rows = random.Random(7), []
+    rnd = random.Random(7)
+    hours: list[QueueHour] = []
+    slots: list[QueueSlot] = []
     for name, busy in (("default", 1.0), ("night", 0.4)):
         queue = services.ensure_queue(project, name)
         for back in range(1, 30 * 24):
@@ -165,20 +187,11 @@ def past(project: Project, now: dt.datetime) -> None:
             if 200 < back < 222:
                 continue
             day = math.sin((at.hour - 6) / 24 * 2 * math.pi) * (0.3 if at.weekday() > 4 else 1)
-            load = busy * (0.15 + max(0.0, day))
-            for band, (share, typical_s) in enumerate(((0.5, 9 * 3600), (1.0, 4 * 3600), (5.0, 2400), (1.2, 300))):
-                placed = int(rnd.expovariate(1 / (4 * load * share)))
-                waits = [int(rnd.lognormvariate(math.log(typical_s * (0.3 + load)), 0.7)) for _ in range(placed)]
-                length = int(12 * load * share * rnd.uniform(0.5, 1.2))
-                row = QueueHour(
-                    queue=queue, band=band, hour=at, placed=placed, wait_s=sum(waits),
-                    wait_max_s=max(waits, default=0), length=length, length_max=length + rnd.randrange(4),
-                )  # fmt: skip
-                for waited in waits:
-                    bucket = BUCKETS[bucket_of(waited)]
-                    setattr(row, bucket, getattr(row, bucket) + 1)
-                rows.append(row)
-    QueueHour.objects.bulk_create(rows)
+            hours += _bands(QueueHour, rnd, busy * (0.15 + max(0.0, day)), 4, queue=queue, hour=at)
+        for back in range(1, 13):
+            slots += _bands(QueueSlot, rnd, busy, 0.6, queue=queue, at=slot_of(now) - back * SLOT)
+    QueueHour.objects.bulk_create(hours)
+    QueueSlot.objects.bulk_create(slots)
     _used(project, now)
 
 

@@ -56,7 +56,7 @@ def take_back() -> None:
     Allocation.objects.all().delete()
     Job.objects.all().delete()
     RunEvent.objects.filter(kind="provisioning").delete()
-    Queue.objects.get().hours.all().delete()
+    Queue.objects.get().queuehours.all().delete()
     count = Run.objects.filter(status=RunStatus.PROVISIONING).update(status=RunStatus.SUBMITTED)
     QueueCount.objects.update(submitted=F("submitted") + count, provisioning=F("provisioning") - count)
     PassState.objects.update(expires_at=None)

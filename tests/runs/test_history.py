@@ -31,7 +31,7 @@ from dstackweb.runs.history import (
     percentile,
     span_starts,
 )
-from dstackweb.runs.models import Queue, QueueHour, Run
+from dstackweb.runs.models import Queue, QueueHour, QueueSlot, Run
 from dstackweb.runs.recount import differences
 from tests.factories import make_host, make_run, place_all
 
@@ -193,7 +193,7 @@ def test_the_length_of_every_queue_is_sampled_even_when_it_is_empty(project: Pro
     history.sample_lengths(NOW + dt.timedelta(minutes=5))
     kept = list(QueueHour.objects.filter(queue__name="default").order_by("band").values_list("length", "length_max"))
     assert kept == [(0, 1), (0, 0), (0, 2), (0, 0)]
-    assert set(night.hours.values_list("length", "length_max")) == {(0, 0)}
+    assert set(night.queuehours.values_list("length", "length_max")) == {(0, 0)}
     history.count_placed([waiting(project, member)], NOW)
     assert QueueHour.objects.count() == 8
 
@@ -204,8 +204,35 @@ def test_sampling_takes_the_same_few_statements_for_any_number_of_queues(
     history.sample_lengths(NOW)
     for number in range(5):
         services.ensure_queue(project, f"q{number}")
-    with django_assert_num_queries(3 + (2 if connection.in_atomic_block else 0)):
+    with django_assert_num_queries(6 + (2 if connection.in_atomic_block else 0)):
         history.sample_lengths(NOW)
+
+
+def test_the_last_two_hours_are_kept_by_five_minutes_too(project: Project, member: User) -> None:
+    for minutes, waited in ((130, 9), (50, 60), (49, 61), (1, 5)):
+        at = NOW - dt.timedelta(minutes=minutes)
+        history.count_placed([waiting(project, member, since=at - dt.timedelta(seconds=waited))], at)
+    make_run(project, member)
+    history.sample_lengths(NOW)
+    history.sample_lengths(NOW + dt.timedelta(minutes=2))
+    kept = QueueSlot.objects.filter(band=2).order_by("at").values_list("at", "placed", "wait_s", "length", "length_max")
+    assert [(f"{at:%H:%M}", *numbers) for at, *numbers in kept] == [
+        ("13:40", 2, 121, None, None),
+        ("14:25", 1, 5, None, None),
+        ("14:30", 0, 0, 1, 1),
+    ]
+    assert QueueHour.objects.filter(band=2).count() == 3
+
+
+def test_the_last_hour_is_shown_by_five_minutes(project: Project, member: User) -> None:
+    now = NOW + dt.timedelta(minutes=2)
+    for minutes in (70, 58, 4, 0):
+        history.count_placed([waiting(project, member)], now - dt.timedelta(minutes=minutes))
+    past = history.series(services.ensure_queue(project), HistoryRange(now, 1, hourly=True, in_slots=True))
+    assert (past.view.step, len(past.times), past.times[0], past.times[-1]) == ("minutes", 13, NOW - HOUR, NOW)
+    assert [tally.placed for tally in past.all] == [1, *[0] * 10, 1, 1]
+    whole, _each = history.overview(project, past.view)
+    assert whole.all == past.all
 
 
 def test_hours_are_removed_after_ninety_days(project: Project, member: User) -> None:

@@ -179,7 +179,29 @@ class Migration(migrations.Migration):
                 ('waited_longer', models.PositiveIntegerField(default=0)),
                 ('length', models.PositiveIntegerField(help_text='Waiting runs when last sampled', null=True)),
                 ('length_max', models.PositiveIntegerField(null=True)),
-                ('queue', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='hours', to='runs.queue')),
+                ('queue', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='%(class)ss', to='runs.queue')),
+            ],
+        ),
+        migrations.CreateModel(
+            name='QueueSlot',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('band', models.PositiveSmallIntegerField()),
+                ('at', models.DateTimeField(help_text='Its beginning, UTC')),
+                ('placed', models.PositiveIntegerField(default=0, help_text='Runs that left the queue to start')),
+                ('wait_s', models.BigIntegerField(default=0, help_text='Their waiting, seconds in all')),
+                ('wait_max_s', models.BigIntegerField(default=0)),
+                ('waited_1m', models.PositiveIntegerField(default=0)),
+                ('waited_5m', models.PositiveIntegerField(default=0)),
+                ('waited_15m', models.PositiveIntegerField(default=0)),
+                ('waited_1h', models.PositiveIntegerField(default=0)),
+                ('waited_4h', models.PositiveIntegerField(default=0)),
+                ('waited_12h', models.PositiveIntegerField(default=0)),
+                ('waited_1d', models.PositiveIntegerField(default=0)),
+                ('waited_longer', models.PositiveIntegerField(default=0)),
+                ('length', models.PositiveIntegerField(help_text='Waiting runs when last sampled', null=True)),
+                ('length_max', models.PositiveIntegerField(null=True)),
+                ('queue', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='%(class)ss', to='runs.queue')),
             ],
         ),
         migrations.CreateModel(
@@ -421,6 +443,14 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='queuehour',
             constraint=models.UniqueConstraint(fields=('queue', 'band', 'hour'), name='queue_hour_once'),
+        ),
+        migrations.AddIndex(
+            model_name='queueslot',
+            index=models.Index(models.F('at'), name='queue_slot_by_age'),
+        ),
+        migrations.AddConstraint(
+            model_name='queueslot',
+            constraint=models.UniqueConstraint(fields=('queue', 'band', 'at'), name='queue_slot_once'),
         ),
         migrations.AddIndex(
             model_name='run',

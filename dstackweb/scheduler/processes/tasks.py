@@ -69,7 +69,7 @@ def control_jobs() -> list[Periodic]:
     return [
         Periodic("pass", placement_pass.run_passes, settings.DSTACKWEB_PASS_EVERY_S, control),
         Periodic("watch", watch.watch, settings.DSTACKWEB_WATCH_EVERY_S, control),
-        Periodic("queue-lengths", lambda: history.sample_lengths(now()), 300.0, control),
+        Periodic("queue-lengths", lambda: history.sample_lengths(now()), 120.0, control),
         Periodic("starts", forecast_pass.refresh, 30.0, control, when=forecast_pass.has_work),
         Periodic("offers", refresh_offers, 5.0, clouds, when=sources.has_sourced_backends),
         Periodic("cloud", poll_clouds, 5.0, clouds, when=instances.has_work),

@@ -90,6 +90,30 @@ def test_a_range_begins_with_its_data_by_the_hour_if_that_is_short(
     assert (data["step"], len(data["times"])) == ("day", 21)
 
 
+@pytest.mark.parametrize("path", ["/p/main/history/", "/p/main/queues/default/history/"])
+def test_the_last_hour_is_shown_by_five_minutes_beside_the_numbers_of_today(
+    project: Project, ann: User, as_user: SignIn, path: str
+) -> None:
+    queue = services.ensure_queue(project)
+    placed(queue, ann, NOON, 120, 120)
+    placed(queue, ann, NOON - dt.timedelta(hours=1), 300)
+    placed(queue, ann, NOON - dt.timedelta(hours=3), 7200)
+    client = as_user(ann)
+    page = client.get(f"{path}?hours=1").text
+    data = data_of(page)
+    assert (data["step"], data["times"][0], len(data["times"])) == ("minutes", "2026-11-21T11:30:00Z", 13)
+    assert data["bands"][2]["placed"] == [1, *[0] * 11, 2]
+    assert (kpi(page, "Started"), kpi(page, "P90 wait")[1]) == (("3", "4 today"), "longest 5 min")
+    assert re.findall(r'href="\?([^"]*)" aria-current="page">\s*1 h<', page) == ["hours=1"]
+    assert 'href="?hours=1&amp;as=table"' in page
+    table = client.get(f"{path}?hours=1&as=table").text
+    assert "By five minutes" in table
+    assert len(re.findall(r"<tr>\s*<th scope=.row. class=.fw-normal text-nowrap.>", table)) == 2
+    assert "hours=1" in re.findall(r'href="([^"]*history.csv[^"]*)"', page)[0]
+    rows = b"".join(client.get("/p/main/history/history.csv?hours=1")).decode().splitlines()
+    assert len([row for row in rows if "2026-11-21T11:30" in row or "2026-11-21 11:30" in row]) == 1
+
+
 def test_data_of_the_last_hour_alone_is_shown_in_half_a_day(project: Project, ann: User, as_user: SignIn) -> None:
     placed(services.ensure_queue(project), ann, NOON, 60)
     assert len(data_of(as_user(ann).get("/p/main/history/").content.decode())["times"]) == 12
