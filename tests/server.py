@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,13 @@ from tests.support import REPO, deployment_env, eventually
 TOKEN = "dw_test-token-of-the-first-admin"
 SCRAPE_TOKEN = "of-the-tests-scraper"
 PASSWORD = "correct horse battery"
+
+
+def kill(*pids: int) -> None:
+    """SIGKILL to those that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Server:
@@ -135,6 +143,16 @@ class Server:
         return [
             pid for pid, environ, command in _processes() if home in environ.split(b"\0") and needle.encode() in command
         ]
+
+    def kill_workers(self) -> None:
+        kill(*self.role_pids("qcluster"))
+
+    def wait_done_once(self, names: Sequence[str], file: Path) -> None:
+        """Wait for runs that each write their name to `file`."""
+        for name in names:
+            run = self.wait(name, deadline=120)
+            assert run["status"] == "done", run
+        assert sorted(file.read_text().split()) == sorted(names)
 
     def processes_of(self, run: dict[str, Any]) -> list[int]:
         """Living processes that carry the mark of one of the run's jobs."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,9 +203,7 @@ def test_workers_killed_during_launches_leave_one_instance_per_run(site: Site) -
     for _ in range(2):
         asked = site.cloud.count("ec2", "RunInstances")
         eventually(lambda asked=asked: site.cloud.count("ec2", "RunInstances") > asked)
-        for pid in site.server.role_pids("qcluster"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        site.server.kill_workers()
     site.cloud.latency(0, "ec2", "RunInstances")
     for name in names:
         assert site.server.wait(name, deadline=120)["status"] == "done"

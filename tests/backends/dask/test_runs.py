@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,13 +178,8 @@ def test_workers_killed_between_order_and_note_leave_one_task_per_run(site: tupl
         asked = ASKS | {"backends": ["relayed"]}
         names = [server.submit(f"echo $DSTACK_RUN_NAME >> {file}", **asked) for _ in range(3)]
         assert has_ordered.wait(60)
-        for pid in server.role_pids("qcluster"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    for name in names:
-        run = server.wait(name, deadline=120)
-        assert run["status"] == "done", run
-    assert sorted(file.read_text().split()) == sorted(names)
+        server.kill_workers()
+    server.wait_done_once(names, file)
     assert tasks_begun(dask) - before == 3
     relay.close()
 

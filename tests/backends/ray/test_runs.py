@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,13 +85,8 @@ def test_workers_killed_between_submit_and_note_leave_one_job_per_run(server: Se
         asked = ON_RAY | {"backends": ["way"]}
         names = [server.submit(f"echo $DSTACK_RUN_NAME >> {file}", **asked) for _ in range(3)]
         assert has_submitted.wait(60)
-        for pid in server.role_pids("qcluster"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    for name in names:
-        run = server.wait(name, deadline=120)
-        assert run["status"] == "done", run
-    assert sorted(file.read_text().split()) == sorted(names)
+        server.kill_workers()
+    server.wait_done_once(names, file)
     assert len(way.jobs()) - before == 3
     way.close()
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 from dstackweb.devtools.slurm import Slurm
 from dstackweb.runner import tree
-from tests.server import Server
+from tests.server import Server, kill
 from tests.support import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
@@ -168,12 +166,6 @@ def test_a_controller_that_forgets_a_start_executes_nothing_twice(site: tuple[Se
     eventually(lambda: jobs(slurm) == [], deadline=180)  # Slurm asks a node again whether a job has ended
 
 
-def kill(*pids: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def test_workers_killed_between_submit_and_note_leave_one_job_per_run(site: tuple[Server, Slurm]) -> None:
     server, slurm = site
     eventually(lambda: jobs(slurm) == [])
@@ -183,12 +175,9 @@ def test_workers_killed_between_submit_and_note_leave_one_job_per_run(site: tupl
     for _ in range(2):
         before = submitted.read_bytes() if submitted.exists() else b""
         eventually(lambda before=before: submitted.exists() and submitted.read_bytes() > before)
-        kill(*server.role_pids("qcluster"))
+        server.kill_workers()
     (server.home / "slow").unlink()
-    for name in names:
-        run = server.wait(name, deadline=120)
-        assert run["status"] == "done", run
-    assert sorted(file.read_text().split()) == sorted(names)
+    server.wait_done_once(names, file)
     told = slurm.command("squeue", "--noheader", "--states=all", "--format=%k").splitlines()
     assert {name: sum(line.endswith(f"/{name}") for line in told) for name in names} == dict.fromkeys(names, 1)
 
