@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -25,9 +26,12 @@ from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
+from dstackweb.scheduler.placement import preemption
 from dstackweb.scheduler.placement.hosts import Wait
+from dstackweb.scheduler.placement.preemption import PlacedRun
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.wording import accounting, events, fair_share, statuses, waiting
+from dstackweb.wording import queue as queue_words
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
@@ -381,6 +385,32 @@ class OutlookOut(Schema):
     reason_detail: str | None
 
 
+class DisplacedOut(Schema):
+    """A run that would be displaced. Its work without a checkpoint is the time since it was placed."""
+
+    run: str
+    user: str
+    placed_at: dt.datetime
+
+
+class DisplacesOut(Schema):
+    """Whom the run displaces once no run ahead of it waits for the same hosts."""
+
+    runs: list[DisplacedOut]
+    work_s: int = Field(description="The time that they have held what they hold, together")
+    detail: str
+
+    @classmethod
+    def of(cls, runs: Sequence[PlacedRun], at: dt.datetime) -> DisplacesOut | None:
+        if not runs:
+            return None
+        return cls(
+            runs=[DisplacedOut(run=one.name, user=one.user, placed_at=one.since) for one in runs],
+            work_s=preemption.work_s(runs, at),
+            detail=queue_words.would_displace(runs, at),
+        )
+
+
 class PlanOut(Schema):
     """The plan of a run. `settings` is `spec` in the run file's notation; `provenance` has the same keys."""
 
@@ -397,6 +427,7 @@ class PlanOut(Schema):
     reason_detail: str | None
     warnings: list[RemarkOut] = Field(description="Submitting despite one should be confirmed")
     notes: list[RemarkOut] = Field(description="Settings that have no effect")
+    displaces: DisplacesOut | None = Field(description="Running runs that would be stopped for it; null: none")
 
     @classmethod
     def of(cls, plan: Plan) -> PlanOut:
@@ -415,6 +446,7 @@ class PlanOut(Schema):
                 "after_detail": statuses.after(plan.follows) if plan.follows else None,
                 "warnings": [{"code": "impossible", "message": text or ""}] if plan.impossible else [],
                 "notes": [{"code": code, "message": waiting.plan_note(code)} for code in plan.notes],
+                "displaces": DisplacesOut.of(plan.displaces, plan.at),
             }
         )
 
@@ -503,6 +535,11 @@ class DecisionOut(Schema):
     limits: list[LimitOut]
     budget: BudgetOut | None
     reservation: ReservationOut | None
+    displaces: DisplacesOut | None = Field(description="Running runs that will be stopped for it; null: none")
+
+    @staticmethod
+    def resolve_displaces(decision: Decision) -> DisplacesOut | None:
+        return DisplacesOut.of(decision.displaces, decision.at)
 
     @staticmethod
     def resolve_detail(decision: Decision) -> str:

@@ -118,6 +118,8 @@ def submit(api: Api, options: Options) -> int:
             show_plan(plan, _code_text(archive, limits["archive_bytes"]), sys.stdout if options.dry_run else sys.stderr)
         for remark in plan["notes"]:
             note(clean(remark["message"]))
+        if displaces := plan.get("displaces"):
+            note(f"{clean(displaces['detail'])}.")
         for warning in plan["warnings"]:
             warn(clean(warning["message"]))
         if options.dry_run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -10,6 +12,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from dstackweb.accounts.models import User
 from dstackweb.runs.codes import LimitCode
 from dstackweb.runs.queue.reorder import MoveEffect, RunChange
+from dstackweb.scheduler.placement.preemption import PlacedRun, work_s
 from dstackweb.wording.sentence import words
 from dstackweb.wording.units import duration
 
@@ -84,6 +87,22 @@ def fair_share(minutes: int | None, half_life_days: int) -> str:
         "New runs of members above the median load rank up to %(most)s behind. Usage counts half after %(n)d days.",
         half_life_days,
     ) % {"most": duration(minutes * 60), "n": half_life_days}
+
+
+def would_displace(runs: Sequence[PlacedRun], now: dt.datetime) -> str:
+    """What a preemption would cost: `Once it is its turn, it displaces 2 runs of ann and bob: 35 min of work`."""
+    members = list(dict.fromkeys(one.user for one in runs))
+    numbers = {
+        "n": len(runs),
+        "who": _(" and ").join(filter(None, (", ".join(members[:-1]), members[-1]))),
+        "work": duration(work_s(runs, now)),
+    }
+    text = ngettext(
+        "once it is its turn, it displaces %(n)d run of %(who)s: %(work)s of work",
+        "once it is its turn, it displaces %(n)d runs of %(who)s: %(work)s of work",
+        len(runs),
+    )
+    return text % numbers
 
 
 def _points(points: int | None) -> str:

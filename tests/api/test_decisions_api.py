@@ -41,6 +41,22 @@ def test_all_that_holds_a_run_up_is_listed_the_most_permanent_first(api: Api, pr
     assert (told["outcome"], told["detail"]) == ("impossible", told["blockers"][0]["detail"])
 
 
+def test_whom_it_displaces_is_listed_with_what_they_lose(api: Api, project: Project, member: User) -> None:
+    make_host(gpus=1)
+    project.queues.update(preempt_points=20)
+    make_run(project, member, "low", resources={"gpu": 1}, preemptible=True, priority=10)
+    place_all()
+    make_run(project, member, "urgent", resources={"gpu": 1}, priority=60)
+    told = api("GET", f"projects/{project.name}/runs/urgent/decision").json()["displaces"]
+    assert [(one["run"], one["user"]) for one in told["runs"]] == [("low", member.username)]
+    assert told["work_s"] < 60
+    assert f"it displaces 1 run of {member.username}" in told["detail"]
+    config = {"type": "task", "commands": ["true"], "resources": {"gpu": 1}, "priority": 60}
+    plan = api("POST", f"projects/{project.name}/runs/plan", {"config": config}).json()
+    assert plan["displaces"]["runs"] == told["runs"]
+    assert api("GET", f"projects/{project.name}/runs/low/decision").json()["displaces"] is None
+
+
 def test_people_outside_the_project_find_nothing(stranger: Api, project: Project, member: User) -> None:
     make_run(project, member, "mine")
     assert stranger("GET", f"projects/{project.name}/runs/mine/decision").status_code == 404

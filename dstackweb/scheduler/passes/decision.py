@@ -34,6 +34,7 @@ from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, by_permanence, may_use_hosts
 from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, fit_nodes, host_refusal
 from dstackweb.scheduler.placement.limits import gpus_requested
+from dstackweb.scheduler.placement.preemption import PlacedRun
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -69,6 +70,8 @@ class Decision:
     reservation: VisibleReservation | None = None
     blockers: list[Wait] = field(default_factory=list)
     budget: Budget | None = None
+    displaces: Sequence[PlacedRun] = ()
+    """Whom it will displace once no run ahead of it waits for the same hosts."""
 
     @property
     def limits(self) -> list[Wait]:
@@ -124,6 +127,7 @@ def decide_now(run: Run) -> Decision:
         reservation=visible_reservation(reserved.run.id, [run.project_id]) if reserved else None,
         blockers=blockers,
         budget=project_budget(run.project_id, now) if any(one.price for one in candidates) else None,
+        displaces=capacity.would_displace(waiting, run.priority, first),
     )
 
 
@@ -214,6 +218,9 @@ class Plan:
     next_at: dt.datetime | None
     waits: Wait | None
     notes: Sequence[PlanNote]
+    at: dt.datetime
+    displaces: Sequence[PlacedRun] = ()
+    """Whom it would displace once no run ahead of it waits for the same hosts."""
 
     @property
     def follows(self) -> dict[str, Any] | None:
@@ -250,8 +257,10 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at or dependencies.waits(prepared.dependencies) else position_at(queue, rank, None)
     waits, notes = next(iter(_blockers(run, queue, capacity)), None), _notes(prepared, submission)
+    displaces = capacity.would_displace(run, spec.priority, waits) if waits and position else ()
     return Plan(
-        prepared, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes
+        prepared, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes, now,
+        displaces,
     )  # fmt: skip
 
 

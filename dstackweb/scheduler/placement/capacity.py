@@ -175,46 +175,49 @@ class Capacity:
         """
         if waits.reason not in WAITS_FOR_HOSTS or run.queue_id not in self.preempt_points:
             return ()
-        if not may_use_hosts(run.spec):
-            return ()
         usable, ahead = usable_hosts(run, self.hosts), self._waited_for[run.queue_id]
         is_first = not usable & ahead
         ahead |= usable
-        outranked = self.turns.outranked_by(run, self.hosts) if is_first else None
+        victims = self.would_displace(run, priority, waits) if is_first else ()
+        outranked = self.turns.outranked_by(run, self.hosts) if victims else None
         if outranked is None:
             return ()
-        victims = self.victims_of(run, priority, usable)
+        self._stop(victims)
+        planned = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
+        assert planned is not None, "it fits once the victims are gone"
+        self.reserve(planned, instead_of=outranked)
+        return victims
+
+    def would_displace(self, run: WaitingRun, priority: int, waits: Wait) -> Sequence[PlacedRun]:
+        """Whom the run would displace if no run ahead of it in its queue waited for the same hosts."""
+        points = self.preempt_points.get(run.queue_id)
+        if points is None or waits.reason not in WAITS_FOR_HOSTS or not may_use_hosts(run.spec):
+            return ()
+        allowed = preemption.displaceable(run, priority, points, self.placed_runs(run.queue_id))
+        if not allowed or self.turns.outranked_by(run, self.hosts) is None:
+            return ()
+        usable = usable_hosts(run, self.hosts)
+        hosts = [host for host in self.hosts if host.id in usable]
+        victims = preemption.choose_victims(run, allowed, hosts, self.job_usage)
         if not victims:
             return ()
-        planned = self._reservation_after(run, victims)
-        if planned is not None:
-            self.reserve(planned, instead_of=outranked)
-        return victims if planned is not None else ()
-
-    def victims_of(self, run: WaitingRun, priority: int, usable: frozenset[int]) -> Sequence[PlacedRun]:
-        """Whom the run would displace if it were first in its queue; `usable`: the hosts that it could use."""
-        placed = self.placed_runs(run.queue_id)
-        allowed = preemption.displaceable(run, priority, self.preempt_points[run.queue_id], placed)
-        if not allowed:
-            return ()
-        hosts = [host for host in self.hosts if host.id in usable]
-        return preemption.choose_victims(run, allowed, hosts, self.job_usage)
-
-    def _reservation_after(self, run: WaitingRun, victims: Sequence[PlacedRun]) -> HostReservation | None:
-        """The run's reservation once these are told to stop; None if it would start as soon without."""
         alone = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
-        ends = {one.id: self.now + dt.timedelta(seconds=one.stop_s + reservation.MARGIN_S) for one in victims}
-        if alone is not None and alone.starts_at is not None and alone.starts_at <= max(ends.values()):
-            return None
-        stopped = [
+        is_soon = alone and alone.starts_at and alone.starts_at <= max(map(self._stopped_by, victims))
+        return () if is_soon else victims
+
+    def _stopped_by(self, victim: PlacedRun) -> dt.datetime:
+        """When it is gone at the latest if it is told to stop now."""
+        return self.now + dt.timedelta(seconds=victim.stop_s + reservation.MARGIN_S)
+
+    def _stop(self, victims: Sequence[PlacedRun]) -> None:
+        ends = {one.id: self._stopped_by(one) for one in victims}
+        self._added += [
             replace(used, ends_at=min(used.ends_at or ends[used.job[0]], ends[used.job[0]]), stopping=True)
             for used in self.job_usage
             if used.job[0] in ends
         ]
-        self._added += stopped
         self._job_usage = None
         self._unreserved.clear()
-        return reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
 
     def review_reservations(self) -> None:
         """Renew the reservations in a new pass, or end them."""

@@ -44,6 +44,11 @@ class PlacedRun:
         return self.priority, -self.since.timestamp(), -self.id
 
 
+def work_s(runs: Sequence[PlacedRun], now: dt.datetime) -> int:
+    """How long they have held what they hold, in seconds, together: what is lost without a checkpoint."""
+    return round(sum((now - one.since).total_seconds() for one in runs))
+
+
 def displaceable(run: WaitingRun, priority: int, points: int, placed: Sequence[PlacedRun]) -> list[PlacedRun]:
     """Of the placed runs of its queue those that `run` may displace: behind it, by at least `points` of priority."""
     return [one for one in placed if one.priority <= priority - points and one.place > run.place]
@@ -57,17 +62,45 @@ def choose_victims(
     Jobs that are stopping already count as gone: whoever waits for their end displaces nobody else. `hosts` are those
     that the run may use, without what is kept for others.
     """
-    here = {host.id for host in hosts}
-    around = [holder for holder in holders if holder.host_id in here]
-    stopping = [holder for holder in around if holder.stopping]
+    room = _Room(run, hosts, holders)
+    return _fewest([one for one in allowed if one.id in room.holding], room.is_enough_without)
 
-    def starts(stopped: Sequence[PlacedRun]) -> bool:
-        ids = {one.id for one in stopped}
-        gone = stopping + [holder for holder in around if holder.job[0] in ids and not holder.stopping]
-        return len(fit_nodes(run.spec, hosts_after(hosts, around, gone))) == run.spec.nodes
 
-    holding = {holder.job[0] for holder in around if not holder.stopping}
-    return _fewest([one for one in allowed if one.id in holding], starts)
+class _Room:
+    """How many nodes of a run each host holds once some runs have stopped; each combination is counted once.
+
+    Nodes need the same and hosts are independent of each other, so the run fits where the hosts together hold them.
+    """
+
+    def __init__(self, run: WaitingRun, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> None:
+        self._spec, self._hosts = run.spec, hosts
+        self._around: dict[int, list[JobUsage]] = {host.id: [] for host in hosts}
+        for holder in holders:
+            if holder.host_id in self._around:
+                self._around[holder.host_id].append(holder)
+        self._runs = {
+            host_id: frozenset(holder.job[0] for holder in around if not holder.stopping)
+            for host_id, around in self._around.items()
+        }
+        self.holding = frozenset().union(*self._runs.values())
+        """The runs that hold something here and aren't stopping yet."""
+        self._nodes: dict[tuple[int, frozenset[int]], int] = {}
+
+    def is_enough_without(self, stopped: Sequence[PlacedRun]) -> bool:
+        """Whether the run fits once these have ended, and all that are stopping already."""
+        ids, nodes = frozenset(one.id for one in stopped), 0
+        for host in self._hosts:
+            nodes += self._nodes_on(host, ids & self._runs[host.id])
+            if nodes >= self._spec.nodes:
+                return True
+        return False
+
+    def _nodes_on(self, host: HostView, ids: frozenset[int]) -> int:
+        if (host.id, ids) not in self._nodes:
+            around = self._around[host.id]
+            gone = [holder for holder in around if holder.stopping or holder.job[0] in ids]
+            self._nodes[host.id, ids] = len(fit_nodes(self._spec, hosts_after([host], around, gone)))
+        return self._nodes[host.id, ids]
 
 
 def _fewest(candidates: Sequence[PlacedRun], enough: Callable[[Sequence[PlacedRun]], bool]) -> list[PlacedRun]:

@@ -20,6 +20,7 @@ from dstackweb.scheduler.passes.decision import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
 from dstackweb.web.runs import details
 from dstackweb.wording import offers as offer_words
+from dstackweb.wording import queue as queue_words
 from dstackweb.wording import statuses, waiting
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -131,6 +132,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "after": statuses.after(planned.follows) if planned.follows else "",
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
+        "displaces": queue_words.would_displace(planned.displaces, planned.at) if planned.displaces else "",
         "notes": [waiting.plan_note(code) for code in planned.notes],
         "offers": [
             (offer, offer_words.availability(offer.availability), offer_words.has(offer), offer_words.why(offer, wants))

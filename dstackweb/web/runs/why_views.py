@@ -22,6 +22,7 @@ from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import fair_share, starts, statuses, waiting
+from dstackweb.wording import queue as queue_words
 from dstackweb.wording.sentence import Label
 from dstackweb.wording.units import duration
 
@@ -137,6 +138,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "max_priority": lists.max_priority(request),
         "also": [waiting.reason(waits.reason, waits.data) for waits in decision.blockers[1:]],
         "starting": _starting(run),
+        "displaces": queue_words.would_displace(decision.displaces, decision.at) if decision.displaces else "",
         "tried": [_tried(one, hosts) for one in decision.candidates],
     }
 

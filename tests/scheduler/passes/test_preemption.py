@@ -15,8 +15,9 @@ from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import placement_pass
-from dstackweb.scheduler.passes.decision import decide_now
+from dstackweb.scheduler.passes.decision import decide_now, plan
 from dstackweb.wording import events as event_words
+from dstackweb.wording import queue as queue_words
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -242,6 +243,20 @@ def test_the_owner_of_a_displaced_run_is_notified(project: Project, low: Run) ->
     place_all()
     note = Delivery.objects.get(event="run_displaced")
     assert (note.data["run"], note.data["data"]["run"], note.data["data"]["user"]) == ("low", "urgent", "bob")
+
+
+def test_plan_and_why_say_what_it_would_cost_until_it_is_done(project: Project, member: User, low: Run) -> None:
+    Job.objects.filter(run=low).update(placed_at=timezone.now() - dt.timedelta(minutes=35))
+    config = {"type": "task", "commands": ["true"], "priority": 80, **GPU}
+    planned = plan(project, member, "member", services.Submission(config))
+    text = f"once it is its turn, it displaces 1 run of {member}: 35 min of work"
+    assert queue_words.would_displace(planned.displaces, planned.at) == text
+    assert not plan(project, member, "member", services.Submission(config | {"priority": 29})).displaces
+    first = urgent(project, member)
+    assert [one.name for one in decide_now(fresh(first)).displaces] == ["low"]
+    assert fresh(low).status == "running"
+    place_all()
+    assert not decide_now(fresh(first)).displaces
 
 
 def test_a_run_that_is_waited_for_is_gone_when_it_was_told_to(project: Project, member: User, low: Run) -> None:

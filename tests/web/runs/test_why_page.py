@@ -53,6 +53,23 @@ def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia
     assert "moved by mia" in text_of(why(as_user(ann), run))
 
 
+def test_whom_it_displaces_is_told_here_and_in_the_plan(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    """Before it happens."""
+    make_host(gpus=1)
+    Queue.objects.filter(project=project).update(preempt_points=20)
+    make_run(project, mia, "low", resources={"gpu": 1}, preemptible=True, priority=10)
+    place_all()
+    run = make_run(project, ann, "urgent", resources={"gpu": 1}, priority=60)
+    text = "nce it is its turn, it displaces 1 run of mia"
+    client = as_user(ann)
+    assert text in text_of(why(client, run))
+    config = "type: task\ncommands: ['true']\nresources: {gpu: 1}\npriority: 60\n"
+    planned = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    assert text in text_of(planned)
+
+
 def test_the_expected_start_is_told_with_what_it_rests_on(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=1)
     make_run(project, ann, "holder", resources={"gpu": 1}, max_duration="1h")
