@@ -419,6 +419,8 @@ class PlanOut(Schema):
     provenance: dict[str, Any]
     queue: str
     position: int | None = Field(description="Null for a run with `schedule` or `after`, which is not queued yet")
+    penalty_s: int = Field(description="Seconds that its member's fair share puts it behind; `position` includes them")
+    penalty_detail: str = Field(description="Why, in words; empty without a penalty")
     after_detail: str | None = Field(description="The runs that it would wait for, where they have not ended")
     next_at: dt.datetime | None = Field(description="When a run with a schedule enters its queue")
     offers: list[OfferOut]
@@ -440,6 +442,8 @@ class PlanOut(Schema):
                 "settings": effective.spec.as_file(),
                 "provenance": effective.provenance,
                 "queue": plan.prepared.queue.name,
+                "penalty_s": plan.share.seconds,
+                "penalty_detail": fair_share.penalty(plan.share.seconds, plan.share.basis),
                 "backends": [_outlook(one) for one in plan.backends],
                 "reason": plan.waits.reason if plan.waits else None,
                 "reason_detail": text,

@@ -280,6 +280,8 @@ def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
         return
     position = f"Enters {queue} at {clock_text(at)}" if at else f"Position {plan['position']} in {queue}"
     echo(f"{position}; {outcome}", file=stream)
+    if share := plan.get("penalty_detail"):
+        echo(f"Fair share: {share}", file=stream)
 
 
 def settings_rows(plan: dict[str, Any], defaults: bool = True) -> list[tuple[str, str, str]]:

@@ -212,5 +212,9 @@ def test_a_queue_with_fair_share_has_its_members_shares_and_its_runs_their_penal
     assert factors["penalty_s"] == 1575
     assert factors["penalty_detail"] == "used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min"
     assert api("GET", "projects/main/runs/small").json()["factors"]["penalty_detail"] == ""
+    config = {"type": "task", "commands": ["true"], "resources": {"gpu": 2}}
+    planned = api("POST", "projects/main/runs/plan", {"config": config}).json()
+    assert (planned["penalty_s"], planned["position"]) == (1620, 4)
+    assert planned["penalty_detail"] == "used 0 GPU-h, 10 GPUs queued; the median is 5.5 GPU-h: +27 min"
     for body in ({"fair_share_minutes": 0}, {"fair_share_half_life_days": None}, {"fair_share_half_life_days": 91}):
         assert manager("PATCH", f"{QUEUES}/default", body).status_code == 422

@@ -224,6 +224,9 @@ def test_fair_share_is_set_and_shown_with_each_members_share(
     assert "fair share +26 min" in next(line for line in told.stdout.splitlines() if " second " in line)
     shown = cli.ok("show", "second")
     assert "used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min" in shown
+    cli.file("type: task\ncommands: ['true']\nresources: {gpu: 2}\n")
+    planned = cli.ok("apply", "-f", "run.yaml", "--dry-run")
+    assert "Fair share: used 0 GPU-h, 10 GPUs queued; the median is 5.5 GPU-h: +27 min" in planned
     manager.ok("queue", "--fair-share", "off")
     assert "fair share" not in cli("queue").stderr + cli("queue").stdout
     assert manager("queue", "--fair-share", "soon").exit_code == 2

@@ -22,6 +22,7 @@ from dstackweb.runs import dependencies
 from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import member_shares, ordering
+from dstackweb.runs.queue.fair_share import NO_PENALTY, Penalty
 from dstackweb.runs.queue.queues import now_us
 from dstackweb.runs.recurrence import next_time
 from dstackweb.runs.selectors import position_at
@@ -209,9 +210,11 @@ class Plan:
     """`waits` is None when the run could start at once if it were first in its queue.
 
     A run with a schedule enters its queue `next_at`, one with `after` when others have ended: it has no `position`.
+    `share` is the penalty of its member's share now.
     """
 
     prepared: PreparedSubmission
+    share: Penalty
     offers: Sequence[Offer]
     backends: Sequence[Outlook]
     position: int | None
@@ -239,7 +242,8 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     prepared = prepare(project, user, role, submission)
     spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
     seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
-    share = member_shares.foresee(queue, user.pk, gpus_requested(spec))
+    follows = dependencies.waits(prepared.dependencies)
+    share = NO_PENALTY if follows else member_shares.foresee(queue, user.pk, gpus_requested(spec))
     rank = ordering.rank(seniority, spec.priority, queue.step_us, share.seconds)
     run = WaitingRun(
         id=sys.maxsize,
@@ -255,11 +259,11 @@ def plan(project: Project, user: User, role: str, submission: Submission) -> Pla
     reader = OfferReader()
     capacity = loading.load_capacity([queue], reader, now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
-    position = None if next_at or dependencies.waits(prepared.dependencies) else position_at(queue, rank, None)
+    position = None if next_at or follows else position_at(queue, rank, None)
     waits, notes = next(iter(_blockers(run, queue, capacity)), None), _notes(prepared, submission)
     displaces = capacity.would_displace(run, spec.priority, waits) if waits and position else ()
     return Plan(
-        prepared, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes, now,
+        prepared, share, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes, now,
         displaces,
     )  # fmt: skip
 

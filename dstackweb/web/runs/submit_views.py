@@ -19,9 +19,9 @@ from dstackweb.runs.models import Archive
 from dstackweb.scheduler.passes.decision import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
 from dstackweb.web.runs import details
+from dstackweb.wording import fair_share, statuses, waiting
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import queue as queue_words
-from dstackweb.wording import statuses, waiting
 
 GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = (Invalid, Conflict, Forbidden, TooLarge, TooMany)
@@ -129,6 +129,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "queue": planned.prepared.queue,
         "position": planned.position,
         "next_at": planned.next_at,
+        "share": fair_share.penalty(planned.share.seconds, planned.share.basis),
         "after": statuses.after(planned.follows) if planned.follows else "",
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,

@@ -258,9 +258,10 @@ def test_a_plan_shows_the_position_that_the_penalty_gives(
     queues.count_shares(timezone.now())
     make_run(project, bob, "other", priority=51, **gpus(4))
     submission = services.Submission({"type": "task", "commands": ["true"], "priority": 52, **gpus(4)})
-    planned = plan(project, member, "member", submission).position
+    planned = plan(project, member, "member", submission)
     run, _made = services.submit(project, member, "member", submission)
-    assert (planned, names(fair)) == (1, [run.name, "other"])
+    assert (planned.position, names(fair)) == (1, [run.name, "other"])
+    assert (planned.share.seconds, planned.share.basis) == (run.penalty_s, run.penalty_basis)
     lower = services.Submission({"type": "task", "commands": ["true"], "priority": 51, **gpus(4)})
     assert plan(project, member, "member", lower).position == 3
 

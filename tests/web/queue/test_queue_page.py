@@ -231,7 +231,7 @@ def test_fair_share_is_a_bar_for_each_member_and_refreshed_when_shares_change(
         make_run(project, ann, name, resources={"gpu": 4})
     page = as_user(mia).get("/p/main/queue/")
     listed, _mark, shares = page.content.decode().partition('id="shares"')
-    assert re.findall(r'<span class="dw-tag">(fair share.*?)</span>', listed) == [
+    assert re.findall(r'<span class="dw-tag dw-tag-info">(fair share.*?)</span>', listed) == [
         "fair share +22 min",
         "fair share +26 min",
     ]

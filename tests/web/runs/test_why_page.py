@@ -188,3 +188,11 @@ def test_a_penalty_of_fair_share_is_explained_with_its_numbers(
         told = text_of(page)
         assert "fair share +26 min" in told
         assert "Fair share of ann: used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min." in told
+    planned = as_user(ann).post(
+        "/p/main/submit/plan/",
+        {"config": "type: task\ncommands: ['true']\nresources: {gpu: 2}\n"},
+        headers=HTMX,
+    )
+    assert "Fair share: used 0 GPU-h, 10 GPUs queued; the median is 5.5 GPU-h: +27 min." in text_of(
+        planned.content.decode()
+    )
