@@ -75,6 +75,7 @@ def submit(rnd: random.Random) -> None:
         "type": "task", "commands": ["true"], "priority": rnd.randint(0, 85), "nodes": rnd.choice([1, 1, 1, 2, 3]),
         "resources": {"cpu": rnd.randint(1, 3), "gpu": rnd.choice([0, 1, 1, 2, 4])}, "retry": rnd.random() < 0.4,
         "queue": rnd.choice(QUEUES), "max_duration": rnd.choice(["1m", "1h", "24h"]),
+        "preemptible": rnd.random() < 0.6,
     }  # fmt: skip
     if rnd.random() < 0.3:
         config["schedule"] = {"cron": "* * * * *"}
@@ -83,7 +84,7 @@ def submit(rnd: random.Random) -> None:
     if rnd.random() < 0.3:
         key = rnd.randint(1, 60)
         config |= {"name": f"keyed-{key}", "priority": 50, "nodes": 1, "retry": False, "queue": "default"}
-        config |= {"resources": {"gpu": 1}, "max_duration": "1h", "schedule": None}
+        config |= {"resources": {"gpu": 1}, "max_duration": "1h", "schedule": None, "preemptible": True}
         for _ in range(2):
             services.submit(who.project, who.user, who.role, services.Submission(config), f"key-{key}")
         return

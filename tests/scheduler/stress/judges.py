@@ -23,7 +23,7 @@ from tests.scheduler.stress.acts import MANAGER
 from tests.scheduler.stress.referee import placed_above_limits, wrong_ranks
 
 ENTERS = {"retry": RunStatus.PENDING, "requeued": RunStatus.SUBMITTED, "came_round": RunStatus.SUBMITTED,
-          "returned": RunStatus.SUBMITTED}  # fmt: skip
+          "returned": RunStatus.SUBMITTED, "displaced": RunStatus.TERMINATING}  # fmt: skip
 """What a run is after events that are not called so."""
 
 

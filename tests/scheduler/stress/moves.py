@@ -90,6 +90,13 @@ def limit(rnd: random.Random) -> None:
     )
 
 
+def preempt(rnd: random.Random) -> None:
+    """A manager has waiting runs displace others, or no longer."""
+    who = manager(rnd)
+    queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
+    queues.change_queue(queue, who.user, who.role, preempt_points=rnd.choice([None, 1, 1, 5]))
+
+
 def pause_or_drain(rnd: random.Random) -> None:
     who = manager(rnd)
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))

@@ -45,7 +45,13 @@ def processes() -> list[Mix]:
         (1, acts.stop_several), (2, acts.hold), (2, acts.extend),
         (8, moves.move), (4, moves.undo), (3, moves.prioritise_many),
     ]  # fmt: skip
-    managers: Mix = [(1, moves.pause_or_drain), (3, moves.rank_anew), (6, moves.limit), (4, moves.move)]
+    managers: Mix = [
+        (1, moves.pause_or_drain),
+        (3, moves.rank_anew),
+        (6, moves.limit),
+        (2, moves.preempt),
+        (4, moves.move),
+    ]
     submitter: Mix = [(1, acts.submit)]
     return [
         submitter, submitter, people, people, managers, [(1, acts.place)], [(1, acts.place)], [(1, acts.look)],
@@ -67,7 +73,7 @@ def prepare() -> None:
             join(project, user, "manager" if name == acts.MANAGER else "member")
         for name, minutes in steps[project.name].items():
             queue = services.ensure_queue(project, name)
-            type(queue).objects.filter(pk=queue.pk).update(ageing_minutes=minutes)
+            type(queue).objects.filter(pk=queue.pk).update(ageing_minutes=minutes, preempt_points=1)
     for index in (1, 2, 3):
         make_host(f"box-{index}", cpus=8, gpus=4)
     install()
@@ -130,6 +136,7 @@ def main(seconds: float, seed: int) -> None:
         "wrong": wrong,
         "ended": {s.value: QueueCount.objects.aggregate(n=Sum(s.value))["n"] for s in ENDED},
         "placed": RunEvent.objects.filter(kind="provisioning").count(),
+        "displaced": RunEvent.objects.filter(kind="displaced").count(),
         "passes": PassState.objects.get().generation,
         "on": connection.vendor,
     }
