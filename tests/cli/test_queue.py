@@ -218,15 +218,15 @@ def test_fair_share_is_set_and_shown_with_each_members_share(
     assert "fair share: up to 1 h behind, half-life 3 days" in told.stderr
     assert [line.split() for line in told.stdout.splitlines() if line.startswith(("FAIR", "ada", "bob"))] == [
         ["FAIR", "SHARE", "GPU-H", "USED", "HELD", "QUEUED", "BEHIND"],
-        ["ada", "8.0", "0.0", "0", "8", "+26", "min"],
+        ["ada", "8.0", "0.0", "0", "8", "+52", "min"],
         ["bob", "1.0", "0.0", "0", "1"],
     ]
-    assert "fair share +26 min" in next(line for line in told.stdout.splitlines() if " second " in line)
+    assert "fair share +30 min" in next(line for line in told.stdout.splitlines() if " second " in line)
     shown = cli.ok("show", "second")
-    assert "used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min" in shown
+    assert "used 0 GPU-h, 8 GPUs queued; the median is 4 GPU-h: +30 min" in shown
     cli.file("type: task\ncommands: ['true']\nresources: {gpu: 2}\n")
     planned = cli.ok("apply", "-f", "run.yaml", "--dry-run")
-    assert "Fair share: used 0 GPU-h, 10 GPUs queued; the median is 5.5 GPU-h: +27 min" in planned
+    assert "Fair share: used 0 GPU-h, 10 GPUs queued; the median is 2 GPU-h: +48 min" in planned
     manager.ok("queue", "--fair-share", "off")
     assert "fair share" not in cli("queue").stderr + cli("queue").stdout
     assert manager("queue", "--fair-share", "soon").exit_code == 2

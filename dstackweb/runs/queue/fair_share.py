@@ -71,15 +71,14 @@ def decayed_ms(used: Iterable[tuple[dt.date, int]], now: dt.datetime, half_life_
     return round(total)
 
 
-def penalty(own: Load, everybody: Sequence[Load], bound_s: int) -> Penalty:
-    """The penalty of a member with the load `own`, which is one of `everybody`'s.
+def penalty(own: Load, everybody: Sequence[Load], bound_s: int, gpus: int = 1) -> Penalty:
+    """The penalty of a run with so many GPUs, of a member with the load `own`, which is one of `everybody`'s.
 
     bound × (1 − median ÷ load) for a load above the median, otherwise 0: half the bound for twice the median, three
-    quarters for four times, and never more than the bound. Members without any load don't count.
+    quarters for four times, and never more than the bound. The median is of the members with any load, and of a
+    newcomer who has submitted one such run: so a burst in an empty queue leaves room for those who come next.
     """
-    loads = sorted(total for load in everybody if (total := load.total_ms) > 0)
-    if not loads:
-        return NO_PENALTY
+    loads = sorted([gpus * HOUR_MS, *(total for load in everybody if (total := load.total_ms) > 0)])
     twice = loads[(len(loads) - 1) // 2] + loads[len(loads) // 2]  # the median's double, which is a whole number
     above = max(0, 2 * own.total_ms - twice)
     seconds = bound_s * above // (2 * own.total_ms) if above else 0

@@ -66,7 +66,7 @@ def foresee(queue: Queue, user_id: int, gpus: int) -> Penalty:
         return NO_PENALTY
     loads = _loads(queue)
     own = loads.get(user_id, Load())
-    return _penalty(queue, user_id, {**loads, user_id: own._replace(queued_gpus=own.queued_gpus + gpus)})
+    return _penalty(queue, user_id, {**loads, user_id: own._replace(queued_gpus=own.queued_gpus + gpus)}, gpus)
 
 
 def shares(queue: Queue) -> list[Share]:
@@ -117,8 +117,8 @@ def _set(runs: QuerySet[Run], penalty: Penalty) -> None:
     runs.update(rank=rank, penalty_s=penalty.seconds, penalty_basis=penalty.basis, version=F("version") + 1)
 
 
-def _penalty(queue: Queue, user_id: int, loads: Mapping[int, Load]) -> Penalty:
-    return fair_share.penalty(loads.get(user_id, Load()), list(loads.values()), queue.max_penalty_s)
+def _penalty(queue: Queue, user_id: int, loads: Mapping[int, Load], gpus: int = 1) -> Penalty:
+    return fair_share.penalty(loads.get(user_id, Load()), list(loads.values()), queue.max_penalty_s, gpus)
 
 
 def _loads(queue: Queue) -> dict[int, Load]:

@@ -18,10 +18,13 @@ members = st.lists(loads, min_size=1, max_size=9)
 bounds = st.integers(60, 30 * 86_400)
 
 
-def by_hand(own: Load, everybody: list[Load], bound_s: int) -> int:
-    """Bound × (1 − median ÷ load). The median: as many loads lie above as below, or the middle between two such."""
+def by_hand(own: Load, everybody: list[Load], bound_s: int, gpus: int) -> int:
+    """Bound × (1 − median ÷ load), with a newcomer among the members.
+
+    The median: as many loads lie above as below, or the middle between two such.
+    """
     weights = [Fraction(one.used_ms) + one.held_gpus * HOUR_MS + one.queued_gpus * HOUR_MS for one in everybody]
-    there = [weight for weight in weights if weight]
+    there = [Fraction(gpus * HOUR_MS), *(weight for weight in weights if weight)]
     middle = [
         one
         for one in there
@@ -33,10 +36,10 @@ def by_hand(own: Load, everybody: list[Load], bound_s: int) -> int:
     return int(bound_s * (1 - median / weight)) if weight > median else 0
 
 
-@given(members, bounds)
-def test_penalties_are_those_of_the_formula(everybody: list[Load], bound_s: int) -> None:
+@given(members, bounds, st.integers(0, 64))
+def test_penalties_are_those_of_the_formula(everybody: list[Load], bound_s: int, gpus: int) -> None:
     for own in everybody:
-        assert penalty(own, everybody, bound_s).seconds == by_hand(own, everybody, bound_s)
+        assert penalty(own, everybody, bound_s, gpus).seconds == by_hand(own, everybody, bound_s, gpus)
 
 
 @given(members, bounds)
@@ -47,13 +50,15 @@ def test_no_penalty_exceeds_the_bound_and_the_lower_half_of_members_has_none(
     seconds = [penalty(one, everybody, bound_s).seconds for one in there]
     assert all(0 <= one < bound_s for one in seconds)
     assert seconds == sorted(seconds), "more load is never a smaller penalty"
-    assert not any(seconds[: (len(there) + 1) // 2])
+    assert not any(seconds[: len(there) // 2])
 
 
-@given(loads, bounds)
-def test_alone_or_among_members_without_load_nobody_has_a_penalty(own: Load, bound_s: int) -> None:
-    assert penalty(own, [own], bound_s).seconds == 0
-    assert penalty(own, [own, Load(), Load()], bound_s).seconds == 0
+@given(st.integers(1, 500), bounds)
+def test_a_burst_in_an_empty_queue_leaves_room_for_those_who_come_next(runs: int, bound_s: int) -> None:
+    first, last = Load(queued_gpus=1), Load(queued_gpus=runs)
+    assert penalty(first, [first], bound_s).seconds == 0, "the first run comes first"
+    assert penalty(last, [last, Load()], bound_s).seconds == bound_s * (runs - 1) // (2 * runs)
+    assert penalty(first, [last, first], bound_s).seconds == 0, "another member's run passes the rest of it"
 
 
 def test_twice_the_median_is_half_the_bound_and_four_times_is_three_quarters() -> None:

@@ -183,16 +183,17 @@ def test_a_penalty_of_fair_share_is_explained_with_its_numbers(
 ) -> None:
     queues.change_queue(services.ensure_queue(project), mia, "manager", fair_share_minutes=60)
     make_run(project, mia, "small", resources={"gpu": 1})
+    make_run(project, ann, "first", resources={"gpu": 8})
     run = make_run(project, ann, "large", resources={"gpu": 8})
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/large/").content.decode()):
         told = text_of(page)
-        assert "fair share +26 min" in told
-        assert "Fair share of ann: used 0 GPU-h, 8 GPUs queued; the median is 4.5 GPU-h: +26 min." in told
+        assert "fair share +30 min" in told
+        assert "Fair share of ann: used 0 GPU-h, 16 GPUs queued; the median is 8 GPU-h: +30 min." in told
     planned = as_user(ann).post(
         "/p/main/submit/plan/",
         {"config": "type: task\ncommands: ['true']\nresources: {gpu: 2}\n"},
         headers=HTMX,
     )
-    assert "Fair share: used 0 GPU-h, 10 GPUs queued; the median is 5.5 GPU-h: +27 min." in text_of(
+    assert "Fair share: used 0 GPU-h, 18 GPUs queued; the median is 2 GPU-h: +53 min." in text_of(
         planned.content.decode()
     )
