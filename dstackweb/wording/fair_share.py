@@ -12,7 +12,7 @@ from dstackweb.wording.units import duration
 
 
 def penalty(seconds: int, basis: Mapping[str, Any]) -> str:
-    """`used 310 GPU-h, holds 4 GPUs; the median is 40 GPU-h: +25 min`; empty without a penalty."""
+    """`used 310 GPU-h, holds 4 GPUs; the median is 40 GPU-h: +52 min`; empty without a penalty."""
     if not seconds:
         return ""
     parts = {

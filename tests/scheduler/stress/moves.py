@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 
 from django.db import transaction
+from django.utils import timezone
 
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Queue, Run
@@ -77,6 +78,14 @@ def rank_anew(rnd: random.Random) -> None:
     who = manager(rnd)
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
     queues.change_queue(queue, who.user, who.role, ageing_minutes=rnd.choice([None, 1, 30, 240]))
+
+
+def share(rnd: random.Random) -> None:
+    """A manager changes the fair share, which sets the penalties of all but the moved runs; then shares are counted."""
+    who = manager(rnd)
+    queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
+    queues.change_queue(queue, who.user, who.role, fair_share_minutes=rnd.choice([None, 5, 60, 60]))
+    queues.count_shares(timezone.now())
 
 
 def limit(rnd: random.Random) -> None:

@@ -50,6 +50,7 @@ def processes() -> list[Mix]:
         (3, moves.rank_anew),
         (6, moves.limit),
         (2, moves.preempt),
+        (2, moves.share),
         (4, moves.move),
     ]
     submitter: Mix = [(1, acts.submit)]
