@@ -69,10 +69,10 @@ def queue(
     ] = None,
     fair_share: Annotated[
         str | None,
-        typer.Option(metavar="MIN|off", help="Most minutes that runs of members above the median rank behind."),
+        typer.Option(metavar="MIN|off", help="Maximum penalty in minutes for members above the median."),
     ] = None,
     half_life: Annotated[
-        int | None, typer.Option(metavar="DAYS", min=1, max=90, help="After so long, past usage counts half.")
+        int | None, typer.Option(metavar="DAYS", min=1, max=90, help="Days after which past usage counts half.")
     ] = None,
     max_running: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum runs at once.")] = None,
     max_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once.")] = None,
@@ -84,7 +84,7 @@ def queue(
     ] = None,
     preempt_points: Annotated[
         str | None,
-        typer.Option(metavar="N|none", help="Displace preemptible runs with N points of priority less; none: never."),
+        typer.Option(metavar="N|off", help="Displace preemptible runs whose priority is at least N lower; off: never."),
     ] = None,
 ) -> None:
     """Show a queue in its order and why each run waits. Managers change its settings with the options."""
@@ -93,13 +93,12 @@ def queue(
         "max_gpus": max_gpus,
         "max_running_per_user": max_running_per_user,
         "max_gpus_per_user": max_gpus_per_user,
-        "preempt_points": preempt_points,
     }
     settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in numbers.items() if text is not None}
     if ageing is not None:
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
-    if fair_share is not None:
-        settings["fair_share_minutes"] = _number("fair_share", fair_share, "off")
+    switches = {"fair_share": ("fair_share_minutes", fair_share), "preempt_points": ("preempt_points", preempt_points)}
+    settings |= {key: _number(option, text, "off") for option, (key, text) in switches.items() if text is not None}
     if half_life is not None:
         settings["fair_share_half_life_days"] = half_life
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
@@ -162,7 +161,7 @@ def settings_text(row: dict[str, Any]) -> list[str]:
         parts.append("draining: new runs are refused, waiting runs still start")
     parts += [f"at most {plural(row[key], unit)} {of}" for key, (unit, of) in LIMITS.items() if row[key] is not None]
     if (points := row.get("preempt_points")) is not None:
-        parts.append(f"displaces preemptible runs with {plural(points, 'point')} of priority less")
+        parts.append(f"displaces preemptible runs whose priority is at least {points} lower")
     minutes = row["ageing_minutes"]
     parts.append("strict priority" if minutes is None else f"+1 priority per {minutes} min waiting")
     if row.get("fair_share_minutes"):
@@ -187,7 +186,7 @@ def _waiting(page: dict[str, Any]) -> View:
 def _why(run: dict[str, Any]) -> str:
     parts = [str(run["reason_detail"] or run["reason"])]
     if run.get("penalty_s"):
-        parts.append(f"fair share +{duration_text(run['penalty_s'])}")
+        parts.append(f"fair share: {duration_text(run['penalty_s'])} behind")
     if run["moved_by"]:
         parts.append(f"moved by {run['moved_by']} {age_text(run['moved_at'])} ago")
     return parts[0] if len(parts) == 1 else "; ".join([parts[0].rstrip("."), *parts[1:]])
@@ -210,7 +209,7 @@ SHARE_COLUMNS: ItemColumns = {
     Column("USED", right=True): itemgetter("used_gpu_hours"),
     Column("HELD", right=True): itemgetter("held_gpus"),
     Column("QUEUED", right=True): itemgetter("queued_gpus"),
-    Column("BEHIND", right=True): lambda share: f"+{duration_text(share['penalty_s'])}" if share["penalty_s"] else "",
+    Column("BEHIND", right=True): lambda share: duration_text(share["penalty_s"]) if share["penalty_s"] else "",
 }
 """Of members, the `shares` of `GET …/queues/NAME`."""
 

@@ -34,7 +34,7 @@ def queue(request: PageRequest, queue: str, form: str) -> HttpResponseBase:
 @require_safe
 @project_page()
 def history(request: PageRequest, form: str) -> HttpResponseBase:
-    """Waits and lengths of all queues of the project, or of the one called `queue`, by hour or day."""
+    """Waits and lengths of all queues of the project, or of the one called `queue`, by hour, day or 5 minutes."""
     name = request.GET.get("queue", "")
     one = services.find_queue(request.project, name) if name else None
     of = {"queue": one} if one else {"queue__project": request.project}

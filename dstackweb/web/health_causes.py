@@ -21,6 +21,7 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.wording import events, units
+from dstackweb.wording.sentence import enumeration
 
 LATE_S = 15.0
 """Periodic work that is due for longer is not being enqueued: no ticker is running."""
@@ -142,7 +143,7 @@ def _waiting(periodic: int, jobs: int) -> str:
     parts += [ngettext("%d job of a run", "%d jobs of runs", jobs) % jobs] if jobs else []
     if not parts:
         return ""
-    return ngettext("Its %s waits for it.", "Its %s wait for it.", periodic + jobs) % _(" and ").join(parts)
+    return ngettext("Its %s waits for it.", "Its %s wait for it.", periodic + jobs) % enumeration(parts)
 
 
 def _all_late(late: Sequence[PeriodicWork]) -> str:

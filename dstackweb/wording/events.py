@@ -84,7 +84,7 @@ def _worded(kind: RunEventKind, data: Data) -> str:
         case RunEventKind.RELEASED:
             return _("released: it no longer waits for other runs")
         case RunEventKind.DISPLACED:
-            return _("displaced by %s: stopping, to be queued again") % whose(data)
+            return _("displaced by %s: it stops and is queued again") % whose(data)
         case RunEventKind.DISPLACES:
             return _("displaces %s") % ", ".join(map(whose, data.get("runs", ())))
         case RunEventKind.RETURNED if data.get("job_reason") == Reason.PREEMPTED:

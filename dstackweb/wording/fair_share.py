@@ -12,7 +12,7 @@ from dstackweb.wording.units import duration
 
 
 def penalty(seconds: int, basis: Mapping[str, Any]) -> str:
-    """`used 310 GPU-h, holds 4 GPUs; the median is 40 GPU-h: +52 min`; empty without a penalty."""
+    """`recently used 310 GPU-h, holds 4 GPUs; the median is 40 GPU-h: 52 min behind`; empty without a penalty."""
     if not seconds:
         return ""
     parts = {
@@ -20,17 +20,23 @@ def penalty(seconds: int, basis: Mapping[str, Any]) -> str:
         "median": hours(basis.get("median_gpu_hours", 0)),
         "time": duration(seconds),
     }
-    return _("%(load)s; the median is %(median)s GPU-h: +%(time)s") % parts
+    return _("%(load)s; the median is %(median)s GPU-h: %(time)s behind") % parts
 
 
 def load(used_gpu_hours: float, held_gpus: int, queued_gpus: int) -> str:
-    """`used 310 GPU-h, holds 4 GPUs, 8 GPUs queued`."""
-    parts = [_("used %s GPU-h") % hours(used_gpu_hours)]
+    """`recently used 310 GPU-h, holds 4 GPUs, 8 GPUs queued`: what was used counts less with time."""
+    parts = [_("recently used %s GPU-h") % hours(used_gpu_hours)]
     if held_gpus:
         parts.append(ngettext("holds %d GPU", "holds %d GPUs", held_gpus) % held_gpus)
     if queued_gpus:
         parts.append(ngettext("%d GPU queued", "%d GPUs queued", queued_gpus) % queued_gpus)
     return ", ".join(parts)
+
+
+def settings(most_s: int, half_life_days: int, median: float) -> str:
+    """`median 8 GPU-h, half-life 7 d, penalty up to 1 h`."""
+    parts = {"median": hours(median), "half_life": duration(half_life_days * 86_400), "most": duration(most_s)}
+    return _("median %(median)s GPU-h, half-life %(half_life)s, penalty up to %(most)s") % parts
 
 
 def hours(count: float) -> str:

@@ -13,7 +13,7 @@ from dstackweb.accounts.models import User
 from dstackweb.runs.codes import LimitCode
 from dstackweb.runs.queue.reorder import MoveEffect, RunChange
 from dstackweb.scheduler.placement.preemption import PlacedRun, work_s
-from dstackweb.wording.sentence import words
+from dstackweb.wording.sentence import enumeration, words
 from dstackweb.wording.units import duration
 
 HOUR = 60
@@ -63,7 +63,7 @@ def _changed(name: str, old: Any, new: Any) -> str:
         case "fair_share_minutes":
             return _("fair share: %(old)s → %(new)s") % {"old": _most_penalty(old), "new": _most_penalty(new)}
         case "fair_share_half_life_days":
-            return _("half-life of fair share: %(old)s → %(new)s days") % {"old": old, "new": new}
+            return _("half-life of fair share: %(old)s → %(new)s") % {"old": _days(old), "new": _days(new)}
     return f"{setting(name)}: {_limit(old)} → {_limit(new)}"
 
 
@@ -71,10 +71,9 @@ def preemption(points: int | None) -> str:
     """What the queue's setting means; None is off."""
     if points is None:
         return _("Off: no running run is stopped for a waiting one.")
-    return ngettext(
-        "The first waiting run may stop preemptible runs behind it with at least %d point of priority less.",
-        "The first waiting run may stop preemptible runs behind it with at least %d points of priority less.",
-        points,
+    return _(
+        "A waiting run may stop preemptible runs behind it whose priority is at least %d lower, if no run ahead of it "
+        "waits for the same hosts."
     ) % (points,)
 
 
@@ -82,24 +81,23 @@ def fair_share(minutes: int | None, half_life_days: int) -> str:
     """What the queue's settings mean; None is off."""
     if minutes is None:
         return _("Off: runs rank by priority and time alone, however much a member uses.")
-    return ngettext(
-        "New runs of members above the median load rank up to %(most)s behind. Usage counts half after %(n)d day.",
-        "New runs of members above the median load rank up to %(most)s behind. Usage counts half after %(n)d days.",
-        half_life_days,
-    ) % {"most": duration(minutes * 60), "n": half_life_days}
+    parts = {"most": duration(minutes * 60), "days": _days(half_life_days)}
+    return _(
+        "New runs of members above the median load rank up to %(most)s lower. Past usage halves every %(days)s."
+    ) % (parts)
 
 
 def would_displace(runs: Sequence[PlacedRun], now: dt.datetime) -> str:
-    """What a preemption would cost: `Once it is its turn, it displaces 2 runs of ann and bob: 35 min of work`."""
+    """What a preemption would cost: `when its turn comes, it displaces 2 runs of ann and bob: 35 min of work`."""
     members = list(dict.fromkeys(one.user for one in runs))
     numbers = {
         "n": len(runs),
-        "who": _(" and ").join(filter(None, (", ".join(members[:-1]), members[-1]))),
+        "who": enumeration(members),
         "work": duration(work_s(runs, now)),
     }
     text = ngettext(
-        "once it is its turn, it displaces %(n)d run of %(who)s: %(work)s of work",
-        "once it is its turn, it displaces %(n)d runs of %(who)s: %(work)s of work",
+        "when its turn comes, it displaces %(n)d run of %(who)s: %(work)s of work",
+        "when its turn comes, it displaces %(n)d runs of %(who)s: %(work)s of work",
         len(runs),
     )
     return text % numbers
@@ -107,6 +105,10 @@ def would_displace(runs: Sequence[PlacedRun], now: dt.datetime) -> str:
 
 def _points(points: int | None) -> str:
     return _("off") if points is None else str(points)
+
+
+def _days(count: int) -> str:
+    return duration(count * 86_400)
 
 
 def _step(minutes: int | None) -> str:

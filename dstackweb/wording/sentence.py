@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 
 class Sentence(str):
@@ -46,6 +47,11 @@ def fill(template: str, **values: Any) -> Sentence:
 
 def _clean(value: Any) -> Any:
     return value.replace("\0", "") if isinstance(value, str) else value
+
+
+def enumeration(names: Sequence[str]) -> str:
+    """`ann`, `ann and bob`, `ann, bob and mia`."""
+    return _(" and ").join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def joined(separator: str, sentences: Iterable[str]) -> Sentence:

@@ -42,7 +42,8 @@ function search(input) {
   const menu = input.closest("details");
   const text = input.value.trim().toLowerCase();
   for (const item of menu.querySelectorAll("li")) item.hidden = !item.textContent.toLowerCase().includes(text);
-  menu.querySelector("[data-none]").hidden = found(menu).length > 0;
+  const none = menu.querySelector("[data-none]");
+  none.textContent = found(menu).length ? "" : none.dataset.none;
 }
 
 function searchKey(event, menu) {
@@ -50,13 +51,13 @@ function searchKey(event, menu) {
   const at = links.indexOf(document.activeElement); // -1 for the search itself
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (step) (links[at + step] ?? menu.querySelector("[data-search]")).focus();
-  else if (event.key === "Enter" && at < 0) links[0]?.click();
+  else if (event.key === "Enter" && at < 0 && !event.isComposing && event.target.value.trim()) links[0]?.click();
   else return;
   event.preventDefault();
 }
 
 document.addEventListener("click", (event) => {
-  const group = event.target.closest("[data-group]");
+  const group = event.target.closest("summary[data-group]");
   if (group) remember(group);
   const toggle = event.target.closest("[data-toggle]");
   if (toggle) {

@@ -210,11 +210,11 @@ def test_a_queue_with_fair_share_has_its_members_shares_and_its_runs_their_penal
     assert {run["name"]: run["penalty_s"] for run in found["items"]} == {"small": 0, "first": 0, "second": 1800}
     factors = api("GET", "projects/main/runs/second").json()["factors"]
     assert factors["penalty_s"] == 1800
-    assert factors["penalty_detail"] == "used 0 GPU-h, 8 GPUs queued; the median is 4 GPU-h: +30 min"
+    assert factors["penalty_detail"] == "recently used 0 GPU-h, 8 GPUs queued; the median is 4 GPU-h: 30 min behind"
     assert api("GET", "projects/main/runs/small").json()["factors"]["penalty_detail"] == ""
     config = {"type": "task", "commands": ["true"], "resources": {"gpu": 2}}
     planned = api("POST", "projects/main/runs/plan", {"config": config}).json()
     assert (planned["penalty_s"], planned["position"]) == (2880, 4)
-    assert planned["penalty_detail"] == "used 0 GPU-h, 10 GPUs queued; the median is 2 GPU-h: +48 min"
+    assert planned["penalty_detail"] == "recently used 0 GPU-h, 10 GPUs queued; the median is 2 GPU-h: 48 min behind"
     for body in ({"fair_share_minutes": 0}, {"fair_share_half_life_days": None}, {"fair_share_half_life_days": 91}):
         assert manager("PATCH", f"{QUEUES}/default", body).status_code == 422

@@ -130,7 +130,7 @@ def test_managers_change_a_queues_settings_and_all_members_see_them(
     )
     told = cli("queue").stderr
     assert "+1 priority per 15 min waiting" in told
-    assert "displaces preemptible runs with 5 points of priority less" in told
+    assert "displaces preemptible runs whose priority is at least 5 lower" in told
     assert "at most 2 GPUs" in told
     assert "paused" not in told
     assert "4 runs" not in told
@@ -221,12 +221,12 @@ def test_fair_share_is_set_and_shown_with_each_members_share(
         ["ada", "8.0", "0.0", "0", "8", "+52", "min"],
         ["bob", "1.0", "0.0", "0", "1"],
     ]
-    assert "fair share +30 min" in next(line for line in told.stdout.splitlines() if " second " in line)
+    assert "fair share: 30 min behind" in next(line for line in told.stdout.splitlines() if " second " in line)
     shown = cli.ok("show", "second")
-    assert "used 0 GPU-h, 8 GPUs queued; the median is 4 GPU-h: +30 min" in shown
+    assert "recently used 0 GPU-h, 8 GPUs queued; the median is 4 GPU-h: 30 min behind" in shown
     cli.file("type: task\ncommands: ['true']\nresources: {gpu: 2}\n")
     planned = cli.ok("apply", "-f", "run.yaml", "--dry-run")
-    assert "Fair share: used 0 GPU-h, 10 GPUs queued; the median is 2 GPU-h: +48 min" in planned
+    assert "Fair share: recently used 0 GPU-h, 10 GPUs queued; the median is 2 GPU-h: 48 min behind" in planned
     manager.ok("queue", "--fair-share", "off")
     assert "fair share" not in cli("queue").stderr + cli("queue").stdout
     assert manager("queue", "--fair-share", "soon").exit_code == 2

@@ -100,7 +100,7 @@ class Filters(NamedTuple):
     @property
     def beyond_text(self) -> bool:
         """Whether anything but the search by name is set."""
-        return bool(self._replace(text="").query)
+        return self._replace(text="").arranges
 
     @property
     def shown(self) -> dict[str, bool]:

@@ -19,6 +19,7 @@ from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.web.accounts.forms import SettingsForm, Styled, Switch, attempt
 from dstackweb.web.common.pages import PageRequest, done, notice, project_page, queue_url, yes_or_no
+from dstackweb.web.queue.shares import share_bars
 from dstackweb.web.queue.views import fragment, usage
 from dstackweb.wording import queue as queue_words
 
@@ -45,7 +46,7 @@ class QueueForm(SettingsForm):
         widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("strict"), "inputmode": "numeric"}),
     )
     fair_share_minutes = forms.IntegerField(
-        label=gettext_lazy("Longest penalty, minutes"),
+        label=gettext_lazy("Maximum penalty, minutes"),
         help_text=gettext_lazy("Empty: off."),
         required=False,
         min_value=1,
@@ -133,6 +134,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "queues": Queue.objects.filter(project=request.project),
         "ageing": queue_words.ageing(queue.ageing_minutes),
         "fair_share": queue_words.fair_share(queue.fair_share_minutes, queue.fair_share_half_life_days),
+        "shares": share_bars(queue),
         "preemption": queue_words.preemption(queue.preempt_points),
         "usage": usage(queue, request.user, queue_usage([queue.pk])),
         "changes": [(event, queue_words.changed(event.data)) for event in events],

@@ -24,24 +24,32 @@ class ShareBar(NamedTuple):
 
 
 class ShareBars(NamedTuple):
-    """The bars of a queue, the longest first. `most` and `median` are in GPU-hours, too."""
+    """The bars of a queue, the longest first, and of how many `more` members none is shown.
+
+    `most` and `median` are in GPU-hours, too.
+    """
 
     bars: list[ShareBar]
+    more: int
     most: float
     median: float
-    median_text: str
+    detail: str
 
 
-def share_bars(queue: Queue) -> ShareBars | None:
-    """None where fair share is off, or nobody has a load."""
+def share_bars(queue: Queue, most: int | None = None) -> ShareBars | None:
+    """The bars of the members with the highest loads, or of all. None where fair share is off, or nobody has a load."""
     shares = member_shares.shares(queue)
     if not shares:
         return None
     bars = []
-    for share in shares:
+    for share in shares[:most]:
         used, held, queued = round(share.load.used_ms / HOUR_MS, 2), share.load.held_gpus, share.load.queued_gpus
-        behind = f"+{duration(share.penalty.seconds)}" if share.penalty.seconds else ""
+        behind = duration(share.penalty.seconds) if share.penalty.seconds else ""
         detail = words.load(used, held, queued)
         bars.append(ShareBar(share.user, detail, used, held, used + held, queued, behind))
     median = shares[0].penalty.median_ms / HOUR_MS
-    return ShareBars(bars, shares[0].load.total_ms / HOUR_MS, round(median, 2), words.hours(median))
+    longest = max(shares[0].load.total_ms / HOUR_MS, median)
+    return ShareBars(
+        bars, len(shares) - len(bars), longest, round(median, 2),
+        words.settings(queue.max_penalty_s, queue.fair_share_half_life_days, median),
+    )  # fmt: skip

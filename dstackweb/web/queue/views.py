@@ -48,6 +48,8 @@ ANNOUNCED_KINDS = (
     *(status.value for status in RunStatus if status != RunStatus.SUBMITTED),
     RunEventKind.RETRY,
     RunEventKind.REQUEUED,
+    RunEventKind.DISPLACED,
+    RunEventKind.RETURNED,
     RunEventKind.UTILIZATION_NOTICE,
 )
 
@@ -157,11 +159,12 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "held": held,
         "gpus_held": held.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
-        "shares": share_bars(queue),
+        "shares": share_bars(queue, most=SHORT_LIST),
         "month": budget.month(project, now) if project.monthly_budget is not None else None,
         "now": now,
         "runs_url": reverse("web:runs", args=[project.name]),
         "queue_url": queue_url(project, queue.name),
+        "columns_address": filters.cleared.address(),
         "cleared_url": queue_url(project, queue.name) + filters.cleared.address(),
         "change_url": change + filters.address(page=page),
         "pause_url": pause + filters.address(page=page),

@@ -64,7 +64,7 @@ def queue_cells(
     """
     words: dict[str, _Words] = {}
     may: dict[int, bool] = {}  # the same for all runs of one member
-    moved_by, penalty = _("moved by %(who)s"), _("fair share +%(time)s")
+    moved_by, penalty = _("moved by %(who)s"), _("fair share: %(time)s behind")
     cells: list[dict[str, Any]] = []
     for row in rows:
         spec = row.spec

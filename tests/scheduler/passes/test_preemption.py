@@ -249,7 +249,7 @@ def test_plan_and_why_say_what_it_would_cost_until_it_is_done(project: Project, 
     Job.objects.filter(run=low).update(placed_at=timezone.now() - dt.timedelta(minutes=35))
     config = {"type": "task", "commands": ["true"], "priority": 80, **GPU}
     planned = plan(project, member, "member", services.Submission(config))
-    text = f"once it is its turn, it displaces 1 run of {member}: 35 min of work"
+    text = f"when its turn comes, it displaces 1 run of {member}: 35 min of work"
     assert queue_words.would_displace(planned.displaces, planned.at) == text
     assert not plan(project, member, "member", services.Submission(config | {"priority": 29})).displaces
     first = urgent(project, member)

@@ -107,7 +107,7 @@ def test_the_last_hour_is_shown_by_five_minutes_beside_the_numbers_of_today(
     assert re.findall(r'href="\?([^"]*)" aria-current="page">\s*1 h<', page) == ["hours=1"]
     assert 'href="?hours=1&amp;as=table"' in page
     table = client.get(f"{path}?hours=1&as=table").text
-    assert "By five minutes" in table
+    assert "Every 5 minutes" in table
     assert len(re.findall(r"<tr>\s*<th scope=.row. class=.fw-normal text-nowrap.>", table)) == 2
     assert "hours=1" in re.findall(r'href="([^"]*history.csv[^"]*)"', page)[0]
     rows = b"".join(client.get("/p/main/history/history.csv?hours=1")).decode().splitlines()

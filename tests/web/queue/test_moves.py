@@ -11,9 +11,11 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, Session, User
 from dstackweb.runs import services
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import etag
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.selectors import in_order
+from dstackweb.runs.transitions import record
 from tests.factories import join, make_project, make_run, make_user
 from tests.web.conftest import HTMX
 
@@ -200,7 +202,7 @@ def test_viewers_change_nothing_and_get_no_controls(five: dict[str, Run], projec
     client = as_user(join(project, make_user("vic"), "viewer"))
     page = client.get("/p/main/queue/").content.decode()
     assert "grip" not in page
-    assert "name=run" not in page
+    assert 'name="run"' not in page
     assert "sortable" not in page
     for values in ({"do": "top"}, {"do": "stop"}, {"do": "priority", "priority": "1"}):
         assert act(client, five["a"], **values).status_code == 403
@@ -269,8 +271,10 @@ def test_a_poll_announces_new_events_of_the_readers_own_runs(
     services.stop(five["c"], mia, "manager")
     services.stop(five["b"], mia, "manager")
     services.stop(five["e"], ann, "member")
+    record(five["a"], RunEventKind.DISPLACED, {"run": "urgent", "user": "mia"})
     poll = client.get("/p/main/queue/", headers={**HTMX, "DW-Announced": heard}).content.decode()
     told = poll.partition('id="announcements"')[2].partition("</div>")[0]
     assert "c: terminated" in told
     assert "b:" not in told  # somebody else's
+    assert "a: displaced by urgent of mia" in told
     assert "e:" not in told  # one's own act was told by its notice

@@ -231,13 +231,15 @@ def test_fair_share_is_a_bar_for_each_member_and_refreshed_when_shares_change(
         make_run(project, ann, name, resources={"gpu": 4})
     page = as_user(mia).get("/p/main/queue/")
     listed, _mark, shares = page.content.decode().partition('id="shares"')
-    assert re.findall(r'<span class="dw-tag dw-tag-info">(fair share.*?)</span>', listed) == ["fair share +30 min"]
+    assert re.findall(r'<span class="dw-tag dw-tag-info">(fair share.*?)</span>', listed) == [
+        "fair share: 30 min behind"
+    ]
     shares = shares.partition("</section>")[0]
     assert re.findall(r'<th scope="row"[^>]*>(\w+)</th>', shares) == ["ann", "mia"]
-    assert "used 0 GPU-h, 8 GPUs queued" in shares
-    assert re.findall(r"<b>(.*?)</b>", shares) == ["+52 min"]
+    assert "recently used 0 GPU-h, 8 GPUs queued" in shares
+    assert re.findall(r"<b>(.*?)</b>", shares) == ["52 min"]
     assert '<rect class="queued" x="0.00" width="8.00"' in shares
-    assert "median 1; penalty up to 60 min" in " ".join(shares.split())
+    assert "median 1 GPU-h, half-life 7 d, penalty up to 1 h" in " ".join(shares.split())
     poll = {**HTMX, "HX-PTag": page["HX-PTag"]}
     queues.count_shares(timezone.now())
     assert as_user(mia).get("/p/main/queue/", headers=poll).status_code == 204, "nothing shown has changed"

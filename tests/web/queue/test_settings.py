@@ -39,7 +39,7 @@ def test_a_manager_turns_preemption_on_and_the_page_says_what_it_does(
     assert as_user(mia).post(URL, FILLED | {"preempt_points": "20"}).status_code == 302
     assert Queue.objects.get(project=project).preempt_points == 20
     page = as_user(ann).get(URL).content.decode()
-    assert "may stop preemptible runs behind it with at least 20 points of priority less" in page
+    assert "may stop preemptible runs behind it whose priority is at least 20 lower" in page
     assert "preemption, points of priority: off → 20" in page
 
 
@@ -80,8 +80,8 @@ def test_fair_share_is_set_by_managers_and_read_by_all(project: Project, mia: Us
     assert (queue.fair_share_minutes, queue.fair_share_half_life_days) == (90, 14)
     for reader in (ann, mia):
         page = as_user(reader).get(URL).content.decode()
-        assert "load rank up to 1 h 30 min behind. Usage counts half after 14 days." in page
-        assert "fair share: off → at most 1 h 30 min; half-life of fair share: 7 → 14 days" in page
+        assert "load rank up to 1 h 30 min lower. Past usage halves every 14 d." in page
+        assert "fair share: off → at most 1 h 30 min; half-life of fair share: 7 d → 14 d" in page
     for wrong in ({"fair_share_minutes": "0"}, {"fair_share_half_life_days": ""}, {"fair_share_half_life_days": "91"}):
         assert as_user(mia).post(URL, FILLED | wrong).status_code == 422
 

@@ -62,7 +62,7 @@ def test_whom_it_displaces_is_told_here_and_in_the_plan(
     make_run(project, mia, "low", resources={"gpu": 1}, preemptible=True, priority=10)
     place_all()
     run = make_run(project, ann, "urgent", resources={"gpu": 1}, priority=60)
-    text = "nce it is its turn, it displaces 1 run of mia"
+    text = "hen its turn comes, it displaces 1 run of mia"
     client = as_user(ann)
     assert text in text_of(why(client, run))
     config = "type: task\ncommands: ['true']\nresources: {gpu: 1}\npriority: 60\n"
@@ -188,12 +188,12 @@ def test_a_penalty_of_fair_share_is_explained_with_its_numbers(
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/large/").content.decode()):
         told = text_of(page)
         assert "fair share +30 min" in told
-        assert "Fair share of ann: used 0 GPU-h, 16 GPUs queued; the median is 8 GPU-h: +30 min." in told
+        assert "Fair share of ann: recently used 0 GPU-h, 16 GPUs queued; the median is 8 GPU-h: 30 min behind." in told
     planned = as_user(ann).post(
         "/p/main/submit/plan/",
         {"config": "type: task\ncommands: ['true']\nresources: {gpu: 2}\n"},
         headers=HTMX,
     )
-    assert "Fair share: used 0 GPU-h, 18 GPUs queued; the median is 2 GPU-h: +53 min." in text_of(
+    assert "Fair share: recently used 0 GPU-h, 18 GPUs queued; the median is 2 GPU-h: 53 min behind." in text_of(
         planned.content.decode()
     )
