@@ -316,6 +316,7 @@ def _return(run: Run, because: JobView, now: dt.datetime) -> None:
         status_message="",
         status_detail={},
         stop_reason="",
+        queued_at=now if displaced else run.queued_at,
     )
 
 

@@ -15,6 +15,8 @@ def penalty(seconds: int, basis: Mapping[str, Any]) -> str:
     """`recently used 310 GPU-h, holds 4 GPUs; the median is 40 GPU-h: 52 min behind`; empty without a penalty."""
     if not seconds:
         return ""
+    if not basis:
+        return _("%s behind, since it was moved") % duration(seconds)
     parts = {
         "load": load(basis.get("used_gpu_hours", 0), basis.get("held_gpus", 0), basis.get("queued_gpus", 0)),
         "median": hours(basis.get("median_gpu_hours", 0)),

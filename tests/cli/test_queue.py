@@ -218,7 +218,7 @@ def test_fair_share_is_set_and_shown_with_each_members_share(
     assert "fair share: up to 1 h behind, half-life 3 days" in told.stderr
     assert [line.split() for line in told.stdout.splitlines() if line.startswith(("FAIR", "ada", "bob"))] == [
         ["FAIR", "SHARE", "GPU-H", "USED", "HELD", "QUEUED", "BEHIND"],
-        ["ada", "8.0", "0.0", "0", "8", "+52", "min"],
+        ["ada", "8.0", "0.0", "0", "8", "52", "min"],
         ["bob", "1.0", "0.0", "0", "1"],
     ]
     assert "fair share: 30 min behind" in next(line for line in told.stdout.splitlines() if " second " in line)

@@ -232,10 +232,11 @@ def _write(
     for pk, place in sorted(places.items()):
         at, by = stamps.get(pk, (before[pk].moved_at, before[pk].moved_by_id))
         rank = ordering.rank(place.seniority_us, place.priority, step, place.penalty_s)
-        rows.append((*place, rank, stored(at) if at else None, by, pk))
+        rows.append((*place, place.penalty_s, rank, stored(at) if at else None, by, pk))
     sql = (
-        "UPDATE runs_run SET seniority_us = %s, priority = %s, penalty_s = %s, rank = %s, moved_at = %s, "
-        "moved_by_id = %s, version = version + 1 WHERE id = %s"
+        "UPDATE runs_run SET seniority_us = %s, priority = %s, penalty_s = %s, "
+        "penalty_basis = CASE penalty_s WHEN %s THEN penalty_basis ELSE '{}' END, "  # no longer of the member's share
+        "rank = %s, moved_at = %s, moved_by_id = %s, version = version + 1 WHERE id = %s"
     )
     with connection.cursor() as cursor:
         cursor.executemany(sql, rows)

@@ -122,9 +122,8 @@ def write_decisions(
     placements: Sequence[Placement],
     verdicts: WaitChanges,
     changes: Sequence[ReservationChange] = (),
-    displacements: Sequence[Displacement] = (),
 ) -> None:
-    """Write all of it, with the changes of reservations and what is stopped for waiting runs; `backends` by name.
+    """Write all of it, with the changes of reservations; `backends` by name.
 
     Raises one of STALE, or ClaimLost when a newer pass has begun, having written nothing.
     Rows are locked in the common order: pass, queues, runs, hosts, queue counters, progress.
@@ -132,8 +131,7 @@ def write_decisions(
     now = timezone.now()
     with shared_rows_last():
         PassState.renew(generation)
-        queues = {one.queue for one in placements} | {one.queue for one in displacements}
-        _lock_queues(queues | {queue for queue, _ in verdicts})
+        _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
         seen = {change.queue_id for change in changes}
         for change in sorted(changes, key=lambda change: change.run_id):
             _write_reservation(change, now)
@@ -146,7 +144,6 @@ def write_decisions(
             now=now,
             data=[{"nodes": _nodes(one)} for one in placements],
         )
-        _displace(displacements, now)
         for queue_id in {queue.pk for queue, _ in verdicts} | seen:
             touch(queue_id)
         _make_jobs(list(zip(runs, placements, strict=True)), backends, now)
@@ -161,19 +158,40 @@ def _lock_queues(queues: Iterable[Queue]) -> None:
             raise InputsChanged(f"queue {queue} was changed")
 
 
+def write_displacements(
+    generation: int, displacements: Sequence[Displacement], changes: Sequence[ReservationChange]
+) -> None:
+    """Stop the victims, each with its `stop_duration`, and reserve what they leave.
+
+    In a transaction of its own: it locks hosts of jobs that nobody claimed, which placements lock too, each by id.
+    Raises one of STALE, or ClaimLost, having written nothing.
+    """
+    now = timezone.now()
+    with shared_rows_last():
+        PassState.renew(generation)
+        _lock_queues({one.queue for one in displacements})
+        for change in sorted(changes, key=lambda change: change.run_id):
+            _write_reservation(change, now)
+        _displace(displacements, now)
+        for queue_id in {change.queue_id for change in changes}:
+            touch(queue_id)
+
+
 def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
-    """Stop the victims, each with its `stop_duration`. Raises InputsChanged if one of the runs has changed."""
     waiting = {one.run.pk: one.run for one in displacements}
     victims = {victim.id: (victim, one.run) for one in displacements for victim in one.victims}
-    runs = Run.objects.in_bulk(waiting.keys() | victims.keys())
-    for run_id in sorted(waiting.keys() | victims.keys()):
-        if run_id not in runs:
-            raise InputsChanged("a run was removed")
-        run = runs[run_id] = lock_run(run_id)
+    queue_of = {run.pk: one.queue.pk for one in displacements for run in (one.run,)}
+    queue_of |= {victim.id: one.queue.pk for one in displacements for victim in one.victims}
+    runs: dict[int, Run] = {}
+    for run_id in sorted(queue_of):
+        try:
+            run = runs[run_id] = lock_run(run_id)
+        except Run.DoesNotExist:
+            raise InputsChanged("a run was removed") from None
         seen = waiting.get(run_id) or victims[run_id][0]
         expected = (RunStatus.SUBMITTED,) if run_id in waiting else (RunStatus.PROVISIONING, RunStatus.RUNNING)
         same = (run.attempt, run.rank, run.priority) == (seen.attempt, seen.rank, seen.priority)
-        if run.status not in expected or not same:
+        if run.status not in expected or not same or run.queue_id != queue_of[run_id]:
             raise InputsChanged(f"run {run.name} was changed")
     for run_id, (_victim, by) in sorted(victims.items()):
         run, first = runs[run_id], runs[by.pk]

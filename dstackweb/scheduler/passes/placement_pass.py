@@ -225,11 +225,13 @@ class PlacementPass:
 
         If something has changed since it was read, all placements before it are written, and one of STALE raised.
         """
-        placements, verdicts, changes = self.placements, self.verdicts, self._changes()
-        displacements = self.displacements
+        placements, verdicts, displacements = self.placements, self.verdicts, self.displacements
+        making_room = {one.run.pk for one in displacements}
+        changes = [change for change in self._changes() if change.run_id not in making_room]
+        reserved = [change for change in self._changes() if change.run_id in making_room]
         self.placements, self.verdicts, self.displacements = [], {}, []
         try:
-            apply.write_decisions(self.generation, self.backends, placements, verdicts, changes, displacements)
+            apply.write_decisions(self.generation, self.backends, placements, verdicts, changes)
         except STALE:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}
@@ -238,6 +240,8 @@ class PlacementPass:
                 self.written += 1
             raise
         self.written += len(placements)
+        if displacements:
+            apply.write_displacements(self.generation, displacements, reserved)
         self.written_at = time.monotonic()
         self.stored = [StoredReservation.of(row) for row in self.capacity.turns.rows.values()]
 

@@ -77,6 +77,7 @@ class Capacity:
         self._added: list[JobUsage] = []
         self._unreserved: dict[frozenset[int], Sequence[HostView]] = {}
         self._waited_for: defaultdict[int, set[int]] = defaultdict(set)
+        self._promised: dict[int, tuple[int, int, int]] = {}
 
     @property
     def job_usage(self) -> Sequence[JobUsage]:
@@ -105,7 +106,24 @@ class Capacity:
     def exceeded_limits(self, run: WaitingRun) -> list[Wait]:
         """The limits of its queue that the run would exceed now, the most permanent first."""
         queue_limits, gpus = self.limits.get(run.queue_id, QueueLimits()), gpus_requested(run.spec)
-        return limits.exceeded_limits(queue_limits, self.queue_usage, run.queue_id, run.user_id, gpus)
+        promised = self._withdraw(run.id)
+        found = limits.exceeded_limits(queue_limits, self.queue_usage, run.queue_id, run.user_id, gpus)
+        if promised:
+            self._promise(run)
+        return found
+
+    def _promise(self, run: WaitingRun) -> None:
+        """Count a run for which others are stopping as placed: no limit may keep it from what they leave."""
+        self._withdraw(run.id)
+        self._promised[run.id] = counted = (run.queue_id, run.user_id, gpus_requested(run.spec))
+        self.queue_usage.add(*counted)
+
+    def _withdraw(self, run_id: int) -> bool:
+        """Count it no longer; whether it was counted."""
+        counted = self._promised.pop(run_id, None)
+        if counted is not None:
+            self.queue_usage.remove(*counted)
+        return counted is not None
 
     def offers_for(self, run: WaitingRun) -> BackendOffers:
         """Offers of other backends for this run, its project's idle instances first."""
@@ -119,6 +137,7 @@ class Capacity:
 
     def take(self, run: WaitingRun, placed: HostPlacement | OfferPlacement) -> None:
         """Subtract a run's placement from the free capacity."""
+        self._withdraw(run.id)
         self.queue_usage.add(run.queue_id, run.user_id, gpus_requested(run.spec))
         if isinstance(placed, OfferPlacement):
             self.used.update(offers.offer_key(offer) for offer in placed.offers)
@@ -143,6 +162,7 @@ class Capacity:
 
     def end_reservation(self, run_id: int, why: str) -> None:
         """End a run's reservation, if it has one; `why` is a code."""
+        self._withdraw(run_id)
         self.turns.end(run_id, why, self.hosts, self.now)
         self._unreserved.clear()
 
@@ -175,6 +195,8 @@ class Capacity:
         """
         if waits.reason not in WAITS_FOR_HOSTS or run.queue_id not in self.preempt_points:
             return ()
+        if not may_use_hosts(run.spec):
+            return ()
         usable, ahead = usable_hosts(run, self.hosts), self._waited_for[run.queue_id]
         is_first = not usable & ahead
         ahead |= usable
@@ -186,6 +208,7 @@ class Capacity:
         planned = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
         assert planned is not None, "it fits once the victims are gone"
         self.reserve(planned, instead_of=outranked)
+        self._promise(run)
         return victims
 
     def would_displace(self, run: WaitingRun, priority: int, waits: Wait) -> Sequence[PlacedRun]:
@@ -227,6 +250,14 @@ class Capacity:
                 self.end_reservation(reserved.run.id, judged)
             else:
                 self.reserve(judged)
+                if self._waits_for_stopping(judged):
+                    self._promise(judged.run)
+
+    def _waits_for_stopping(self, reserved: HostReservation) -> bool:
+        """Whether it starts when jobs that were told to stop have left its hosts."""
+        here = (used for used in self.job_usage if used.stopping and used.host_id in reserved.host_ids)
+        ends = [used.ends_at for used in here if used.ends_at is not None]
+        return bool(ends) and reserved.starts_at is not None and reserved.starts_at <= max(ends)
 
     def _review(self, reserved: HostReservation) -> HostReservation | ReservationEnd | WaitReason:
         """The renewed reservation, or the code of why it ends."""

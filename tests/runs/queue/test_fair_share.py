@@ -19,12 +19,13 @@ bounds = st.integers(60, 30 * 86_400)
 
 
 def by_hand(own: Load, everybody: list[Load], bound_s: int, gpus: int) -> int:
-    """Bound × (1 − median ÷ load), with a newcomer among the members.
+    """Bound × (1 − median ÷ load), with a newcomer among the members who hold or wait for GPUs.
 
     The median: as many loads lie above as below, or the middle between two such.
     """
-    weights = [Fraction(one.used_ms) + one.held_gpus * HOUR_MS + one.queued_gpus * HOUR_MS for one in everybody]
-    there = [Fraction(gpus * HOUR_MS), *(weight for weight in weights if weight)]
+    present = [one for one in everybody if one.held_gpus + one.queued_gpus > 0]
+    weights = [Fraction(one.used_ms) + one.held_gpus * HOUR_MS + one.queued_gpus * HOUR_MS for one in present]
+    there = [Fraction(max(gpus, 1) * HOUR_MS), *weights]
     middle = [
         one
         for one in there
@@ -43,10 +44,10 @@ def test_penalties_are_those_of_the_formula(everybody: list[Load], bound_s: int,
 
 
 @given(members, bounds)
-def test_no_penalty_exceeds_the_bound_and_the_lower_half_of_members_has_none(
+def test_no_penalty_exceeds_the_bound_and_the_lower_half_of_those_who_use_the_queue_now_has_none(
     everybody: list[Load], bound_s: int
 ) -> None:
-    there = sorted((one for one in everybody if one.total_ms), key=lambda one: one.total_ms)
+    there = sorted((one for one in everybody if one.held_gpus or one.queued_gpus), key=lambda one: one.total_ms)
     seconds = [penalty(one, everybody, bound_s).seconds for one in there]
     assert all(0 <= one < bound_s for one in seconds)
     assert seconds == sorted(seconds), "more load is never a smaller penalty"
@@ -63,7 +64,7 @@ def test_a_burst_in_an_empty_queue_leaves_room_for_those_who_come_next(runs: int
 
 def test_twice_the_median_is_half_the_bound_and_four_times_is_three_quarters() -> None:
     median, twice, four = Load(held_gpus=10), Load(queued_gpus=20), Load(used_ms=40 * HOUR_MS)
-    everybody = [median, median, median, twice, four]
+    everybody = [median, median, median, twice, four, *[Load(used_ms=1)] * 9]
     assert [penalty(one, everybody, 3600).seconds for one in (median, twice, four)] == [0, 1800, 2700]
     assert penalty(four, everybody, 3600).basis == {
         "used_gpu_hours": 40.0, "held_gpus": 0, "queued_gpus": 0, "median_gpu_hours": 10.0

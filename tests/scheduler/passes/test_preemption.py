@@ -78,7 +78,7 @@ def test_a_run_displaces_a_lower_one_which_keeps_its_place_and_runs_again(
     job = placed_job(low)
     assert (job.status, job.stop_reason, job.stop_grace_s) == ("terminating", "preempted", 20)
     assert statuses(low, first) == ["terminating", "submitted"]
-    assert "displaced by urgent of bob: stopping, to be queued again" in told(low)
+    assert "displaced by urgent of bob: it stops and is queued again" in told(low)
     assert f"displaces low of {member}" in told(first)
     assert Reservation.objects.get().run_id == first.pk
     ends(low)
@@ -226,16 +226,64 @@ def test_a_victim_that_changed_meanwhile_has_the_pass_start_over(
     project: Project, member: User, low: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = urgent(project, member)
-    write = placement_pass.apply.write_decisions
+    write = placement_pass.apply.write_displacements
 
     def late(*args: Any) -> None:
         Run.objects.filter(pk=low.pk).update(priority=75)
         write(*args)
 
-    monkeypatch.setattr(placement_pass.apply, "write_decisions", late)
+    monkeypatch.setattr(placement_pass.apply, "write_displacements", late)
     place_all()
     assert statuses(low, first) == ["running", "submitted"]
     assert not Reservation.objects.exists()
+
+
+def test_a_victim_that_left_the_queue_meanwhile_is_not_stopped(
+    project: Project, member: User, low: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urgent(project, member)
+    other = services.ensure_queue(project, "other")
+    write = placement_pass.apply.write_displacements
+
+    def late(*args: Any) -> None:
+        Run.objects.filter(pk=low.pk).update(queue=other)
+        write(*args)
+
+    monkeypatch.setattr(placement_pass.apply, "write_displacements", late)
+    place_all()
+    assert statuses(low) == ["running"]
+
+
+def test_a_limit_does_not_keep_a_run_from_what_others_leave_for_it(
+    project: Project, queue: Queue, member: User, low: Run
+) -> None:
+    ann = join(project, make_user("ann"))
+    Queue.objects.filter(pk=queue.pk).update(max_running_per_user=1)
+    first = urgent(project, ann)
+    small = make_run(project, ann, "small", resources={"cpu": 1}, priority=40)
+    for _ in range(3):
+        place_all()
+        assert statuses(low, first, small) == ["terminating", "submitted", "submitted"]
+    ends(low)
+    place_all()
+    assert statuses(low, first, small) == ["submitted", "provisioning", "submitted"]
+
+
+def test_a_run_that_may_not_use_hosts_keeps_nobody_from_displacing(project: Project, member: User, low: Run) -> None:
+    urgent(project, member, "elsewhere", backends=["cloud"])
+    first = urgent(project, member)
+    place_all()
+    assert statuses(low, first) == ["terminating", "submitted"]
+
+
+def test_a_displaced_run_waits_from_when_it_is_back(project: Project, member: User, low: Run) -> None:
+    before = fresh(low).queued_at
+    urgent(project, member)
+    place_all()
+    ends(low)
+    assert fresh(low).status == "submitted"
+    assert fresh(low).queued_at > before
+    assert fresh(low).seniority_us == low.seniority_us
 
 
 def test_the_owner_of_a_displaced_run_is_notified(project: Project, low: Run) -> None:

@@ -187,7 +187,7 @@ def test_a_penalty_of_fair_share_is_explained_with_its_numbers(
     run = make_run(project, ann, "large", resources={"gpu": 8})
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/large/").content.decode()):
         told = text_of(page)
-        assert "fair share +30 min" in told
+        assert "fair share: 30 min behind" in told
         assert "Fair share of ann: recently used 0 GPU-h, 16 GPUs queued; the median is 8 GPU-h: 30 min behind." in told
     planned = as_user(ann).post(
         "/p/main/submit/plan/",
