@@ -91,7 +91,7 @@ class Server:
         """End the supervisor: cleanly, or with SIGKILL."""
         if self.process is not None:
             self.process.send_signal(number)
-            self.process.wait(30)
+            self.process.wait(90)
             self.process = None
 
     def __enter__(self) -> Server:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 RAY = Path(sys.executable).parent / "ray"
 CPUS, GPUS, MODEL = 6, 2, "A100"
-START_S = 90.0
+START_S = 240.0
 MARK = "DSTACKWEB_RAY"
 """Every process of the cluster has it in its environment; those of jobs that an agent started do not."""
 
