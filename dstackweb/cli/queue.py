@@ -88,13 +88,13 @@ def queue(
     ] = None,
 ) -> None:
     """Show a queue in its order and why each run waits. Managers change its settings with the options."""
-    numbers = {
+    limits = {
         "max_running": max_running,
         "max_gpus": max_gpus,
         "max_running_per_user": max_running_per_user,
         "max_gpus_per_user": max_gpus_per_user,
     }
-    settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in numbers.items() if text is not None}
+    settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in limits.items() if text is not None}
     if ageing is not None:
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
     switches = {"fair_share": ("fair_share_minutes", fair_share), "preempt_points": ("preempt_points", preempt_points)}

@@ -301,11 +301,12 @@ def _return(run: Run, because: JobView, now: dt.datetime) -> None:
     One that no runner claims again and again waits a moment first, so that it can't keep the scheduler busy.
     """
     displaced = because.reason == Reason.PREEMPTED
-    unclaimed = Job.objects.filter(run=run, termination_reason=Reason.NOT_CLAIMED)
-    often = unclaimed.order_by().values("attempt").distinct().count() - RETURNS_AT_ONCE
-    if often > 0 and not displaced:
-        _retry(run, RetryRun(because, run.first_failed_at), now, often)
-        return
+    if not displaced:
+        unclaimed = Job.objects.filter(run=run, termination_reason=Reason.NOT_CLAIMED)
+        often = unclaimed.order_by().values("attempt").distinct().count() - RETURNS_AT_ONCE
+        if often > 0:
+            _retry(run, RetryRun(because, run.first_failed_at), now, often)
+            return
     move_run(
         run,
         RunStatus.SUBMITTED,

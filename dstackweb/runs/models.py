@@ -163,7 +163,7 @@ class Run(models.Model):
         default=0, help_text="Seconds that it ranks behind its seniority by its member's share; set when it is queued"
     )
     penalty_basis: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, help_text="The numbers that the penalty comes from (`member_shares.Basis`)"
+        default=dict, help_text="The numbers that the penalty comes from (`fair_share.Basis`)"
     )
     rank = models.BigIntegerField()
     shape = models.CharField(max_length=64)

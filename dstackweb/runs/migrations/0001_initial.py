@@ -222,7 +222,7 @@ class Migration(migrations.Migration):
                 ('priority', models.PositiveSmallIntegerField(default=50)),
                 ('seniority_us', models.BigIntegerField()),
                 ('penalty_s', models.BigIntegerField(default=0, help_text="Seconds that it ranks behind its seniority by its member's share; set when it is queued")),
-                ('penalty_basis', models.JSONField(default=dict, help_text='The numbers that the penalty comes from (`member_shares.Basis`)')),
+                ('penalty_basis', models.JSONField(default=dict, help_text='The numbers that the penalty comes from (`fair_share.Basis`)')),
                 ('rank', models.BigIntegerField()),
                 ('shape', models.CharField(max_length=64)),
                 ('queued_at', models.DateTimeField(default=django.utils.timezone.now, help_text='When it last entered its queue: from here its waiting counts')),

@@ -1,7 +1,7 @@
 """The members' shares of queues with fair share: counted each minute, shifted by each run that enters its queue.
 
-A run's penalty is set when it enters a queue, and for all waiting runs at once when a manager changes the setting. A
-rank changes by it at no other time (docs/decisions/0024-fair-share.md). Whoever writes here has locked the queue.
+A run's penalty is set when it enters a queue, and for all runs that have not ended when a manager changes the setting.
+A rank changes by it at no other time (docs/decisions/0024-fair-share.md). Callers that write have locked the queue.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Share:
 def enter(queue: Queue, run: Run, *, waits: bool = True) -> Penalty:
     """The penalty of a run that enters this queue. If it `waits` there from now on, its GPUs count from now on.
 
-    Two statements, and as many rows as the queue has members; nothing where fair share is off.
+    Two or three statements, and as many rows as the queue has members; nothing where fair share is off.
     """
     gpus = (run.spec.get("nodes") or 1) * run.spec["requirements"]["gpu_count_min"]
     found = foresee(queue, run.user_id, gpus)
@@ -151,7 +151,7 @@ _SHAPES = "SELECT MIN(id), COUNT(*) FROM runs_run WHERE queue_id = %s AND status
 
 def _queued(queue: Queue) -> Iterator[tuple[int, int]]:
     """A member and their GPUs for each shape that waits. All runs of a shape are of one member and need the same."""
-    waiting: dict[int, int] = {run_id: runs for run_id, runs in sql.rows(_SHAPES, [queue.pk])}  # noqa: C416
+    waiting: dict[int, int] = dict(map(tuple, sql.rows(_SHAPES, [queue.pk])))
     ids = sorted(waiting)
     columns = ("pk", "user_id", "spec__nodes", "spec__requirements__gpu_count_min")
     for start in range(0, len(ids), CHUNK):

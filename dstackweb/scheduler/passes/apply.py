@@ -180,8 +180,9 @@ def write_displacements(
 def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
     waiting = {one.run.pk: one.run for one in displacements}
     victims = {victim.id: (victim, one.run) for one in displacements for victim in one.victims}
-    queue_of = {run.pk: one.queue.pk for one in displacements for run in (one.run,)}
-    queue_of |= {victim.id: one.queue.pk for one in displacements for victim in one.victims}
+    queue_of = {
+        run_id: one.queue.pk for one in displacements for run_id in (one.run.pk, *(victim.id for victim in one.victims))
+    }
     runs: dict[int, Run] = {}
     for run_id in sorted(queue_of):
         try:

@@ -229,7 +229,7 @@ class Capacity:
         return () if is_soon else victims
 
     def _stopped_by(self, victim: PlacedRun) -> dt.datetime:
-        """When it is gone at the latest if it is told to stop now."""
+        """When it has ended at the latest if it is stopped now."""
         return self.now + dt.timedelta(seconds=victim.stop_s + reservation.MARGIN_S)
 
     def _stop(self, victims: Sequence[PlacedRun]) -> None:

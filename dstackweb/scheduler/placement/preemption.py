@@ -59,7 +59,7 @@ def choose_victims(
 ) -> list[PlacedRun]:
     """The runs to stop so that `run` fits on these hosts, the most protected first; none where it is no help or need.
 
-    Jobs that are stopping already count as gone: whoever waits for their end displaces nobody else. `hosts` are those
+    Jobs that are stopping count as ended: a run that waits for their end displaces nobody else. `hosts` are those
     that the run may use, without what is kept for others.
     """
     room = _Room(run, hosts, holders)
@@ -104,7 +104,7 @@ class _Room:
 
 
 def _fewest(candidates: Sequence[PlacedRun], enough: Callable[[Sequence[PlacedRun]], bool]) -> list[PlacedRun]:
-    """The victims that spare whoever is most protected, then the next, and so on; empty if all are not enough.
+    """The victims that spare the most protected run, then the next, and so on; empty if all are not enough.
 
     `enough` must be monotonic. Each victim costs a binary search: the last one of the shortest prefix, in the order of
     protection, that is enough together with the victims found so far is needed whatever else is stopped.

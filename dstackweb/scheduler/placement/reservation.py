@@ -36,7 +36,7 @@ class JobUsage:
     since: dt.datetime
     ends_at: dt.datetime | None
     stopping: bool = False
-    """Whether it was told to stop."""
+    """Whether it is being stopped."""
 
 
 @dataclass(frozen=True)
