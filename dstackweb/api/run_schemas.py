@@ -220,6 +220,20 @@ class DependencyOut(Schema):
         return one.predecessor.status if one.predecessor else None
 
 
+class OfSweepOut(Schema):
+    """The sweep that a run belongs to."""
+
+    name: str
+    id: Id
+    index: int
+
+    @classmethod
+    def of(cls, run: Run) -> OfSweepOut | None:
+        if run.sweep is None or run.sweep_index is None:
+            return None
+        return cls(name=run.sweep.name, id=str(run.sweep.uid), index=run.sweep_index)
+
+
 @dataclass(slots=True, kw_only=True)
 class RunOut(RunRow):
     """A run. `position` and `reason` are null unless it waits, `hold` unless it is a hold that has started."""
@@ -228,6 +242,7 @@ class RunOut(RunRow):
     reason: str | None
     reason_detail: str | None
     after: Annotated[list[DependencyOut], Field(description="The runs that had, or have, to end before it")]
+    sweep: Annotated[OfSweepOut | None, Field(description="The sweep that it belongs to")]
     factors: Annotated[FactorsOut | None, Field(description="Why it has its position; null unless it waits")]
     silent_hosts: Annotated[list[SilentHostOut], Field(description="Offline hosts on which it has active jobs")]
     silent_detail: Annotated[str | None, Field(description="What it waits for while they are silent")]
@@ -259,6 +274,7 @@ class RunOut(RunRow):
             reason=reason or None,
             reason_detail=waiting.reason(reason, data).text if reason else None,
             after=[DependencyOut.from_orm(one) for one in selectors.dependencies_of(run)],
+            sweep=OfSweepOut.of(run),
             silent_hosts=[SilentHostOut(host=one.host, seen_at=one.seen_at) for one in silent],
             silent_detail=statuses.silent(run, silent) or None,
             max_duration_s=run.limit_s,
@@ -418,6 +434,7 @@ class PlanOut(Schema):
     settings: dict[str, Any]
     provenance: dict[str, Any]
     queue: str
+    runs: int = Field(description="How many runs the file makes: 1 without `array`. All else is about the first one")
     position: int | None = Field(description="Null for a run with `schedule` or `after`, which is not queued yet")
     penalty_s: int = Field(description="Seconds that its member's fair share puts it behind; `position` includes them")
     penalty_detail: str = Field(description="Why, in words; empty without a penalty")
@@ -442,6 +459,7 @@ class PlanOut(Schema):
                 "settings": effective.spec.as_file(),
                 "provenance": effective.provenance,
                 "queue": plan.prepared.queue.name,
+                "runs": effective.spec.array.size if effective.spec.array else 1,
                 "penalty_s": plan.share.seconds,
                 "penalty_detail": fair_share.penalty(plan.share.seconds, plan.share.basis),
                 "backends": [_outlook(one) for one in plan.backends],

@@ -27,10 +27,12 @@ from dstackweb.api.run_schemas import (
     events_page,
     jobs_page,
 )
+from dstackweb.api.sweep_schemas import SweepOut
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import comparison, dependencies, holds, removal, rows, selectors, services
 from dstackweb.runs.codes import LogCut
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.scheduler.passes.decision import Decision, decide_now
 from dstackweb.scheduler.passes.decision import plan as plan_submission
 from dstackweb.wording import statuses
@@ -63,18 +65,23 @@ def plan(request: HttpRequest, project: Path[str], body: SubmitIn) -> PlanOut:
     return PlanOut.of(plan_submission(found, caller(request), role, submission))
 
 
-@router.post("", response={201: RunOut, **CONFLICTS, **refusals(413)}, summary="Submit a run")
+@router.post("", response={201: RunOut | SweepOut, **CONFLICTS, **refusals(413)}, summary="Submit a run or a sweep")
 def submit(
     request: HttpRequest,
     response: HttpResponse,
     project: Path[str],
     body: SubmitRunIn,
     idempotency_key: IdempotencyKey = "",
-) -> Status[RunOut]:
-    """Add a run to its queue. An `Idempotency-Key` makes retries safe: a repeated key returns the same run."""
+) -> Status[RunOut | Sweep]:
+    """Add a run to its queue; a file with `array` makes a sweep, which has `"type": "sweep"`.
+
+    An `Idempotency-Key` makes retries safe: a repeated key returns the same run or sweep.
+    """
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides, body.archive)
-    run, made = services.submit(found, caller(request), role, submission, idempotency_key)
+    run, made = sweeps.submit(found, caller(request), role, submission, idempotency_key)
+    if isinstance(run, Sweep):
+        return Status(201, run)
     return Status(201, _tagged(response, run if made else selectors.find_run(found, str(run.uid)), is_new=made))
 
 

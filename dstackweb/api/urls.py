@@ -26,6 +26,7 @@ from dstackweb.api import (
     queues,
     runner,
     runs,
+    sweeps,
     tasks,
     usage,
     utilization,
@@ -34,6 +35,7 @@ from dstackweb.api.app import api
 
 for prefix, routers in {
     "/projects/{project}/runs": (runs.router, utilization.of_runs, metrics.router, progress.of_runs, tasks.router),
+    "/projects/{project}/sweeps": (sweeps.router,),
     "/projects/{project}/progress": (progress.router,),
     "/projects/{project}/utilization": (utilization.router,),
     "/projects/{project}/holds": (runs.hold_router,),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dstackweb.spec.array import Array, ArrayFields
 from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.effective import (
     After,
@@ -107,6 +108,8 @@ def _converted(value: Any) -> Any:
             return RegistryAuth(username=value.username, password=value.password)
         case ScheduleFields():
             return Schedule(cron=value.cron)
+        case ArrayFields():
+            return Array.of(value)
         case (AfterFields(), *_):
             return tuple(After(run=one.run, on=one.on, otherwise=one.otherwise) for one in value)
     return value

@@ -347,6 +347,15 @@ class DeliveryProblem(StrEnum):
     BAD_KEY = "bad_key"
 
 
+class NoRun(StrEnum):
+    """Why an index of a sweep has no run."""
+
+    TO_COME = "to_come"
+    DROPPED = "dropped"
+    """The sweep was stopped before."""
+    REMOVED = "removed"
+
+
 class RunEventKind(StrEnum):
     """Events of a run or of one of its jobs."""
 
@@ -378,6 +387,7 @@ class RunEventKind(StrEnum):
     NEXT_SCHEDULED = "next_scheduled"
     SCHEDULE_WAITS = "schedule_waits"
     SCHEDULE_ENDED = "schedule_ended"
+    REPLACED = "replaced"
     START_DEADLINE = "start_deadline"
     SPOT_INTERRUPTION = "spot_interruption"
     MACHINE_ASKED = "machine_asked"

@@ -132,7 +132,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "commands": spec.commands,
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
-        "env": fill_secrets(spec.env, secrets) | masked | _displaced(job),
+        "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job),
         "redact": _to_mask(token, *_held(job, secrets.values()), *masked.values()),
         # Where the commands report their tasks, below the address by which the runner reaches the API.
         "tasks": {"path": f"/api/v1/projects/{quote(run.project.name)}/runs/{run.uid}/tasks", "token": token},
@@ -156,6 +156,13 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "image": spec.image,
         **(_container(spec, secrets) if spec.image else {}),
     }
+
+
+def _sweep(run: Run) -> dict[str, str]:
+    """Which run of which sweep it is, for its commands."""
+    if run.sweep is None:
+        return {}
+    return {"DSTACK_SWEEP": run.sweep.name, "DSTACK_SWEEP_INDEX": str(run.sweep_index)}
 
 
 def _displaced(job: Job) -> dict[str, str]:

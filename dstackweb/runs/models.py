@@ -99,10 +99,9 @@ class Queue(models.Model):
         return (self.fair_share_minutes or 0) * 60
 
 
-class QueueCount(models.Model):
-    """How many runs of a queue are in each status, shifted by each transition; `version` counts the changes."""
+class StatusCount(models.Model):
+    """How many runs are in each status, shifted by each transition; `version` counts the changes."""
 
-    queue = models.OneToOneField(Queue, on_delete=models.CASCADE, primary_key=True, related_name="count")
     version = models.BigIntegerField(default=0)
     pending = models.IntegerField(default=0)
     submitted = models.IntegerField(default=0)
@@ -112,6 +111,15 @@ class QueueCount(models.Model):
     done = models.IntegerField(default=0)
     failed = models.IntegerField(default=0)
     terminated = models.IntegerField(default=0)
+
+    class Meta:
+        abstract = True
+
+
+class QueueCount(StatusCount):
+    """Those of a queue."""
+
+    queue = models.OneToOneField(Queue, on_delete=models.CASCADE, primary_key=True, related_name="count")
 
     def __str__(self) -> str:
         return f"{self.queue}: version {self.version}"
@@ -136,6 +144,75 @@ class Archive(models.Model):
         return f"{self.sha256[:12]} ({self.size} bytes)"
 
 
+class Sweep(models.Model):
+    """Many runs of one file (`array`), which are created a few at a time (`sweeps.window`), each by its index from 0.
+
+    `next_index` is the first one that was never created. Its row is locked behind that of its queue.
+    """
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="sweeps")
+    queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="sweeps")
+    user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="sweeps")
+    name = models.CharField(max_length=60)
+
+    size = models.PositiveIntegerField(help_text="Runs in all")
+    max_parallel = models.PositiveIntegerField(null=True, help_text="Of its runs so many are active at once; None: any")
+    next_index = models.PositiveIntegerField(default=0)
+    priority = models.PositiveSmallIntegerField(default=ordering.PRIORITY_DEFAULT)
+    seniority_us = models.BigIntegerField(help_text="That of its submission, which all its runs have")
+    waits_for_name = models.CharField(max_length=60, blank=True, help_text="Name of its next run, which is taken now")
+    retry_before = models.DateTimeField(null=True, help_text="Runs that had failed by then are created once more")
+    stopped_at = models.DateTimeField(null=True, help_text="From here on none is created that was not before")
+    stopped_by = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL, related_name="+")
+    is_stopping = models.BooleanField(default=False, help_text="Its active runs are still to be stopped")
+    is_aborted = models.BooleanField(default=False, help_text="They are stopped without time to end by themselves")
+
+    shape = models.CharField(max_length=64)
+    array: models.JSONField[Any, Any] = models.JSONField(help_text="`spec.array.Array`")
+    spec: models.JSONField[Any, Any] = models.JSONField(help_text="EffectiveSpec of its runs, without their parameters")
+    provenance: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    config_text = models.TextField(blank=True)
+    env_secret = models.TextField(blank=True, help_text="Values taken from the client's environment, encrypted")
+    archive = models.ForeignKey(Archive, null=True, on_delete=models.PROTECT)
+    idempotency_key = models.CharField(max_length=200, blank=True)
+    body_digest = models.CharField(max_length=64, blank=True)
+
+    submitted_at = models.DateTimeField(default=timezone.now)
+    ended_at = models.DateTimeField(null=True, help_text="When all its runs had ended")
+
+    class Meta:
+        constraints = [
+            # As with runs: a name is free again once its sweep has ended.
+            models.UniqueConstraint(
+                fields=["project", "name"], condition=Q(ended_at=None), name="sweep_name_among_active"
+            ),
+            models.UniqueConstraint(
+                fields=["project", "user", "idempotency_key"],
+                condition=~Q(idempotency_key=""),
+                name="sweep_idempotency_key",
+            ),
+        ]
+        indexes = [
+            # Those that each pass looks at, which are few.
+            models.Index("id", condition=Q(ended_at=None), name="sweep_active"),
+            models.Index("project", F("id").desc(), name="sweep_newest_in_project"),
+            models.Index("project", "name", F("id").desc(), name="sweep_newest_of_name"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class SweepCount(StatusCount):
+    """Those of a sweep; removed runs are in none."""
+
+    sweep = models.OneToOneField(Sweep, on_delete=models.CASCADE, primary_key=True, related_name="count")
+
+    def __str__(self) -> str:
+        return f"{self.sweep}: version {self.version}"
+
+
 class Run(models.Model):
     """A submitted run, with its spec as resolved at that moment."""
 
@@ -144,6 +221,8 @@ class Run(models.Model):
     queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="runs")
     user = models.ForeignKey("accounts.User", on_delete=models.PROTECT, related_name="runs")
     name = models.CharField(max_length=60)
+    sweep = models.ForeignKey(Sweep, null=True, on_delete=models.PROTECT, related_name="runs", db_index=False)
+    sweep_index = models.PositiveIntegerField(null=True)
 
     status = _status(RunStatus, RunStatus.SUBMITTED)
     status_message = models.TextField(blank=True)
@@ -198,6 +277,10 @@ class Run(models.Model):
                 condition=~Q(idempotency_key=""),
                 name="run_idempotency_key",
             ),
+            # No index of a sweep is ever created twice, whoever creates its runs.
+            models.UniqueConstraint(
+                fields=["sweep", "sweep_index"], condition=Q(sweep__isnull=False), name="run_once_in_sweep"
+            ),
             models.CheckConstraint(
                 condition=Q(priority__gte=ordering.PRIORITY_MIN, priority__lte=ordering.PRIORITY_MAX),
                 name="run_priority_0_to_100",
@@ -224,6 +307,10 @@ class Run(models.Model):
             models.Index("status", "retry_at", name="run_by_status"),
             # The runs to prune, oldest end first.
             models.Index("ended_at", condition=Q(ended_at__isnull=False), name="run_by_end"),
+            # The failed or active runs of a sweep, in its order.
+            models.Index(
+                "sweep", "status", "sweep_index", condition=Q(sweep__isnull=False), name="run_of_sweep_by_status"
+            ),
         ]
 
     def __str__(self) -> str:

@@ -28,6 +28,7 @@ from dstackweb.runs.models import (
     QueueHour,
     Run,
     RunEvent,
+    SweepCount,
     UsageDay,
 )
 from dstackweb.runs.states import ENDED, JOB_ENDED, RunStatus
@@ -36,6 +37,7 @@ from dstackweb.runs.states import ENDED, JOB_ENDED, RunStatus
 def differences() -> Iterator[Difference]:
     """Everything that disagrees. Consistent only while nothing moves, or inside one snapshot."""
     yield from _queues()
+    yield from _sweeps()
     yield from _hosts()
     yield from _hours()
     yield from recount.differences()
@@ -61,6 +63,18 @@ def _queues() -> Iterator[Difference]:
             kept, real = getattr(row, status.value), counted.get((row.queue_id, status.value), 0)
             if kept != real:
                 yield Difference(f"queue {row.queue} {status.value}", kept, real)
+
+
+def _sweeps() -> Iterator[Difference]:
+    of_runs = Run.objects.filter(sweep__isnull=False).order_by()
+    counted = {
+        (row["sweep"], row["status"]): row["n"] for row in of_runs.values("sweep", "status").annotate(n=Count("pk"))
+    }
+    for row in SweepCount.objects.select_related("sweep"):
+        for status in RunStatus:
+            kept, real = getattr(row, status.value), counted.get((row.sweep_id, status.value), 0)
+            if kept != real:
+                yield Difference(f"sweep {row.sweep} {status.value}", kept, real)
 
 
 def _hosts() -> Iterator[Difference]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from decimal import Decimal
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.dispatch import Signal
 from django.utils import timezone
 
@@ -24,7 +24,7 @@ from dstackweb.runs import files, log_limits, spend
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.history import Placed
-from dstackweb.runs.models import Job, RemovedRun, RemovedSpend, Run, RunEvent
+from dstackweb.runs.models import Job, RemovedRun, RemovedSpend, Run, RunEvent, Sweep
 from dstackweb.runs.shared_rows import count_removed, shared_rows_last
 from dstackweb.runs.states import ENDED, RunStatus
 
@@ -72,11 +72,19 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
         count_removed(runs, _placed(keys), now)
         spent = _spent(keys, now)
         Run.objects.filter(pk__in=keys).delete()
+        _delete_empty({run.sweep_id for run in runs if run.sweep_id is not None})
         finalize.expire(keys)
         _keep_spend(spent, now)
         log_limits.uncount(freed)
         transaction.on_commit(lambda: _remove_logs(removed), robust=True)
     return len(runs)
+
+
+def _delete_empty(sweep_ids: Collection[int]) -> None:
+    """Delete sweeps that have ended, and have no run any more."""
+    for sweep_id in sorted(sweep_ids):
+        left = Exists(Run.objects.filter(sweep=OuterRef("pk")))
+        Sweep.objects.filter(~Q(left), pk=sweep_id, ended_at__isnull=False).delete()
 
 
 def remove_logs(limit: int = 50) -> int:

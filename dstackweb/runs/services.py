@@ -39,6 +39,7 @@ from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.recurrence import next_time, seniority_us
 from dstackweb.runs.shared_rows import count_new, count_queue_change, shared_rows_last
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
+from dstackweb.runs.sweeps.validation import check_array
 from dstackweb.runs.transitions import lock_run, move_run, note, record
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
@@ -124,6 +125,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     archive = _archive(project, submission.archive) if submission.archive else None
     text = submission.config if isinstance(submission.config, str) else as_yaml(submission.config)
     dependencies = find_dependencies(project, spec, run_file)
+    check_array(spec, run_file)
     return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive, dependencies)
 
 
@@ -150,11 +152,20 @@ def submit(
 
     Raises Invalid, Forbidden, Conflict when the name is taken by an active run or the key by another body, or TooMany.
     """
-    if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
+    if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
         return earlier, False
     prepared = prepare(project, user, role, submission)
+    if prepared.effective.spec.array is not None:
+        raise Invalid.at("array", msg="this is the file of a sweep, not of one run")
+    return submit_prepared(project, user, prepared, submission, idempotency_key)
+
+
+def submit_prepared(
+    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, idempotency_key: str = ""
+) -> tuple[Run, bool]:
+    """Submit what `prepare` returned, as `submit` does."""
     spec = prepared.effective.spec
-    name = spec.name or _free_name(project, "hold-" if spec.hold else "")
+    name = spec.name or free_name(project, "hold-" if spec.hold else "")
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
     follows = waits_for(prepared.dependencies)
     run = Run(
@@ -169,12 +180,12 @@ def submit(
         spec=spec.model_copy(update={"name": name}).model_dump(mode="json"),
         provenance=prepared.effective.provenance,
         config_text=prepared.config_text,
-        env_secret=encrypt(json.dumps(_masked_values(prepared.run_file, submission))),
+        env_secret=encrypt_masked(prepared.run_file, submission),
         archive=prepared.archive,
         idempotency_key=idempotency_key,
         body_digest=submission.digest() if idempotency_key else "",
     )
-    _count_large(run)
+    count_large(project, 2 * len(run.config_text) + len(run.env_secret))  # of the file, and of the spec read from it
     try:
         with shared_rows_last():
             queue = take_seniority(prepared.queue.pk)
@@ -193,29 +204,33 @@ def submit(
             count_new(run)
             wakeups.request_pass()
     except IntegrityError:
-        if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
+        if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
             return earlier, False
-        raise _name_taken(project, name) from None
+        raise name_taken(project, name) from None
     return run, True
 
 
-def _count_large(run: Run) -> None:
-    """Limit how much large run files take in the database. Raises TooMany."""
-    size = 2 * len(run.config_text) + len(run.env_secret)  # of the file, and of the spec that is read from it
+def count_large(project: Project, size: int, runs: int = 1) -> None:
+    """Limit how much large run files, of so many bytes, take in the database. Raises TooMany; Invalid for a sweep that
+    no hour has room for.
+    """
     if size < LARGE:
         return
     most = settings.DSTACKWEB_PROJECT_SUBMIT_MB << 20
+    if runs > 1 and size * runs > most:
+        msg = f"{runs:,} runs with {size >> 10} KB each are more than {most >> 20} MB: put what is large into the code"
+        raise Invalid.at("array", msg=msg)
     try:
-        Bucket.reserve(f"submit:{run.project_id}", most / 3600, most, 0.0, amount=size)
+        Bucket.reserve(f"submit:{project.pk}", most / 3600, most, 0.0, amount=size * runs)
     except Busy as busy:
         raise TooMany(
-            f"project {run.project.name} has submitted {settings.DSTACKWEB_PROJECT_SUBMIT_MB} MB of large run files "
+            f"project {project.name} has submitted {settings.DSTACKWEB_PROJECT_SUBMIT_MB} MB of large run files "
             "within an hour. Nothing was submitted. Try again later, or put what is large into the code or a secret",
             retry_after=busy.wait_s,
         ) from None
 
 
-def _replayed(project: Project, user: User, key: str, submission: Submission) -> Run | None:
+def replayed(project: Project, user: User, key: str, submission: Submission) -> Run | None:
     """The run created with this key before. Raises Conflict if that was a different submission."""
     run = Run.objects.filter(project=project, user=user, idempotency_key=key).first()
     if run is not None and run.body_digest != submission.digest():
@@ -223,7 +238,7 @@ def _replayed(project: Project, user: User, key: str, submission: Submission) ->
     return run
 
 
-def _name_taken(project: Project, name: str) -> Conflict:
+def name_taken(project: Project, name: str) -> Conflict:
     holder = Run.objects.filter(project=project, name=name, status__in=ACTIVE).first()
     status = holder.status if holder else "active"
     return Conflict(
@@ -232,7 +247,8 @@ def _name_taken(project: Project, name: str) -> Conflict:
     )
 
 
-def _free_name(project: Project, prefix: str = "") -> str:
+def free_name(project: Project, prefix: str = "") -> str:
+    """A random name that no run has."""
     rnd = random.Random()
     for _ in range(20):
         name = prefix + random_name(rnd)
@@ -241,9 +257,9 @@ def _free_name(project: Project, prefix: str = "") -> str:
     return f"{prefix}{random_name(rnd)}-{rnd.randint(1000, 9999)}"
 
 
-def _masked_values(run_file: RunFile, submission: Submission) -> dict[str, str]:
+def encrypt_masked(run_file: RunFile, submission: Submission) -> str:
     """Values from the client's environment, which are stored encrypted and never in the spec."""
-    return {name: submission.env[name] for name in run_file.masked_env if name in submission.env}
+    return encrypt(json.dumps({name: submission.env[name] for name in run_file.masked_env if name in submission.env}))
 
 
 def set_priority(run: Run, user: User, role: str, priority: int, if_match: str | None = None) -> Run:
@@ -301,6 +317,10 @@ def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
     Raises Conflict once it has ended, Forbidden for another member's run.
     """
     may_change(run, user, role)
+    return _stop(run, user, abort)
+
+
+def _stop(run: Run, user: User | None, abort: bool) -> Run:
     now = timezone.now()
     reason = Reason.ABORTED_BY_USER if abort else Reason.STOPPED_BY_USER
     job_reason = Reason.ABORTED_BY_USER if abort else Reason.TERMINATED_BY_USER
@@ -333,6 +353,14 @@ def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
     """
     for run in runs:
         may_change(run, user, role)
+    stopped = stop_runs(runs, user)
+    if runs and not stopped:
+        raise Conflict(f"run {runs[0].name} has already ended")
+    return stopped
+
+
+def stop_runs(runs: Sequence[Run], user: User | None, *, abort: bool = False) -> list[Run]:
+    """`stop_all` for a user who may do that; nothing if all have ended."""
     stopped: list[Run] = []
     for start in range(0, len(runs), STOPPED_AT_ONCE):
         part = runs[start : start + STOPPED_AT_ONCE]
@@ -340,9 +368,7 @@ def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
             for queue_id in sorted({run.queue_id for run in part}):
                 lock_queue(queue_id)
             ended = {pk for pk in sorted({run.pk for run in part}) if lock_run(pk).status in ENDED}
-            stopped += [stop(run, user, role) for run in part if run.pk not in ended]
-    if runs and not stopped:
-        raise Conflict(f"run {runs[0].name} has already ended")
+            stopped += [_stop(run, user, abort) for run in part if run.pk not in ended]
     return stopped
 
 

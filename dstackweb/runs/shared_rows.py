@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from django.db import transaction
 from django.db.models import F
+from django.db.models.expressions import CombinedExpression
 
 from dstackweb.runs import allocations, history, learned_durations, prefix_counters, usage, wakeups
-from dstackweb.runs.models import Job, QueueCount, Run
+from dstackweb.runs.models import Job, QueueCount, Run, Sweep, SweepCount
 from dstackweb.runs.states import ENDED, RunStatus
 
 
@@ -28,6 +29,8 @@ class _Changes:
 
     statuses: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """By queue, how many more runs are in each status. A queue without any is touched."""
+    of_sweeps: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """The same by sweep."""
     prefixes: prefix_counters.Deltas = field(default_factory=prefix_counters.Deltas)
     settled: dict[int, int] = field(default_factory=dict)
     """Runs whose ended jobs may hold something, with their queues."""
@@ -39,9 +42,10 @@ class _Changes:
     def write(self) -> None:
         """In the common order of locks."""
         self._release()
+        for sweep_id, statuses in sorted(self.of_sweeps.items()):
+            SweepCount.objects.filter(sweep_id=sweep_id).update(version=F("version") + 1, **_shifted(statuses))
         for queue_id, statuses in sorted(self.statuses.items()):
-            shifted = {status: F(status) + more for status, more in statuses.items() if more}
-            QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **shifted)
+            QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **_shifted(statuses))
         self.prefixes.write()
         for runs, now in self.placed:
             history.count_placed(runs, now)
@@ -49,11 +53,21 @@ class _Changes:
         self.durations.write()
         self.usage.write()
 
+    def add(self, run: Run, status: str, more: int) -> None:
+        """So many more runs of the queue, and of the sweep, of this one are in a status."""
+        self.statuses[run.queue_id][status] += more
+        if run.sweep_id is not None:
+            self.of_sweeps[run.sweep_id][status] += more
+
     def _release(self) -> None:
         if released := allocations.release(self.settled):
             for run_id in released:
                 self.statuses[self.settled[run_id]].update()
             wakeups.request_pass()
+
+
+def _shifted(statuses: Counter[str]) -> dict[str, CombinedExpression]:
+    return {status: F(status) + more for status, more in statuses.items() if more}
 
 
 _changes: ContextVar[_Changes | None] = ContextVar("changes", default=None)
@@ -82,6 +96,21 @@ def touch(queue_id: int) -> None:
         changes.statuses[queue_id].update()
 
 
+def touch_sweep(sweep: Sweep) -> None:
+    """Raise the versions of a sweep and of its queue's lists."""
+    with shared_rows_last(savepoint=False) as changes:
+        changes.of_sweeps[sweep.pk].update()
+        changes.statuses[sweep.queue_id].update()
+
+
+def count_left_sweep(runs: Sequence[Run]) -> None:
+    """Count ended runs that leave their sweep. Call in the transaction in which they do, while they still name it."""
+    with shared_rows_last(savepoint=False) as changes:
+        for run in runs:
+            if run.sweep_id is not None:
+                changes.of_sweeps[run.sweep_id][run.status] -= 1
+
+
 def release_ended(run: Run) -> None:
     """Free what ended jobs of the run hold of hosts. Call after `lock_run`."""
     with shared_rows_last(savepoint=False) as changes:
@@ -91,7 +120,7 @@ def release_ended(run: Run) -> None:
 def count_new(run: Run) -> None:
     """Count a new run. Call in the transaction that created it."""
     with shared_rows_last(savepoint=False) as changes:
-        changes.statuses[run.queue_id][run.status] += 1
+        changes.add(run, run.status, 1)
         changes.prefixes.add_new(run)
 
 
@@ -99,7 +128,8 @@ def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
     """Count a move of `runs`, which still hold the status that they leave. Call in the transaction that moved them."""
     with shared_rows_last(savepoint=False) as changes:
         for run in runs:
-            changes.statuses[run.queue_id].update({run.status: -1, new.value: 1})
+            changes.add(run, run.status, -1)
+            changes.add(run, new.value, 1)
             changes.prefixes.add_move(run, new, now)
             if new in ENDED:
                 changes.durations.add(run, now)
@@ -126,7 +156,7 @@ def count_removed(runs: Sequence[Run], placed: Sequence[history.Placed], now: dt
     with shared_rows_last(savepoint=False) as changes:
         changes.usage.add_removed(runs)
         for run in runs:
-            changes.statuses[run.queue_id][run.status] -= 1
+            changes.add(run, run.status, -1)
             changes.prefixes.add_removed(run, now)
             changes.durations.add(run, run.ended_at, -1)
         changes.removed += placed

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dstackweb.spec.array import Array
 from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.run_fields import ResourcesFields, RetryEvent, UtilizationFields
 from dstackweb.spec.units import Range, format_duration, format_gpu, format_memory, format_range
@@ -168,6 +169,8 @@ class EffectiveSpec(_StoredModel):
     priority: int = 50
     queue: str = "default"
     after: tuple[After, ...] = ()
+    array: Array | None = None
+    """The runs of a sweep. A run of one has its own parameters in its `env`, and no `array`."""
     preemptible: bool = False
     profile: str | None = None
     backends: tuple[str, ...] | None = None
@@ -242,6 +245,7 @@ class EffectiveSpec(_StoredModel):
             "priority": self.priority,
             "queue": self.queue,
             "after": [one.as_file() for one in self.after] or None,
+            "array": self.array.as_file() if self.array else None,
             "preemptible": self.preemptible,
             "profile": self.profile,
             "backends": _listed(self.backends),

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
+from dstackweb.spec.array import ArrayFields, read_array
 from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Password, Username, Volume
 from dstackweb.spec.env import read_env
@@ -25,7 +26,8 @@ MAX_NODES = 1000
 MOST_PREDECESSORS = 100
 MAX_CRONS, MAX_CRON = 20, 200
 """Expressions of a schedule, and the characters of one."""
-_RUN_NAME = re.compile(r"[a-z][a-z0-9-]{0,59}")
+MAX_NAME = 60
+_RUN_NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _RANDOM = re.compile(r"(?<![A-Z])[RH](?![A-Z])")
 
@@ -331,6 +333,11 @@ class RunFields(ProfileFields):
     ] = key(
         "a run's name, a mapping with `run`, `on` and `otherwise`, or a list of them",
         "Runs of the project that must end before this one enters its queue.",
+        default=None,
+    )
+    array: Annotated[ArrayFields | None, BeforeValidator(read_array)] = key(
+        "a number of runs, or a mapping with `count`, `matrix` or `list`",
+        "Makes a sweep: many runs of this file, each with its index and parameters in its environment.",
         default=None,
     )
     preemptible: Annotated[bool, Field(strict=True)] | None = key(

@@ -104,6 +104,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _("next run scheduled for %s UTC") % _utc(data)
         case RunEventKind.SCHEDULE_WAITS | RunEventKind.SCHEDULE_ENDED:
             return _schedule_wait(data)
+        case RunEventKind.REPLACED:
+            return _("retried with its sweep, as a new run of this name")
         case RunEventKind.START_DEADLINE:
             return _("it did not start in time")
         case RunEventKind.SPOT_INTERRUPTION:

@@ -9,8 +9,9 @@ from typing import Any
 from dstackweb.accounts.models import Project
 from dstackweb.runs import history, rows, usage
 from dstackweb.runs.history import History, HistoryRange
-from dstackweb.runs.models import Queue
+from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.rows import QueueRow, RunRow, sent
+from dstackweb.runs.sweeps.selectors import SweepRun, parameter_names, whole_table
 from dstackweb.runs.usage_report import Used
 from dstackweb.wording import starts, statuses, waiting
 
@@ -39,6 +40,44 @@ def run_table(project: Project, now: dt.datetime, **filters: Any) -> Iterator[di
             yield _with_starts(item) | {name: mine[name] for name in _OF_RUN}
         if before is None:
             return
+
+
+SWEEP_COLUMNS = ("index", "name")
+SWEEP_OUTCOME = (
+    "status", "termination_reason", "exit_code", "status_message", "started_at", "ended_at", "duration_s", "id",
+)  # fmt: skip
+
+
+def sweep_columns(sweep: Sweep) -> list[str]:
+    """A parameter that is called like another column has `parameter_` before its name."""
+    return [*SWEEP_COLUMNS, *map(_parameter, parameter_names(sweep)), *SWEEP_OUTCOME]
+
+
+def sweep_table(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """A row for each index of a sweep."""
+    for row in whole_table(sweep):
+        yield {_parameter(name): value for name, value in row.parameters.items()} | sweep_run(row)
+
+
+def sweep_run(row: SweepRun) -> dict[str, Any]:
+    """A row of a sweep's table without its parameters."""
+    run = row.run if isinstance(row.run, Run) else None
+    return {
+        "index": row.index,
+        "name": row.name,
+        "status": row.status,
+        "termination_reason": run.termination_reason if run else "",
+        "exit_code": run.exit_code if run else None,
+        "status_message": statuses.run_message(run) if run else "",
+        "started_at": run.started_at if run else None,
+        "ended_at": run.ended_at if run else None,
+        "duration_s": row.duration_s,
+        "id": str(run.uid) if run else None,
+    }
+
+
+def _parameter(name: str) -> str:
+    return f"parameter_{name}" if name in (*SWEEP_COLUMNS, *SWEEP_OUTCOME) else name
 
 
 def queue_table(queue: Queue) -> Iterator[dict[str, Any]]:

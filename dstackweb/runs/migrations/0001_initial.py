@@ -205,6 +205,39 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name='Sweep',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
+                ('name', models.CharField(max_length=60)),
+                ('size', models.PositiveIntegerField(help_text='Runs in all')),
+                ('max_parallel', models.PositiveIntegerField(help_text='Of its runs so many are active at once; None: any', null=True)),
+                ('next_index', models.PositiveIntegerField(default=0)),
+                ('priority', models.PositiveSmallIntegerField(default=50)),
+                ('seniority_us', models.BigIntegerField(help_text='That of its submission, which all its runs have')),
+                ('waits_for_name', models.CharField(blank=True, help_text='Name of its next run, which is taken now', max_length=60)),
+                ('retry_before', models.DateTimeField(help_text='Runs that had failed by then are created once more', null=True)),
+                ('stopped_at', models.DateTimeField(help_text='From here on none is created that was not before', null=True)),
+                ('is_stopping', models.BooleanField(default=False, help_text='Its active runs are still to be stopped')),
+                ('is_aborted', models.BooleanField(default=False, help_text='They are stopped without time to end by themselves')),
+                ('shape', models.CharField(max_length=64)),
+                ('array', models.JSONField(help_text='`spec.array.Array`')),
+                ('spec', models.JSONField(help_text='EffectiveSpec of its runs, without their parameters')),
+                ('provenance', models.JSONField(default=dict)),
+                ('config_text', models.TextField(blank=True)),
+                ('env_secret', models.TextField(blank=True, help_text="Values taken from the client's environment, encrypted")),
+                ('idempotency_key', models.CharField(blank=True, max_length=200)),
+                ('body_digest', models.CharField(blank=True, max_length=64)),
+                ('submitted_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('ended_at', models.DateTimeField(help_text='When all its runs had ended', null=True)),
+                ('archive', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='runs.archive')),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='sweeps', to='accounts.project')),
+                ('queue', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='sweeps', to='runs.queue')),
+                ('stopped_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='sweeps', to=settings.AUTH_USER_MODEL)),
+            ],
+        ),
+        migrations.CreateModel(
             name='Run',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -243,6 +276,23 @@ class Migration(migrations.Migration):
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='runs', to='accounts.project')),
                 ('queue', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='runs.queue')),
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to=settings.AUTH_USER_MODEL)),
+                ('sweep_index', models.PositiveIntegerField(null=True)),
+                ('sweep', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='runs.sweep')),
+            ],
+        ),
+        migrations.CreateModel(
+            name='SweepCount',
+            fields=[
+                ('version', models.BigIntegerField(default=0)),
+                ('pending', models.IntegerField(default=0)),
+                ('submitted', models.IntegerField(default=0)),
+                ('provisioning', models.IntegerField(default=0)),
+                ('running', models.IntegerField(default=0)),
+                ('terminating', models.IntegerField(default=0)),
+                ('done', models.IntegerField(default=0)),
+                ('failed', models.IntegerField(default=0)),
+                ('terminated', models.IntegerField(default=0)),
+                ('sweep', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='count', serialize=False, to='runs.sweep')),
             ],
         ),
         migrations.AddField(
@@ -535,5 +585,33 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='verdict',
             constraint=models.UniqueConstraint(fields=('queue', 'shape'), name='verdict_per_shape'),
+        ),
+        migrations.AddIndex(
+            model_name='run',
+            index=models.Index(models.F('sweep'), models.F('status'), models.F('sweep_index'), condition=models.Q(('sweep__isnull', False)), name='run_of_sweep_by_status'),
+        ),
+        migrations.AddConstraint(
+            model_name='run',
+            constraint=models.UniqueConstraint(condition=models.Q(('sweep__isnull', False)), fields=('sweep', 'sweep_index'), name='run_once_in_sweep'),
+        ),
+        migrations.AddIndex(
+            model_name='sweep',
+            index=models.Index(models.F('id'), condition=models.Q(('ended_at', None)), name='sweep_active'),
+        ),
+        migrations.AddIndex(
+            model_name='sweep',
+            index=models.Index(models.F('project'), models.OrderBy(models.F('id'), descending=True), name='sweep_newest_in_project'),
+        ),
+        migrations.AddIndex(
+            model_name='sweep',
+            index=models.Index(models.F('project'), models.F('name'), models.OrderBy(models.F('id'), descending=True), name='sweep_newest_of_name'),
+        ),
+        migrations.AddConstraint(
+            model_name='sweep',
+            constraint=models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('project', 'name'), name='sweep_name_among_active'),
+        ),
+        migrations.AddConstraint(
+            model_name='sweep',
+            constraint=models.UniqueConstraint(condition=models.Q(('idempotency_key', ''), _negated=True), fields=('project', 'user', 'idempotency_key'), name='sweep_idempotency_key'),
         ),
     ]

@@ -35,7 +35,18 @@ from dstackweb.runs.queue.queues import lock_queue, now_us
 from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 
-__all__ = ["UNDO_S", "MoveEffect", "MoveTarget", "RunChange", "move", "preview", "set_priorities", "undo", "undoable"]
+__all__ = [
+    "UNDO_S",
+    "MoveEffect",
+    "MoveTarget",
+    "RunChange",
+    "move",
+    "preview",
+    "set_priorities",
+    "set_priority_of_all",
+    "undo",
+    "undoable",
+]
 
 UNDO_S = 10
 """How long pages offer to undo a move."""
@@ -143,6 +154,17 @@ def set_priorities(
         wakeups.request_pass()
     changes = [RunChange(run, run.priority, priority, None, None) for run in changed]
     return MoveEffect(changes, move_id=made.pk if made else None)
+
+
+def set_priority_of_all(queue: Queue, run_ids: Collection[int], user: User, priority: int) -> None:
+    """Give those of these runs that have not ended this priority; it is not undone. Call with the queue locked."""
+    before = read_runs(queue, run_ids, lock=True)
+    active = (run for run in before.values() if run.status not in ENDED and run.queue_id == queue.pk)
+    places = {run.pk: Place.of(run)._replace(priority=priority) for run in active if run.priority != priority}
+    if places:
+        _write(queue, places, before, {})
+        _record_priorities(places, before, user, timezone.now())
+        wakeups.request_pass()
 
 
 def undoable(queue: Queue, user: User) -> Move | None:

@@ -34,6 +34,7 @@ from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recurrence import create_occurrences
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, JobStatus, Reason
+from dstackweb.runs.sweeps import creation as sweeps
 from dstackweb.runs.transitions import lock_run, move_job, record
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.spec.effective import EffectiveSpec
@@ -81,6 +82,7 @@ def watch() -> None:
         partial(create_occurrences, timezone.now()),
         partial(requeue_due, timezone.now()),
         partial(dependencies.settle, timezone.now()),
+        partial(sweeps.settle, timezone.now()),
         _return_from_silent_hosts,
         _end_unstarted,
         _end_lost_jobs,

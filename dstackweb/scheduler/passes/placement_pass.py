@@ -19,6 +19,7 @@ from dstackweb.lib import sql
 from dstackweb.runs import dependencies
 from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
+from dstackweb.runs.sweeps import creation as sweeps
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
 from dstackweb.scheduler.monitoring import utilization
@@ -72,11 +73,13 @@ def _run_one(generation: int) -> int:
     began, done = time.monotonic(), 0
     try:
         dependencies.settle(timezone.now())
+        sweeps.settle(timezone.now())
         if sql.rows(_HAS_WORK, ()):
             done = PlacementPass(generation).run()
     finally:
         PassState.release(generation, (time.monotonic() - began) * 1000, done)
     if done:
+        sweeps.settle(timezone.now())
         utilization.record_next_runs(timezone.now())
     return done
 

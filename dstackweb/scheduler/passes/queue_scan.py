@@ -23,6 +23,7 @@ BATCH = 50
 """Runs per query."""
 COLUMNS = (
     "queue", "project", "user", "name", "status", "attempt", "priority", "seniority_us", "rank", "shape", "queued_at",
+    "sweep",
 )  # fmt: skip
 """Columns that a pass reads: any other would cost a query per run. Specs are read once per shape."""
 MAX_KEPT = 2000

@@ -26,7 +26,7 @@ from dstackweb.lib.storage import storage
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.runs import files, history, log_limits, removal
-from dstackweb.runs.models import Archive, Job, RemovedRun, Run
+from dstackweb.runs.models import Archive, Job, RemovedRun, Run, Sweep
 from dstackweb.runs.states import ACTIVE, ENDED
 from dstackweb.scheduler.models import Retention, RetentionKind
 
@@ -139,7 +139,8 @@ def _unused(now: dt.datetime) -> Q:
     before = now - dt.timedelta(days=settings.DSTACKWEB_ARCHIVES_DAYS)
     users = Run.objects.filter(archive=OuterRef("pk"))
     needed = users.filter(Q(status__in=ACTIVE) | Q(retry_at__isnull=False) | Q(ended_at__gte=before))
-    return Q(used_at__lt=before) & ~Q(Exists(needed))
+    sweeps = Sweep.objects.filter(Q(ended_at=None) | Q(ended_at__gte=before), archive=OuterRef("pk"))
+    return Q(used_at__lt=before) & ~Q(Exists(needed)) & ~Q(Exists(sweeps))
 
 
 def _old_host_events(now: dt.datetime) -> QuerySet[HostEvent]:
@@ -156,6 +157,7 @@ def _old_removed_runs(now: dt.datetime) -> QuerySet[RemovedRun]:
 
 def _old_removed_archives(now: dt.datetime) -> QuerySet[Archive]:
     unnamed = ~Q(Exists(Run.objects.filter(archive=OuterRef("pk"))))
+    unnamed &= ~Q(Exists(Sweep.objects.filter(archive=OuterRef("pk"))))
     return Archive.objects.filter(unnamed, removed_at__lt=now - REMOVED_KEPT)
 
 

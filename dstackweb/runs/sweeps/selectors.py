@@ -1,0 +1,144 @@
+"""What pages and the API read of sweeps."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from django.db.models import QuerySet
+
+from dstackweb.accounts.models import Project
+from dstackweb.lib.errors import NotFound
+from dstackweb.runs.codes import NoRun
+from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.prefix_counters import took_s
+from dstackweb.runs.states import ENDED, PLACED, RunStatus
+from dstackweb.runs.sweeps.creation import LARGE
+from dstackweb.runs.sweeps.validation import run_name
+from dstackweb.spec.array import Array, Parameters
+
+PAGE = 1000
+"""Most rows of a sweep's table that are read at once."""
+
+
+def find_sweep(project: Project, name: str) -> Sweep:
+    """The sweep with this uid, or the newest of this name. Raises NotFound."""
+    sweeps = Sweep.objects.select_related("queue", "project", "user", "stopped_by", "count").filter(project=project)
+    try:
+        found = sweeps.filter(uid=uuid.UUID(name)).first()
+    except ValueError:
+        found = sweeps.filter(name=name).order_by("-id").first()
+    if found is None:
+        raise NotFound(f"no sweep is called {name!r} in {project.name}")
+    return found
+
+
+def newest_sweeps(project: Project, limit: int, before: int | None = None, *, active: bool = False) -> list[Sweep]:
+    """The project's sweeps, newest first, without what is large; those that have not ended with `active`."""
+    sweeps = (
+        Sweep.objects.filter(project=project)
+        if before is None
+        else Sweep.objects.filter(project=project, pk__lt=before)
+    )
+    if active:
+        sweeps = sweeps.filter(ended_at=None)
+    joined = sweeps.select_related("queue", "project", "user", "stopped_by", "count")
+    return list(joined.defer(*LARGE).order_by("-id")[:limit])
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A row of a sweep's table: a run, or why there is none."""
+
+    index: int
+    name: str
+    parameters: Parameters
+    run: Run | NoRun
+
+    @property
+    def status(self) -> RunStatus | NoRun:
+        return RunStatus(self.run.status) if isinstance(self.run, Run) else self.run
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from its first start to its end; None before."""
+        return took_s(self.run.started_at, self.run.ended_at) if isinstance(self.run, Run) else None
+
+    def elapsed_s(self, now: dt.datetime) -> float | None:
+        """The same, or up to now while it runs."""
+        if isinstance(self.run, Run) and self.run.status in PLACED:
+            return took_s(self.run.started_at, now)
+        return self.duration_s
+
+
+def table(sweep: Sweep, start: int, limit: int) -> list[SweepRun]:
+    """Rows of a sweep from an index on, one for each index, whether its run exists or not. One statement."""
+    end = min(sweep.size, start + limit)
+    if start >= end:
+        return []
+    runs = {run.sweep_index: run for run in _light(sweep.runs.filter(sweep_index__gte=start, sweep_index__lt=end))}
+    return list(_rows(sweep, range(start, end), runs))
+
+
+def table_of_status(sweep: Sweep, statuses: Sequence[RunStatus], start: int, limit: int) -> list[SweepRun]:
+    """The same with only the runs that are in one of these statuses."""
+    mine = sweep.runs.filter(status__in=statuses, sweep_index__gte=start).order_by("sweep_index")
+    runs = {run.sweep_index: run for run in _light(mine)[:limit]}
+    return list(_rows(sweep, [index for index in runs if index is not None], runs))
+
+
+def whole_table(sweep: Sweep) -> Iterator[SweepRun]:
+    """All rows, read PAGE at a time."""
+    for start in range(0, sweep.size, PAGE):
+        yield from table(sweep, start, PAGE)
+
+
+def _light(runs: QuerySet[Run]) -> QuerySet[Run]:
+    return runs.defer("spec", "config_text", "provenance", "env_secret", "penalty_basis")
+
+
+def _rows(sweep: Sweep, indices: Sequence[int], runs: dict[int | None, Run]) -> Iterator[SweepRun]:
+    array, rest = Array.model_validate(sweep.array), NoRun.DROPPED if sweep.stopped_at else NoRun.TO_COME
+    for index in indices:
+        run = runs.get(index) or (NoRun.REMOVED if index < sweep.next_index else rest)
+        yield SweepRun(index, run_name(sweep.name, index), array.parameters(index), run)
+
+
+def parameter_names(sweep: Sweep) -> tuple[str, ...]:
+    """The columns of its table, in the order of the file."""
+    return Array.model_validate(sweep.array).names
+
+
+@dataclass(frozen=True)
+class SweepCounts:
+    """How many of a sweep's runs are where; all of them add up to its size.
+
+    `left` are to be created, `dropped` never will be, since it was stopped, and `removed` were.
+    """
+
+    waiting: int
+    running: int
+    done: int
+    failed: int
+    terminated: int
+    left: int
+    dropped: int
+    removed: int
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> SweepCounts:
+        count, rest = sweep.count, sweep.size - sweep.next_index
+        ended = {status.value: getattr(count, status.value) for status in ENDED}
+        waiting, running = count.pending + count.submitted, sum(getattr(count, status) for status in PLACED)
+        is_stopped = sweep.stopped_at is not None
+        existing = waiting + running + sum(ended.values())
+        return cls(
+            waiting=waiting,
+            running=running,
+            **ended,
+            left=0 if is_stopped else rest,
+            dropped=rest if is_stopped else 0,
+            removed=sweep.next_index - existing,
+        )

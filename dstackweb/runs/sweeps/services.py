@@ -1,0 +1,199 @@
+"""What people do with sweeps: submit, stop, change the priority, retry failed runs."""
+
+from __future__ import annotations
+
+from django.db import IntegrityError
+from django.utils import timezone
+
+from dstackweb.accounts import access
+from dstackweb.accounts.models import Project, User
+from dstackweb.lib.errors import Conflict, Forbidden, NotFound
+from dstackweb.runs import services
+from dstackweb.runs.concurrency import check_priority
+from dstackweb.runs.models import Queue, Run, Sweep, SweepCount
+from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
+from dstackweb.runs.queue.reorder import set_priority_of_all
+from dstackweb.runs.services import PreparedSubmission, Submission
+from dstackweb.runs.shared_rows import shared_rows_last, touch_sweep
+from dstackweb.runs.states import ACTIVE
+from dstackweb.runs.sweeps import creation
+from dstackweb.runs.sweeps.selectors import find_sweep
+
+
+def submit(
+    project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
+) -> tuple[Run | Sweep, bool]:
+    """Submit a run, or a sweep where the file has an `array`. Returns it, and whether this call created it.
+
+    Raises what `services.submit` raises.
+    """
+    if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
+        return earlier, False
+    prepared = services.prepare(project, user, role, submission)
+    if prepared.effective.spec.array is None:
+        return services.submit_prepared(project, user, prepared, submission, idempotency_key)
+    return _submit(project, user, prepared, submission, idempotency_key)
+
+
+def _submit(
+    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, key: str
+) -> tuple[Sweep, bool]:
+    """Store the sweep, and create the runs that there is room for. The others follow."""
+    spec, array = prepared.effective.spec, prepared.effective.spec.array
+    assert array is not None, "the file of a sweep has an array"
+    name, now = spec.name or services.free_name(project), timezone.now()
+    sweep = Sweep(
+        project=project,
+        user=user,
+        name=name,
+        size=array.size,
+        max_parallel=array.max_parallel,
+        priority=spec.priority,
+        shape=spec.shape_key(user.pk),
+        array=array.model_dump(mode="json"),
+        spec=spec.model_copy(update={"name": name, "array": None}).model_dump(mode="json"),
+        provenance=prepared.effective.provenance,
+        config_text=prepared.config_text,
+        env_secret=services.encrypt_masked(prepared.run_file, submission),
+        archive=prepared.archive,
+        idempotency_key=key,
+        body_digest=submission.digest() if key else "",
+        submitted_at=now,
+    )
+    services.count_large(project, 2 * creation.config_size(sweep) + len(sweep.env_secret), array.size)
+    _end_if_over(project, name)
+    try:
+        with shared_rows_last():
+            queue = take_seniority(prepared.queue.pk)
+            queue.project = project
+            refuse_draining(queue)
+            if Run.objects.filter(project=project, name=name, status__in=ACTIVE).exists():
+                raise services.name_taken(project, name)
+            sweep.queue, sweep.seniority_us = queue, queue.last_seniority_us
+            sweep.save(force_insert=True)
+            sweep.count = SweepCount.objects.create(sweep=sweep)
+            creation.fill(queue, sweep, now)
+    except IntegrityError:
+        if key and (earlier := _replayed(project, user, key, submission)):
+            return _as_sweep(earlier), False
+        raise _name_taken(project, name) from None
+    return find_sweep(project, str(sweep.uid)), True
+
+
+def _end_if_over(project: Project, name: str) -> None:
+    """Free the name of a sweep whose last run has ended a moment ago."""
+    for sweep in Sweep.objects.filter(project=project, name=name, ended_at=None).select_related("count"):
+        if creation.progress(sweep, sweep.count).is_over:
+            creation.settle_one(sweep.pk, timezone.now())
+
+
+def _replayed(project: Project, user: User, key: str, submission: Submission) -> Run | Sweep | None:
+    """What was created with this key before. Raises Conflict if that was a different submission."""
+    if (run := services.replayed(project, user, key, submission)) is not None:
+        return run
+    sweep = Sweep.objects.select_related("queue", "project", "user", "count").filter(
+        project=project, user=user, idempotency_key=key
+    )
+    found = sweep.first()
+    if found is not None and found.body_digest != submission.digest():
+        raise Conflict("this Idempotency-Key was used for another submission. Nothing was submitted.")
+    return found
+
+
+def _as_sweep(found: Run | Sweep) -> Sweep:
+    assert isinstance(found, Sweep), "the same submission makes the same kind"
+    return found
+
+
+def _name_taken(project: Project, name: str) -> Conflict:
+    if Sweep.objects.filter(project=project, name=name, ended_at=None).exists():
+        msg = f"a sweep named {name!r} has not ended. Nothing was submitted. Choose another name, or stop that sweep."
+        return Conflict(msg, name=name)
+    msg = f"a run with the name of one of {name!r} was submitted at the same moment. Nothing was submitted. Try again."
+    return Conflict(msg, name=name)
+
+
+def may_change(sweep: Sweep, user: User, role: str) -> None:
+    """Members change their own sweeps, managers any. Raises Forbidden."""
+    if not access.may_change(role, sweep.user_id, user):
+        raise Forbidden(f"sweep {sweep.name} belongs to {sweep.user.get_username()}: they or a manager can change it")
+
+
+def stop(sweep: Sweep, user: User, role: str, abort: bool = False) -> Sweep:
+    """Create no more runs of a sweep, and stop those that are active as `services.stop` does. Repeatable.
+
+    Where this is interrupted, the next check stops the rest. Raises Conflict once it has ended, Forbidden.
+    """
+    may_change(sweep, user, role)
+    with shared_rows_last():
+        fresh = _locked(sweep)[1]
+        if fresh.ended_at is not None:
+            raise Conflict(f"sweep {sweep.name} has already ended")
+        fresh.stopped_at = fresh.stopped_at or timezone.now()
+        fresh.stopped_by, fresh.is_stopping, fresh.is_aborted = user, True, fresh.is_aborted or abort
+        fresh.retry_before, fresh.waits_for_name = None, ""
+        fresh.save(update_fields=STOP_FIELDS)
+        touch_sweep(fresh)
+    creation.finish_stop(fresh)
+    creation.settle_one(sweep.pk, timezone.now())
+    return find_sweep(sweep.project, str(sweep.uid))
+
+
+STOP_FIELDS = ("stopped_at", "stopped_by", "is_stopping", "is_aborted", "retry_before", "waits_for_name")
+
+
+def set_priority(sweep: Sweep, user: User, role: str, priority: int) -> Sweep:
+    """Give this priority to all runs of a sweep: waiting ones move, and those that are created later start with it.
+
+    Raises Conflict once it has ended, Forbidden, Invalid.
+    """
+    may_change(sweep, user, role)
+    check_priority(sweep.project, role, priority)
+    with shared_rows_last():
+        # A run may be in another queue by now.
+        active = Run.objects.filter(sweep=sweep, status__in=ACTIVE).exclude(queue=sweep.queue_id).order_by()
+        others = set(active.values_list("queue_id", flat=True))
+        queues = {queue_id: lock_queue(queue_id) for queue_id in sorted({sweep.queue_id, *others})}
+        fresh = Sweep.objects.get(pk=sweep.pk)
+        if fresh.ended_at is not None:
+            raise Conflict(f"sweep {sweep.name} has already ended. Its priority was not changed.")
+        Sweep.objects.filter(pk=sweep.pk).update(priority=priority)
+        for queue in queues.values():
+            mine = Run.objects.filter(sweep=sweep, status__in=ACTIVE, queue=queue)
+            set_priority_of_all(queue, list(mine.values_list("pk", flat=True)), user, priority)
+        touch_sweep(fresh)
+    return find_sweep(sweep.project, str(sweep.uid))
+
+
+def retry(sweep: Sweep, user: User, role: str) -> Sweep:
+    """Create the failed runs of a sweep once more, with their names, indices and parameters, as there is room.
+
+    Each takes the place of the failed run, which stays as a run of its own. Runs that people stopped are left.
+    Raises Conflict where none has failed, or while it is being stopped; Forbidden.
+    """
+    may_change(sweep, user, role)
+    now = timezone.now()
+    try:
+        with shared_rows_last():
+            queue, fresh = _locked(sweep)
+            refuse_draining(queue)
+            if fresh.is_stopping:
+                raise Conflict(f"sweep {sweep.name} is being stopped. Nothing was retried. Try again in a moment.")
+            if not creation.failed_runs(fresh).exists():
+                raise Conflict(f"no run of sweep {sweep.name} has failed")
+            fresh.retry_before, fresh.ended_at = now, None
+            fresh.save(update_fields=["retry_before", "ended_at"])
+            touch_sweep(fresh)
+            creation.fill(queue, fresh, now)
+    except IntegrityError:
+        raise Conflict(f"another sweep named {sweep.name!r} has not ended. Nothing was retried.") from None
+    return find_sweep(sweep.project, str(sweep.uid))
+
+
+def _locked(sweep: Sweep) -> tuple[Queue, Sweep]:
+    """A sweep's queue, locked, and the sweep as it is now. Raises NotFound where it was removed with its last run."""
+    queue = lock_queue(sweep.queue_id)
+    fresh = Sweep.objects.select_related("user", "count").filter(pk=sweep.pk).first()
+    if fresh is None:
+        raise NotFound(f"sweep {sweep.name} no longer exists")
+    return queue, fresh
