@@ -42,6 +42,7 @@ from dstackweb.cli.output import (
     warn,
 )
 from dstackweb.cli.runs import status_text
+from dstackweb.cli.sweeps import is_sweep
 from dstackweb.spec.units import price_text, size_text
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def apply(
     """Show the plan of a run, submit it with the code in the current directory, and follow it until it ends.
 
     Files that .gitignore excludes are not uploaded. Ctrl-C stops following; the run continues. The exit code is the
-    run's.
+    run's. A sweep (a file with `array`) is not followed.
     """
     given = {"name": name, "priority": priority, "queue": queue, "profile": profile, "env": parse_env(env or [])}
     overrides = {key: value for key, value in given.items() if value not in (None, {})}
@@ -139,6 +140,12 @@ def submit(api: Api, options: Options) -> int:
             else "\nNothing was submitted."
         )
         return INTERRUPTED
+    if is_sweep(run):
+        note(
+            f"Submitted sweep {run['name']} of {plural(run['size'], 'run')}. To watch: dstackweb sweep -w {run['name']}"
+        )
+        show_answer(run, run["name"], options.as_json, options.quiet)
+        return 0
     if options.detach:
         note(f"Submitted {run['name']}. To follow: dstackweb logs -f {run['name']}")
         show_answer(run, run["name"], options.as_json, options.quiet)
@@ -275,6 +282,12 @@ def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
     """Write one line to `stream`: the position, and whether the run would wait there."""
     outcome = f"would wait: {clean(plan['reason_detail'])}" if plan["reason"] else "can start now"
     queue, at = f"queue {clean(plan['queue'])}", plan["next_at"]
+    if plan.get("runs", 1) > 1:
+        at_once = plan["settings"]["array"].get("max_parallel")
+        echo(
+            f"Sweep of {plural(plan['runs'], 'run')}" + (f", at most {at_once:,} at once" if at_once else ""),
+            file=stream,
+        )
     if plan.get("after_detail"):
         echo(clean(plan["after_detail"]), file=stream)
         return

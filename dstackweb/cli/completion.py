@@ -29,6 +29,13 @@ def run_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(names.items(), incomplete)
 
 
+def sweep_names(incomplete: str) -> list[tuple[str, str]]:
+    names: dict[str, str] = {}
+    for sweep in _items(lambda api: api.get(api.in_project("sweeps"), limit=MOST)):
+        names.setdefault(sweep["name"], f"{sweep['size']} runs")
+    return _matching(names.items(), incomplete)
+
+
 def queue_names(incomplete: str) -> list[tuple[str, str]]:
     rows = _items(lambda api: api.get(api.in_project("queues")))
     return _matching(((row["name"], f"{row['submitted']} waiting") for row in rows), incomplete)

@@ -23,6 +23,7 @@ from dstackweb.cli import (
     queue,
     runs,
     servers,
+    sweeps,
     usage,
     utilization,
 )
@@ -173,11 +174,13 @@ for panel, commands in {
     "Runs": (
         apply.apply,
         runs.ps,
+        sweeps.sweep,
         details.show,
         logs.logs,
         details.diff,
         progress.progress,
         runs.stop,
+        sweeps.retry,
         runs.delete,
         runs.hold,
         runs.extend,

@@ -15,6 +15,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("ps --start", "when waiting runs are expected to start"),
         ("ps -w", "the same table, kept up to date"),
     ),
+    "sweep": (
+        ("sweep", "the project's sweeps, newest first"),
+        ("sweep lr -w", "one sweep and its runs, until it has ended"),
+        ("sweep lr --status failed", "its failed runs with their parameters"),
+        ("sweep lr --csv", "parameters and outcomes, for a spreadsheet"),
+    ),
+    "retry": (("retry lr", "the failed runs of the sweep lr once more"),),
     "show": (
         ("show train-a", "status, times, nodes, settings and events"),
         ("show train-a -w", "until it has ended"),
@@ -32,6 +39,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "stop": (
         ("stop train-a", "SIGTERM, then SIGKILL after the run's stop_duration"),
+        ("stop lr", "all runs of the sweep lr, and those that were to come"),
         ("stop train-a --abort -y", "SIGKILL at once, without a question"),
     ),
     "delete": (("delete train-a", "only ended runs can be deleted"),),

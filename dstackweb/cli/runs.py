@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dstackweb.cli import config
+from dstackweb.cli import config, sweeps
 from dstackweb.cli.completion import queue_names, run_names
 from dstackweb.cli.output import (
     INTERRUPTED,
@@ -93,9 +93,13 @@ def priority(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Change a run's priority, and with it its position in the queue."""
+    """Change the priority of a run, and with it its position in the queue, or of all runs of a sweep."""
     api = config.connect()
-    path = api.in_project("runs", run)
+    found = sweeps.find(api, run)
+    if sweeps.is_sweep(found):
+        sweeps.set_priority(api, found, value, as_json, quiet)
+        return
+    path = api.in_project("runs", found["id"])
     seen = api.send("GET", path)
     before = api.json(seen)
     try:
@@ -119,9 +123,12 @@ def stop(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Stop a run: send SIGTERM, then SIGKILL after its stop_duration."""
+    """Stop a run, or all runs of a sweep: send SIGTERM, then SIGKILL after its stop_duration."""
     api = config.connect()
-    found = api.get(api.in_project("runs", run))
+    found = sweeps.find(api, run)
+    if sweeps.is_sweep(found):
+        sweeps.stop_sweep(api, found, abort=abort, yes=yes, as_json=as_json, quiet=quiet)
+        return
     question = f"{'Kill' if abort else 'Stop'} {found['name']} of {found['user']} ({found['status']})?"
     if found["spec"].get("schedule"):
         question += " Its schedule ends too."

@@ -60,7 +60,7 @@ def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
 def test_the_set_is_complete() -> None:
     assert FILES == [
         "cloud.yaml", "dask.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "ray.yaml",
-        "slurm.yaml", "sweep/sweep.yaml", "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
+        "slurm.yaml", "sweep.yaml", "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
     ]  # fmt: skip
 
 
@@ -187,35 +187,9 @@ def test_the_dask_program_shows_its_groups(tmp_path: Path) -> None:
 
 
 def test_one_run_of_the_sweep_learns(tmp_path: Path) -> None:
-    code, output = run("sweep/sweep.yaml", tmp_path, LEARNING_RATE="0.5", SECONDS_PER_STEP="0")
+    array = spec_of("sweep.yaml").array
+    assert array is not None
+    assert (array.size, array.max_parallel) == (20, 4)
+    code, output = run("sweep.yaml", tmp_path, **array.parameters(12) | {"SECONDS_PER_STEP": "0"})
     assert code == 0
     assert "learning rate 0.5: loss 0.0" in output
-
-
-def test_the_sweep_submits_twenty_runs_at_several_priorities(tmp_path: Path) -> None:
-    """R27: the script calls the real command line's options; here a stand-in writes them down."""
-    called = tmp_path / "called"
-    stand_in = tmp_path / "dstackweb"
-    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
-    stand_in.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    result = subprocess.run(
-        [EXAMPLES / "sweep" / "sweep.sh", "lr"], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "submitted 20 runs; see: dstackweb queue\n"
-    calls = [line.split() for line in called.read_text().splitlines()]
-    assert len({call[call.index("--name") + 1] for call in calls}) == 20
-    assert {call[call.index("--priority") + 1] for call in calls} == {"30", "50", "60", "70"}
-    file = calls[0][calls[0].index("-f") + 1]
-    assert (tmp_path / file).samefile(EXAMPLES / "sweep" / "sweep.yaml")
-
-
-def test_the_sweep_uses_options_that_the_command_line_has() -> None:
-    text = (EXAMPLES / "sweep" / "sweep.sh").read_text()
-    options = {word for word in text.split() if word.startswith("--")}
-    help_text = subprocess.run(
-        [sys.executable, "-c", "from dstackweb.cli.main import app; app()", "apply", "--help"],
-        capture_output=True, text=True, cwd=REPO, env={**os.environ, "COLUMNS": "200"},
-    ).stdout  # fmt: skip
-    assert options
-    assert all(option in help_text for option in options)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from dstackweb.lib.errors import DomainError
+from dstackweb.spec.array import Array
 from dstackweb.spec.reference import DOC, filled
 from dstackweb.spec.run_fields import RETRY_EVENTS, RunFields
 from dstackweb.spec.run_file import parse_run_file
@@ -26,9 +27,12 @@ def test_every_key_is_in_a_table() -> None:
 
 
 def test_the_examples_in_the_text_are_read() -> None:
-    file, following, env = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
+    file, following, sweep, env = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
     assert parse_run_file(file).fields.name == "train-llama"
     assert [one.run for one in parse_run_file(following).fields.after or ()] == ["train", "clean"]
+    array = parse_run_file(sweep).fields.array
+    assert array is not None
+    assert Array.of(array).size == 12
     assert parse_run_file(f"type: task\ncommands: [a]\n{env}", client_env={"HF_TOKEN": "x"}).masked_env == {"HF_TOKEN"}
 
 

@@ -1,0 +1,215 @@
+"""`dstackweb sweep` and `retry`, and what `stop` and `priority` do with a sweep."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dstackweb.cli import config
+from dstackweb.cli.completion import sweep_names
+from dstackweb.cli.output import (
+    ApiError,
+    Column,
+    ItemColumns,
+    Json,
+    Note,
+    Quiet,
+    Rows,
+    UsageError,
+    View,
+    Watch,
+    Yes,
+    age_text,
+    agreed,
+    bar,
+    clean,
+    clean_lines,
+    note,
+    plural,
+    show_answer,
+    show_ids,
+    show_json,
+    show_view,
+    watch_view,
+)
+from dstackweb.spec.units import duration_text
+
+if TYPE_CHECKING:
+    from dstackweb.cli.client import Api
+
+ENDED = ("done", "failed", "terminated")
+WORDS = {"to_come": "to come", "dropped": "never started"}
+COUNTED = {
+    "running": "running",
+    "waiting": "waiting",
+    "done": "done",
+    "failed": "failed",
+    "terminated": "terminated",
+    "left": "to come",
+    "dropped": "never started",
+    "removed": "removed",
+}
+"""The counts of a sweep in the order in which they are shown, with their words."""
+SweepName = Annotated[
+    str,
+    typer.Argument(
+        metavar="SWEEP", help="The sweep's name (the newest of that name) or id.", autocompletion=sweep_names
+    ),
+]
+
+
+def sweep(
+    name: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="A sweep's name or id; without it, all.", autocompletion=sweep_names)
+    ] = "",
+    status: Annotated[list[str] | None, typer.Option(help="Only runs in this status; repeatable.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of lines.")] = 50,
+    start: Annotated[int, typer.Option("--from", min=0, metavar="INDEX", help="The first index to show.")] = 0,
+    follow: Watch = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the whole table as CSV.")] = False,
+) -> None:
+    """Show a sweep and its runs with their parameters, or list the sweeps."""
+    api = config.connect()
+    if as_csv:
+        if not name:
+            raise UsageError("--csv needs the name of a sweep.")
+        text = api.send("GET", api.in_project("sweeps", name, "export"), params={"format": "csv"}).text
+        typer.echo(clean_lines(text.replace("\r\n", "\n")), nl=False)
+        return
+
+    def fetch() -> dict[str, Any]:
+        if not name:
+            page: dict[str, Any] = api.get(api.in_project("sweeps"), limit=limit)
+            return page
+        runs = api.get(api.in_project("sweeps", name, "runs"), status=status, limit=limit, cursor=start)
+        return {**api.get(api.in_project("sweeps", name)), "runs": runs["items"], "next": runs["next"]}
+
+    view: Callable[[dict[str, Any]], View] = _view if name else _list_view
+    found = fetch()
+    if as_json:
+        show_json(found)
+    elif quiet:
+        show_ids(found["runs"] if name else found["items"], "name")
+    elif follow:
+        watch_view(api, found, fetch, view, lambda seen: bool(seen.get("ended_at")))
+    else:
+        show_view(view(found))
+
+
+def retry(name: SweepName, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Run the failed runs of a sweep once more, with the same parameters. Runs that people stopped are left."""
+    api = config.connect()
+    retried = api.post(api.in_project("sweeps", name, "retry"))
+    show_answer(retried, summary(retried), as_json, quiet)
+
+
+def find(api: Api, name: str) -> dict[str, Any]:
+    """The run of this name, or else the sweep, which has a `type`; of an ended run and an active sweep, the sweep."""
+    run: dict[str, Any] | None = None
+    missing: ApiError | None = None
+    try:
+        run = api.get(api.in_project("runs", name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        missing = error
+    if run is not None and run["status"] not in ENDED:
+        return run
+    try:
+        found: dict[str, Any] = api.get(api.in_project("sweeps", name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        found = {"ended_at": "never"}
+    if run is not None and found["ended_at"]:
+        return run
+    if missing is not None and "type" not in found:
+        raise missing
+    return found
+
+
+def is_sweep(found: dict[str, Any]) -> bool:
+    return found.get("type") == "sweep"
+
+
+def stop_sweep(api: Api, found: dict[str, Any], *, abort: bool, yes: Yes, as_json: bool, quiet: bool) -> None:
+    """Stop it, after a question at a terminal."""
+    counts = found["counts"]
+    active = plural(counts["waiting"] + counts["running"], "active run")
+    question = f"{'Kill' if abort else 'Stop'} sweep {found['name']} of {found['user']} ({active}"
+    if counts["left"]:
+        question += f", {counts['left']:,} never to start"
+    if not yes and sys.stdin.isatty() and not agreed(f"{question})?"):
+        note("Not stopped.")
+        raise typer.Exit(1)
+    stopped = api.post(api.in_project("sweeps", found["id"], "stop"), {"abort": abort})
+    show_answer(stopped, summary(stopped), as_json, quiet)
+
+
+def set_priority(api: Api, found: dict[str, Any], value: int, as_json: bool, quiet: bool) -> None:
+    changed = api.json(api.send("PATCH", api.in_project("sweeps", found["id"]), json={"priority": value}))
+    text = f"{clean(changed['name'])}: priority {found['priority']} → {changed['priority']} for all its runs"
+    show_answer(changed, text, as_json, quiet)
+
+
+def summary(found: dict[str, Any]) -> str:
+    """`lr: 20 runs, 4 running, 10 done, 2 failed, 4 to come`."""
+    counts = (f"{found['counts'][key]:,} {word}" for key, word in COUNTED.items() if found["counts"][key])
+    return f"{clean(found['name'])}: {', '.join([plural(found['size'], 'run'), *counts])}"
+
+
+def _list_view(page: dict[str, Any]) -> View:
+    if page["items"]:
+        yield Rows.of(COLUMNS, page["items"])
+    else:
+        yield Note("No sweeps. A run file with `array` makes one: dstackweb apply -f FILE")
+    if page["next"]:
+        yield Note(f"Showing the newest {len(page['items'])}; for more: --limit")
+
+
+def _view(found: dict[str, Any]) -> View:
+    yield summary(found)
+    if found["max_parallel"]:
+        yield Note(f"At most {found['max_parallel']:,} at once.")
+    if found["waits_for_name"]:
+        yield Note(f"Waits: another run is called {clean(found['waits_for_name'])}.")
+    columns: dict[Column, Callable[[dict[str, Any]], object]] = {Column("NAME"): itemgetter("name")}
+    for parameter in found["parameters"]:
+        columns[Column(parameter)] = lambda run, key=parameter: run["parameters"].get(key, "")  # type: ignore[misc]
+    if found["runs"]:
+        yield Rows.of({**columns, **OUTCOME}, found["runs"])
+    if found["next"]:
+        yield Note(f"For more: --from {found['next']}, --limit, or --csv")
+
+
+def _ended(found: dict[str, Any]) -> int:
+    return sum(found["counts"][status] for status in ENDED)
+
+
+COLUMNS: ItemColumns = {
+    Column("NAME"): itemgetter("name"),
+    Column("RUNS", right=True): lambda one: f"{one['size']:,}",
+    Column("ENDED"): lambda one: bar(_ended(one), one["size"]),
+    Column("RUNNING", right=True): lambda one: one["counts"]["running"] or "",
+    Column("WAITING", right=True): lambda one: one["counts"]["waiting"] + one["counts"]["left"] or "",
+    Column("DONE", right=True): lambda one: one["counts"]["done"] or "",
+    Column("FAILED", right=True): lambda one: one["counts"]["failed"] or "",
+    Column("PRIO", right=True): itemgetter("priority"),
+    Column("USER"): itemgetter("user"),
+    Column("AGE", right=True): lambda one: age_text(one["submitted_at"]),
+}
+"""Of sweeps, the items of `GET …/sweeps`."""
+
+OUTCOME: ItemColumns = {
+    Column("STATUS"): lambda run: WORDS.get(run["status"], run["status"]),
+    Column("EXIT", right=True): itemgetter("exit_code"),
+    Column("TOOK", right=True): lambda run: "" if run["duration_s"] is None else duration_text(run["duration_s"]),
+    Column("MESSAGE", wide=True): itemgetter("status_message"),
+}
+"""Of the runs of a sweep, behind their parameters."""
