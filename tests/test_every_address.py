@@ -28,11 +28,12 @@ def query(address: str) -> str:
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What stands in addresses, in a deployment that has something of everything."""
-    project, _mia = demo.build()
+    project, mia = demo.build()
+    demo.sweep(project, mia)
     cloud_demo.build(project, monkeypatch)
     return {
         "project": "main", "queue": "default", "run": "train-llama-sft", "host": "gpu-box-1", "name": "none",
-        "handle": "none", "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
+        "sweep": "lr-grid", "handle": "none", "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
     }  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_everything_that_the_api_reads(client: Client, names: dict[str, str]) ->
     answers = {}
     for template, methods in client.get("/api/v1/openapi.json").json()["paths"].items():
         if "get" in methods:
-            by_name = {"queues": names["queue"], "backends": "aws"}
+            by_name = {"queues": names["queue"], "backends": "aws", "sweeps": names["sweep"]}
             name = next((name for part, name in by_name.items() if f"/{part}/" in template), names["run"])
             address = template.format(project=names["project"], name=name)
             answers[address] = client.get(address + query(address), headers=headers).status_code

@@ -19,7 +19,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
 from dstackweb.api.app import api
 from dstackweb.audit.models import AuditEntry, AuditKind
-from dstackweb.runs.models import Move, Run, RunEvent
+from dstackweb.runs.models import Move, Run, RunEvent, Sweep
 from tests.browser import cloud_demo, demo
 from tests.factories import join, make_project, make_user
 from tests.test_every_address import pages
@@ -61,6 +61,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/v1/projects/{project}/runs": {"config": {"type": "task", "commands": ["true"]}},
     "/api/v1/projects/{project}/runs/{name}/extend": {"for": "1h"},
     "/api/v1/projects/{project}/runs/{name}/keep": {"reason": "a checkpoint"},
+    "/api/v1/projects/{project}/sweeps/{name}": {"priority": 60},
+    "/p/{project}/sweeps/{sweep}/priority/": {"priority": "60"},
     "/api/v1/projects/{project}/utilization": {"observe_only": True},
     "/api/v1/projects/{project}/holds": {"for": "1h", "gpu": "1"},
     "/api/v1/projects/{project}/queues": {"name": "second"},
@@ -78,9 +80,11 @@ class Address(NamedTuple):
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What stands in addresses, all of the project `main`, of others than the callers."""
     project, mia = demo.build()
+    demo.sweep(project, mia)
     cloud_demo.build(project, monkeypatch)
     return {
         "project": "main", "queue": "default", "run": "train-llama-sft", "host": "gpu-box-1", "name": "train-llama-sft",
+        "sweep": "lr-grid",
         "uuid": "GPU-1", "form": "csv", "token": "none", "user_id": mia.pk, "token_id": 1, "invite_id": 1, "rest": "x",
         "sha256": "0" * 64, "instance": "00000000-0000-0000-0000-000000000001", "session_id": 1,
         "uid": "00000000-0000-0000-0000-000000000001",
@@ -89,6 +93,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def filled(template: str, names: dict[str, Any]) -> str:
+    template = template.replace("/sweeps/{name}", "/sweeps/{sweep}")
     return re.sub(r"(?:<\w+:|\{)(\w+)[>}]", lambda found: str(names.get(found[1], "1")), template)
 
 
@@ -131,7 +136,14 @@ def post(client: Client, page: Address) -> int | None:
 
 def state() -> list[Any]:
     """What a change of a run, or one that is audited, leaves behind."""
-    return [list(Run.objects.order_by("pk").values()), RunEvent.objects.count(), Move.objects.count(), _audited()]
+    sweeps = list(Sweep.objects.order_by("pk").values())
+    return [
+        list(Run.objects.order_by("pk").values()),
+        sweeps,
+        RunEvent.objects.count(),
+        Move.objects.count(),
+        _audited(),
+    ]
 
 
 def _audited() -> int:

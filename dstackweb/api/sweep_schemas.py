@@ -84,7 +84,7 @@ class SweepRunOut(Schema):
     id: str | None
     parameters: dict[str, str]
     status: RunStatusName | NoRun
-    status_message: str
+    status_message: str = Field(description="Its message, or why it ended unless it is done")
     termination_reason: str
     exit_code: int | None
     started_at: dt.datetime | None

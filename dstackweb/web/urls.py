@@ -19,7 +19,7 @@ from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
 from dstackweb.web.queue import move_views, saved_views, settings_views
 from dstackweb.web.queue import views as queue
-from dstackweb.web.runs import compare_views, hold_views, log_views, submit_views, why_views
+from dstackweb.web.runs import compare_views, hold_views, log_views, submit_views, sweep_views, why_views
 from dstackweb.web.runs import views as runs
 
 project_pages = [
@@ -42,6 +42,12 @@ project_pages = [
     path("usage/usage.<str:form>", exports.usage, name="usage-export"),
     path("runs/", runs.runs_page, name="runs"),
     path("runs/runs.<str:form>", exports.runs, name="runs-export"),
+    path("sweeps/", sweep_views.sweeps_page, name="sweeps"),
+    path("sweeps/<str:sweep>/", sweep_views.sweep_page, name="sweep"),
+    path("sweeps/<str:sweep>/sweep.<str:form>", sweep_views.export, name="sweep-export"),
+    path("sweeps/<str:sweep>/stop/", sweep_views.stop, name="sweep-stop"),
+    path("sweeps/<str:sweep>/retry/", sweep_views.retry, name="sweep-retry"),
+    path("sweeps/<str:sweep>/priority/", sweep_views.set_priority, name="sweep-priority"),
     path("compare/", compare_views.compare_page, name="compare"),
     path("runs/<str:run>/", runs.run_page, name="run"),
     path("runs/<str:run>/log/", log_views.log, name="log"),

@@ -19,8 +19,12 @@ from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.runs import attempts, files, holds, services
 from dstackweb.runs.codes import DeliveryProblem
 from dstackweb.runs.history import BUCKETS, SLOT, bucket_of, hour_of, slot_of
-from dstackweb.runs.models import Job, QueueHour, QueueSlot, QueueSpan, Run, UsageDay
+from dstackweb.runs.models import Job, QueueHour, QueueSlot, QueueSpan, Run, Sweep, UsageDay
 from dstackweb.runs.queue import ordering, queues, reorder
+from dstackweb.runs.states import Reason, RunStatus
+from dstackweb.runs.sweeps import creation
+from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.transitions import move_run
 from tests.browser import task_demo
 from tests.browser.scene import once
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
@@ -124,6 +128,28 @@ def build() -> tuple[Project, User]:
         services.ensure_queue(project, "night"), mia, "admin", paused=True, ageing_minutes=None, max_gpus=2
     )
     return project, mia
+
+
+def sweep(project: Project, user: User) -> Sweep:
+    """A sweep in the paused queue, of which most is to come."""
+    config = {
+        "type": "task", "name": "lr-grid", "queue": "night", "commands": ["python train.py"],
+        "array": {
+            "matrix": {"LEARNING_RATE": [0.1, 0.03, 0.01, 0.003], "SEED": list(range(1, 11))}, "max_parallel": 12
+        },
+    }  # fmt: skip
+    found, _made = sweeps.submit(project, user, "admin", services.Submission(config))
+    assert isinstance(found, Sweep)
+    for name, reason, code in (("lr-grid-0", Reason.ALL_JOBS_DONE, 0), ("lr-grid-1", Reason.JOB_FAILED, 1)):
+        run = Run.objects.get(name=name)
+        now = timezone.now()
+        move_run(run, RunStatus.PROVISIONING, now=now - dt.timedelta(minutes=9))
+        move_run(run, RunStatus.RUNNING, now=now - dt.timedelta(minutes=8))
+        status = RunStatus.FAILED if code else RunStatus.DONE
+        message = "Exit code 1: out of memory in step 1,204." if code else ""
+        move_run(run, status, now=now, termination_reason=reason, exit_code=code, status_message=message)
+    creation.settle(timezone.now())
+    return found
 
 
 CHANNEL = 9001

@@ -30,6 +30,8 @@ PAGES = {
     "run-waiting": "/p/main/runs/ab-reranker-7/",
     "run-held": "/p/main/runs/hold-swift-otter/",
     "run-scheduled": "/p/main/runs/report-nightly/",
+    "sweeps": "/p/main/sweeps/",
+    "sweep": "/p/main/sweeps/lr-grid/",
     "compare": "/p/main/compare/?run=train-llama-sft&run=export-onnx",
     "compare-choose": "/p/main/compare/",
     "progress": "/p/main/progress/",
@@ -65,7 +67,7 @@ PAGES = {
 def test_every_page_is_accessible_and_fits_in_both_themes(
     live_server, new_page: Callable[..., Page], complaints: Complaints
 ) -> None:
-    demo.build()
+    demo.sweep(*demo.build())
     page = new_page(reduced_motion="reduce")
     check_pages(page, {"login": f"{live_server.url}/login/"})
     sign_in(page, live_server.url, "mia")

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs.codes import NoRun
-from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.prefix_counters import took_s
 from dstackweb.runs.states import ENDED, PLACED, RunStatus
 from dstackweb.runs.sweeps.creation import LARGE
@@ -35,8 +35,10 @@ def find_sweep(project: Project, name: str) -> Sweep:
     return found
 
 
-def newest_sweeps(project: Project, limit: int, before: int | None = None, *, active: bool = False) -> list[Sweep]:
-    """The project's sweeps, newest first, without what is large; those that have not ended with `active`."""
+def newest_sweeps(
+    project: Project, limit: int, before: int | None = None, *, active: bool = False, queue: Queue | None = None
+) -> list[Sweep]:
+    """The project's sweeps, newest first, without what is large; those that have not ended, those of a queue."""
     sweeps = (
         Sweep.objects.filter(project=project)
         if before is None
@@ -44,6 +46,8 @@ def newest_sweeps(project: Project, limit: int, before: int | None = None, *, ac
     )
     if active:
         sweeps = sweeps.filter(ended_at=None)
+    if queue is not None:
+        sweeps = sweeps.filter(queue=queue)
     joined = sweeps.select_related("queue", "project", "user", "stopped_by", "count")
     return list(joined.defer(*LARGE).order_by("-id")[:limit])
 

@@ -25,6 +25,7 @@ from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent
 from dstackweb.runs.queue.search import FRONT
 from dstackweb.runs.states import PLACED, RunStatus
+from dstackweb.runs.sweeps.selectors import newest_sweeps
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import queue_usage
 from dstackweb.scheduler.placement.limits import QueueUsage
@@ -35,6 +36,8 @@ from dstackweb.web.queue.filters import COLUMNS, NAME, SHOWN, Filters, Front, Pa
 from dstackweb.web.queue.shares import share_bars
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
+from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
+from dstackweb.web.runs.sweep_lines import sweep_lines
 from dstackweb.wording import events as event_words
 from dstackweb.wording.queue import setting
 
@@ -136,6 +139,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "queues": [one.queue for one in of_all],
         "counts": counts,
         "queue_rows": rows,
+        "sweeps": sweep_lines(newest_sweeps(project, SWEEPS, active=True, queue=queue)),
         "reserved": {row.run_id: row for row in Reservation.kept()},
         "filters": filters,
         "filter_query": filters.address().removeprefix("?"),

@@ -15,13 +15,15 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge, TooMany
 from dstackweb.runs import files, selectors, services
-from dstackweb.runs.models import Archive
+from dstackweb.runs.models import Archive, Sweep
+from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.scheduler.passes.decision import Plan, plan
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
 from dstackweb.web.runs import details
 from dstackweb.wording import fair_share, statuses, waiting
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import queue as queue_words
+from dstackweb.wording import sweeps as sweep_words
 
 GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = (Invalid, Conflict, Forbidden, TooLarge, TooMany)
@@ -55,10 +57,11 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
         planned = plan(request.project, request.user, request.role, submission)
         if planned.impossible and request.POST.get("anyway") != "yes":
             return _answer(request, {"plan": _plan(planned), "ask": True, "asked": True}, 422, archive)
-        run, _made = services.submit(request.project, request.user, request.role, submission)
+        made, _new = sweeps.submit(request.project, request.user, request.role, submission)
     except REFUSED as error:
         return _answer(request, _errors(error), 422, archive)
-    return done(request, _("%s submitted") % run.name, reverse("web:run", args=[request.project.name, run.name]))
+    page = "web:sweep" if isinstance(made, Sweep) else "web:run"
+    return done(request, _("%s submitted") % made.name, reverse(page, args=[request.project.name, made.name]))
 
 
 @require_POST
@@ -124,13 +127,14 @@ def _errors(error: DomainError) -> dict[str, Any]:
 
 def _plan(planned: Plan) -> dict[str, Any]:
     effective = planned.prepared.effective
-    wants = effective.spec.requirements
+    wants, array = effective.spec.requirements, effective.spec.array
     return {
         "queue": planned.prepared.queue,
         "position": planned.position,
         "next_at": planned.next_at,
         "share": fair_share.penalty(planned.share.seconds, planned.share.basis),
         "after": statuses.after(planned.follows) if planned.follows else "",
+        "sweep": sweep_words.size(array.size, array.max_parallel) if array else "",
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
         "displaces": queue_words.would_displace(planned.displaces, planned.at) if planned.displaces else "",

@@ -18,6 +18,7 @@ from dstackweb.runs.history import parse_zone
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
+from dstackweb.runs.sweeps import selectors as sweep_selectors
 from dstackweb.scheduler.cloud.instances import awaits_usage
 from dstackweb.spec.texts import value_text
 from dstackweb.web.common.pages import (
@@ -36,6 +37,8 @@ from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.runs import details, hold_views, stages
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.dependency_graph import dependency_graph
+from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
+from dstackweb.web.runs.sweep_lines import sweep_lines
 from dstackweb.web.runs.why_views import place_in_queue
 from dstackweb.wording import events as event_words
 from dstackweb.wording import statuses, waiting
@@ -81,6 +84,7 @@ def _list(request: PageRequest) -> dict[str, Any]:
             for key, shown in SHOWN.items()
         ],
         "waiting": counts["submitted"],
+        "sweeps": [] if before else sweep_lines(sweep_selectors.newest_sweeps(request.project, SWEEPS, active=True)),
     }
 
 

@@ -1,0 +1,68 @@
+"""Words of sweeps: how many of their runs are where, and why an index has no run."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from dstackweb.runs.codes import NoRun
+from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.states import RunStatus
+from dstackweb.runs.sweeps.selectors import SweepCounts
+from dstackweb.wording import statuses
+from dstackweb.wording.sentence import words
+
+no_run = words(
+    {
+        NoRun.TO_COME: gettext_lazy("to come"),
+        NoRun.DROPPED: gettext_lazy("never started"),
+        NoRun.REMOVED: gettext_lazy("removed"),
+    }
+)
+
+
+def outcome(status: RunStatus | NoRun) -> str:
+    """The status of an index of a sweep."""
+    return str(no_run(status)) if isinstance(status, NoRun) else str(statuses.status(status))
+
+
+def message(run: Run) -> str:
+    """The message of a run, or why it ended unless it is done."""
+    text = statuses.run_message(run)
+    if text or not run.termination_reason or run.status == RunStatus.DONE:
+        return text
+    return str(statuses.termination(run.termination_reason))
+
+
+def counts(of: SweepCounts) -> str:
+    """`4 running · 10 done · 2 failed · 4 to come`."""
+    worded = (
+        (_("%d running"), of.running),
+        (_("%d waiting"), of.waiting),
+        (_("%d done"), of.done),
+        (_("%d failed"), of.failed),
+        (_("%d terminated"), of.terminated),
+        (_("%d to come"), of.left),
+        (_("%d never started"), of.dropped),
+        (_("%d removed"), of.removed),
+    )
+    return " · ".join(text % number for text, number in worded if number)
+
+
+def size(runs: int, max_parallel: int | None) -> str:
+    """`20 runs, at most 4 at once`."""
+    text = ngettext("%d run", "%d runs", runs) % runs
+    return (
+        text if max_parallel is None else _("%(runs)s, at most %(most)d at once") % {"runs": text, "most": max_parallel}
+    )
+
+
+def state(sweep: Sweep) -> str:
+    """What people need to know beside its counts; empty if nothing."""
+    if sweep.waits_for_name:
+        return _("Waits until the other run called %s has ended.") % sweep.waits_for_name
+    if sweep.stopped_at is None:
+        return ""
+    if sweep.stopped_by is None:
+        return _("Stopped: %s may not submit runs any more.") % sweep.user.get_username()
+    return _("Stopped by %s.") % sweep.stopped_by.get_username()
