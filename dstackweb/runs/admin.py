@@ -23,6 +23,8 @@ from dstackweb.runs.models import (
     QueueEvent,
     Run,
     RunEvent,
+    Sweep,
+    SweepCount,
     Verdict,
 )
 from dstackweb.runs.queue import queues
@@ -189,3 +191,12 @@ _register(
     search="user__username",
 )
 _register(QueueCount, " ".join(["queue", *RunStatus]), joined="queue__project")
+_register(
+    Sweep,
+    "name project queue user size next_index max_parallel priority submitted_at stopped_at ended_at",
+    filters="project",
+    joined="project queue__project user",
+    search="name uid user__username",
+    exclude=("env_secret", "idempotency_key", "body_digest"),
+)
+_register(SweepCount, " ".join(["sweep", *RunStatus]), joined="sweep")

@@ -164,6 +164,7 @@ def set_priority_of_all(queue: Queue, run_ids: Collection[int], user: User, prio
     if places:
         _write(queue, places, before, {})
         _record_priorities(places, before, user, timezone.now())
+        touch(queue.pk)
         wakeups.request_pass()
 
 

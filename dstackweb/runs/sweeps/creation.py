@@ -125,8 +125,8 @@ def _create(queue: Queue, sweep: Sweep, found: Progress, now: dt.datetime) -> di
     holders = Run.objects.filter(project=sweep.project_id, name__in=named, status__in=ACTIVE)
     taken = frozenset(named[name] for name in holders.values_list("name", flat=True))
     free, blocked = until_taken(indices, taken)
-    replaced = _leave([failed[index] for index in free if index in failed])
-    _store(list(_runs(queue, sweep, free, now)), replaced, now)
+    runs = list(_runs(queue, sweep, free, now))
+    _store(runs, _leave([failed[index] for index in free if index in failed]), now)
     created = sum(index >= sweep.next_index for index in free)
     return {
         "made": len(free),

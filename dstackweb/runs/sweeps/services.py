@@ -18,6 +18,7 @@ from dstackweb.runs.shared_rows import shared_rows_last, touch_sweep
 from dstackweb.runs.states import ACTIVE
 from dstackweb.runs.sweeps import creation
 from dstackweb.runs.sweeps.selectors import find_sweep
+from dstackweb.runs.transitions import RunChanged
 
 
 def submit(
@@ -154,7 +155,7 @@ def set_priority(sweep: Sweep, user: User, role: str, priority: int) -> Sweep:
         active = Run.objects.filter(sweep=sweep, status__in=ACTIVE).exclude(queue=sweep.queue_id).order_by()
         others = set(active.values_list("queue_id", flat=True))
         queues = {queue_id: lock_queue(queue_id) for queue_id in sorted({sweep.queue_id, *others})}
-        fresh = Sweep.objects.get(pk=sweep.pk)
+        fresh = _fresh(sweep)
         if fresh.ended_at is not None:
             raise Conflict(f"sweep {sweep.name} has already ended. Its priority was not changed.")
         Sweep.objects.filter(pk=sweep.pk).update(priority=priority)
@@ -185,15 +186,22 @@ def retry(sweep: Sweep, user: User, role: str) -> Sweep:
             fresh.save(update_fields=["retry_before", "ended_at"])
             touch_sweep(fresh)
             creation.fill(queue, fresh, now)
-    except IntegrityError:
-        raise Conflict(f"another sweep named {sweep.name!r} has not ended. Nothing was retried.") from None
+    except (IntegrityError, RunChanged):
+        others = Sweep.objects.filter(project=sweep.project, name=sweep.name, ended_at=None).exclude(pk=sweep.pk)
+        why = f"another sweep named {sweep.name!r} has not ended" if others.exists() else "a run of it has just changed"
+        raise Conflict(f"{why}. Nothing was retried. Try again later.") from None
     return find_sweep(sweep.project, str(sweep.uid))
 
 
 def _locked(sweep: Sweep) -> tuple[Queue, Sweep]:
-    """A sweep's queue, locked, and the sweep as it is now. Raises NotFound where it was removed with its last run."""
+    """A sweep's queue, locked, and the sweep as it is now."""
     queue = lock_queue(sweep.queue_id)
+    return queue, _fresh(sweep)
+
+
+def _fresh(sweep: Sweep) -> Sweep:
+    """Raises NotFound where it was removed with its last run."""
     fresh = Sweep.objects.select_related("user", "count").filter(pk=sweep.pk).first()
     if fresh is None:
         raise NotFound(f"sweep {sweep.name} no longer exists")
-    return queue, fresh
+    return fresh

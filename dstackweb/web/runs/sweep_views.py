@@ -18,6 +18,7 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.sweeps import selectors, services
+from dstackweb.runs.sweeps.creation import failed_runs
 from dstackweb.runs.sweeps.selectors import SweepRun
 from dstackweb.spec.array import Array
 from dstackweb.spec.effective import EffectiveSpec
@@ -82,7 +83,7 @@ def _sweep(request: PageRequest, sweep: Sweep) -> dict[str, Any]:
         "settings": details.settings_of(spec, sweep.provenance),
         "may_change": may_change,
         "may_stop": may_change and sweep.ended_at is None and sweep.stopped_at is None,
-        "may_retry": may_change and bool(line.counts.failed + line.counts.terminated) and not sweep.is_stopping,
+        "may_retry": may_change and not sweep.is_stopping and failed_runs(sweep).exists(),
         "active": line.counts.waiting + line.counts.running,
         "max_priority": rows.max_priority(request),
     }
