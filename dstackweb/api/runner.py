@@ -21,10 +21,11 @@ from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid
 from dstackweb.lib.storage import Gap
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import relay
+from dstackweb.runner.artifact_paths import PATH_MAX, ArtifactLeft
 from dstackweb.runner.marks import RECORD
 from dstackweb.runner.nvml import Sample
 from dstackweb.runner.pyz import pyz
-from dstackweb.runs import attempts, files, heartbeats, log_index, log_limits
+from dstackweb.runs import artifacts, attempts, files, heartbeats, log_index, log_limits
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
@@ -158,6 +159,19 @@ class StartedIn(Schema):
     image_digest: Annotated[str, Field(max_length=300), BeforeValidator(storable)] = ""
 
 
+class LeftOutIn(Schema):
+    """As `runner.artifacts.LeftOut`."""
+
+    path: Annotated[str, Field(max_length=2000), BeforeValidator(storable)]
+    why: ArtifactLeft
+    size: int | None = Field(None, ge=0, lt=2**62)
+
+
+class ArtifactsIn(Schema):
+    left_out: list[LeftOutIn] = Field(max_length=100, fail_fast=True)
+    number: int = Field(ge=0, lt=2**31)
+
+
 class ExitIn(Schema):
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
     reason: str = Field(max_length=60, pattern="^[a-z_]+$")
@@ -168,6 +182,7 @@ class ExitIn(Schema):
     disk: DiskIn | None = None
     code_refused: CodeRefusedIn | None = None
     image_pull_failed: ImagePullIn | None = None
+    artifacts: ArtifactsIn | None = None
     signalled: bool = False
     interruption: InterruptionIn | None = None
 
@@ -295,6 +310,29 @@ def append_logs(
         return JsonResponse({"detail": str(gap), "expected": gap.expected} | kept, status=409)
 
 
+@router.post("/{job_id}/artifacts", include_in_schema=False)
+def add_artifact(
+    request: HttpRequest,
+    job_id: UUID,
+    path: QueryEx[str, P(min_length=1, max_length=PATH_MAX)],
+    size: QueryEx[int, P(ge=0, lt=2**62)],
+    sha256: QueryEx[str, P(pattern="^[0-9a-f]{64}$")],
+    offset: QueryEx[int, P(ge=0, lt=2**62)] = 0,
+) -> HttpResponse:
+    """Bytes of a file that the job left, from `offset`. After a gap: 409 with the offset to continue from.
+
+    `done` in the answer: all of it is there. `refused`: why it is not kept; the other files may be.
+    """
+    _claim_of(request, job_id, only_active=True)
+    try:
+        taken = artifacts.take(job_id, artifacts.Offered(path, size, sha256), offset, request.body)
+    except Gap as gap:
+        return JsonResponse({"detail": str(gap), "expected": gap.expected}, status=409)
+    return JsonResponse(
+        {"next": taken.next, "done": taken.done} | ({"refused": taken.refused} if taken.refused else {})
+    )
+
+
 @router.post("/{job_id}/samples", include_in_schema=False)
 def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, Any]:
     """Samples of a cloud job's own GPUs, each with its age in seconds."""
@@ -331,6 +369,9 @@ def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
         detail = {"code": MessageCode.IMAGE_PULL_FAILED, **body.image_pull_failed.dict()}
     if body.interruption is not None and instance_id is not None:
         agents.record_interruption(instance_id, body.interruption.at)
+    if body.artifacts is not None:
+        left = [{**one.dict(), "why": one.why.value} for one in body.artifacts.left_out]
+        artifacts.note_left_out(job_id, left, body.artifacts.number)
     attempts.report_end(
         job_id,
         body.reason,

@@ -14,6 +14,7 @@ from django.views.decorators.http import condition, require_safe
 from ninja.responses import NinjaJSONEncoder
 
 from dstackweb.api import (
+    artifacts,
     audit,
     history,
     host_agents,
@@ -34,7 +35,14 @@ from dstackweb.api import (
 from dstackweb.api.app import api
 
 for prefix, routers in {
-    "/projects/{project}/runs": (runs.router, utilization.of_runs, metrics.router, progress.of_runs, tasks.router),
+    "/projects/{project}/runs": (
+        runs.router,
+        artifacts.router,
+        utilization.of_runs,
+        metrics.router,
+        progress.of_runs,
+        tasks.router,
+    ),
     "/projects/{project}/sweeps": (sweeps.router,),
     "/projects/{project}/progress": (progress.router,),
     "/projects/{project}/utilization": (utilization.router,),

@@ -30,6 +30,8 @@ SETUP_S = 120.0
 SETUP_OUTPUT, SETUP_WRITTEN = 1 << 20, 16 << 20
 """What a set-up snippet may leave as the environment, and what it may write in all, in bytes."""
 SETUP_LOOK_S = 0.05
+ARTIFACTS = ".dstackweb-artifacts"
+"""The folder in the run's directory with the artifacts of its attempts."""
 CONTROL_DEVICE, CUDA_DEVICE = "/dev/nvidiactl", "/dev/nvidia-uvm"
 
 
@@ -244,20 +246,24 @@ def _base_env(job: Job) -> dict[str, str]:
 def dstack_env(job: Job) -> dict[str, str]:
     """dstack's variables for a job's place among its nodes, and its GPUs."""
     spec = job.spec
-    return _tasks_env(job) | {
-        "DSTACK_RUN_NAME": spec["run"],
-        "DSTACK_RUN_ID": spec["run_uid"],
-        "DSTACK_JOB_ID": spec["job"],
-        "DSTACK_RUN_DIR": job.run_dir,
-        "DSTACK_NODES_NUM": str(spec["nodes"]),
-        "DSTACK_NODE_RANK": str(spec["node"]),
-        "DSTACK_MASTER_NODE_IP": spec["master_ip"],
-        "DSTACK_HOST_NAME": spec.get("host", ""),
-        "DSTACK_HOST_ADDRESS": spec.get("host_address", ""),
-        "DSTACK_GPUS_PER_NODE": str(spec["gpus_per_node"]),
-        "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
-        "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
-    }
+    return (
+        _tasks_env(job)
+        | _artifacts_env(job)
+        | {
+            "DSTACK_RUN_NAME": spec["run"],
+            "DSTACK_RUN_ID": spec["run_uid"],
+            "DSTACK_JOB_ID": spec["job"],
+            "DSTACK_RUN_DIR": job.run_dir,
+            "DSTACK_NODES_NUM": str(spec["nodes"]),
+            "DSTACK_NODE_RANK": str(spec["node"]),
+            "DSTACK_MASTER_NODE_IP": spec["master_ip"],
+            "DSTACK_HOST_NAME": spec.get("host", ""),
+            "DSTACK_HOST_ADDRESS": spec.get("host_address", ""),
+            "DSTACK_GPUS_PER_NODE": str(spec["gpus_per_node"]),
+            "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
+            "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
+        }
+    )
 
 
 def _tasks_env(job: Job) -> dict[str, str]:
@@ -266,6 +272,13 @@ def _tasks_env(job: Job) -> dict[str, str]:
     if not tasks:
         return {}
     return {"DSTACKWEB_TASKS_URL": job.api.rstrip("/") + tasks["path"], "DSTACKWEB_TASKS_TOKEN": tasks["token"]}
+
+
+def _artifacts_env(job: Job) -> dict[str, str]:
+    """Where the commands leave what is to be kept; empty if the server keeps nothing."""
+    if not job.spec.get("artifacts"):
+        return {}
+    return {"DSTACKWEB_ARTIFACTS": os.path.join(job.run_dir, ARTIFACTS, str(job.spec["attempt"]))}
 
 
 def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:

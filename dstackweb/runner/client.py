@@ -43,11 +43,13 @@ class Client:
     allows it.
     """
 
-    def __init__(self, api: str, resource: str, token: str, nonce: str, *, insecure: bool = False) -> None:
+    def __init__(
+        self, api: str, resource: str, token: str, nonce: str, *, insecure: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> None:
         parts = urlsplit(api)
         if parts.scheme != "https" and not insecure and not _is_this_machine(parts.hostname or ""):
             raise ValueError(f"{api}: plain HTTP is for this machine only; set DSTACKWEB_PUBLIC_URL to an https:// URL")
-        self._parts = parts
+        self._parts, self._timeout_s = parts, timeout_s
         self._base = f"{parts.path.rstrip('/')}/api/v1/runner/{resource}"
         self._headers = {"Authorization": f"Bearer {token}", "X-Nonce": nonce, "Connection": "keep-alive"}
         self._connection: http.client.HTTPConnection | None = None
@@ -107,7 +109,7 @@ class Client:
         if self._connection is None:
             https = self._parts.scheme == "https"
             maker = http.client.HTTPSConnection if https else http.client.HTTPConnection
-            self._connection = maker(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
+            self._connection = maker(self._parts.hostname or "", self._parts.port, timeout=self._timeout_s)
         headers = self._headers | ({"Content-Type": kind} if kind else {})
         self._connection.request(method, f"{self._base}/{path}", body, headers)
         return self._connection.getresponse()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dstackweb.runner import relay
-from dstackweb.runner.client import Client, Refused, Unreachable, backoff
+from dstackweb.runner.client import TIMEOUT_S, Client, Refused, Unreachable, backoff
 from dstackweb.runner.state import StateDir, say
 
 RELAY_AGAIN_S = 60.0
@@ -38,7 +38,7 @@ class Link:
         self._nudged = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def new_client(self) -> Client:
+    def new_client(self, timeout_s: float = TIMEOUT_S) -> Client:
         """A client for one thread."""
         return Client(
             self.orders["api"],
@@ -46,6 +46,7 @@ class Link:
             self.orders["token"],
             self.state.nonce(),
             insecure=bool(self.orders.get("insecure")),
+            timeout_s=timeout_s,
         )
 
     def listen(self) -> None:

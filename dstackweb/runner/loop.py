@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from dstackweb.runner import (
+    artifacts,
     cgroups,
     contained,
     container,
@@ -102,14 +103,17 @@ class Runner:
         self._report_end()
         sandbox.remove_tmp(self.orders["run_dir"])
 
-    def _begin(self) -> None:
-        """Fetch the code, wait for the other nodes, start the commands and wait for their end."""
+    def _job(self) -> Job:
         orders = self.orders
-        job = Job(
+        return Job(
             self.link.spec, orders["run_dir"], orders.get("user"), orders["path"], orders["api"],
             writable=orders.get("writable"),
             engine=Engine.of(orders["engine"]) if orders.get("engine") else None,
         )  # fmt: skip
+
+    def _begin(self) -> None:
+        """Fetch the code, wait for the other nodes, start the commands and wait for their end."""
+        job = self._job()
         try:
             self._prepare(job)
             if self.link.spec.get("image") and not self._pull(job):
@@ -272,6 +276,8 @@ class Runner:
             sandbox.make_tmp(job.run_dir, job.account)
         if self.link.spec["archive"]:
             self._unpack(job, self.link.spec["archive"]["sha256"])
+        if self.link.spec.get("artifacts"):
+            artifacts.make_folder(job.run_dir, self.link.spec["attempt"], job.account)
 
     def _unpack(self, job: Job, sha256: str) -> None:
         path = self.state.path("archive.tar.gz")
@@ -362,10 +368,24 @@ class Runner:
             self.samples.send_last()
         if self.task_lines is not None:
             self.task_lines.finish()
+        more = self._send_artifacts()
         container.end(self.state.folder)  # it has ended; where the engine gives no answer, the host removes it later
         log = {"log_size": self.shipper.size(), "log_missing": self.shipper.missing()}
-        self.link.retry(lambda: self.link.client.post("exit", self.end | log))
+        self.link.retry(lambda: self.link.client.post("exit", self.end | log | more))
         self.group.remove()
+
+    def _send_artifacts(self) -> dict[str, Any]:
+        """Send what the commands left; what of it was left out is told with the end."""
+        if not (limits := self.link.spec.get("artifacts")) or not self.state.has("started"):
+            return {}
+        try:
+            job = self._job()
+            account = job.account
+        except CannotStart as error:
+            say(f"artifacts can't be sent: {error}")
+            return {}
+        left = artifacts.Artifacts(self.link, job.run_dir, account, limits).send()
+        return {"artifacts": left} if left["number"] else {}
 
     def _on_term(self, *_: Any) -> None:
         """Running commands are ended only by the API; without them this runner may exit and be replaced."""

@@ -22,7 +22,9 @@ from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
+from dstackweb.runner.artifact_paths import ArtifactLeft
 from dstackweb.runner.masking import Masker
+from dstackweb.runs import artifacts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, Reason
 from dstackweb.runs.transitions import lock_run
@@ -153,6 +155,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "process_limit": settings.DSTACKWEB_JOB_PROCESSES,
         "log_limit": settings.DSTACKWEB_LOG_LIMIT_MB * 1024 * 1024,
         "log_marks": True,
+        "artifacts": _artifacts(),
         "image": spec.image,
         **(_container(spec, secrets) if spec.image else {}),
     }
@@ -163,6 +166,17 @@ def _sweep(run: Run) -> dict[str, str]:
     if run.sweep is None:
         return {}
     return {"DSTACK_SWEEP": run.sweep.name, "DSTACK_SWEEP_INDEX": str(run.sweep_index)}
+
+
+def _artifacts() -> dict[str, Any] | None:
+    """What a job may leave, in bytes, files and seconds to send them; None where nothing is kept."""
+    if not settings.DSTACKWEB_RUN_ARTIFACTS_MB:
+        return None
+    return {
+        "file": artifacts.limit_of(ArtifactLeft.FILE_LIMIT),
+        "files": artifacts.MOST_FILES,
+        "seconds": settings.DSTACKWEB_ARTIFACTS_S,
+    }
 
 
 def _displaced(job: Job) -> dict[str, str]:

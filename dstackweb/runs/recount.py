@@ -21,12 +21,15 @@ from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.history import BUCKETS, KEPT_DAYS, hour_of
 from dstackweb.runs.models import (
     Allocation,
+    Artifact,
     Job,
     LearnedDuration,
+    ProjectArtifacts,
     ProjectLogs,
     QueueCount,
     QueueHour,
     Run,
+    RunArtifacts,
     RunEvent,
     SweepCount,
     UsageDay,
@@ -43,6 +46,7 @@ def differences() -> Iterator[Difference]:
     yield from recount.differences()
     yield from _runs_by_name()
     yield from _logs()
+    yield from _artifacts()
     yield from _durations()
     yield from _usage()
     orphans = Allocation.objects.filter(job__status__in=JOB_ENDED).count()
@@ -121,6 +125,22 @@ def _logs() -> Iterator[Difference]:
     for project in sorted(real.keys() | kept.keys()):
         if kept.get(project, 0) != real.get(project, 0):
             yield Difference(f"bytes of logs of project {project}", kept.get(project, 0), real.get(project, 0))
+
+
+def _artifacts() -> Iterator[Difference]:
+    sums = Artifact.objects.order_by().values_list("job__run").annotate(files=Count("pk"), bytes=Sum("size"))
+    real = {run: (files, size) for run, files, size in sums}
+    kept = {run: (files, size) for run, files, size in RunArtifacts.objects.values_list("run", "files", "bytes")}
+    for run in sorted(real.keys() | kept.keys()):
+        for what, was, counted in zip(("files", "bytes"), kept.get(run, (0, 0)), real.get(run, (0, 0)), strict=True):
+            if was != counted:
+                yield Difference(f"{what} of artifacts of run {run}", was, counted)
+    by_project = Artifact.objects.order_by().values_list("job__run__project").annotate(bytes=Sum("size"))
+    real_bytes, kept_bytes = dict(by_project), dict(ProjectArtifacts.objects.values_list("project", "bytes"))
+    for project in sorted(real_bytes.keys() | kept_bytes.keys()):
+        if kept_bytes.get(project, 0) != real_bytes.get(project, 0):
+            was, counted = kept_bytes.get(project, 0), real_bytes.get(project, 0)
+            yield Difference(f"bytes of artifacts of project {project}", was, counted)
 
 
 def _durations() -> Iterator[Difference]:

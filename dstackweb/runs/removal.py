@@ -1,4 +1,4 @@
-"""Removes ended runs for good, with their jobs, events and logs; all counters stay right (docs/design.md, rule 7).
+"""Removes ended runs for good, with all they have; all counters stay right (docs/design.md, rule 7).
 
 A removed run leaves a row (`RemovedRun`) until its files are gone: hosts delete the directories of runs that they know
 to have ended, and never those of an unknown run.
@@ -19,12 +19,13 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, NotFound
+from dstackweb.lib.storage import storage
 from dstackweb.progress import finalize
-from dstackweb.runs import files, log_limits, spend
+from dstackweb.runs import artifacts, files, log_limits, spend
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.history import Placed
-from dstackweb.runs.models import Job, RemovedRun, RemovedSpend, Run, RunEvent, Sweep
+from dstackweb.runs.models import Artifact, Job, RemovedRun, RemovedSpend, Run, RunEvent, Sweep
 from dstackweb.runs.shared_rows import count_removed, shared_rows_last
 from dstackweb.runs.states import ENDED, RunStatus
 
@@ -57,7 +58,7 @@ def delete(run: Run, user: User, role: str) -> None:
 def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) -> int:
     """Remove those of these runs that have ended and do not match `unless`, in one transaction; returns how many.
 
-    Their logs are removed after the commit, or by `remove_logs` where that was interrupted.
+    Their logs and artifacts are removed after the commit, or by `remove_logs` where that was interrupted.
     """
     now = now or timezone.now()
     with shared_rows_last():
@@ -68,7 +69,7 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
         if not runs:
             return 0
         keys = [run.pk for run in runs]
-        removed, freed = _leave_rows(runs, now)
+        removed, freed, freed_artifacts = _leave_rows(runs, now)
         count_removed(runs, _placed(keys), now)
         spent = _spent(keys, now)
         Run.objects.filter(pk__in=keys).delete()
@@ -76,6 +77,7 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
         finalize.expire(keys)
         _keep_spend(spent, now)
         log_limits.uncount(freed)
+        artifacts.uncount(freed_artifacts)
         transaction.on_commit(lambda: _remove_logs(removed), robust=True)
     return len(runs)
 
@@ -88,7 +90,7 @@ def _delete_empty(sweep_ids: Collection[int]) -> None:
 
 
 def remove_logs(limit: int = 50) -> int:
-    """Remove logs that removed runs have left, of so many runs; returns of how many."""
+    """Remove logs and artifacts that removed runs have left, of so many runs; returns of how many."""
     rows = list(RemovedRun.objects.filter(has_logs=True).order_by("uid")[:limit])
     _remove_logs(rows)
     return len(rows)
@@ -98,24 +100,32 @@ def _remove_logs(removed: Sequence[RemovedRun]) -> None:
     for row in removed:
         for job_id in row.logs:
             files.remove_log(job_id)
-    RemovedRun.objects.filter(pk__in=[row.pk for row in removed]).update(logs=[], has_logs=False)
+        for key in row.artifacts:
+            storage().remove(key)
+    RemovedRun.objects.filter(pk__in=[row.pk for row in removed]).update(logs=[], artifacts=[], has_logs=False)
 
 
-def _leave_rows(runs: Sequence[Run], now: dt.datetime) -> tuple[list[RemovedRun], Counter[int]]:
-    """The rows, and the bytes by project that were counted for their logs. The jobs are locked."""
+def _leave_rows(runs: Sequence[Run], now: dt.datetime) -> tuple[list[RemovedRun], Counter[int], Counter[int]]:
+    """The rows, and the bytes by project that were counted for logs, and for artifacts. The jobs are locked."""
     logs, freed = defaultdict[int, list[str]](list), Counter[int]()
+    keys, freed_artifacts = defaultdict[int, list[str]](list), Counter[int]()
     project_of = {run.pk: run.project_id for run in runs}
     jobs = Job.objects.filter(run__in=runs, log_removed_at=None).select_for_update().order_by("pk")
     for run_id, job_id, counted in jobs.values_list("run_id", "pk", "log_counted"):
         logs[run_id].append(str(job_id))
         freed[project_of[run_id]] += counted
+    kept = Artifact.objects.filter(job__run__in=runs).select_for_update(of=("self",)).order_by("pk")
+    for run_id, key, size in kept.values_list("job__run", "key", "size"):
+        keys[run_id].append(key)
+        freed_artifacts[project_of[run_id]] += size
     rows = RemovedRun.objects.bulk_create(
         RemovedRun(
-            uid=run.uid, at=now, ended_at=run.ended_at or now, logs=logs[run.pk], has_logs=bool(logs[run.pk])
+            uid=run.uid, at=now, ended_at=run.ended_at or now, logs=logs[run.pk], artifacts=keys[run.pk],
+            has_logs=bool(logs[run.pk] or keys[run.pk]),
         )
         for run in runs
     )  # fmt: skip
-    return rows, freed
+    return rows, freed, freed_artifacts
 
 
 def _placed(run_ids: Collection[int]) -> list[Placed]:

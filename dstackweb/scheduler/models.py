@@ -152,6 +152,7 @@ class RetentionKind(StrEnum):
 
     RUNS = "runs"
     LOGS = "logs"
+    ARTIFACTS = "artifacts"
     ARCHIVES = "archives"
     TASKS = "tasks"
     AVERAGES = "averages"

@@ -32,7 +32,7 @@ from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus, I
 from dstackweb.lib import schema
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
-from dstackweb.runs import files, history, log_limits
+from dstackweb.runs import artifacts, files, history, log_limits
 from dstackweb.runs.models import QueueCount
 from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_causes
@@ -364,12 +364,15 @@ def _usage(project: Project) -> Iterable[HealthCheck]:
     )
     no_code = _("No more code can be uploaded. It is deleted when it is %s days without use.")
     yield _quota(logs, log_limits.used(project), settings.DSTACKWEB_PROJECT_LOG_GB, no_logs)
+    kept, no_more = _("Artifacts of this project"), _("Files that its jobs leave are not kept beyond the quota.")
+    no_more += " " + _("They are deleted %s days after their run.") % settings.DSTACKWEB_ARTIFACTS_DAYS
+    yield _quota(kept, artifacts.used(project), settings.DSTACKWEB_PROJECT_ARTIFACTS_GB, no_more)
     no_code %= settings.DSTACKWEB_ARCHIVES_DAYS
     yield _quota(code, files.code_size(project), settings.DSTACKWEB_PROJECT_CODE_GB, no_code)
 
 
 def _quota(name: str, used: int, quota_gb: int, then: str) -> HealthCheck:
-    share = used / (quota_gb * 1024**3)
+    share = used / (quota_gb * 1024**3) if quota_gb else 1.0
     value = _("%(used)s of %(quota)d GB") % {"used": units.size(used), "quota": quota_gb}
     if share < NEARLY_FULL:
         return HealthCheck(name, "go", value)

@@ -19,7 +19,15 @@ from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
 from dstackweb.web.queue import move_views, saved_views, settings_views
 from dstackweb.web.queue import views as queue
-from dstackweb.web.runs import compare_views, hold_views, log_views, submit_views, sweep_views, why_views
+from dstackweb.web.runs import (
+    artifact_views,
+    compare_views,
+    hold_views,
+    log_views,
+    submit_views,
+    sweep_views,
+    why_views,
+)
 from dstackweb.web.runs import views as runs
 
 project_pages = [
@@ -54,6 +62,8 @@ project_pages = [
     path("runs/<str:run>/log/lines/", log_views.lines, name="log-lines"),
     path("runs/<str:run>/log/search/", log_views.search, name="log-search"),
     path("runs/<str:run>/log/marks/", log_views.marks, name="log-marks"),
+    path("runs/<str:run>/artifacts/", artifact_views.artifact_page, name="artifact"),
+    path("runs/<str:run>/artifacts/file/", artifact_views.artifact_file, name="artifact-file"),
     path("runs/<str:run>/stop/", runs.stop, name="stop"),
     path("runs/<str:run>/release/", runs.release, name="release"),
     path("runs/<str:run>/delete/", runs.delete, name="run-delete"),

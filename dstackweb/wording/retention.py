@@ -11,6 +11,7 @@ from dstackweb.scheduler.models import RetentionKind
 LABELS: dict[RetentionKind, str | Promise] = {
     RetentionKind.RUNS: gettext_lazy("ended runs"),
     RetentionKind.LOGS: gettext_lazy("logs of ended runs"),
+    RetentionKind.ARTIFACTS: gettext_lazy("artifacts of ended runs"),
     RetentionKind.ARCHIVES: gettext_lazy("unused code"),
     RetentionKind.TASKS: gettext_lazy("tasks of ended attempts"),
     RetentionKind.AVERAGES: gettext_lazy("averages of GPU samples"),

@@ -57,6 +57,10 @@ class Api:
         self.exits: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
+        self.files: dict[str, bytearray] = {}
+        """The artifacts that have arrived, whole or not."""
+        self.refused: dict[str, str] = {}
+        """Artifacts that are not kept, and why."""
         self.trouble: Callable[[str], int | bytes | None] = lambda what: None
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
@@ -113,6 +117,8 @@ class Api:
                     self.marks[start:] = call.body[:size]
                 status, answer = self._append(int(query["offset"][0]), call.body[size:])
                 return status, answer | ({"marks": len(self.marks)} if size else {})
+            if call.what == "artifacts":
+                return self._add_artifact({name: values[0] for name, values in query.items()}, call.body)
             return 200, self._answer(call)
 
     def _append(self, offset: int, data: bytes) -> tuple[int, dict[str, Any]]:
@@ -123,6 +129,20 @@ class Api:
             return 409, {"detail": "a gap", "expected": len(self.log)}
         self.log += data[len(self.log) - offset :]
         return 200, {"next": len(self.log)}
+
+    def _add_artifact(self, about: dict[str, str], data: bytes) -> tuple[int, dict[str, Any]]:
+        path, offset, size = about["path"], int(about["offset"]), int(about["size"])
+        if path in self.refused:
+            return 200, {"next": 0, "done": False, "refused": self.refused[path]}
+        kept = self.files.setdefault(path, bytearray())
+        if offset > len(kept):
+            return 409, {"detail": "a gap", "expected": len(kept)}
+        kept += data[len(kept) - offset :]
+        if len(kept) < size:
+            return 200, {"next": len(kept), "done": False}
+        if hashlib.sha256(kept).hexdigest() != about["sha256"]:
+            return 200, {"next": 0, "done": False, "refused": "changed"}
+        return 200, {"next": size, "done": True}
 
     def _answer(self, call: Call) -> dict[str, Any] | bytes:
         match call.what:

@@ -15,6 +15,7 @@ from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEve
 from dstackweb.gpus.samples.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runner.archive import Fault
+from dstackweb.runner.artifact_paths import ArtifactLeft
 from dstackweb.runner.engine_setup import EngineFault
 from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import (
@@ -38,7 +39,19 @@ from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.wording import events, hosts, notifications, offers, policy, progress, queue, starts, statuses, waiting
+from dstackweb.wording import (
+    artifacts,
+    events,
+    hosts,
+    notifications,
+    offers,
+    policy,
+    progress,
+    queue,
+    starts,
+    statuses,
+    waiting,
+)
 from dstackweb.wording.sentence import words
 
 AT = "2031-05-04T09:30:00+00:00"
@@ -112,6 +125,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Availability: lambda code: offers.availability(code).label,
     RunEventKind: _event,
     PlanNote: waiting.plan_note,
+    ArtifactLeft: lambda code: artifacts.left_out(code.value),
     LogCut: lambda code: _event(RunEventKind.LOG_CUT, why=code),
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
     MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),

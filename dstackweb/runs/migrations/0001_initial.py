@@ -103,6 +103,7 @@ class Migration(migrations.Migration):
                 ('log_counted', models.BigIntegerField(default=0, help_text='bytes that ProjectLogs counts for its log')),
                 ('log_cut', models.CharField(blank=True, help_text='Why no more of its output is kept (`LogCut`); log_size is what was kept', max_length=20)),
                 ('log_removed_at', models.DateTimeField(help_text='When its log was removed, because it was old', null=True)),
+                ('artifacts_left', models.JSONField(blank=True, default=dict, help_text='Files that were not kept: `left_out` (`path`, `why`, `size`) and `number`')),
                 ('heard_at_s', models.FloatField(default=0, help_text="Its runner's last heartbeat, in the watcher's time")),
                 ('backend', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, to='backends.backend')),
                 ('host', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='backends.host')),
@@ -339,7 +340,8 @@ class Migration(migrations.Migration):
                 ('at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('ended_at', models.DateTimeField()),
                 ('logs', models.JSONField(default=list, help_text='Ids of jobs whose logs remain')),
-                ('has_logs', models.BooleanField(default=True, help_text='Whether `logs` has any')),
+                ('artifacts', models.JSONField(default=list, help_text='Keys of artifacts that remain')),
+                ('has_logs', models.BooleanField(default=True, help_text='Whether `logs` or `artifacts` has any')),
             ],
             options={
                 'indexes': [models.Index(models.F('at'), name='removed_run_by_age'), models.Index(models.F('uid'), condition=models.Q(('has_logs', True)), name='removed_run_with_logs')],
@@ -363,6 +365,40 @@ class Migration(migrations.Migration):
                 ('project', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='+', serialize=False, to='accounts.project')),
                 ('bytes', models.BigIntegerField(default=0)),
             ],
+        ),
+        migrations.CreateModel(
+            name='ProjectArtifacts',
+            fields=[
+                ('project', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='+', serialize=False, to='accounts.project')),
+                ('bytes', models.BigIntegerField(default=0)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='RunArtifacts',
+            fields=[
+                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='artifacts', serialize=False, to='runs.run')),
+                ('files', models.PositiveIntegerField(default=0)),
+                ('bytes', models.BigIntegerField(default=0)),
+                ('removed_at', models.DateTimeField(help_text='When old ones were removed', null=True)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='Artifact',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('path', models.CharField(max_length=512)),
+                ('size', models.BigIntegerField(help_text='bytes')),
+                ('sha256', models.CharField(max_length=64)),
+                ('key', models.CharField(help_text='Its file in the storage', max_length=100)),
+                ('content_type', models.CharField(help_text='As guessed from its name', max_length=100)),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('stored_at', models.DateTimeField(help_text='When all of it had arrived', null=True)),
+                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='artifacts', to='runs.job')),
+            ],
+            options={
+                'indexes': [models.Index(models.F('created_at'), name='artifact_by_age')],
+                'constraints': [models.UniqueConstraint(fields=('job', 'path'), name='artifact_once_in_job')],
+            },
         ),
         migrations.CreateModel(
             name='Verdict',

@@ -25,8 +25,8 @@ from dstackweb.gpus.samples import averages
 from dstackweb.lib.storage import storage
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
-from dstackweb.runs import files, history, log_limits, removal
-from dstackweb.runs.models import Archive, Job, RemovedRun, Run, Sweep
+from dstackweb.runs import artifacts, files, history, log_limits, removal
+from dstackweb.runs.models import Archive, Artifact, Job, RemovedRun, Run, Sweep
 from dstackweb.runs.states import ACTIVE, ENDED
 from dstackweb.scheduler.models import Retention, RetentionKind
 
@@ -40,6 +40,8 @@ MOST_COUNTED = 100_000
 """What waits is counted up to here."""
 REMOVED_KEPT = dt.timedelta(days=60)
 """A host that was away for longer keeps the directories of runs removed meanwhile."""
+UNFINISHED_KEPT = dt.timedelta(hours=1)
+"""After the end of its job, a file that was not sent to its end is kept for so long."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def kinds() -> list[Kind]:
     """All kinds that the database knows; each host prunes its own files (`scheduler.hosts`)."""
     return [
         _of_rows(RetentionKind.LOGS, old_logs, _prune_logs),
+        _of_rows(RetentionKind.ARTIFACTS, old_artifacts, _prune_artifacts),
         _of_rows(RetentionKind.ARCHIVES, unused_archives, _prune_archives),
         _of_rows(RetentionKind.RUNS, old_runs, _prune_runs),
         Kind(RetentionKind.TASKS, lambda now: finalize.waiting(to_ms(now), MOST_COUNTED), _prune_tasks),
@@ -77,6 +80,7 @@ def kinds() -> list[Kind]:
             lambda _now: RemovedRun.objects.filter(has_logs=True)[:MOST_COUNTED].count(),
             lambda _now: removal.remove_logs(AT_ONCE),
         ),
+        _of_rows(RetentionKind.LEFTOVERS, _unfinished_artifacts, _drop_artifacts),
         _of_rows(RetentionKind.LEFTOVERS, _old_removed_runs, _delete_some),
         _of_rows(RetentionKind.LEFTOVERS, _old_removed_archives, _delete_archives),
     ]
@@ -130,6 +134,19 @@ def old_logs(now: dt.datetime) -> QuerySet[Job]:
     return jobs.filter(run__status__in=ENDED, run__ended_at__lt=before).order_by("ended_at")
 
 
+def old_artifacts(now: dt.datetime) -> QuerySet[Artifact]:
+    """Artifacts of runs that ended long ago."""
+    before = now - dt.timedelta(days=settings.DSTACKWEB_ARTIFACTS_DAYS)
+    old = Artifact.objects.filter(created_at__lt=before, job__run__status__in=ENDED, job__run__ended_at__lt=before)
+    return old.order_by("created_at")
+
+
+def _unfinished_artifacts(now: dt.datetime) -> QuerySet[Artifact]:
+    """Files that their runner began to send, and never will go on with: their job has ended."""
+    begun = Artifact.objects.filter(stored_at=None, created_at__lt=now - UNFINISHED_KEPT)
+    return begun.filter(job__ended_at__lt=now - UNFINISHED_KEPT).order_by("created_at")
+
+
 def unused_archives(now: dt.datetime) -> QuerySet[Archive]:
     """Code that nobody has uploaded, found or submitted for long, and that no active or scheduled run needs."""
     return Archive.objects.filter(_unused(now), removed_at=None).order_by("used_at")
@@ -178,6 +195,14 @@ def _prune_logs(old: QuerySet[Job], now: dt.datetime) -> int:
     for job_id in ids:
         files.remove_log(job_id)
     return log_limits.forget(ids, now)
+
+
+def _prune_artifacts(old: QuerySet[Artifact], now: dt.datetime) -> int:
+    return artifacts.forget(list(old[:AT_ONCE]), now)
+
+
+def _drop_artifacts(unfinished: QuerySet[Artifact], _now: dt.datetime) -> int:
+    return artifacts.drop_unfinished(list(unfinished[:AT_ONCE]))
 
 
 def _prune_archives(old: QuerySet[Archive], now: dt.datetime) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
+from dstackweb.lib.downloads import SANDBOX
 from dstackweb.lib.errors import Gone
 from dstackweb.lib.storage import Missing
 from dstackweb.runs import files, log_index, selectors
@@ -13,8 +14,6 @@ from dstackweb.web.common.pages import PageRequest, project_page, sentence, whol
 from dstackweb.wording import units
 
 LOG_BYTES = log_index.BLOCK
-SANDBOX = "sandbox; default-src 'none'"
-"""For what jobs wrote, where a browser shows it as a page of its own."""
 
 
 @project_page()

@@ -34,7 +34,7 @@ from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts, newest_sample
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
-from dstackweb.web.runs import details, hold_views, stages
+from dstackweb.web.runs import artifact_views, details, hold_views, stages
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.dependency_graph import dependency_graph
 from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
@@ -158,6 +158,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "states": progress_scope.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
+        **artifact_views.section(run),
         "jobs": [details.node_line(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,
         "attempts": len({job.attempt for job in jobs}),

@@ -106,6 +106,7 @@ register.filter("count", progress.count)
 register.filter("duration", units.duration)
 register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
+register.filter("size", units.size)
 register.filter("status_word", statuses.status)
 register.simple_tag(queue_url)
 
