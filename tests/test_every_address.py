@@ -20,9 +20,9 @@ NOT_ASKED = {"/logout/", "/login/{token}/", "/invite/{token}/"}
 
 
 def query(address: str) -> str:
-    """What pages about one prefix of tasks, or of runs, and comparisons want to know."""
+    """What pages about one prefix of tasks or of runs, comparisons and artifacts want to know."""
     found = "prefix=train-baseline&group=train-baseline-1" if "/runs/" in address else "prefix=sweep-lr"
-    return f"?{found}&with=export-onnx"
+    return f"?{found}&with=export-onnx&path=metrics.csv"
 
 
 @pytest.fixture

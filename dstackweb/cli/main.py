@@ -13,6 +13,7 @@ from typer.core import TyperGroup, TyperOption
 import dstackweb
 from dstackweb.cli import (
     apply,
+    artifacts,
     completion,
     details,
     hosts,
@@ -177,6 +178,7 @@ for panel, commands in {
         sweeps.sweep,
         details.show,
         logs.logs,
+        artifacts.artifacts,
         details.diff,
         progress.progress,
         runs.stop,

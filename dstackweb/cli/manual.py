@@ -37,6 +37,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("logs train-a --tail 100 --node 1", "the last lines of the second node"),
         ("logs train-a --attempt 1", "the log of a try before a retry"),
     ),
+    "artifacts": (
+        ("artifacts train-a", "the files that it left in $DSTACKWEB_ARTIFACTS"),
+        ("artifacts train-a --download results", "save them to results/ATTEMPT-NODE/; what is there already stays"),
+        ("artifacts train-a --node 1 -q", "only the paths of the second node's files"),
+    ),
     "stop": (
         ("stop train-a", "SIGTERM, then SIGKILL after the run's stop_duration"),
         ("stop lr", "all runs of the sweep lr, and those that were to come"),

@@ -1,7 +1,7 @@
-"""A deployment in one file: database, logs, archives, and the fingerprint of the secret key; and back from it.
+"""A deployment in one file: database, logs, code, artifacts, and the fingerprint of the secret key; and back from it.
 
-The file is a tar: `manifest.json`, then `database`, then `joblogs/…` and `archives/…`. The database is copied first, as
-of one moment, while all continues: what is written later is at most more than the database knows.
+The file is a tar: `manifest.json`, then `database`, then `joblogs/…`, `archives/…` and `artifacts/…`. The database is
+copied first, as of one moment, while all continues: what is written later is at most more than the database knows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dstackweb.runs.models import Job
 
 FORMAT = 1
 MANIFEST, DATABASE, KEY = "manifest.json", "database", "secret_key"
-FOLDERS = ("joblogs", "archives")
+FOLDERS = ("joblogs", "archives", "artifacts")
 """Of the storage, where it is a disk. A dump of the database has its rows; objects stay in their bucket."""
 
 

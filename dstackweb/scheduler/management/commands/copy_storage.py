@@ -1,6 +1,7 @@
-"""`manage.py copy_storage FROM`: copy logs and code to where DSTACKWEB_STORAGE says now; what is there already stays.
+"""`manage.py copy_storage FROM`: copy logs, code and artifacts to where DSTACKWEB_STORAGE says now.
 
-FROM is a value of DSTACKWEB_STORAGE, or `home` for DSTACKWEB_HOME. It may be repeated after an interruption.
+FROM is a value of DSTACKWEB_STORAGE, or `home` for DSTACKWEB_HOME. What is there already stays. It may be repeated
+after an interruption.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from dstackweb.lib.storage import Storage, pieces, storage, storage_at
 from dstackweb.runs import files
-from dstackweb.runs.models import Archive, Job
+from dstackweb.runs.models import Archive, Artifact, Job
 
 
 class Command(BaseCommand):
@@ -26,7 +27,7 @@ class Command(BaseCommand):
         url = "" if options["source"] == "home" else options["source"]
         source, target = storage_at(url, settings.DSTACKWEB_HOME), storage()
         if source is target:
-            raise CommandError("FROM is where logs and code are kept now. Set DSTACKWEB_STORAGE to the new place.")
+            raise CommandError("FROM is where all is kept now. Set DSTACKWEB_STORAGE to the new place.")
         copied = missing = 0
         for key in _keys():
             size = source.size(key)
@@ -41,6 +42,7 @@ def _keys() -> Iterator[str]:
         yield files.log_key(job_id)
         yield files.marks_key(job_id)
     yield from Archive.objects.filter(removed_at=None).order_by("pk").values_list("key", flat=True).iterator()
+    yield from Artifact.objects.order_by("pk").values_list("key", flat=True).iterator()
 
 
 def _copy(source: Storage, target: Storage, key: str, size: int) -> bool:

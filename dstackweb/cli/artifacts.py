@@ -1,0 +1,150 @@
+"""`dstackweb artifacts`: the files that a run's jobs left, listed or saved to a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dstackweb.cli import config
+from dstackweb.cli.output import (
+    CliError,
+    Column,
+    Json,
+    Quiet,
+    RunName,
+    UsageError,
+    clean,
+    clock_text,
+    note,
+    plural,
+    show_ids,
+    show_json,
+    show_table,
+)
+from dstackweb.runner.artifact_paths import is_safe
+from dstackweb.spec.units import size_text
+
+if TYPE_CHECKING:
+    from dstackweb.cli.client import Api
+
+PART = ".dstackweb-part"
+"""The end of a file's name until all of it is there."""
+
+
+def artifacts(
+    run: RunName,
+    download: Annotated[
+        Path | None,
+        typer.Option("--download", "-o", metavar="DIR", help="Save them to this folder.", show_default=False),
+    ] = None,
+    node: Annotated[int | None, typer.Option(min=0, help="Only of this node.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the files that a run left in $DSTACKWEB_ARTIFACTS, or save them to DIR/ATTEMPT-NODE/."""
+    api = config.connect()
+    found = api.get(api.in_project("runs", run))
+    path = api.in_project("runs", found["id"], "artifacts")
+    listed = _all(api, path)
+    for key in ("items", "left_out"):
+        listed[key] = [one for one in listed[key] if node in (None, one["node"]) and attempt in (None, one["attempt"])]
+    if download is not None:
+        _save_all(api, path, listed["items"], download)
+    elif as_json:
+        show_json(listed)
+    elif quiet:
+        show_ids(listed["items"], "path")
+    elif listed["items"]:
+        columns = [
+            Column("ATTEMPT", right=True), Column("NODE", right=True), Column("PATH", wide=True),
+            Column("SIZE", right=True), Column("STORED"),
+        ]  # fmt: skip
+        show_table(
+            columns,
+            [
+                (one["attempt"], one["node"], clean(one["path"]), size_text(one["size"]), clock_text(one["stored_at"]))
+                for one in listed["items"]
+            ],
+        )
+    else:
+        note("No artifacts.")
+    if not as_json:
+        _note_left_out(listed)
+
+
+def _all(api: Api, path: str) -> dict[str, Any]:
+    """The API's answer, with the items of all its pages."""
+    listed: dict[str, Any] = api.get(path)
+    cursor = listed["next"]
+    while cursor:
+        page = api.get(path, cursor=cursor)
+        listed["items"] += page["items"]
+        cursor = page["next"]
+    return listed | {"next": None}
+
+
+def _note_left_out(listed: dict[str, Any]) -> None:
+    if not listed["left_out"]:
+        return
+    number = max(listed["left_out_number"], len(listed["left_out"]))
+    note(f"{plural(number, 'file')} {'was' if number == 1 else 'were'} not kept:")
+    for one in listed["left_out"]:
+        size = f" ({size_text(one['size'])})" if one["size"] is not None else ""
+        note(f"  {clean(one['path'])}{size}: {clean(one['detail'])}")
+    if number > len(listed["left_out"]):
+        note(f"  and {number - len(listed['left_out']):,} more")
+
+
+def _save_all(api: Api, path: str, items: list[dict[str, Any]], folder: Path) -> None:
+    saved = there = 0
+    for one in items:
+        if not is_safe(one["path"]):
+            raise CliError(
+                f"the server names a file {clean(one['path'])!r}, which leads elsewhere.", "It was not saved."
+            )
+        target = folder / f"{int(one['attempt'])}-{int(one['node'])}" / one["path"]
+        try:
+            if _is_there(target, one):
+                there += 1
+                continue
+            _save(api, f"{path}/file", one, target)
+        except OSError as error:
+            raise UsageError(f"{target} can't be written: {error.strerror or error}.") from None
+        saved += 1
+        note(f"{target}")
+    already = f", {there:,} {'was' if there == 1 else 'were'} there already" if there else ""
+    note(f"{plural(saved, 'file')} saved to {folder}{already}.")
+
+
+def _is_there(target: Path, one: dict[str, Any]) -> bool:
+    if not target.is_file() or target.stat().st_size != one["size"]:
+        return False
+    with target.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == one["sha256"]
+
+
+def _save(api: Api, path: str, one: dict[str, Any], target: Path) -> None:
+    """Save a file: whole, or not at all. Raises CliError if its bytes are not those that are listed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name[:200] + PART)
+    query = {"path": one["path"], "node": one["node"], "attempt": one["attempt"]}
+    digest = hashlib.sha256()
+    try:
+        with api.stream(path, query) as response, part.open("wb") as file:
+            for piece in response.iter_raw():
+                digest.update(piece)
+                file.write(piece)
+        if digest.hexdigest() != one["sha256"]:
+            raise CliError(
+                f"{clean(one['path'])} arrived with other bytes than it has.", "It was not saved; try again."
+            )
+        os.replace(part, target)
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
