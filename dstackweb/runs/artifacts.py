@@ -13,6 +13,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -240,6 +241,9 @@ def find(run: Run, path: str, node: int, attempt: int | None) -> Artifact:
 
 def read(artifact: Artifact, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
     """Its bytes from `start` to `stop`. Raises Gone if they are lost."""
-    if not storage().is_whole(artifact.key):
-        raise Gone(f"the bytes of {artifact.path} are not in the storage any more")
-    return pieces(storage(), artifact.key, start, artifact.size if stop is None else stop)
+    rest = pieces(storage(), artifact.key, start, artifact.size if stop is None else stop)
+    try:
+        first = next(rest, b"")
+    except Missing:
+        raise Gone(f"the bytes of {artifact.path} are not in the storage any more") from None
+    return chain([first], rest)

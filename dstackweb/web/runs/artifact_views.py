@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -44,10 +45,10 @@ class LeftLine(NamedTuple):
     why: str
 
 
-def section(run: Run) -> dict[str, Any]:
+def section(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
     """The context of the section; empty for a run that left nothing."""
     row = RunArtifacts.objects.filter(pk=run.pk).first()
-    jobs = artifacts.left_out(run)
+    jobs = [job for job in jobs if job.artifacts_left]
     if row is None and not jobs:
         return {}
     found = list(artifacts.of_run(run)[: SHOWN + 1]) if row else []

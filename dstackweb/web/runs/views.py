@@ -158,7 +158,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "states": progress_scope.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
-        **artifact_views.section(run),
+        **artifact_views.section(run, jobs),
         "jobs": [details.node_line(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,
         "attempts": len({job.attempt for job in jobs}),
