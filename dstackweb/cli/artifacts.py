@@ -126,7 +126,7 @@ def _is_there(target: Path, one: dict[str, Any]) -> bool:
     if not target.is_file() or target.stat().st_size != one["size"]:
         return False
     with target.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == one["sha256"]
+        return hashlib.file_digest(file, "sha256").hexdigest() == str(one["sha256"])
 
 
 def _save(api: Api, path: str, one: dict[str, Any], target: Path) -> None:

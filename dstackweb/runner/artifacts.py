@@ -33,6 +33,8 @@ STOPPED_S = 30.0
 """Files of a job that is to stop are sent for so long at least, or its grace."""
 CALL_S = 120.0
 """How long a call may take: the API reads a large file back to check it."""
+LATE_S = 10.0
+"""So long after the end of its time a call is waited for."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -178,7 +180,8 @@ class Artifacts:
         self._client: Client = link.new_client(CALL_S)
         self._until = time.monotonic() + float(limits["seconds"])
         self._next_heartbeat = 0.0
-        self._is_stopping = False
+        self._grace_s = float("inf")
+        """Of the stop that leaves the least time, once the job is to stop."""
         self._size: int | None = None
         """Of the file that is sent now, in bytes."""
 
@@ -271,7 +274,7 @@ class Artifacts:
         return ArtifactLeft.TIME.value
 
     def _answer(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Make a call in a thread, with heartbeats meanwhile. Raises what it raises."""
+        """Make a call in a thread, with heartbeats meanwhile. Raises what it raises; Unreachable when time is over."""
         outcome: list[Any] = []
 
         def make() -> None:
@@ -285,6 +288,8 @@ class Artifacts:
         while thread.is_alive():
             self._beat()
             thread.join(0.2)
+            if time.monotonic() >= self._until + LATE_S:
+                raise Unreachable("no answer in time")
         if isinstance(outcome[0], Exception):
             raise outcome[0]
         answer: dict[str, Any] = outcome[0]
@@ -308,6 +313,6 @@ class Artifacts:
         except Refused as refused:
             raise Rejected(str(refused)) from None
         self._next_heartbeat = self._link.next_heartbeat()
-        if answer["action"] == "stop" and not self._is_stopping:
-            self._is_stopping = True
-            self._until = min(self._until, time.monotonic() + max(STOPPED_S, float(answer["grace_s"])))
+        if answer["action"] == "stop" and float(answer["grace_s"]) < self._grace_s:
+            self._grace_s = float(answer["grace_s"])
+            self._until = min(self._until, time.monotonic() + max(STOPPED_S, self._grace_s))
