@@ -243,6 +243,8 @@ def heartbeat(request: HttpRequest, job_id: UUID, body: HeartbeatIn) -> dict[str
     answer = _orders(job)
     if body.phase == "pulling":
         heartbeats.note_pull(job_id)
+    if body.phase == "exited":
+        heartbeats.note_exited(job_id)
     if body.phase != "waiting" or answer["action"] == "stop":
         return answer
     if not heartbeats.reach_barrier(job_id, job):

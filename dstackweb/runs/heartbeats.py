@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from django.db import transaction
+from django.utils import timezone
 
 from dstackweb.lib.errors import Conflict, DomainError, NotFound
 from dstackweb.lib.models import watch_time
@@ -56,6 +57,11 @@ def take(heartbeats: Sequence[Heartbeat]) -> dict[UUID, HeardJob | DomainError]:
 def note_pull(job: UUID) -> None:
     """A job whose image is being pulled has the time to start from now on."""
     Job.objects.filter(pk=job, status=JobStatus.PROVISIONING).update(status_at_s=watch_time())
+
+
+def note_exited(job: UUID) -> None:
+    """Note, once, that a job's commands have ended: its GPUs are idle from now on, while its files are sent."""
+    Job.objects.filter(pk=job, exited_at=None).update(exited_at=timezone.now())
 
 
 def reach_barrier(pk: UUID, job: HeardJob) -> bool:

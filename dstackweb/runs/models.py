@@ -119,6 +119,9 @@ class StatusCount(models.Model):
 class QueueCount(StatusCount):
     """Those of a queue."""
 
+    has_sweeps: bool
+    """Whether a sweep of it is active: read by the queue page."""
+
     queue = models.OneToOneField(Queue, on_delete=models.CASCADE, primary_key=True, related_name="count")
 
     def __str__(self) -> str:
@@ -395,6 +398,7 @@ class Job(models.Model):
     placed_at = models.DateTimeField(default=timezone.now)
     claimed_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
+    exited_at = models.DateTimeField(null=True, help_text="Its commands have ended, and what they left is being sent")
     reported_at = models.DateTimeField(
         null=True, help_text="Its runner has reported an end that may be its machine's; the cloud is asked for that"
     )

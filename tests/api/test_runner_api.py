@@ -210,6 +210,16 @@ def test_a_heartbeat_carries_the_stop_request_with_its_grace(run: Run, runner: R
     assert runner.post("heartbeat", {"beat": 3}).status_code == 409
 
 
+def test_a_job_has_exited_from_the_first_heartbeat_that_says_so(run: Run, runner: Runner) -> None:
+    runner.claim()
+    runner.post("started")
+    runner.post("heartbeat", {"beat": 1, "phase": "exited"})
+    first = Job.objects.get(run=run).exited_at
+    assert first is not None
+    runner.post("heartbeat", {"beat": 2, "phase": "exited"})
+    assert Job.objects.get(run=run).exited_at == first
+
+
 def test_nodes_wait_for_each_other_before_they_start(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member, nodes=2)

@@ -121,7 +121,8 @@ def test_a_failed_start_is_reported_until_the_server_acknowledges_it(
 
     monkeypatch.setattr(agent.jobs, "launch", full)
     agent._turn()
-    agent._wait(60.0)  # ends early, because the start has ended
+    while agent.working:
+        agent._wait(60.0)  # ends early, because the start has ended
     for _ in range(3):
         agent._turn()
     assert [poll["failed"] for poll in api.polls()] == [{}, *[{job: "No space left on device"}] * 2, {}]

@@ -89,6 +89,7 @@ class Migration(migrations.Migration):
                 ('placed_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('claimed_at', models.DateTimeField(null=True)),
                 ('started_at', models.DateTimeField(null=True)),
+                ('exited_at', models.DateTimeField(help_text='Its commands have ended, and what they left is being sent', null=True)),
                 ('reported_at', models.DateTimeField(help_text="Its runner has reported an end that may be its machine's; the cloud is asked for that", null=True)),
                 ('ended_at', models.DateTimeField(null=True)),
                 ('exit_code', models.IntegerField(null=True)),

@@ -126,8 +126,9 @@ def apply_policies(job_ids: Iterable[UUID], now: dt.datetime) -> None:
 
 
 def apply_policy(job_id: UUID, now: dt.datetime) -> PolicyAction:
-    """Do what a job's policy asks for at `now`; returns what was done: nothing for a job that is not running."""
-    job = Job.objects.select_related("run__project").filter(pk=job_id, status=JobStatus.RUNNING).first()
+    """Do what a job's policy asks for at `now`; returns what was done: nothing for one whose commands do not run."""
+    running = Job.objects.filter(status=JobStatus.RUNNING, exited_at=None)
+    job = running.select_related("run__project").filter(pk=job_id).first()
     if job is None or job.attempt != job.run.attempt or job.run.status != RunStatus.RUNNING:
         return PolicyAction.NOTHING
     # Mostly nothing is due: then no row is locked and no page is woken.
@@ -152,7 +153,8 @@ def _apply_locked(run: Run, job_id: UUID, now: dt.datetime) -> PolicyAction:
     jobs = list(Job.objects.filter(run=run, attempt=run.attempt, status__in=JOB_ACTIVE).order_by("node"))
     for job in jobs:
         job.run = run
-    nodes = _bound_jobs([job for job in jobs if job.status == JobStatus.RUNNING], now, lock=True)
+    running = [job for job in jobs if job.status == JobStatus.RUNNING and job.exited_at is None]
+    nodes = _bound_jobs(running, now, lock=True)
     mine = next((node for node in nodes if node.job.pk == job_id), None)
     if mine is None:
         return PolicyAction.NOTHING

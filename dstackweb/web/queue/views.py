@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from django.db.models import Exists, OuterRef
 from django.http import HttpResponse
 from django.template.loader import render_to_string
 from django.urls import reverse
@@ -22,7 +23,7 @@ from dstackweb.backends.models import Gpu
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
-from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent
+from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent, Sweep
 from dstackweb.runs.queue.search import FRONT
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.runs.sweeps.selectors import newest_sweeps
@@ -76,7 +77,8 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
 
 def _counts(project: Project, name: str) -> tuple[QueueCount, list[QueueCount]]:
     """The counters of this queue and of all queues of the project by name, each with its queue."""
-    counts = QueueCount.objects.select_related("queue")
+    active = Sweep.objects.filter(queue=OuterRef("pk"), ended_at=None)
+    counts = QueueCount.objects.select_related("queue").annotate(has_sweeps=Exists(active))
     every = list(counts.filter(queue__project=project).order_by("queue__name"))
     found = next((one for one in every if one.queue.name == name), None)
     if found is None:
@@ -139,7 +141,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "queues": [one.queue for one in of_all],
         "counts": counts,
         "queue_rows": rows,
-        "sweeps": sweep_lines(newest_sweeps(project, SWEEPS, active=True, queue=queue)),
+        "sweeps": sweep_lines(newest_sweeps(project, SWEEPS, active=True, queue=queue)) if counts.has_sweeps else [],
         "reserved": {row.run_id: row for row in Reservation.kept()},
         "filters": filters,
         "filter_query": filters.address().removeprefix("?"),

@@ -29,18 +29,27 @@ class Stage(NamedTuple):
 
 
 def stages(run: Run, jobs: Sequence[Job]) -> list[Stage]:
-    """Submitted (or queued again), placed, running and ended: of the newest attempt."""
+    """Submitted (or queued again), placed, running, artifacts being sent, and ended: of the newest attempt."""
     mine = [job for job in jobs if job.attempt == run.attempt]
     placed_at = min((job.placed_at for job in mine), default=None)
     began = min((job.started_at for job in mine if job.started_at), default=None)
+    sent = _sent_from(run, mine)
     over = run.status in ENDED
     label = statuses.status(run.status).capitalize() if over else _("End")
     return [
         _queued(run, placed_at),
         _stage(_("Placed"), placed_at, began or run.ended_at, _("started in"), _("starting")),
-        _stage(_("Running"), began, run.ended_at, _("ran"), _("running")),
+        _stage(_("Running"), began, sent or run.ended_at, _("ran"), _("running")),
+        *([Stage(_("Artifacts"), sent, _("being sent"), since=sent)] if sent else []),
         Stage(label, run.ended_at, status=run.status if over else ""),
     ]
+
+
+def _sent_from(run: Run, jobs: Sequence[Job]) -> dt.datetime | None:
+    """When the last commands had ended, while what they left is being sent."""
+    if run.ended_at is not None or any(job.exited_at is None and job.ended_at is None for job in jobs):
+        return None
+    return max((job.exited_at for job in jobs if job.exited_at is not None), default=None)
 
 
 def _queued(run: Run, placed_at: dt.datetime | None) -> Stage:

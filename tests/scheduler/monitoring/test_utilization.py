@@ -23,7 +23,7 @@ from dstackweb.gpus.policy.window import PolicyAction
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile
-from dstackweb.runs import attempts
+from dstackweb.runs import attempts, heartbeats
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus
@@ -93,6 +93,24 @@ def test_a_gap_of_samples_keeps_the_run_and_restarts_the_window(project: Project
 def test_unreadable_gpus_never_stop_a_run(project: Project, member: User) -> None:
     begin(project, member, utilization_policy=IDLE)
     assert watch(10 * MINUTE, lambda uuid, ms: None) == []
+
+
+def test_a_job_whose_files_are_being_sent_is_not_stopped(project: Project, member: User) -> None:
+    job = begin(project, member, utilization_policy=IDLE)
+    assert watch(MINUTE - EVERY_MS) == []
+    heartbeats.note_exited(job.pk)
+    assert watch(3 * MINUTE, from_ms=MINUTE) == []
+    assert Run.objects.get(pk=job.run_id).status == "running"
+
+
+def test_other_nodes_are_still_judged_while_the_files_of_one_are_being_sent(project: Project, member: User) -> None:
+    for name in ("box-1", "box-2"):
+        make_host(name, gpus=1)
+    job = begin(project, member, nodes=2, utilization_policy=IDLE)
+    heartbeats.note_exited(job.pk)
+    idle = placed_job(job.run, node=1)
+    assert watch(MINUTE, lambda uuid, ms: 0) == [(MINUTE, PolicyAction.STOP)]
+    assert PolicyStop.objects.get().node == idle.node
 
 
 def test_a_run_without_a_policy_is_never_stopped(project: Project, member: User) -> None:

@@ -44,6 +44,7 @@ def test_no_form_without_its_field_changes_a_setting(project: Project, mia: User
         "project": "main",
         "queue": "default",
         "run": "none",
+        "sweep": "none",
         "host": "box-1",
         "form": "csv",
         "name": "none",

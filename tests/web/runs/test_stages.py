@@ -50,6 +50,14 @@ def test_a_running_run_counts_on_from_its_first_node() -> None:
     ]
 
 
+def test_a_run_whose_last_commands_have_ended_sends_its_artifacts() -> None:
+    first, second = job(200, 205), job(200, 206)
+    first.exited_at = at(300)
+    assert len(told(run("running"), first, second)) == 4
+    second.exited_at = at(320)
+    assert told(run("running"), first, second)[2:4] == ["Running: ran 1 min 55 s", "Artifacts: being sent since 320"]
+
+
 def test_an_ended_run_ran_until_its_end() -> None:
     found = stages(run("failed", ended_s=4000), [job(200, 205)])
     assert (found[2].verb, found[2].took) == ("ran", "1 h 3 min")
