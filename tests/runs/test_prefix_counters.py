@@ -178,7 +178,10 @@ def test_stopping_runs_of_two_queues_locks_both_queues_counters_before_shared_on
     assert first_locks(asked) == ["hosts", *lines, "progress"]
 
 
-def test_a_pass_locks_the_counters_of_waiting_queues_before_shared_ones(project: Project, member: User) -> None:
+def test_a_pass_locks_the_counters_of_waiting_queues_before_shared_ones(
+    project: Project, member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_pass, "WRITE_EVERY_S", 60.0)  # in one transaction, also where it takes long
     make_host(cpus=1)
     services.ensure_queue(project, "night")
     runs = [make_run(project, member, f"train-{queue}", queue=queue) for queue in ("default", "night")]
