@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint docs fmt lock bench pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing mig
 	@$(BIN)/lint-imports --no-logo
 	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
 
+docs: $(VENV)/.docs ## the documentation as a site in build/docs; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 fmt: $(VENV)/.dev ## format the code and the templates
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
 	@$(BIN)/djlint templates --reformat --quiet || true
@@ -99,6 +102,7 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 	@$(INSTALL) -qq uv==0.13.8
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
+	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
 
 bench: $(VENV)/.dev ## the benchmarks
@@ -123,6 +127,11 @@ $(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
 $(VENV)/.dev: $(VENV)/.server requirements-dev.txt
 	@echo "Installing what the tests need …"
 	@sh tools/install requirements-dev.txt $(INSTALL)
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev requirements-docs.txt
+	@echo "Installing what makes the documentation's site …"
+	@sh tools/install requirements-docs.txt $(INSTALL)
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.dev requirements-ray.txt

@@ -30,7 +30,7 @@ from dstackweb.wording import statuses, tables
 from dstackweb.wording import sweeps as words
 
 PER_PAGE = 100
-FILTERS = ("running", "failed", "done", "terminated")
+FILTERS = ("submitted", "running", "failed", "done", "terminated")
 """Statuses by which the table is filtered; it has all indices without one."""
 
 
