@@ -1,0 +1,77 @@
+"""Every command that the documentation shows exists with its options, and every run file or part of one is read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from dstackweb.cli.main import app
+from dstackweb.spec.run_fields import RunFields
+from dstackweb.spec.run_file import parse_run_file
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+COMMAND = re.compile(r"(?:^    |`|\| )dstackweb ([a-z-][^`#|>\n]*)", re.MULTILINE)
+FENCED = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NEEDED = {"type": "type: task\n", "commands": "commands: [a]\n"}
+"""What parts of run files are shown without."""
+INDENTED = re.compile(r"^\n((?:    .*\n|\n(?=    ))+)", re.MULTILINE)
+
+
+def shown(pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for found in pattern.finditer(page.read_text()):
+            yield str(page.relative_to(ROOT)), found[1]
+
+
+def check(words: list[str]) -> None:
+    """Raises what the command line would: no such command or option, an option without its value, too many words."""
+    command: Any = typer.main.get_command(app)
+    context = command.context_class(command, info_name="dstackweb")
+    rest = command.make_parser(context).parse_args(words)[1]
+    while rest and hasattr(command, "commands"):
+        name, command, words = command.resolve_command(context, rest)
+        context = command.context_class(command, info_name=name, parent=context)
+        rest = command.make_parser(context).parse_args(words)[1]
+    assert rest == []
+
+
+def test_every_command_in_the_documentation_exists_with_its_options() -> None:
+    commands = list(shown(COMMAND))
+    assert len(commands) > 100
+    refused = []
+    for page, text in commands:
+        try:
+            check(shlex.split(text))
+        except Exception as error:
+            refused.append((page, text, repr(error)))
+    assert refused == []
+
+
+def test_what_does_not_exist_is_noticed() -> None:
+    for text in ("stpo train", "stop train --now", "stop train another"):
+        with pytest.raises(Exception, match=r"stpo|--now|another"):
+            check(shlex.split(text))
+
+
+def test_every_run_file_in_the_documentation_is_read() -> None:
+    files = []
+    for page, text in [*shown(FENCED), *shown(INDENTED)]:
+        block = textwrap.dedent(text)
+        try:
+            found = yaml.safe_load(block)
+        except yaml.YAMLError:
+            continue  # a shell's lines, mostly
+        if isinstance(found, dict) and found and found.keys() <= RunFields.model_fields.keys():
+            files.append((page, "".join(part for key, part in NEEDED.items() if key not in found) + block))
+    assert len(files) > 10
+    for _page, file in files:
+        parse_run_file(file, client_env={"HF_TOKEN": "x"})
