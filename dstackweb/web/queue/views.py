@@ -77,8 +77,8 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
 
 def _counts(project: Project, name: str) -> tuple[QueueCount, list[QueueCount]]:
     """The counters of this queue and of all queues of the project by name, each with its queue."""
-    active = Sweep.objects.filter(queue=OuterRef("pk"), ended_at=None)
-    counts = QueueCount.objects.select_related("queue").annotate(has_sweeps=Exists(active))
+    sweeps = {"has_sweeps": Exists(Sweep.objects.filter(queue=OuterRef("pk"), ended_at=None))}
+    counts = QueueCount.objects.select_related("queue").annotate(**sweeps)
     every = list(counts.filter(queue__project=project).order_by("queue__name"))
     found = next((one for one in every if one.queue.name == name), None)
     if found is None:
