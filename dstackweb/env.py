@@ -185,6 +185,41 @@ def mailer(name: str) -> Mailer:
     return found or Mailer()
 
 
+class GroupRole(NamedTuple):
+    """A role in a project that members of a group of the identity provider have."""
+
+    group: str
+    project: str
+    role: str
+
+
+ROLES = ("viewer", "member", "manager", "admin")
+
+
+def group_roles(name: str) -> list[GroupRole]:
+    """Roles by group as `group=project:role`, separated by commas; empty when not set."""
+
+    def parse(raw: str) -> list[GroupRole]:
+        found = []
+        for word in _words(raw):
+            group, _, place = word.rpartition("=")
+            project, _, role = place.partition(":")
+            if not group or not re.fullmatch(r"[-\w]{1,60}", project, re.ASCII) or role not in ROLES:
+                raise ValueError(word)
+            found.append(GroupRole(group.strip(), project, role))
+        return found
+
+    return _read(name, [], parse, f"group=project:role,…, such as ml-team=main:member; roles are {', '.join(ROLES)}")
+
+
+def issuer(name: str) -> str:
+    """The address of an OpenID Connect provider: HTTPS, or HTTP on this machine alone."""
+    found = url(name, "https", "http", example="https://login.example.org/realms/team")
+    if found.startswith("http:") and not is_loopback(urlsplit(found).hostname or ""):
+        raise BadSetting(name, found, "a URL with https, or one of this machine")
+    return found
+
+
 def networks(name: str) -> list[IPv4Network | IPv6Network]:
     """Addresses and networks, separated by commas; empty when not set."""
 

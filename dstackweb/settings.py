@@ -37,6 +37,16 @@ DSTACKWEB_ADMIN_TOKEN = env.secret("DSTACKWEB_ADMIN_TOKEN")
 DSTACKWEB_METRICS_TOKEN = env.secret("DSTACKWEB_METRICS_TOKEN")
 DSTACKWEB_SECRET_KEY = env.secret("DSTACKWEB_SECRET_KEY")
 DSTACKWEB_SESSION_HOURS = env.integer("DSTACKWEB_SESSION_HOURS", 168, least=1, most=8760)
+DSTACKWEB_TWO_STEP_FOR_ADMINS = env.boolean("DSTACKWEB_TWO_STEP_FOR_ADMINS")
+DSTACKWEB_OIDC_URL = env.issuer("DSTACKWEB_OIDC_URL")
+DSTACKWEB_OIDC_NAME = env.text("DSTACKWEB_OIDC_NAME", "single sign-on")
+DSTACKWEB_OIDC_CLIENT_ID = env.text("DSTACKWEB_OIDC_CLIENT_ID")
+DSTACKWEB_OIDC_CLIENT_SECRET = env.secret("DSTACKWEB_OIDC_CLIENT_SECRET")
+DSTACKWEB_OIDC_SCOPES = env.text("DSTACKWEB_OIDC_SCOPES", "openid profile email")
+DSTACKWEB_OIDC_GROUPS_CLAIM = env.text("DSTACKWEB_OIDC_GROUPS_CLAIM", "groups")
+DSTACKWEB_OIDC_ROLES = env.group_roles("DSTACKWEB_OIDC_ROLES")
+if DSTACKWEB_OIDC_URL and not DSTACKWEB_OIDC_CLIENT_ID:
+    raise env.BadSetting("DSTACKWEB_OIDC_CLIENT_ID", "", f"the client's id at {DSTACKWEB_OIDC_URL}")
 DSTACKWEB_WEB_THREADS = env.integer("DSTACKWEB_WEB_THREADS", 8, least=1, most=256)
 DSTACKWEB_WEB_WORKERS = env.integer("DSTACKWEB_WEB_WORKERS", 1, least=1, most=64)
 DSTACKWEB_CLUSTER_WORKERS = env.integer("DSTACKWEB_CLUSTER_WORKERS", 2, least=1, most=256)
@@ -111,6 +121,11 @@ DEBUG = env.boolean("DSTACKWEB_DEBUG")
 
 def url_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+def _origin(url: str) -> list[str]:
+    """The origin of an address, if there is one."""
+    return ["{0.scheme}://{0.netloc}".format(urlsplit(url))] if url else []
 
 
 _any_address = DSTACKWEB_HOST in {"0.0.0.0", "::"}
@@ -275,6 +290,11 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "axes",
     "csp",
     "django_q",
@@ -304,6 +324,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "dstackweb.accounts.sessions.middleware",
+    "allauth.account.middleware.AccountMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -345,14 +366,58 @@ AXES_DISABLE_ACCESS_LOG = True
 AXES_VERBOSE = False
 AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
 
+# Of allauth: the second step, passkeys and single sign-on. Who may have an account, wrong passwords and codes, and
+# mails are this product's own (`accounts.adapters`, `accounts.attempts`).
+ACCOUNT_ADAPTER = "dstackweb.accounts.adapters.AccountAdapter"
+ACCOUNT_EMAIL_VERIFICATION = SOCIALACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_LOGIN_METHODS = {"username"}
+ACCOUNT_RATE_LIMITS = False
+ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
+ACCOUNT_UNIQUE_EMAIL = False
+ACCOUNT_REAUTHENTICATION_REQUIRED = True
+ACCOUNT_REAUTHENTICATION_METHODS = ["password", "mfa"]
+ACCOUNT_REAUTHENTICATION_TIMEOUT = 600
+MFA_ADAPTER = "dstackweb.accounts.adapters.SecondStepAdapter"
+MFA_SUPPORTED_TYPES = ["totp", "recovery_codes", "webauthn"]
+MFA_ALLOW_UNVERIFIED_EMAIL = True
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_TOTP_TOLERANCE = 1  # the code before and after, for clocks that differ
+MFA_TOTP_ISSUER = "dstackweb"
+MFA_RECOVERY_CODES_SHOW_ONCE = True
+MFA_FORMS = {
+    "authenticate": "dstackweb.web.accounts.second_step.CodeForm",
+    "reauthenticate": "dstackweb.web.accounts.second_step.ConfirmCodeForm",
+    "activate_totp": "dstackweb.web.accounts.second_step.ActivateForm",
+    "add_webauthn": "dstackweb.web.accounts.second_step.AddPasskeyForm",
+    "authenticate_webauthn": "dstackweb.web.accounts.second_step.PasskeyForm",
+    "login_webauthn": "dstackweb.web.accounts.second_step.PasskeySignInForm",
+    "reauthenticate_webauthn": "dstackweb.web.accounts.second_step.ConfirmPasskeyForm",
+}
+SOCIALACCOUNT_ADAPTER = "dstackweb.accounts.adapters.SingleSignOnAdapter"
+SOCIALACCOUNT_PROVIDERS: dict[str, Any] = {"openid_connect": {"APPS": []}}
+if DSTACKWEB_OIDC_URL:
+    SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"] = [
+        {
+            "provider_id": "sso",
+            "name": DSTACKWEB_OIDC_NAME,
+            "client_id": DSTACKWEB_OIDC_CLIENT_ID,
+            "secret": DSTACKWEB_OIDC_CLIENT_SECRET,
+            "settings": {
+                "server_url": DSTACKWEB_OIDC_URL,
+                "oauth_pkce_enabled": True,
+                "scope": DSTACKWEB_OIDC_SCOPES.split(),
+            },
+        }
+    ]
+PASSWORD_RESET_TIMEOUT = 24 * 3600
+"""Of links that set a new password, in seconds."""
+
 _https = DSTACKWEB_PUBLIC_URL.startswith("https://")
 _public_host = urlsplit(DSTACKWEB_PUBLIC_URL).hostname or ""
 ALLOWED_HOSTS = DSTACKWEB_ALLOWED_HOSTS or sorted(
     {"localhost", "127.0.0.1", "[::1]", DSTACKWEB_HOST_NAME.lower(), url_host(DSTACKWEB_HOST), _public_host} - {""}
 )
-CSRF_TRUSTED_ORIGINS = (
-    ["{0.scheme}://{0.netloc}".format(urlsplit(DSTACKWEB_PUBLIC_URL))] if DSTACKWEB_PUBLIC_URL else []
-)
+CSRF_TRUSTED_ORIGINS = _origin(DSTACKWEB_PUBLIC_URL)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _https
 SESSION_COOKIE_HTTPONLY = CSRF_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
@@ -377,7 +442,11 @@ CONTENT_SECURITY_POLICY = {
         "img-src": [SELF, "data:"],  # icons in Tabler's style sheet
         "object-src": [NONE],
         "base-uri": [SELF],
-        "form-action": [SELF],
+        # Browsers hold redirects of a form to this, too: signing in elsewhere begins with one.
+        "form-action": [
+            SELF,
+            *(["{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in [DSTACKWEB_OIDC_URL] if url]),
+        ],
         "frame-ancestors": [NONE],
     }
 }

@@ -28,7 +28,7 @@ PARTS = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS + 200
 LIMITS = (
     (re.compile(r"/api/v1/projects/[^/]+/archives/[^/]+"), ARCHIVE),
     (re.compile(r"/p/[^/]+/submit/(plan/)?"), ARCHIVE),
-    (re.compile(r"/(login|logout|invite)(/.*)?"), SMALL),
+    (re.compile(r"/(login|logout|invite|password)(/.*)?"), SMALL),
 )
 """The limits of addresses in bytes; others have `USUAL`."""
 

@@ -22,5 +22,7 @@ const pages = {
   "progress-wall": () => import("./js/progress-wall.js"),
 };
 addEventListener("DOMContentLoaded", () => {
+  const passkey = document.querySelector("[data-passkey]");
+  if (passkey) import(passkey.dataset.script); // a file of its own: few pages have such a form
   for (const { content } of document.querySelectorAll('meta[name="script"]')) pages[content]();
 });

@@ -16,7 +16,11 @@ from tests.browser import cloud_demo, demo, test_gpus, test_offers, test_progres
 from tests.browser import test_every_page as test_every_page_is_fit
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.both_sides]
-NOT_ASKED = {"/logout/", "/login/{token}/", "/invite/{token}/"}
+NOT_ASKED = {
+    "/logout/", "/login/{token}/", "/invite/{token}/", "/password/{uidb64}/{token}/",
+    # Of what this deployment, or this user, has not set up.
+    "/login/sso/callback/", "/password/forgot/", "/account/two-step/codes/", "/account/two-step/app/remove/",
+}  # fmt: skip
 
 
 def query(address: str) -> str:

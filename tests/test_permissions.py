@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 CHANGES = ("post", "put", "patch", "delete")
 OF_ALL = {
     "/", "/favicon.ico", "/login/", "/logout/", "/healthz", "/readyz", "/metrics", "/login/{token}/",
-    "/invite/{token}/",
+    "/invite/{token}/", "/login/passkey/", "/login/code/", "/login/sso/", "/login/sso/callback/",
+    "/login/sso/cancelled/", "/password/forgot/", "/password/{uidb64}/{token}/",
 }  # fmt: skip
 """Pages without a project, for everybody or with a secret in the address."""
 DOWNLOADS = "/api/v1/tracking.zip"

@@ -5,6 +5,7 @@ A project that the user may not see gives the same `NotFound` as one that doesn'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
@@ -89,3 +90,20 @@ def need_role(role: str, name: str, at_least: str) -> None:
 def may_change(role: str, owner_id: int, user: User) -> bool:
     """Members change what is theirs, managers anything."""
     return allows(role, "manager") or (allows(role, "member") and owner_id == user.pk)
+
+
+def may_set_passwords(by: User, users: Sequence[User]) -> set[int]:
+    """Of these users, the ids of those for whom `by` may make a link that sets a new password, and signs in with it.
+
+    Only of people who may do less: a deployment admin's link for anybody. Others need, in each of the person's
+    projects, the role admin, or manager where theirs is lower; never for deployment admins and staff.
+    """
+    if by.may_administer:
+        return {user.pk for user in users if user.is_active}
+    mine = dict(Membership.objects.filter(user=by).values_list("project", "role"))
+    people = {user.pk for user in users if user.is_active and not (user.is_superuser or user.is_staff)}
+    for user, project, role in Membership.objects.filter(user__in=people).values_list("user", "project", "role"):
+        own = mine.get(project, str(Role.VIEWER))
+        if not (own == Role.ADMIN or (own == Role.MANAGER and not allows(role, Role.MANAGER))):
+            people.discard(user)
+    return people

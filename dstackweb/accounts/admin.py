@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+from allauth.account.models import EmailAddress, EmailConfirmation
+from allauth.mfa.models import Authenticator
+from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.exceptions import NotRegistered
 from django.contrib.auth.admin import UserAdmin
-from django.db.models import Model, QuerySet
+from django.core.exceptions import PermissionDenied
+from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
 
+from dstackweb.accounts import services
 from dstackweb.accounts.fields import SecretField
 from dstackweb.accounts.models import (
     AddressFailures,
@@ -25,6 +32,8 @@ from dstackweb.accounts.models import (
 )
 from dstackweb.accounts.services import create_token, revoke_token, set_secret
 from dstackweb.lib.pages import ReadOnly
+
+HAS_TWO_STEP = Exists(Authenticator.objects.filter(user=OuterRef("pk")).exclude(type=Authenticator.Type.RECOVERY_CODES))
 
 
 def is_admin(request: HttpRequest) -> bool:
@@ -52,8 +61,22 @@ class MembershipFormSet(forms.BaseInlineFormSet[Any, Any, Any]):
             raise forms.ValidationError("A project needs at least one member with the role admin.")
 
 
+class MembershipForm(forms.ModelForm[Membership]):
+    """A role that is changed here is one by hand, which no group takes back."""
+
+    class Meta:
+        model = Membership
+        fields = ("user", "role")
+
+    def save(self, commit: bool = True) -> Membership:
+        if "role" in self.changed_data:
+            self.instance.by_group = False
+        return super().save(commit)
+
+
 class ProjectMembers(admin.TabularInline[Membership, Project]):
     model = Membership
+    form = MembershipForm
     formset = MembershipFormSet
     autocomplete_fields = ("user",)
     extra = 1
@@ -71,11 +94,45 @@ class UserProjects(admin.TabularInline[Membership, User]):
         return False
 
 
+class TwoStepFilter(admin.SimpleListFilter):
+    title = "two-step sign-in"
+    parameter_name = "two_step"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("yes", "on"), ("no", "off")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(has_two_step=self.value() == "yes") if self.value() in ("yes", "no") else queryset
+
+
+for model in (Authenticator, EmailAddress, EmailConfirmation, SocialAccount, SocialApp, SocialToken):
+    with contextlib.suppress(NotRegistered):  # people change theirs on their pages; the provider is set by settings
+        admin.site.unregister(model)
+
+
 @admin.register(User)
 class AccountAdmin(UserAdmin[User]):
-    list_display = ("username", "email", "is_active", "is_superuser", "last_login", "date_joined")
-    list_filter = ("is_active", "is_superuser", "is_staff", "memberships__project")
+    list_display = ("username", "email", "is_active", "is_superuser", "two_step", "last_login", "date_joined")
+    list_filter = ("is_active", "is_superuser", "is_staff", TwoStepFilter, "memberships__project")
     inlines = (UserProjects,)
+    actions = ("reset_two_step",)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        return super().get_queryset(request).annotate(has_two_step=HAS_TWO_STEP)
+
+    @admin.display(description="two-step sign-in", boolean=True, ordering="has_two_step")
+    def two_step(self, user: User) -> bool:
+        return bool(user.__dict__["has_two_step"])
+
+    @admin.action(description="Reset two-step sign-in of the selected users")
+    def reset_two_step(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+        """For who has lost app, passkeys and codes. The audit log names what was removed, and by whom."""
+        if not is_admin(request):
+            raise PermissionDenied
+        reset = [user for user in queryset if services.reset_second_step(user)]
+        messages.success(
+            request, f"Two-step sign-in is off for {len(reset)} users: {', '.join(map(str, reset)) or '–'}."
+        )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
         """Staff who may change users can't make themselves more than they are."""
@@ -100,8 +157,8 @@ class ProjectAdmin(admin.ModelAdmin[Project]):
 
 @admin.register(Membership)
 class MembershipAdmin(ViewAndDeleteAdmin):
-    list_display = ("user", "project", "role")
-    list_filter = ("role", "project")
+    list_display = ("user", "project", "role", "by_group")
+    list_filter = ("role", "by_group", "project")
     search_fields = ("user__username", "project__name")
     list_select_related = ("user", "project")
 

@@ -1,4 +1,7 @@
-"""Limits of wrong passwords and tokens from one address, so that nobody can try many."""
+"""Limits of wrong passwords, codes and tokens from one address, so that nobody can try many.
+
+What only its user may try, such as codes of the second step, counts for the user too, wherever it came from.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,77 @@ import time
 
 from django.db.models import F
 
-from dstackweb.accounts.models import AddressFailures
+from dstackweb.accounts.models import AddressFailures, User
 from dstackweb.lib.errors import TooMany
 from dstackweb.lib.network import network_of
 
 WINDOW_S = 600
 MOST = 60
 """Within WINDOW_S, of one IPv4 address or one /64 of IPv6; beside the lock of a name (AXES_* in the settings)."""
+MOST_CODES = 20
+"""Wrong codes of one user within WINDOW_S, from all addresses: of a million codes three are right at any time."""
+MOST_MAILS = 3
+"""Mails about a new password to one user within WINDOW_S."""
+MOST_BEGUN = 300
+"""Sign-ins by passkey or elsewhere that one address begins within WINDOW_S: each writes a session."""
 
 
 def count_failure(address: str) -> None:
     """Count a wrong password or token."""
-    row, _ = AddressFailures.objects.get_or_create(address=network_of(address), window=_window())
-    AddressFailures.objects.filter(pk=row.pk).update(count=F("count") + 1)
+    _count(network_of(address))
 
 
 def check(address: str) -> None:
     """Raises TooMany after too many failures from there."""
-    if AddressFailures.objects.filter(address=network_of(address), window=_window(), count__gte=MOST).exists():
-        wait_s = WINDOW_S - time.time() % WINDOW_S
-        raise TooMany("there were too many wrong passwords or tokens from your address", retry_after=wait_s)
+    _check(network_of(address), MOST, "there were too many wrong passwords or tokens from your address")
+
+
+def count_wrong_code(address: str, user: User) -> None:
+    """Count a wrong code of the second step."""
+    count_failure(address)
+    _count(f"codes of user {user.pk}")
+
+
+def check_codes(address: str, user: User) -> None:
+    """Raises TooMany after too many wrong codes of this user, or failures from this address."""
+    check(address)
+    _check(f"codes of user {user.pk}", MOST_CODES, "there were too many wrong codes")
+
+
+def may_mail(user: User) -> bool:
+    """Count a mail to this user; False if there were too many."""
+    return _take(f"mails to user {user.pk}", MOST_MAILS)
+
+
+def begin(address: str) -> None:
+    """Count a sign-in that begins. Raises TooMany after too many from there."""
+    if not _take(f"begun by {network_of(address)}", MOST_BEGUN):
+        raise _too_many("there were too many sign-ins from your address")
 
 
 def forget_old() -> None:
     """Delete the counts of earlier windows."""
     AddressFailures.objects.filter(window__lt=_window() - 1).delete()
+
+
+def _count(key: str) -> None:
+    row, _ = AddressFailures.objects.get_or_create(address=key, window=_window())
+    AddressFailures.objects.filter(pk=row.pk).update(count=F("count") + 1)
+
+
+def _take(key: str, most: int) -> bool:
+    """Count one more if there are fewer than `most`; whether there were."""
+    row, _ = AddressFailures.objects.get_or_create(address=key, window=_window())
+    return bool(AddressFailures.objects.filter(pk=row.pk, count__lt=most).update(count=F("count") + 1))
+
+
+def _check(key: str, most: int, text: str) -> None:
+    if AddressFailures.objects.filter(address=key, window=_window(), count__gte=most).exists():
+        raise _too_many(text)
+
+
+def _too_many(text: str) -> TooMany:
+    return TooMany(text, retry_after=WINDOW_S - time.time() % WINDOW_S)
 
 
 def _window() -> int:

@@ -64,6 +64,8 @@ class User(AbstractUser):
     `token_limit` is of the API token that this object was signed in with; None: a session.
     """
 
+    time_zone = models.CharField(max_length=60, blank=True, help_text="Such as Europe/Berlin. Empty: the browser's.")
+
     token_limit: TokenLimit | None = None
     token_name = ""
 
@@ -129,6 +131,9 @@ class Membership(models.Model):
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=10, choices=Role.choices, default=Role.MEMBER)
+    by_group = models.BooleanField(
+        default=False, help_text="Given by a group at single sign-on, which takes it back, and not by hand."
+    )
 
     class Meta:
         constraints = [

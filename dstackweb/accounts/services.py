@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+from allauth.mfa.models import Authenticator
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import IntegrityError, connection, transaction
@@ -48,12 +49,15 @@ def create_project(user: User, name: str) -> Project:
 
 
 def set_role(project: Project, user: User, role: str) -> Membership:
-    """Change a member's role. Raises NotFound if the user is not a member, Conflict for the last admin."""
+    """Change a member's role, which is then no longer one by a group.
+
+    Raises NotFound if the user is not a member, Conflict for the last admin.
+    """
     _check_role(role)
     with transaction.atomic():
         membership = _locked_membership(project, user, stays_admin=role == Role.ADMIN)
-        membership.role = role
-        membership.save(update_fields=["role"])
+        membership.role, membership.by_group = role, False
+        membership.save(update_fields=["role", "by_group"])
     return membership
 
 
@@ -266,6 +270,14 @@ def use_login_link(token: str) -> User:
     link = open_login_link(token)
     _use(link, "sign-in link")
     return link.user
+
+
+def reset_second_step(user: User) -> int:
+    """Remove the user's app, passkeys and recovery codes, for when they have lost them; returns how many there were."""
+    rows = list(Authenticator.objects.filter(user=user))
+    for row in rows:
+        row.delete()
+    return len(rows)
 
 
 def _check_open(row: Invite | LoginLink, what: str) -> None:

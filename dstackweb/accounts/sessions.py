@@ -11,14 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from allauth.account.signals import user_logged_in as signed_in_by_allauth
+from allauth.mfa.signals import authenticator_added
 from django.conf import settings
 from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.signals import user_logged_in, user_logged_out
 from django.contrib.sessions.backends import db
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
+from dstackweb.accounts import adapters, sign_in
 from dstackweb.accounts.models import Session, User
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.secrets import digest
@@ -27,6 +31,12 @@ from dstackweb.lib.times import to_moment
 NOTED_S = min(300, settings.SESSION_COOKIE_AGE // 12)
 """A session's use is noted once in this time: most requests write nothing."""
 PROGRAM_MAX = 200
+BEGUN_S = 900
+"""A session that only holds what a sign-in elsewhere or by passkey has begun with lasts so long."""
+TWO_STEPS = "two_steps"
+"""The session's key for whether it began with a second step, or had one set up."""
+SET_UP = ("/account/two-step/", "/account/confirm/", "/logout/")
+"""Where the second step is set up, and what that needs."""
 
 
 class SessionStore(db.SessionStore):
@@ -43,28 +53,55 @@ class SessionStore(db.SessionStore):
 
 
 def middleware(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Each use of a session puts off its end, and that of the browser's cookie."""
+    """Each use of a session puts off its end, and that of the browser's cookie.
+
+    Where two-step sign-in is required of the user, they can do nothing else before it is set up.
+    """
 
     def answer(request: HttpRequest) -> HttpResponseBase:
         now = int(time.time())
-        if SESSION_KEY in request.session and now - request.session.get("used", 0) >= NOTED_S:
-            request.session["used"] = now
+        if SESSION_KEY in request.session:
+            if now - request.session.get("used", 0) >= NOTED_S:
+                request.session["used"] = now
+            if settings.DSTACKWEB_TWO_STEP_FOR_ADMINS and _lacks_second_step(request):
+                return _to_set_up(request)
         return get_response(request)
 
     return answer
 
 
+def _lacks_second_step(request: HttpRequest) -> bool:
+    if request.session.get(TWO_STEPS) or request.path.startswith(SET_UP):
+        return False
+    return isinstance(request.user, User) and adapters.needs_second_step(request.user)
+
+
+def _to_set_up(request: HttpRequest) -> HttpResponseBase:
+    if request.headers.get("HX-Request"):
+        return HttpResponse(status=403, headers={"HX-Redirect": SET_UP[0]})
+    return redirect(SET_UP[0])
+
+
+def note_second_step(sender: object, request: HttpRequest, **_signal: object) -> None:
+    """Who has just set it up has shown that they have it."""
+    request.session[TWO_STEPS] = True
+
+
 def note_sign_in(sender: object, request: HttpRequest, user: User, **_signal: object) -> None:
     """Note with a new session what its list shows."""
+    request.session.set_expiry(None)
     now = int(time.time())
     program = request.META.get("HTTP_USER_AGENT", "")[:PROGRAM_MAX]
     request.session.update(
         {"since": now, "used": now, "program": program, "address": request.META.get("REMOTE_ADDR", "")}
     )
+    request.session[TWO_STEPS] = sign_in.used_second_step(request, user)
 
 
 def connect() -> None:
     user_logged_in.connect(note_sign_in, dispatch_uid="accounts.sessions")
+    authenticator_added.connect(note_second_step, dispatch_uid="accounts.sessions")
+    signed_in_by_allauth.connect(adapters.apply_roles, dispatch_uid="accounts.adapters")
 
 
 @dataclass(frozen=True)

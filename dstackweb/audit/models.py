@@ -18,6 +18,9 @@ class AuditKind(StrEnum):
     INVITE = "invite"
     TOKEN = "token"  # noqa: S105
     SIGN_IN_LINK = "sign_in_link"
+    PASSWORD_LINK = "password_link"  # noqa: S105
+    SECOND_STEP = "second_step"
+    SIGN_ON = "sign_on"
     SECRET = "secret"  # noqa: S105
     QUEUE = "queue"
     PROFILE = "profile"

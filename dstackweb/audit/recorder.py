@@ -14,11 +14,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from allauth.mfa.models import Authenticator
+from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth import signals as sessions
 from django.db.models import Model
 from django.db.models.signals import post_delete, post_save, pre_save
 from django.http import HttpRequest, HttpResponseBase
 
+from dstackweb.accounts import sign_in
 from dstackweb.accounts.models import (
     ApiToken,
     Invite,
@@ -57,7 +60,9 @@ WATCHED: dict[type[Model], Watched] = {
         AuditKind.USER, ("username", "email", "is_active", "is_staff", "is_superuser"), secret=("password",)
     ),
     Project: Watched(AuditKind.PROJECT, ("name", "weight", "monthly_budget", "member_max_priority", "least_isolation")),
-    Membership: Watched(AuditKind.MEMBER, ("user", "role")),
+    Membership: Watched(AuditKind.MEMBER, ("user", "role", "by_group")),
+    Authenticator: Watched(AuditKind.SECOND_STEP, ("type",), secret=("data",)),
+    SocialAccount: Watched(AuditKind.SIGN_ON, ("uid",)),
     Invite: Watched(AuditKind.INVITE, ("role", "expires_at")),
     ApiToken: Watched(AuditKind.TOKEN, ("user", "name", "scope", "project", "expires_at", "revoked_at")),
     LoginLink: Watched(AuditKind.SIGN_IN_LINK, ("user", "expires_at")),
@@ -201,8 +206,7 @@ def _run_deleted(sender: type[Run], run: Run, user: User, **_signal: Any) -> Non
 
 
 def _signed_in(sender: Any, request: HttpRequest, user: User, **_signal: Any) -> None:
-    match = getattr(request, "resolver_match", None)
-    how = {"login-link": "sign-in link", "invite-accept": "invite"}.get(getattr(match, "url_name", ""), "password")
+    how = ", ".join(sign_in.ways(request, user))
     record(AuditKind.USER, AuditAction.SIGNED_IN, user.get_username(), actor=user, changes={"with": [None, how]})
 
 
@@ -237,7 +241,7 @@ def _nameless(request: HttpRequest | None) -> str:
 
 def _name_of(row: Model) -> str:
     match row:
-        case Membership():
+        case Membership() | Authenticator() | SocialAccount():
             return row.user.get_username()
         case Queue() | Profile() | ProjectSecret() | Host() | Backend() | SavedView():
             return row.name

@@ -21,8 +21,8 @@ HEADER = "X-Request-ID"
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Of the request, or of the task that a request caused, that this thread works on; empty for none."""
 
-_LINK = re.compile(r"(/(?:invite|login)/)[^/\s\"'?#]{16,}")
-"""The address of an invite or a sign-in link, which lets anyone in who has it."""
+_LINK = re.compile(r"(/(?:invite|login|password/[^/\s\"'?#]+)/)[^/\s\"'?#]{16,}")
+"""The address of an invite, a sign-in link or a link for a new password, which lets anyone in who has it."""
 _VALID = re.compile(r"[A-Za-z0-9._:=+/@-]{1,64}")
 
 
@@ -39,7 +39,7 @@ def follow(sender: Any, task: dict[str, Any], **_signal: Any) -> None:
 
 
 def without_links(line: str) -> str:
-    """A line without the tokens of invites and sign-in links: Django logs the addresses of refused requests."""
+    """A line without the tokens of such links: Django logs the addresses of refused requests."""
     return _LINK.sub(r"\1***", line)
 
 

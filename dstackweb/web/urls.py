@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from allauth.mfa.base import views as mfa
+from allauth.mfa.recovery_codes import views as recovery
+from allauth.mfa.totp import views as totp
+from allauth.mfa.webauthn import views as passkeys
 from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 from django.views.generic import RedirectView
 
 from dstackweb.web import audit, exports, health, history, hosts, usage
+from dstackweb.web.accounts import account_views, second_step
 from dstackweb.web.accounts import views as accounts
 from dstackweb.web.cloud import instance_views, offer_views
 from dstackweb.web.common import palette
@@ -113,16 +118,43 @@ project_pages = [
 account_pages = [
     path("login/", accounts.SignIn.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    path("login/", accounts.SignIn.as_view(), name="account_login"),
+    path("login/passkey/", second_step.PasskeySignIn.as_view(), name="mfa_login_webauthn"),
+    path("login/code/", mfa.authenticate, name="mfa_authenticate"),
+    path("login/sso/", account_views.single_sign_on, name="single-sign-on"),
+    path(
+        "login/sso/callback/",
+        account_views.single_sign_on_answer,
+        {"provider_id": account_views.PROVIDER},
+        name="openid_connect_callback",
+    ),
+    path("login/sso/cancelled/", RedirectView.as_view(pattern_name="login"), name="socialaccount_login_cancelled"),
     path("login/<str:token>/", accounts.login_link, name="login-link"),
+    path("password/forgot/", account_views.password_forgot, name="password-forgot"),
+    path("password/<str:uidb64>/<str:token>/", account_views.NewPassword.as_view(), name="password-new"),
     path("invite/<str:token>/", accounts.invite_accept, name="invite-accept"),
     path("p/<str:project>/members/", accounts.members, name="members"),
     path("p/<str:project>/members/invite/", accounts.invite_create, name="invite-create"),
     path("p/<str:project>/members/invites/<int:invite_id>/withdraw/", accounts.invite_withdraw, name="invite-withdraw"),
     path("p/<str:project>/members/<int:user_id>/role/", accounts.member_role, name="member-role"),
     path("p/<str:project>/members/<int:user_id>/remove/", accounts.member_remove, name="member-remove"),
+    path("p/<str:project>/members/<int:user_id>/password-link/", accounts.password_link, name="password-link"),
     path("p/<str:project>/secrets/", accounts.secrets, name="secrets"),
     path("p/<str:project>/secrets/set/", accounts.secret_set, name="secret-set"),
     path("p/<str:project>/secrets/<str:name>/delete/", accounts.secret_delete, name="secret-delete"),
+    path("account/", account_views.account, name="account"),
+    path("account/sso/disconnect/", account_views.disconnect, name="single-sign-on-disconnect"),
+    path("account/confirm/", second_step.ConfirmPassword.as_view(), name="account_reauthenticate"),
+    path("account/confirm/code/", mfa.reauthenticate, name="mfa_reauthenticate"),
+    path("account/confirm/passkey/", passkeys.reauthenticate_webauthn, name="mfa_reauthenticate_webauthn"),
+    path("account/two-step/", second_step.two_step, name="mfa_index"),
+    path("account/two-step/", second_step.two_step, name="mfa_list_webauthn"),
+    path("account/two-step/app/", totp.activate_totp, name="mfa_activate_totp"),
+    path("account/two-step/app/remove/", totp.deactivate_totp, name="mfa_deactivate_totp"),
+    path("account/two-step/codes/", recovery.view_recovery_codes, name="mfa_view_recovery_codes"),
+    path("account/two-step/codes/new/", recovery.generate_recovery_codes, name="mfa_generate_recovery_codes"),
+    path("account/two-step/passkeys/add/", passkeys.add_webauthn, name="mfa_add_webauthn"),
+    path("account/two-step/passkeys/<int:pk>/remove/", second_step.RemovePasskey.as_view(), name="mfa_remove_webauthn"),
     path("account/tokens/", accounts.tokens, name="tokens"),
     path("account/tokens/create/", accounts.token_create, name="token-create"),
     path("account/tokens/<int:token_id>/revoke/", accounts.token_revoke, name="token-revoke"),

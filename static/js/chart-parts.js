@@ -1,7 +1,14 @@
 // Shared by all charts: theme colours, axes, isolated points, keyboard control.
+import { timeZone } from "./times.js";
+
 const locale = document.documentElement.lang || undefined;
-const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const day = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric" });
+const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
+const day = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric", timeZone });
+
+const MIDNIGHT = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone: "UTC" }).format(0);
+
+/** For uPlot: a moment in the reader's time zone. */
+export const tzDate = (at) => window.uPlot.tzDate(new Date(at * 1000), timeZone);
 
 /** A CSS custom property in the current theme. */
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -16,8 +23,10 @@ export function lonely(values) {
 
 /** Labels of the time axis: the hour, and at midnight the day. */
 export function timeMarks(_u, splits) {
-  const dates = splits.map((at) => new Date(at * 1000));
-  return dates.map((date) => (date.getHours() || date.getMinutes() ? clock : day).format(date));
+  return splits.map((at) => {
+    const time = clock.format(at * 1000);
+    return time === MIDNIGHT ? day.format(at * 1000) : time;
+  });
 }
 
 export const axis = () => ({

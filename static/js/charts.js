@@ -1,15 +1,15 @@
 // The two history charts. Their data is in <script type="application/json" id="history-data">, which polls replace.
 // Canvases, readouts and the selected bands are excluded from the morph.
-import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, walk } from "./chart-parts.js";
+import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, tzDate, walk } from "./chart-parts.js";
 import { forceRefresh } from "./polling.js";
-import { durationText } from "./times.js";
+import { durationText, timeZone } from "./times.js";
 
 const locale = document.documentElement.lang || undefined;
 const MARKS_S = [0, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 7 * 86400, 30 * 86400, 90 * 86400];
 const DASHES = [[2, 3], [8, 3, 2, 3], [7, 3], []]; // as in charts.css
 const DAY_S = 86400;
-const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const weekday = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric" });
+const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
+const weekday = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric", timeZone });
 
 /** Per chart: the line, the shading's upper edge, the axis labels, and the text for one band at one time. */
 const KINDS = {
@@ -111,6 +111,7 @@ function options(kind, element) {
     width: element.clientWidth,
     height: element.clientHeight,
     legend: { show: false },
+    tzDate,
     cursor: cursor("history"),
     scales: { x: { time: true }, y: scale },
     axes: [
@@ -192,4 +193,4 @@ onTheme(() => charts.forEach((u) => u.redraw(false)));
 
 if (read()) draw();
 // The first visit with this browser was rendered in UTC: load it again now that the time zone is known.
-if (root() && root().dataset.zone !== Intl.DateTimeFormat().resolvedOptions().timeZone) forceRefresh(root());
+if (root() && root().dataset.zone !== timeZone) forceRefresh(root());

@@ -1,8 +1,8 @@
 // GPU charts: utilization with the policy's minimum and the time below it, and memory. Their data is in
 // <script type="application/json" id="gpu-data">, which polls replace. Canvases, readouts and the selected GPUs are
 // excluded from the morph.
-import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, walk } from "./chart-parts.js";
-import { clockText } from "./times.js";
+import { axis, cursor, fit, lonely, mixed, onTheme, timeMarks, tzDate, walk } from "./chart-parts.js";
+import { clockText, timeZone } from "./times.js";
 
 const locale = document.documentElement.lang || undefined;
 const COLOURS = 8;
@@ -12,7 +12,7 @@ const MINUTE_S = 60;
 const HOUR_S = 3600;
 const DAY_S = 86400;
 const INCRS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720].map((n) => n * MINUTE_S).concat([DAY_S, 2 * DAY_S, 7 * DAY_S]);
-const day = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric" });
+const day = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric", timeZone });
 const gibibytes = (mib) => (mib / 1024).toLocaleString(locale, { maximumFractionDigits: 1 });
 
 /** Per chart: its values, scale and axis labels, and the text for one GPU at one time. */
@@ -111,6 +111,7 @@ function options(kind, element) {
     width: element.clientWidth,
     height: element.clientHeight,
     legend: { show: false },
+    tzDate,
     cursor: cursor("gpus"),
     scales: { x: { time: true, range: span }, y: { range: () => [0, most() * 1.02] } },
     axes: [

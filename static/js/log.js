@@ -2,6 +2,7 @@
 import { LogBytes } from "./log-bytes.js";
 import { LINE_CHARS, groupOf, levelOf, plain, rendered } from "./log-lines.js";
 import { delayMs, report } from "./polling.js";
+import { clockText, timeZone } from "./times.js";
 import { word } from "./words.js";
 
 const EVERY_S = 1;
@@ -18,12 +19,7 @@ const CUTS = { job_limit: "logLimit", project_quota: "logQuota" };
 const HASH = /^#(?:(\d+)\.(\d+)-)?L(\d+)(?:-L?(\d+))?$/;
 
 const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
-const two = (n) => String(n).padStart(2, "0");
-
-function clock(ms) {
-  const at = new Date(ms);
-  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(ms % 1000).padStart(3, "0")}`;
-}
+const clock = (ms) => `${clockText(new Date(ms))}.${String(ms % 1000).padStart(3, "0")}`;
 
 class LogView {
   constructor(root) {
@@ -415,7 +411,7 @@ class LogView {
     const time = document.createElement("span");
     time.className = "log-time";
     if (mark) time.dataset.time = clock(mark.time);
-    if (mark) time.title = new Date(mark.time).toLocaleString() + (mark.stream === 1 ? " · stderr" : "");
+    if (mark) time.title = new Date(mark.time).toLocaleString(undefined, { timeZone }) + (mark.stream === 1 ? " · stderr" : "");
     const body = document.createElement("span");
     body.className = "log-body";
     if (group) body.append(this.groupButton(line, group, closed));

@@ -2,10 +2,13 @@
 // "ago", "for", "elapsed" and "in" count on by themselves, by the server's clock, so that a poll need not send them again.
 const skewMs = Number(document.documentElement.dataset.now) - Date.now();
 const locale = document.documentElement.lang || undefined;
-const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
-const hour = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const moment = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const full = new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long" });
+const { zone: ownZone } = document.documentElement.dataset; // that of the reader's account; else the browser's
+/** The reader's time zone. */
+export const timeZone = ownZone || Intl.DateTimeFormat().resolvedOptions().timeZone;
+const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZone });
+const hour = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
+const moment = new Intl.DateTimeFormat(locale, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
+const full = new Intl.DateTimeFormat(locale, { dateStyle: "full", timeStyle: "long", timeZone });
 
 /** Now, by the server's clock: milliseconds since the epoch. */
 export const serverNow = () => Date.now() + skewMs;
@@ -57,7 +60,6 @@ function text(element, now) {
 }
 
 // Days are counted by the server: a cookie gives it the reader's zone.
-const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
 if (timeZone) document.cookie = `zone=${timeZone}; path=/; max-age=31536000; samesite=lax`;
 
 function localise(root = document) {

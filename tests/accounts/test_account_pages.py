@@ -68,7 +68,7 @@ def test_a_stranger_gets_404_at_every_address_of_a_project(project: Project, ada
     eve = make_user("eve")
     join(make_project("speech"), eve, "admin")
     urls = project_urls(project, bob, invite)
-    assert len(urls) == 10
+    assert len(urls) == 11
     for name, url in urls.items():
         answer = browser(eve).get(url) if name in PAGES else browser(eve).post(url, {"role": "admin"})
         assert answer.status_code == 404, url
@@ -281,7 +281,7 @@ def test_a_changed_password_is_confirmed_and_keeps_the_session(page: Client, ada
         "new_password2": "a-new-one-of-ada",
     }
     answer = page.post("/account/password/", fields, follow=True)
-    assert answer.redirect_chain == [("/account/tokens/", 302)]
+    assert answer.redirect_chain == [("/account/", 302)]
     assert "Password changed." in answer.content.decode()
     ada.refresh_from_db()
     assert ada.check_password(new)

@@ -176,3 +176,19 @@ def test_staff_cannot_become_deployment_admins(client: Client, staff: User) -> N
     assert client.post(f"/admin/accounts/user/{ada.pk}/change/", form).status_code == 302
     ada.refresh_from_db()
     assert (ada.email, ada.is_superuser, ada.is_staff) == ("ada@example.org", False, False)
+
+
+def test_a_role_that_is_changed_here_is_no_longer_one_of_a_group(client: Client, root: User) -> None:
+    project = services.create_project(root, "vision")
+    ada, bob = join(project, make_user("ada")), join(project, make_user("bob"))
+    Membership.objects.filter(user__in=[ada, bob]).update(by_group=True)
+    rows = list(project.memberships.order_by("pk"))
+    data = {"name": "vision", "weight": "1", "member_max_priority": "80", "memberships-TOTAL_FORMS": "3",
+            "memberships-INITIAL_FORMS": "3"}  # fmt: skip
+    for number, row in enumerate(rows):
+        role = "viewer" if row.user == ada else row.role
+        data |= {f"memberships-{number}-{name}": str(value) for name, value in
+                 {"id": row.pk, "project": project.pk, "user": row.user_id, "role": role}.items()}  # fmt: skip
+    assert client.post(f"/admin/accounts/project/{project.pk}/change/", data).status_code == 302
+    found = {row.user.username: (row.role, row.by_group) for row in project.memberships.select_related("user")}
+    assert (found["ada"], found["bob"]) == (("viewer", False), ("member", True))

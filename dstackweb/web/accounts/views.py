@@ -6,14 +6,16 @@ A value that can be shown once is in the answer to the form that made it, and no
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
+from allauth.mfa.models import Authenticator
 from django.conf import settings
 from django.contrib.admin import site
-from django.contrib.auth import login
 from django.contrib.auth.views import LoginView, PasswordChangeView, redirect_to_login
 from django.contrib.messages.views import SuccessMessageMixin
 from django.core.exceptions import PermissionDenied
+from django.db.models import Exists, OuterRef
 from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -25,11 +27,14 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django.views.generic import FormView
 
-from dstackweb.accounts import attempts, services, sessions
-from dstackweb.accounts.models import Role, User
+from dstackweb.accounts import access, attempts, services, sessions, sign_in
+from dstackweb.accounts.models import Membership, Role, User
+from dstackweb.audit import recorder
+from dstackweb.audit.models import AuditAction, AuditKind
 from dstackweb.backends import registry
 from dstackweb.backends.hosts.inventory import names_by_isolation
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, NotFound, TooMany
+from dstackweb.notifications import mail, password_mail
 from dstackweb.web.accounts.forms import (
     AccountForm,
     ChangePasswordForm,
@@ -43,7 +48,6 @@ from dstackweb.web.common.pages import PageRequest, account_page, done, project_
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
 
-MODEL_BACKEND = "django.contrib.auth.backends.ModelBackend"
 page_or_form = require_http_methods(["GET", "HEAD", "POST"])
 
 
@@ -75,6 +79,18 @@ class SignIn(AsksPassword, LoginView):
     authentication_form = SignInForm
     redirect_authenticated_user = True
 
+    def form_valid(self, form: Any) -> HttpResponse:
+        return sign_in.finish(self.request, form.get_user(), sign_in.PASSWORD, self.get_success_url())
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        return super().get_context_data(**kwargs, **other_ways())
+
+
+def other_ways() -> dict[str, Any]:
+    """What a page for people who are not signed in offers beside a password."""
+    provider = settings.DSTACKWEB_OIDC_NAME if settings.DSTACKWEB_OIDC_URL else ""
+    return {"provider": provider, "mails": mail.is_on()}
+
 
 @require_safe
 def to_sign_in(request: HttpRequest) -> HttpResponse:
@@ -91,7 +107,7 @@ class ChangePassword(SuccessMessageMixin[Any], AsksPassword, PasswordChangeView)
 
     template_name = "accounts/password.html"
     form_class = ChangePasswordForm
-    success_url = reverse_lazy("tokens")
+    success_url = reverse_lazy("account")
     success_message = gettext_lazy("Password changed.")
 
     def was_wrong(self, form: Any) -> bool:
@@ -104,8 +120,7 @@ def login_link(request: HttpRequest, token: str) -> HttpResponse:
     """A one-time link. Opening it only shows a button: mail and chat programs open links to preview them."""
     try:
         if request.method == "POST":
-            login(request, services.use_login_link(token), backend=MODEL_BACKEND)
-            return redirect(settings.LOGIN_REDIRECT_URL)
+            return sign_in.finish(request, services.use_login_link(token), sign_in.LINK)
         return render(request, "accounts/login_link.html", {"link": services.open_login_link(token)})
     except DomainError as error:
         return _dead_link(request, error)
@@ -124,8 +139,7 @@ def invite_accept(request: HttpRequest, token: str) -> HttpResponse:
             fields = form.cleaned_data if form.is_valid() else {}
             made = attempt(form, lambda: services.accept_invite(token, fields["username"], fields["password"]))
             if made:
-                login(request, made.user, backend=MODEL_BACKEND)
-                return redirect(settings.LOGIN_REDIRECT_URL)
+                return sign_in.finish(request, made.user, sign_in.INVITE)
         # A form opened before somebody else signed in in this browser must not let that person in.
         elif request.method == "POST" and user and request.POST.get("join_as") == user.get_username():
             services.join_by_invite(token, user)
@@ -133,7 +147,8 @@ def invite_accept(request: HttpRequest, token: str) -> HttpResponse:
     except DomainError as error:
         return _dead_link(request, error)
     # 200 for a refused form too: Django logs the address of a 422, and this one lets its reader in.
-    return render(request, "accounts/invite.html", {"invite": invite, "form": form})
+    values = {"invite": invite, "form": form, "token": token, **other_ways()}
+    return render(request, "accounts/invite.html", values)
 
 
 def _dead_link(request: HttpRequest, error: DomainError) -> HttpResponse:
@@ -154,12 +169,36 @@ def _members_page(request: PageRequest, form: InviteForm, **values: Any) -> Http
     invites = request.project.invites.filter(used_at=None, expires_at__gt=timezone.now())
     values |= {
         "project": request.project,
-        "members": request.project.memberships.select_related("user").order_by("user__username"),
+        "members": _member_rows(request),
         "invites": invites.select_related("created_by") if request.may["admin"] else [],
         "roles": Role.choices,
         "form": form,
     }
     return render(request, "accounts/members.html", values, status=409 if "refused" in values else _status(form))
+
+
+def _member_rows(request: PageRequest) -> Sequence[Membership]:
+    """The memberships, with whether their users have two-step sign-in, and whether the reader may make them a link."""
+    steps = Authenticator.objects.filter(user=OuterRef("user_id")).exclude(type=Authenticator.Type.RECOVERY_CODES)
+    rows = list(
+        request.project.memberships.select_related("user").annotate(two_step=Exists(steps)).order_by("user__username")
+    )
+    may = access.may_set_passwords(request.user, [row.user for row in rows]) if request.may["manager"] else set()
+    for row in rows:
+        row.__dict__["may_set_password"] = row.user_id in may
+    return rows
+
+
+@project_page("manager")
+@require_POST
+def password_link(request: PageRequest, user_id: int) -> HttpResponse:
+    """A link that sets a member's password, to be given to them by hand."""
+    member = _member(request, user_id)
+    if not access.may_set_passwords(request.user, [member]):
+        raise Forbidden("You can't make this link: they have as many rights as you, or rights in other projects.")
+    recorder.record(AuditKind.PASSWORD_LINK, AuditAction.CREATED, member.get_username(), project=request.project)
+    url = public_url(request) + password_mail.path(member)
+    return _members_page(request, InviteForm(), password_of=member, password_url=url)
 
 
 @project_page("admin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import time
 from typing import Any, NamedTuple
 
@@ -281,6 +282,12 @@ def now_ms() -> int:
 def icon(name: str) -> SafeString:
     """An icon of static/icons.svg; decoration only, so hidden from screen readers."""
     return mark_safe(f'<svg class="icon dw-icon" aria-hidden="true"><use href="{static("icons.svg")}#{name}"/></svg>')
+
+
+@register.filter
+def as_json(value: object) -> str:
+    """For a data attribute that a script reads."""
+    return json.dumps(value)
 
 
 @register.filter

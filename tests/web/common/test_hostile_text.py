@@ -101,7 +101,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 def test_on_every_page_and_fragment_hostile_text_is_text(client: Client) -> None:
     names = {
         "project": "main", "queue": "default", "run": "train-llama-sft", "host": "gpu-box-1", "name": "none",
-        "handle": "none", "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
+        "sweep": "none", "handle": "none", "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
     }  # fmt: skip
     bad, showed = [], 0
     admin = [f"/admin/{one.replace('.', '/').lower()}/" for one in TEXTS]

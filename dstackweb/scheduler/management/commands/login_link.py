@@ -11,7 +11,7 @@ from django.db import DatabaseError
 
 from dstackweb.accounts.bootstrap import first_admin
 from dstackweb.accounts.models import User
-from dstackweb.accounts.services import make_login_link
+from dstackweb.accounts.services import make_login_link, reset_second_step
 from dstackweb.lib.errors import DomainError
 from dstackweb.scheduler.processes.home_lock import running_server
 
@@ -21,14 +21,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--user", help="username; default: the first admin")
+        parser.add_argument("--reset-two-step", action="store_true", help="also turn their two-step sign-in off")
 
-    def handle(self, *args: Any, user: str | None, **options: Any) -> str:
+    def handle(self, *args: Any, user: str | None, reset_two_step: bool, **options: Any) -> str:
         try:
             person = User.objects.filter(username=user).first() if user else first_admin()
             if person is None:
                 sys.exit(
                     f"dstackweb: {f'no user {user}' if user else 'no admin yet. Start the server with `make run`'}"
                 )
+            if reset_two_step:
+                reset_second_step(person)
             # The server may run with another port than this command's environment says.
             address = running_server(settings.DSTACKWEB_HOME).address or settings.DSTACKWEB_API_URL
             return f"{address}/login/{make_login_link(person)}/"

@@ -1,0 +1,47 @@
+"""The end of each sign-in: the second step where the user has one, then the session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allauth.account.internal.flows.login import get_authentication_records, perform_login, record_authentication
+from allauth.account.models import Login
+from django.contrib.auth import logout
+from django.http import HttpRequest, HttpResponse
+
+from dstackweb.accounts.models import User
+
+WAYS = {"totp": "authenticator app", "recovery_codes": "recovery code", "webauthn": "passkey"}
+PASSWORD, LINK, INVITE, ELSEWHERE = "password", "sign-in link", "invite", "socialaccount"
+
+
+def finish(request: HttpRequest, user: User, way: str, to: str | None = None) -> HttpResponse:
+    """Sign the user in, who has shown that they may by `way`, and go to `to` (the start page).
+
+    Who has a second step is asked for it first.
+    """
+    if request.user.is_authenticated and request.user.pk != user.pk:
+        logout(request)
+    record_authentication(request, user, method=way)
+    response: HttpResponse = perform_login(request, Login(user=user, redirect_url=to))
+    return response
+
+
+def ways(request: HttpRequest, user: User) -> list[str]:
+    """How they signed in, in order: "password", "authenticator app"."""
+    found = []
+    for record in get_authentication_records(request, user):
+        if not record.get("reauthenticated"):
+            found.append(_way(record))
+    return found or [PASSWORD]
+
+
+def used_second_step(request: HttpRequest, user: User) -> bool:
+    return any(record.get("method") == "mfa" for record in get_authentication_records(request, user))
+
+
+def _way(record: dict[str, Any]) -> str:
+    method = str(record.get("method"))
+    if method == ELSEWHERE:
+        return "single sign-on"
+    return WAYS.get(str(record.get("type")), method) if method == "mfa" else method

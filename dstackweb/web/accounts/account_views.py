@@ -1,0 +1,179 @@
+"""The reader's account, new passwords by a link, and signing in at an identity provider."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+from zoneinfo import available_timezones
+
+from allauth.account.internal.flows.reauthentication import raise_if_reauthentication_required
+from allauth.mfa.models import Authenticator
+from allauth.socialaccount.internal.flows.connect import validate_disconnect
+from allauth.socialaccount.models import SocialAccount
+from allauth.socialaccount.providers.openid_connect import views as openid_connect
+from django import forms
+from django.conf import settings
+from django.contrib.auth.forms import SetPasswordForm
+from django.contrib.auth.views import PasswordResetConfirmView
+from django.contrib.messages.views import SuccessMessageMixin
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse, reverse_lazy
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST
+from requests import RequestException
+
+from dstackweb.accounts import adapters, attempts
+from dstackweb.accounts.models import User
+from dstackweb.accounts.sessions import BEGUN_S
+from dstackweb.lib.errors import Conflict, TooMany
+from dstackweb.notifications import mail, password_mail
+from dstackweb.scheduler.processes import tasks
+from dstackweb.web.accounts.forms import Styled
+from dstackweb.web.accounts.views import page_or_form
+from dstackweb.web.common.pages import PageRequest, account_page, done, public_url
+
+PROVIDER = "sso"
+
+
+@cache
+def _zones() -> list[tuple[str, str]]:
+    names = sorted(name for name in available_timezones() if "/" in name and not name.startswith("Etc/"))
+    return [("", _("that of the browser")), ("UTC", "UTC"), *((name, name.replace("_", " ")) for name in names)]
+
+
+class ProfileForm(Styled, forms.ModelForm[User]):
+    """What people say of themselves."""
+
+    class Meta:
+        model = User
+        fields = ("first_name", "last_name", "email", "time_zone")
+        labels = {
+            "first_name": gettext_lazy("First name"),
+            "last_name": gettext_lazy("Last name"),
+            "email": gettext_lazy("E-mail address"),
+        }
+
+    time_zone = forms.ChoiceField(
+        label=gettext_lazy("Time zone"),
+        choices=_zones,
+        required=False,
+        help_text=gettext_lazy("Of times on all pages."),
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["email"].help_text = (
+            _("Links for a new password go there.") if mail.is_on() else _("Shown to admins.")
+        )
+
+    def clean_email(self) -> str:
+        email: str = self.cleaned_data["email"]
+        others = User.objects.filter(email__iexact=email).exclude(pk=self.instance.pk)
+        if email and others.exists():
+            raise forms.ValidationError(_("Another account has this address."))
+        return email
+
+
+@account_page
+@page_or_form
+def account(request: PageRequest) -> HttpResponse:
+    """Name, address, time zone and theme, and what leads to the rest."""
+    form = ProfileForm(request.POST if request.method == "POST" else None, instance=request.user)
+    if request.method == "POST" and form.is_valid():
+        if "email" in form.changed_data:  # who has the mails can set a password
+            raise_if_reauthentication_required(request, app="allauth.account")
+        form.save()
+        return done(request, _("Saved."), reverse("account"))
+    if request.method == "POST":
+        request.user.refresh_from_db()  # what was refused is in the form, and nowhere else on the page
+    kinds = set(Authenticator.objects.filter(user=request.user).values_list("type", flat=True))
+    values = {
+        "form": form,
+        "two_step": bool(kinds - {Authenticator.Type.RECOVERY_CODES}),
+        "sessions": request.user.sessions.count(),
+        "tokens": request.user.api_tokens.filter(revoked_at=None).count(),
+        "provider": settings.DSTACKWEB_OIDC_NAME if settings.DSTACKWEB_OIDC_URL else "",
+        "connected": SocialAccount.objects.filter(user=request.user).first(),
+        "several_languages": len(settings.LANGUAGES) > 1,
+    }
+    return render(request, "accounts/account.html", values, status=422 if form.errors else 200)
+
+
+@require_POST
+def single_sign_on(request: HttpRequest) -> HttpResponse:
+    """To the identity provider: to sign in, or with `process=connect` to have one's account known there."""
+    if not settings.DSTACKWEB_OIDC_URL:
+        raise Http404
+    try:
+        attempts.begin(request.META.get("REMOTE_ADDR", ""))
+    except TooMany as error:
+        return render(request, "common/error.html", {"error": error, "detail": error.detail}, status=error.status)
+    if not request.user.is_authenticated:
+        request.session.set_expiry(BEGUN_S)
+        request.session[adapters.INVITE] = request.POST.get("invite", "")
+    try:
+        answer: HttpResponse = openid_connect.login(request, PROVIDER)
+    except (RequestException, KeyError, ValueError):
+        return render(request, "socialaccount/authentication_error.html", status=502)
+    return answer
+
+
+def single_sign_on_answer(request: HttpRequest, provider_id: str) -> HttpResponse:
+    """Back from the identity provider."""
+    try:
+        answer: HttpResponse = openid_connect.callback(request, provider_id)
+    except (KeyError, ValueError, TypeError):  # of what it answered something is missing
+        return render(request, "socialaccount/authentication_error.html", status=502)
+    return answer
+
+
+@account_page
+@require_POST
+def disconnect(request: PageRequest) -> HttpResponse:
+    """Single sign-on no longer leads to this account."""
+    raise_if_reauthentication_required(request, app="allauth.account")
+    for row in SocialAccount.objects.filter(user=request.user):
+        try:
+            validate_disconnect(request, row)
+        except ValidationError:
+            raise Conflict(_("You have no password to sign in with. Ask an admin for a password link first.")) from None
+        row.delete()
+    return done(request, _("Single sign-on is disconnected."), reverse("account"))
+
+
+class ForgotForm(Styled):
+    email = forms.EmailField(
+        label=gettext_lazy("E-mail address"),
+        widget=forms.EmailInput(attrs={"autocomplete": "email", "autofocus": True}),
+    )
+
+
+@page_or_form
+def password_forgot(request: HttpRequest) -> HttpResponse:
+    """Asks for an address, and says the same whether or not an account has it."""
+    if not mail.is_on():
+        raise Http404
+    form = ForgotForm(request.POST if request.method == "POST" else None)
+    sent = request.method == "POST" and form.is_valid()
+    if sent:
+        for user in User.objects.filter(email__iexact=form.cleaned_data["email"], is_active=True):
+            if user.has_usable_password() and attempts.may_mail(user):  # else they sign in elsewhere
+                cluster = settings.DSTACKWEB_CLUSTERS["cloud"]
+                tasks.enqueue(password_mail.send, user.pk, public_url(request), cluster=cluster)
+    return render(request, "accounts/password_forgot.html", {"form": form, "sent": sent})
+
+
+class NewPasswordForm(Styled, SetPasswordForm):  # type: ignore[type-arg]  # at run time it takes none
+    """The new password twice."""
+
+
+class NewPassword(SuccessMessageMixin[Any], PasswordResetConfirmView):
+    """A link that sets a new password once, and signs nobody in: the second step stays."""
+
+    template_name = "accounts/password_new.html"
+    form_class = NewPasswordForm
+    success_url = reverse_lazy("login")
+    success_message = gettext_lazy("Password changed. Sign in with it.")

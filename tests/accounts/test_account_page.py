@@ -1,0 +1,72 @@
+"""The page of one's own account: name, address, time zone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from dstackweb.accounts.models import User
+from dstackweb.audit.models import AuditEntry
+from tests.factories import make_user
+
+pytestmark = pytest.mark.django_db
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture
+def ada() -> User:
+    return make_user("ada", password=PASSWORD)
+
+
+@pytest.fixture
+def page(ada: User) -> Client:
+    client = Client()
+    client.force_login(ada)
+    return client
+
+
+def fields(**values: str) -> dict[str, str]:
+    return {"first_name": "", "last_name": "", "email": "", "time_zone": ""} | values
+
+
+def test_name_and_time_zone_are_saved_and_all_pages_use_the_zone(page: Client, ada: User) -> None:
+    page.post("/account/", fields(first_name="Ada", last_name="Lovelace", time_zone="Europe/London"))
+    ada.refresh_from_db()
+    assert ada.get_full_name() == "Ada Lovelace"
+    assert 'data-zone="Europe/London"' in page.get("/account/tokens/").content.decode()
+    page.post("/account/", fields(first_name="Ada"))
+    assert "data-zone" not in page.get("/account/tokens/").content.decode()
+
+
+def test_an_unknown_time_zone_is_an_error_at_its_field(page: Client, ada: User) -> None:
+    answer = page.post("/account/", fields(time_zone="Europe/Atlantis"))
+    assert answer.status_code == 422
+    assert answer.context["form"].errors.keys() == {"time_zone"}
+    assert 'data-zone="Europe/Atlantis"' not in answer.content.decode()
+
+
+def test_a_new_mail_address_needs_the_password_and_is_recorded(page: Client, ada: User) -> None:
+    asked = page.post("/account/", fields(email="ada@example.org"))
+    ada.refresh_from_db()
+    assert ada.email == ""
+    page.post(asked["Location"], {"password": PASSWORD})
+    ada.refresh_from_db()
+    assert ada.email == "ada@example.org"
+    assert AuditEntry.objects.filter(name="ada", changes__email=["", "ada@example.org"]).exists()
+
+
+def test_the_address_of_another_account_is_refused(page: Client, ada: User) -> None:
+    make_user("bob", email="bob@example.org")
+    answer = page.post("/account/", fields(email="BOB@example.org"))
+    assert answer.context["form"].errors.keys() == {"email"}
+
+
+def test_a_language_is_chosen_only_where_there_are_several(page: Client, settings: Any) -> None:
+    assert len(settings.LANGUAGES) == 1
+    assert "Language" not in page.get("/account/").content.decode()
+
+
+def test_the_user_menu_leads_there(page: Client) -> None:
+    assert 'href="/account/"' in page.get("/account/tokens/").content.decode()
