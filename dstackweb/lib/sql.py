@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection, models, transaction
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,14 +38,23 @@ def snapshot() -> Iterator[None]:
             of_sqlite.transaction_mode = mode
 
 
-def rows(statement: str, parameters: Sequence[int | str | UUID]) -> list[Sequence[Any]]:
+def rows(statement: str, parameters: Sequence[int | str | UUID | dt.datetime]) -> list[Sequence[Any]]:
     """The rows of a SELECT. Times are in UTC; JSON columns are text, UUID columns are for `uid`."""
+    stored = connection.ops.adapt_datetimefield_value
+    values = [stored(value) if isinstance(value, dt.datetime) else value for value in parameters]
     with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
+        cursor.execute(statement, values)
         found: list[Sequence[Any]] = cursor.fetchall()
     if connection.vendor == "sqlite":
         return [[utc(value) if type(value) is dt.datetime else value for value in row] for row in found]
     return found
+
+
+def insert_from(model: type[models.Model], columns: Sequence[str], rows: models.QuerySet[Any]) -> None:
+    """Insert what `rows`, a query of values in the order of `columns`, gives, by one statement."""
+    statement, parameters = rows.query.sql_with_params()
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {model._meta.db_table} ({', '.join(columns)}) {statement}", parameters)
 
 
 def places(values: Collection[object]) -> str:

@@ -347,6 +347,15 @@ class DeliveryProblem(StrEnum):
     BAD_KEY = "bad_key"
 
 
+class PlaceEnd(StrEnum):
+    """What ended a run's place in a queue, unless its status changed (then it is that status)."""
+
+    MOVED = "moved"
+    """Another rank: a move, a priority, a share of its member."""
+    QUEUE = "queue"
+    """It went to another queue."""
+
+
 class NoRun(StrEnum):
     """Why an index of a sweep has no run."""
 

@@ -252,6 +252,9 @@ class Run(models.Model):
     queued_at = models.DateTimeField(
         default=timezone.now, help_text="When it last entered its queue: from here its waiting counts"
     )
+    place_since = models.DateTimeField(
+        default=timezone.now, help_text="While it waits: since when it has had this place in this queue (PastPlace)"
+    )
     moved_at = models.DateTimeField(null=True, help_text="When a person last moved it by hand")
     moved_by = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL, related_name="+")
     extended_s = models.PositiveIntegerField(default=0, help_text="Seconds by which people lengthened max_duration")
@@ -441,6 +444,8 @@ class Job(models.Model):
             models.Index("ended_at", condition=Q(price__gt=0), name="job_priced_by_end"),
             # The logs to prune, oldest first.
             models.Index("ended_at", condition=Q(log_removed_at=None), name="job_log_by_end"),
+            # The jobs that were there at a moment, for the queue's past.
+            models.Index("ended_at", "placed_at", name="job_by_time"),
         ]
 
     def __str__(self) -> str:
@@ -512,6 +517,33 @@ class Move(models.Model):
 
     def __str__(self) -> str:
         return f"{len(self.changes)} of {self.queue} by {self.user}"
+
+
+class PastPlace(models.Model):
+    """A place that a waiting run had in a queue, over a time that has ended; kept for `past.KEPT`.
+
+    Its rank then follows from this and the queue's step then. The run's present place is in its own row, since
+    `Run.place_since`. Written with each change of a place and as the run leaves, by one statement from its row.
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="+", db_index=False)
+    run = models.ForeignKey(Run, null=True, on_delete=models.SET_NULL, related_name="places")
+    since = models.DateTimeField()
+    until = models.DateTimeField()
+    queued_at = models.DateTimeField(help_text="From here its waiting counted")
+    seniority_us = models.BigIntegerField()
+    priority = models.PositiveSmallIntegerField()
+    penalty_s = models.BigIntegerField()
+    ended_by = models.CharField(max_length=12, help_text="`codes.PlaceEnd`, or the status that the run left for")
+
+    class Meta:
+        indexes = [
+            # Those of a moment: from the ones that ended after it, in the index alone.
+            models.Index("queue", "until", "since", name="past_place_by_time"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run} in {self.queue} until {self.until:%Y-%m-%d %H:%M}: {self.ended_by}"
 
 
 class QueueSpan(models.Model):
@@ -755,12 +787,37 @@ class Verdict(models.Model):
     reason = models.CharField(max_length=40)
     data: models.JSONField[Any, Any] = models.JSONField(default=dict)
     at = models.DateTimeField(default=timezone.now)
+    logged_at = models.DateTimeField(default=timezone.now, help_text="From here its time is not in a PastVerdict yet")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["queue", "shape"], name="verdict_per_shape")]
 
     def __str__(self) -> str:
         return f"{self.queue} {self.shape[:8]}: {self.reason}"
+
+
+class PastVerdict(models.Model):
+    """Why runs of a shape waited over a time that has ended; kept for `past.KEPT`.
+
+    One row for each reason, and for each `past_verdicts.LOGGED_EVERY` with other numbers: those that it ended with.
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="+", db_index=False)
+    shape = models.CharField(max_length=64)
+    since = models.DateTimeField()
+    until = models.DateTimeField()
+    reason = models.CharField(max_length=40)
+    data: models.JSONField[Any, Any] = models.JSONField(default=dict)
+
+    class Meta:
+        indexes = [
+            models.Index("queue", "shape", "until", name="past_verdict_by_time"),
+            # The ones to prune, oldest first.
+            models.Index("until", name="past_verdict_by_age"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.shape[:8]} until {self.until:%Y-%m-%d %H:%M}: {self.reason}"
 
 
 class StartEstimate(models.Model):

@@ -23,9 +23,9 @@ from dstackweb.lib.models import Bucket, Busy
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import files, selectors, wakeups
+from dstackweb.runs import files, past_places, selectors, wakeups
 from dstackweb.runs.attempts import settle_run, stop_jobs
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.codes import PlaceEnd, RunEventKind
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
 from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.dependencies import detail as dependencies_detail
@@ -195,7 +195,7 @@ def submit_prepared(
             share = NO_PENALTY if follows else member_shares.enter(queue, run, waits=due is None)
             run.penalty_s, run.penalty_basis = share.seconds, share.basis
             run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us, share.seconds)
-            run.submitted_at = run.queued_at = timezone.now()
+            run.submitted_at = run.queued_at = run.place_since = timezone.now()
             run.save(force_insert=True)
             for dependency in prepared.dependencies:
                 dependency.run = run
@@ -293,9 +293,13 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
                         F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
                     )
                 )
-            share = member_shares.enter(held[target.pk], fresh, waits=fresh.status == RunStatus.SUBMITTED)
+            now, waits = timezone.now(), fresh.status == RunStatus.SUBMITTED
+            share = member_shares.enter(held[target.pk], fresh, waits=waits)
+            if waits:
+                past_places.close([fresh.pk], now, PlaceEnd.QUEUE)
             Run.objects.filter(pk=fresh.pk).update(
                 queue=target,
+                place_since=now,
                 penalty_s=share.seconds,
                 penalty_basis=share.basis,
                 rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us, share.seconds),

@@ -21,7 +21,7 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
-from dstackweb.runs import wakeups
+from dstackweb.runs import past_places, wakeups
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.shared_rows import count_job_end, count_moved, shared_rows_last
@@ -161,6 +161,8 @@ def move_runs(
         if mine.update(status=new, version=F("version") + 1, **values) != len(keys):
             raise RunChanged("a run was changed meanwhile")
         written |= dict.fromkeys(keys, values)
+    if left := [run.pk for run in runs if run.status == RunStatus.SUBMITTED]:
+        past_places.close(left, now, new)
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
     if over and finalize.end(over, to_ms(now)):
         wakeups.request_task_settling()
@@ -183,11 +185,10 @@ def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: boo
         return {"ended_at": now, "retry_at": None}
     if unstarted:
         return {"started_at": now}
+    entered = {"place_since": now} if new == RunStatus.SUBMITTED else {}
     if old in PLACED and new in WAITING:
-        return {"exit_code": None}
-    if new == RunStatus.SUBMITTED:
-        return {"queued_at": now}
-    return {}
+        return {"exit_code": None, **entered}
+    return {"queued_at": now, **entered} if entered else {}
 
 
 def move_job(

@@ -162,6 +162,30 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='PastPlace',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('since', models.DateTimeField()),
+                ('until', models.DateTimeField()),
+                ('queued_at', models.DateTimeField(help_text='From here its waiting counted')),
+                ('seniority_us', models.BigIntegerField()),
+                ('priority', models.PositiveSmallIntegerField()),
+                ('penalty_s', models.BigIntegerField()),
+                ('ended_by', models.CharField(help_text='`codes.PlaceEnd`, or the status that the run left for', max_length=12)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='PastVerdict',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('shape', models.CharField(max_length=64)),
+                ('since', models.DateTimeField()),
+                ('until', models.DateTimeField()),
+                ('reason', models.CharField(max_length=40)),
+                ('data', models.JSONField(default=dict)),
+            ],
+        ),
+        migrations.CreateModel(
             name='QueueHour',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -261,6 +285,7 @@ class Migration(migrations.Migration):
                 ('rank', models.BigIntegerField()),
                 ('shape', models.CharField(max_length=64)),
                 ('queued_at', models.DateTimeField(default=django.utils.timezone.now, help_text='When it last entered its queue: from here its waiting counts')),
+                ('place_since', models.DateTimeField(default=django.utils.timezone.now, help_text='While it waits: since when it has had this place in this queue (PastPlace)')),
                 ('moved_at', models.DateTimeField(help_text='When a person last moved it by hand', null=True)),
                 ('extended_s', models.PositiveIntegerField(default=0, help_text='Seconds by which people lengthened max_duration')),
                 ('spec', models.JSONField(help_text='EffectiveSpec, as resolved at submit')),
@@ -409,6 +434,7 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(max_length=40)),
                 ('data', models.JSONField(default=dict)),
                 ('at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('logged_at', models.DateTimeField(default=django.utils.timezone.now, help_text='From here its time is not in a PastVerdict yet')),
                 ('queue', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='verdicts', to='runs.queue')),
             ],
         ),
@@ -605,6 +631,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='job',
+            index=models.Index(models.F('ended_at'), models.F('placed_at'), name='job_by_time'),
+        ),
+        migrations.AddIndex(
+            model_name='job',
             index=models.Index(models.F('ended_at'), condition=models.Q(('price__gt', 0)), name='job_priced_by_end'),
         ),
         migrations.AddConstraint(
@@ -650,5 +680,32 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='sweep',
             constraint=models.UniqueConstraint(condition=models.Q(('idempotency_key', ''), _negated=True), fields=('project', 'user', 'idempotency_key'), name='sweep_idempotency_key'),
+        ),
+        migrations.AddField(
+            model_name='pastplace',
+            name='queue',
+            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='runs.queue'),
+        ),
+        migrations.AddField(
+            model_name='pastplace',
+            name='run',
+            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='places', to='runs.run'),
+        ),
+        migrations.AddField(
+            model_name='pastverdict',
+            name='queue',
+            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='runs.queue'),
+        ),
+        migrations.AddIndex(
+            model_name='pastplace',
+            index=models.Index(models.F('queue'), models.F('until'), models.F('since'), name='past_place_by_time'),
+        ),
+        migrations.AddIndex(
+            model_name='pastverdict',
+            index=models.Index(models.F('queue'), models.F('shape'), models.F('until'), name='past_verdict_by_time'),
+        ),
+        migrations.AddIndex(
+            model_name='pastverdict',
+            index=models.Index(models.F('until'), name='past_verdict_by_age'),
         ),
     ]

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from django.db.models import F, QuerySet
 
 from dstackweb.lib import sql
-from dstackweb.runs import selectors, usage
+from dstackweb.runs import past_places, selectors, usage
+from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.models import MemberShare, Queue, Run, UsageDay
 from dstackweb.runs.queue import fair_share, ordering
 from dstackweb.runs.queue.fair_share import NO_PENALTY, Load, Penalty
-from dstackweb.runs.states import ACTIVE
+from dstackweb.runs.states import ACTIVE, RunStatus
 
 CHUNK = 5_000
 Used = Mapping[usage.Key, usage.Amounts]
@@ -99,22 +100,24 @@ def count(queue: Queue, active: Used, now: dt.datetime) -> dict[int, Load]:
 def apply(queue: Queue, now: dt.datetime) -> None:
     """Set the penalties of all active runs anew, or to none where fair share is off. The runs are locked.
 
-    Runs that a person has moved keep their rank. A statement for each member with a load.
+    Runs that a person has moved keep their rank. Two statements for each member with a load.
     """
     runs = Run.objects.filter(queue=queue, status__in=ACTIVE, moved_at=None)
     if not queue.fair_share_minutes:
         MemberShare.objects.filter(queue=queue).delete()
-        _set(runs.exclude(penalty_s=0), NO_PENALTY)
+        _set(runs.exclude(penalty_s=0), NO_PENALTY, now)
         return
     loads = count(queue, usage.active(now, queue.project), now)
-    _set(runs.exclude(user__in=loads).exclude(penalty_s=0), NO_PENALTY)
+    _set(runs.exclude(user__in=loads).exclude(penalty_s=0), NO_PENALTY, now)
     for pk in loads:
-        _set(runs.filter(user=pk), _penalty(queue, pk, loads))
+        _set(runs.filter(user=pk), _penalty(queue, pk, loads), now)
 
 
-def _set(runs: QuerySet[Run], penalty: Penalty) -> None:
+def _set(runs: QuerySet[Run], penalty: Penalty, now: dt.datetime) -> None:
+    past_places.close_all(runs.filter(status=RunStatus.SUBMITTED), now, PlaceEnd.MOVED)
     rank = F("rank") + (penalty.seconds - F("penalty_s")) * ordering.SECOND_US
-    runs.update(rank=rank, penalty_s=penalty.seconds, penalty_basis=penalty.basis, version=F("version") + 1)
+    changed = {"penalty_s": penalty.seconds, "penalty_basis": penalty.basis, "place_since": now}
+    runs.update(rank=rank, **changed, version=F("version") + 1)
 
 
 def _penalty(queue: Queue, user_id: int, loads: Mapping[int, Load], gpus: int = 1) -> Penalty:

@@ -16,8 +16,8 @@ from django.utils import timezone
 from dstackweb.accounts.access import allows, role_in
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
-from dstackweb.runs import wakeups
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs import past_places, wakeups
+from dstackweb.runs.codes import PlaceEnd, RunEventKind
 from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
@@ -113,7 +113,7 @@ def move(
             written[pk] = RankChange(pk, slot.seniority_us, slot.priority)
         bounds = *seniorities(queue, now_us()), queue.max_penalty_s
         places = {pk: Place.of(before[pk]).changed(change, *bounds) for pk, change in written.items()}
-        _write(queue, places, before, dict.fromkeys(moved, (at, user.pk)))
+        _write(queue, places, before, dict.fromkeys(moved, (at, user.pk)), at)
         where = {"target": target.where} | ({"anchor": target.anchor.name} if target.anchor else {})
         RunEvent.objects.bulk_create(_event(change, RunEventKind.MOVED, user, at, where) for change in effect.changes)
         _record_priorities({pk: place for pk, place in places.items() if pk in along}, before, user, at)
@@ -146,7 +146,7 @@ def set_priorities(
         if not changed:
             return MoveEffect([])
         places = {run.pk: Place.of(run)._replace(priority=priority) for run in changed}
-        _write(queue, places, before, {})
+        _write(queue, places, before, {}, at)
         _record_priorities(places, before, user, at)
         to_undo = {run.pk: places[run.pk] for run in changed if run.status in WAITING}
         made = _remember(queue, user, at, to_undo, before, set()) if to_undo else None
@@ -162,8 +162,9 @@ def set_priority_of_all(queue: Queue, run_ids: Collection[int], user: User, prio
     active = (run for run in before.values() if run.status not in ENDED and run.queue_id == queue.pk)
     places = {run.pk: Place.of(run)._replace(priority=priority) for run in active if run.priority != priority}
     if places:
-        _write(queue, places, before, {})
-        _record_priorities(places, before, user, timezone.now())
+        at = timezone.now()
+        _write(queue, places, before, {}, at)
+        _record_priorities(places, before, user, at)
         touch(queue.pk)
         wakeups.request_pass()
 
@@ -213,7 +214,7 @@ def _undo_changes(queue: Queue, changes: list[Any], user: User, at: dt.datetime)
     position_before = _positions(queue, shown)
     back = {pk: Place(*was) for pk, was, _became, _moved in changes}
     stamps = {pk: (dt.datetime.fromisoformat(at) if at else None, by) for pk, (at, by) in moved.items()}
-    _write(queue, back, before, stamps)
+    _write(queue, back, before, stamps, at)
     position_after = _positions(queue, shown)
     undone = [
         RunChange(run, run.priority, back[pk].priority, position_before.get(pk), position_after.get(pk))
@@ -247,19 +248,24 @@ def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[i
 
 
 def _write(
-    queue: Queue, places: Mapping[int, Place], before: Mapping[int, Run], stamps: Mapping[int, MoveStamp]
+    queue: Queue,
+    places: Mapping[int, Place],
+    before: Mapping[int, Run],
+    stamps: Mapping[int, MoveStamp],
+    now: dt.datetime,
 ) -> None:
     """Write the places and ranks, and who moved the runs when. The runs are locked."""
+    past_places.close([pk for pk in places if before[pk].status == RunStatus.SUBMITTED], now, PlaceEnd.MOVED)
     step, stored = queue.step_us, connection.ops.adapt_datetimefield_value
     rows = []
     for pk, place in sorted(places.items()):
         at, by = stamps.get(pk, (before[pk].moved_at, before[pk].moved_by_id))
         rank = ordering.rank(place.seniority_us, place.priority, step, place.penalty_s)
-        rows.append((*place, place.penalty_s, rank, stored(at) if at else None, by, pk))
+        rows.append((*place, place.penalty_s, rank, stored(now), stored(at) if at else None, by, pk))
     sql = (
         "UPDATE runs_run SET seniority_us = %s, priority = %s, penalty_s = %s, "
         "penalty_basis = CASE penalty_s WHEN %s THEN penalty_basis ELSE '{}' END, "  # no longer of the member's share
-        "rank = %s, moved_at = %s, moved_by_id = %s, version = version + 1 WHERE id = %s"
+        "rank = %s, place_since = %s, moved_at = %s, moved_by_id = %s, version = version + 1 WHERE id = %s"
     )
     with connection.cursor() as cursor:
         cursor.executemany(sql, rows)

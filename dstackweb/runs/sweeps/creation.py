@@ -189,6 +189,7 @@ def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) 
             archive_id=sweep.archive_id,
             submitted_at=now,
             queued_at=now,
+            place_since=now,
         )
         share = member_shares.enter(queue, run)
         run.penalty_s, run.penalty_basis = share.seconds, share.basis

@@ -16,11 +16,12 @@ from django.utils import timezone
 from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.lib.models import Watch
-from dstackweb.runs import wakeups
+from dstackweb.runs import past_verdicts, wakeups
 from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.models import Job, Queue, Run, Verdict
+from dstackweb.runs.models import Job, PastVerdict, Queue, Run, Verdict
+from dstackweb.runs.past_verdicts import StoredWait
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.shared_rows import shared_rows_last, touch
 from dstackweb.runs.states import Reason, RunStatus
@@ -114,6 +115,8 @@ class ReservationChange:
 
 WaitChanges = Mapping[tuple[Queue, str], Wait | None]
 """By queue and shape: why its runs wait from now on; None: they no longer do."""
+KnownWaits = dict[tuple[int, str], StoredWait]
+"""The verdicts of rows, by queue id and shape."""
 
 
 def write_decisions(
@@ -121,9 +124,10 @@ def write_decisions(
     backends: Mapping[str, Backend],
     placements: Sequence[Placement],
     verdicts: WaitChanges,
+    known: KnownWaits,
     changes: Sequence[ReservationChange] = (),
 ) -> None:
-    """Write all of it, with the changes of reservations; `backends` by name.
+    """Write all of it, with the changes of reservations; `backends` by name, `known` has the rows before and after.
 
     Raises one of STALE, or ClaimLost when a newer pass has begun, having written nothing.
     Rows are locked in the common order: pass, queues, runs, hosts, queue counters, progress.
@@ -137,7 +141,7 @@ def write_decisions(
             _write_reservation(change, now)
         # Copies: the runs stay as they were read for a retry after a rollback.
         runs = [copy(one.run) for one in placements]
-        _write_waits(verdicts, now)
+        waits = _write_waits(verdicts, known, now)
         move_runs(
             runs,
             RunStatus.PROVISIONING,
@@ -147,6 +151,9 @@ def write_decisions(
         for queue_id in {queue.pk for queue, _ in verdicts} | seen:
             touch(queue_id)
         _make_jobs(list(zip(runs, placements, strict=True)), backends, now)
+    for key in {(queue.pk, shape) for queue, shape in verdicts}:
+        known.pop(key, None)
+    known |= waits
 
 
 def _lock_queues(queues: Iterable[Queue]) -> None:
@@ -266,24 +273,33 @@ def _make_jobs(placed: Sequence[tuple[Run, Placement]], backends: Mapping[str, B
     wakeups.request_job_checks(jobs)
 
 
-def _write_waits(verdicts: WaitChanges, now: dt.datetime) -> None:
-    """Store new wait reasons, delete ended ones."""
+def _write_waits(verdicts: WaitChanges, known: KnownWaits, now: dt.datetime) -> KnownWaits:
+    """Store new wait reasons, delete ended ones, and note what they replace; returns the new rows."""
     ended: defaultdict[Queue, list[str]] = defaultdict(list)
+    past: list[PastVerdict] = []
+    stored: KnownWaits = {}
     for (queue, shape), waits in verdicts.items():
+        before = known.get((queue.pk, shape))
+        logged_at = past_verdicts.logged_from(before, waits and waits.reason, now)
+        if before is not None and logged_at == now:
+            past.append(past_verdicts.past(queue.pk, shape, before, now))
         if waits is None:
             ended[queue].append(shape)
+        else:
+            stored[queue.pk, shape] = StoredWait(waits.reason, waits.data, logged_at)
+    PastVerdict.objects.bulk_create(past)
     for queue, shapes in ended.items():
         Verdict.objects.filter(queue=queue, shape__in=shapes).delete()
     Verdict.objects.bulk_create(
         [
-            Verdict(queue=queue, shape=shape, reason=waits.reason, data=waits.data, at=now)
-            for (queue, shape), waits in verdicts.items()
-            if waits is not None
+            Verdict(queue_id=queue_id, shape=shape, at=now, **waits._asdict())
+            for (queue_id, shape), waits in stored.items()
         ],
         update_conflicts=True,
         unique_fields=["queue", "shape"],
-        update_fields=["reason", "data", "at"],
+        update_fields=["reason", "data", "at", "logged_at"],
     )
+    return stored
 
 
 def _write_reservation(change: ReservationChange, now: dt.datetime) -> None:

@@ -19,6 +19,7 @@ from dstackweb.lib import sql
 from dstackweb.runs import dependencies
 from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
+from dstackweb.runs.past_verdicts import StoredWait
 from dstackweb.runs.sweeps import creation as sweeps
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
@@ -97,7 +98,10 @@ class PlacementPass:
         self.backends = {HOSTS: ensure_embedded_backend(), **reader.backends}
         self.capacity = loading.load_capacity(queues, reader, timezone.now(), self.stored)
         self.held = _usage_by_project()
-        self.known = {(v.queue_id, v.shape): (v.reason, v.data) for v in Verdict.objects.filter(queue__in=queues)}
+        self.known: apply.KnownWaits = {
+            (v.queue_id, v.shape): StoredWait(v.reason, v.data, v.logged_at)
+            for v in Verdict.objects.filter(queue__in=queues)
+        }
         self.written, self.written_at = 0, time.monotonic()
         self.placements: list[Placement] = []
         self.displacements: list[Displacement] = []
@@ -198,13 +202,17 @@ class PlacementPass:
 
     def _note_wait(self, queue: Queue, shape: str, waits: Wait) -> None:
         """Note a wait reason, unless it is known."""
-        if self.known.get((queue.pk, shape)) != (waits.reason, waits.data):
-            self.known[queue.pk, shape] = waits.reason, waits.data
+        now = self._wait(queue, shape)
+        if now is None or (now.reason, now.data) != (waits.reason, waits.data):
             self.verdicts[queue, shape] = waits
 
     def _clear_wait(self, queue: Queue, shape: str) -> None:
-        if self.known.pop((queue.pk, shape), None) is not None:
+        if self._wait(queue, shape) is not None:
             self.verdicts[queue, shape] = None
+
+    def _wait(self, queue: Queue, shape: str) -> Wait | StoredWait | None:
+        """The wait reason to be written, or else the one of its row."""
+        return self.verdicts.get((queue, shape), self.known.get((queue.pk, shape)))
 
     def _changes(self) -> list[ReservationChange]:
         """The reservations that differ from the rows."""
@@ -234,12 +242,12 @@ class PlacementPass:
         reserved = [change for change in self._changes() if change.run_id in making_room]
         self.placements, self.verdicts, self.displacements = [], {}, []
         try:
-            apply.write_decisions(self.generation, self.backends, placements, verdicts, changes)
+            apply.write_decisions(self.generation, self.backends, placements, verdicts, self.known, changes)
         except STALE:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}
                 ends = [change for change in changes if change.run_id == one.run.pk]
-                apply.write_decisions(self.generation, self.backends, [one], ended, ends)
+                apply.write_decisions(self.generation, self.backends, [one], ended, self.known, ends)
                 self.written += 1
             raise
         self.written += len(placements)

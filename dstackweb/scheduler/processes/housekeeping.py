@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from functools import partial
 
+from django.db import transaction
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from django_q.models import OrmQ
@@ -17,6 +18,7 @@ from dstackweb.backends.models import HostInvite
 from dstackweb.lib.models import CacheRow, Lease
 from dstackweb.lib.sql import for_each
 from dstackweb.offers import counts
+from dstackweb.runs import past_verdicts
 from dstackweb.runs.models import Move, Run, Verdict
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.cloud import instances
@@ -31,7 +33,7 @@ def keep_house() -> None:
     """Prune all of it, even when one part fails."""
     now = timezone.now()
     parts: tuple[Callable[[], object], ...] = (
-        _prune_verdicts,
+        partial(_prune_verdicts, now),
         Move.objects.filter(at__lt=now - MOVES_AGE).delete,
         HostInvite.objects.filter(expires_at__lt=now - INVITES_AGE).delete,
         # Kept while their clouds are searched for left instances.
@@ -46,8 +48,11 @@ def keep_house() -> None:
     for_each(parts, lambda part: part())
 
 
-def _prune_verdicts() -> None:
+def _prune_verdicts(now: dt.datetime) -> None:
     """Delete wait reasons of shapes with which no run waits. The shape "" is the whole queue."""
     waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
-    Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape")))).delete()
-    Verdict.objects.filter(~Exists(waiting), shape="").delete()
+    of_shapes = Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape"))))
+    for outdated in (of_shapes, Verdict.objects.filter(~Exists(waiting), shape="")):
+        with transaction.atomic():
+            past_verdicts.close_all(outdated, now)
+            outdated.delete()
