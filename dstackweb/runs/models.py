@@ -527,7 +527,7 @@ class PastPlace(models.Model):
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="+", db_index=False)
-    run = models.ForeignKey(Run, null=True, on_delete=models.SET_NULL, related_name="places")
+    run_id = models.BigIntegerField(help_text="Also of a run that has been deleted since; it orders equal ranks")
     since = models.DateTimeField()
     until = models.DateTimeField()
     queued_at = models.DateTimeField(help_text="From here its waiting counted")
@@ -540,10 +540,12 @@ class PastPlace(models.Model):
         indexes = [
             # Those of a moment: from the ones that ended after it, in the index alone.
             models.Index("queue", "until", "since", name="past_place_by_time"),
+            # What happened next to a run.
+            models.Index("run_id", "until", name="past_place_of_run"),
         ]
 
     def __str__(self) -> str:
-        return f"{self.run} in {self.queue} until {self.until:%Y-%m-%d %H:%M}: {self.ended_by}"
+        return f"run {self.run_id} in {self.queue} until {self.until:%Y-%m-%d %H:%M}: {self.ended_by}"
 
 
 class QueueSpan(models.Model):

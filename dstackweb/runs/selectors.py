@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +144,14 @@ def blockers(queue: Queue, shapes: set[str]) -> dict[str, list[WaitingFor]]:
     wanted = {"", *shapes}  # that of the shape "" is the whole queue's
     rows = sql.rows(_VERDICTS.format(shapes=sql.places(wanted)), [queue.pk, *wanted])
     verdicts = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
-    whole: list[WaitingFor] = [(WaitReason.QUEUE_PAUSED, {})] if queue.paused else []
+    return most_permanent(verdicts, shapes, is_paused=queue.paused)
+
+
+def most_permanent(
+    verdicts: Mapping[str, WaitingFor], shapes: Collection[str], *, is_paused: bool
+) -> dict[str, list[WaitingFor]]:
+    """`blockers` from these verdicts by shape. Pure."""
+    whole: list[WaitingFor] = [(WaitReason.QUEUE_PAUSED, {})] if is_paused else []
     whole += [verdicts[""]] if "" in verdicts else []
     # Without a verdict the next pass decides.
     each = {shape: [*whole, *([verdicts[shape]] if shape in verdicts else [])] for shape in shapes}

@@ -157,6 +157,7 @@ class RetentionKind(StrEnum):
     TASKS = "tasks"
     AVERAGES = "averages"
     HISTORY = "history"
+    QUEUE_PAST = "queue_past"
     HOST_EVENTS = "host_events"
     AUDIT = "audit"
     NOTIFICATIONS = "notifications"

@@ -16,6 +16,7 @@ LABELS: dict[RetentionKind, str | Promise] = {
     RetentionKind.TASKS: gettext_lazy("tasks of ended attempts"),
     RetentionKind.AVERAGES: gettext_lazy("averages of GPU samples"),
     RetentionKind.HISTORY: gettext_lazy("hours of queue history"),
+    RetentionKind.QUEUE_PAST: gettext_lazy("places in queues and wait reasons"),
     RetentionKind.HOST_EVENTS: gettext_lazy("events of hosts"),
     RetentionKind.AUDIT: gettext_lazy("entries of the audit log"),
     RetentionKind.NOTIFICATIONS: gettext_lazy("notifications"),

@@ -165,6 +165,7 @@ class Migration(migrations.Migration):
             name='PastPlace',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('run_id', models.BigIntegerField(help_text='Also of a run that has been deleted since; it orders equal ranks')),
                 ('since', models.DateTimeField()),
                 ('until', models.DateTimeField()),
                 ('queued_at', models.DateTimeField(help_text='From here its waiting counted')),
@@ -687,11 +688,6 @@ class Migration(migrations.Migration):
             field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='runs.queue'),
         ),
         migrations.AddField(
-            model_name='pastplace',
-            name='run',
-            field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='places', to='runs.run'),
-        ),
-        migrations.AddField(
             model_name='pastverdict',
             name='queue',
             field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='runs.queue'),
@@ -699,6 +695,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='pastplace',
             index=models.Index(models.F('queue'), models.F('until'), models.F('since'), name='past_place_by_time'),
+        ),
+        migrations.AddIndex(
+            model_name='pastplace',
+            index=models.Index(models.F('run_id'), models.F('until'), name='past_place_of_run'),
         ),
         migrations.AddIndex(
             model_name='pastverdict',

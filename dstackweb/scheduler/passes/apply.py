@@ -280,13 +280,13 @@ def _write_waits(verdicts: WaitChanges, known: KnownWaits, now: dt.datetime) -> 
     stored: KnownWaits = {}
     for (queue, shape), waits in verdicts.items():
         before = known.get((queue.pk, shape))
-        logged_at = past_verdicts.logged_from(before, waits and waits.reason, now)
+        logged_at = past_verdicts.logged_from(before, None if waits is None else waits.reason, now)
         if before is not None and logged_at == now:
             past.append(past_verdicts.past(queue.pk, shape, before, now))
         if waits is None:
             ended[queue].append(shape)
         else:
-            stored[queue.pk, shape] = StoredWait(waits.reason, waits.data, logged_at)
+            stored[queue.pk, shape] = StoredWait(waits.reason, dict(waits.data), logged_at)
     PastVerdict.objects.bulk_create(past)
     for queue, shapes in ended.items():
         Verdict.objects.filter(queue=queue, shape__in=shapes).delete()

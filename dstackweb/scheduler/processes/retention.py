@@ -27,6 +27,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.runs import artifacts, files, history, log_limits, removal
 from dstackweb.runs.models import Archive, Artifact, Job, RemovedRun, Run, Sweep
+from dstackweb.runs.queue import past
 from dstackweb.runs.states import ACTIVE, ENDED
 from dstackweb.scheduler.models import Retention, RetentionKind
 
@@ -71,6 +72,8 @@ def kinds() -> list[Kind]:
         Kind(RetentionKind.TASKS, lambda now: finalize.waiting(to_ms(now), MOST_COUNTED), _prune_tasks),
         Kind(RetentionKind.AVERAGES, lambda now: averages.waiting(now, MOST_COUNTED), averages.forget),
         _of_rows(RetentionKind.HISTORY, history.old_hours, _delete_some),
+        _of_rows(RetentionKind.QUEUE_PAST, past.old_places, _delete_some),
+        _of_rows(RetentionKind.QUEUE_PAST, past.old_verdicts, _delete_some),
         _of_rows(RetentionKind.HOST_EVENTS, _old_host_events, _delete_some),
         _of_rows(RetentionKind.AUDIT, _old_audit_entries, _delete_some),
         *(_of_rows(name, old, _delete_some) for name, old in _registered.items()),
