@@ -140,11 +140,16 @@ def _calibration(one: Calibration) -> CalibrationOut:
     )
 
 
-def view(days: int, step: str | None, tz: str) -> HistoryRange:
+def zone_called(name: str) -> dt.tzinfo:
+    """The time zone `tz`. Raises Invalid."""
     try:
-        zone = parse_zone(tz)
+        return parse_zone(name)
     except ValueError as error:
         raise Invalid.at("tz", msg=str(error)) from None
+
+
+def view(days: int, step: str | None, tz: str) -> HistoryRange:
+    zone = zone_called(tz)
     if step == "hour" and days > HOURLY_DAYS:
         raise Invalid.at("step", msg=f"at most {HOURLY_DAYS} days by hour")
     return HistoryRange(timezone.now(), days, hourly=step == "hour" if step else days <= 7, zone=zone)

@@ -39,6 +39,7 @@ from dstackweb.cli.output import (
     start_text,
     watch_view,
 )
+from dstackweb.cli.queue_past import show_past
 from dstackweb.spec.units import duration_text
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ def queue(
     follow: Watch = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    at: Annotated[
+        str, typer.Option(metavar="TIME", help="As it was: 2026-11-26T14:00, 14:00 or -2h, up to 30 days ago.")
+    ] = "",
     every: Annotated[bool, typer.Option("--list", "-l", help="List the project's queues.")] = False,
     create: Annotated[bool, typer.Option("--create", help="Create the queue.")] = False,
     pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Pause or resume scheduling.")] = None,
@@ -104,9 +108,14 @@ def queue(
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
     if every and (create or settings):
         raise UsageError("--list changes nothing. To change a queue's settings, leave --list out.")
+    if at and (every or create or settings or follow):
+        raise UsageError("--at shows the past of a queue, and takes only --limit, --json and --quiet.")
     api = config.connect()
     if every:
         _show(api, lambda: api.get(api.in_project("queues")), _queues, follow, as_json, quiet, key="name")
+        return
+    if at:
+        show_past(api, name, at, limit, as_json, quiet)
         return
     if create:
         api.send("POST", api.in_project("queues"), json={"name": name, **settings})

@@ -348,12 +348,15 @@ class DeliveryProblem(StrEnum):
 
 
 class PlaceEnd(StrEnum):
-    """What ended a run's place in a queue, unless its status changed (then it is that status)."""
+    """What ended a run's place in a queue: a change of it, or the status that the run left for."""
 
     MOVED = "moved"
-    """Another rank: a move, a priority, a share of its member."""
+    """It waits on with another rank: a move, a priority, a share of its member."""
     QUEUE = "queue"
     """It went to another queue."""
+    PROVISIONING = "provisioning"
+    FAILED = "failed"
+    TERMINATED = "terminated"
 
 
 class NoRun(StrEnum):

@@ -534,7 +534,7 @@ class PastPlace(models.Model):
     seniority_us = models.BigIntegerField()
     priority = models.PositiveSmallIntegerField()
     penalty_s = models.BigIntegerField()
-    ended_by = models.CharField(max_length=12, help_text="`codes.PlaceEnd`, or the status that the run left for")
+    ended_by = models.CharField(max_length=12, help_text="`codes.PlaceEnd`")
 
     class Meta:
         indexes = [

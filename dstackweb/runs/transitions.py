@@ -22,7 +22,7 @@ from dstackweb.lib.models import watch_time
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.runs import past_places, wakeups
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.codes import PlaceEnd, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.shared_rows import count_job_end, count_moved, shared_rows_last
 from dstackweb.runs.states import (
@@ -162,7 +162,7 @@ def move_runs(
             raise RunChanged("a run was changed meanwhile")
         written |= dict.fromkeys(keys, values)
     if left := [run.pk for run in runs if run.status == RunStatus.SUBMITTED]:
-        past_places.close(left, now, new)
+        past_places.close(left, now, PlaceEnd(new.value))
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
     if over and finalize.end(over, to_ms(now)):
         wakeups.request_task_settling()

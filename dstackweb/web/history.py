@@ -71,6 +71,14 @@ def project_history(request: PageRequest) -> HttpResponse:
     return _page(request, read)
 
 
+def reader_zone(request: HttpRequest) -> dt.tzinfo:
+    """The reader's time zone, from the cookie that times.js sets; UTC without it."""
+    try:
+        return parse_zone(request.COOKIES.get("zone", ""))
+    except ValueError:
+        return parse_zone("UTC")
+
+
 @dataclass(frozen=True)
 class HistoryFilters:
     """The days and the view that the query string selects, in the user's time zone."""
@@ -94,14 +102,11 @@ class HistoryFilters:
 
     @classmethod
     def of(cls, request: HttpRequest) -> HistoryFilters:
-        """From the query string and the time zone cookie that times.js sets."""
+        """From the query string, in the reader's zone."""
         asked = request.GET.get("days", "")
         in_slots = request.GET.get("hours") == "1"
         days = int(asked) if f"days={asked}" in RANGES else 1 if in_slots else 7
-        try:
-            zone = parse_zone(request.COOKIES.get("zone", ""))
-        except ValueError:
-            zone = parse_zone("UTC")
+        zone = reader_zone(request)
         hours = 24 if days == 1 else 0
         view = HistoryRange(timezone.now(), days, days <= 7, zone, hours, in_slots=in_slots)
         return cls(view, request.GET.get("as") == "table")

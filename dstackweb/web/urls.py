@@ -22,7 +22,7 @@ from dstackweb.web.notifications import channel_views as channels
 from dstackweb.web.notifications import views as notifications
 from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
-from dstackweb.web.queue import move_views, saved_views, settings_views
+from dstackweb.web.queue import move_views, past_views, saved_views, settings_views
 from dstackweb.web.queue import views as queue
 from dstackweb.web.runs import (
     artifact_views,
@@ -39,6 +39,7 @@ project_pages = [
     path("queue/", queue.queue_page, name="queue"),
     path("queues/<str:queue>/", queue.queue_page, name="queue"),
     path("queues/", settings_views.queues_page, name="new-queue"),
+    path("queues/<str:queue>/at/", past_views.past_page, name="past"),
     path("queues/<str:queue>/settings/", settings_views.settings_page, name="queue-settings"),
     path("queues/<str:queue>/pause/", settings_views.set_paused, name="pause"),
     path("queues/<str:queue>/change/", move_views.change, name="change"),

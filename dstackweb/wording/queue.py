@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
-from dstackweb.runs.codes import LimitCode
+from dstackweb.runs.codes import LimitCode, PlaceEnd
 from dstackweb.runs.queue.reorder import MoveEffect, RunChange
 from dstackweb.scheduler.placement.preemption import PlacedRun, work_s
 from dstackweb.wording.sentence import enumeration, words
@@ -41,6 +41,22 @@ def ageing(minutes: int | None) -> str:
         "After waiting %(waited)s, a run ranks like a new run with +%(points)s priority points.",
         1 if points == "1" else 2,
     ) % {"waited": duration(waited * 60), "points": points}
+
+
+def left(then: str | None) -> str:
+    """What ended the waiting of a run: `placed`; None: nothing yet."""
+    return _("still waiting") if then is None else LEFT(then)
+
+
+LEFT = words(
+    {
+        PlaceEnd.MOVED: gettext_lazy("moved"),
+        PlaceEnd.QUEUE: gettext_lazy("moved to another queue"),
+        PlaceEnd.PROVISIONING: gettext_lazy("placed"),
+        PlaceEnd.FAILED: gettext_lazy("failed"),
+        PlaceEnd.TERMINATED: gettext_lazy("stopped"),
+    }
+)
 
 
 def changed(data: dict[str, Any]) -> list[str]:

@@ -10,10 +10,12 @@ from dstackweb.accounts.models import Project
 from dstackweb.runs import history, rows, usage
 from dstackweb.runs.history import History, HistoryRange
 from dstackweb.runs.models import Queue, Run, Sweep
+from dstackweb.runs.queue.past import PastQueueRow
 from dstackweb.runs.rows import QueueRow, RunRow, sent
 from dstackweb.runs.sweeps.selectors import SweepRun, parameter_names, whole_table
 from dstackweb.runs.usage_report import Used
 from dstackweb.wording import starts, statuses, sweeps, waiting
+from dstackweb.wording.queue import left
 
 AT_ONCE = 500
 _STARTS = ("starts_p50", "starts_p90", "starts_basis", "starts_detail")
@@ -97,6 +99,15 @@ def queue_items(found: Sequence[QueueRow]) -> list[dict[str, Any]]:
     for item, row in zip(items, found, strict=True):
         item["reason_detail"] = words[row.shape]
         item["starts"] = starts.told(row.starts, row.start_data)
+    return items
+
+
+def past_items(found: Sequence[PastQueueRow]) -> list[dict[str, Any]]:
+    """Rows of a queue's past as they are sent."""
+    items = sent(found)
+    for item, row in zip(items, found, strict=True):
+        item["reason_detail"] = waiting.reason(row.reason, row.reason_data).text if row.reason else ""
+        item["then_detail"] = left(row.then)
     return items
 
 

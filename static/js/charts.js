@@ -131,6 +131,16 @@ const spanText = (i) => {
   return `${weekday.format(at)} ${clock.format(at)}–${clock.format(end)}`;
 };
 
+/** The queue as it was in the middle of a span. */
+function pastLink(i, words) {
+  const link = document.createElement("a");
+  const end = seconds[i + 1] ?? Date.now() / 1000 - 1;
+  const at = new Date(1000 * Math.min((seconds[i] + end) / 2, Date.now() / 1000 - 1));
+  link.href = `${words.past}?t=${at.toISOString()}`;
+  link.textContent = words.pastText;
+  return link;
+}
+
 /** Show the values at one time beside their bands, for pointer, keyboard and screen readers. */
 function describe(kind, index) {
   const i = Math.min(Math.max(index, 0), last());
@@ -149,7 +159,9 @@ function describe(kind, index) {
     return [item];
   });
   document.querySelector(`[data-read="${kind}"]`).replaceChildren(...items.reverse());
-  document.querySelector(`[data-at="${kind}"]`).textContent = spanText(i);
+  const place = document.querySelector(`[data-at="${kind}"]`);
+  place.textContent = spanText(i);
+  if (words.past) place.append(" · ", pastLink(i, words));
   const slider = document.querySelector(`[data-chart="${kind}"]`);
   slider.setAttribute("aria-valuemax", last());
   slider.setAttribute("aria-valuenow", i);
@@ -165,7 +177,10 @@ function draw() {
     } else {
       const u = new window.uPlot(options(kind, element), columns(kind), element);
       charts.set(kind, u);
-      element.addEventListener("keydown", (event) => walk(event, charts.get(kind), 24));
+      element.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") document.querySelector(`[data-at="${kind}"] a`)?.click();
+        else walk(event, charts.get(kind), 24);
+      });
       fit(() => charts.get(kind), element);
     }
     describe(kind, charts.get(kind).cursor.idx ?? last());

@@ -172,7 +172,7 @@ class Migration(migrations.Migration):
                 ('seniority_us', models.BigIntegerField()),
                 ('priority', models.PositiveSmallIntegerField()),
                 ('penalty_s', models.BigIntegerField()),
-                ('ended_by', models.CharField(help_text='`codes.PlaceEnd`, or the status that the run left for', max_length=12)),
+                ('ended_by', models.CharField(help_text='`codes.PlaceEnd`', max_length=12)),
             ],
         ),
         migrations.CreateModel(

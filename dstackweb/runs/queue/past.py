@@ -296,12 +296,12 @@ def lengths(queue: Queue, first: dt.datetime, last: dt.datetime) -> dict[dt.date
 
 
 def moment_of(run: Run, jobs: Collection[Job]) -> dt.datetime | None:
-    """The last moment at which a run waited, as far as it is kept; None if it never did, or waits now."""
-    if run.status in (RunStatus.PENDING, RunStatus.SUBMITTED):
+    """When a run began to wait, or the last moment at which its newest attempt did; None while it is pending."""
+    if run.status == RunStatus.PENDING:
         return None
     placed = [job.placed_at for job in jobs if job.attempt == run.attempt]
     left = min(placed, default=run.ended_at)
-    return None if left is None else max(run.queued_at, left - dt.timedelta(seconds=1))
+    return run.queued_at if left is None else max(run.queued_at, left - dt.timedelta(seconds=1))
 
 
 def old_places(now: dt.datetime) -> QuerySet[PastPlace]:

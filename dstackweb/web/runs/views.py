@@ -34,6 +34,7 @@ from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts, newest_sample
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
+from dstackweb.web.queue import past_views
 from dstackweb.web.runs import artifact_views, details, hold_views, stages
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.dependency_graph import dependency_graph
@@ -164,6 +165,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "attempts": len({job.attempt for job in jobs}),
         "steps": steps,
         "stage": stages.newest(steps),
+        "past_url": past_views.address_of(run, jobs, now),
         "graph": dependency_graph(run),
         "waits_text": statuses.run_message(run),
         "end_notice": details.end_notice(run, jobs),

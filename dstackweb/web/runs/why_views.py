@@ -20,6 +20,7 @@ from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.queue import past_views
 from dstackweb.web.runs import rows as lists
 from dstackweb.wording import fair_share, starts, statuses, waiting
 from dstackweb.wording import queue as queue_words
@@ -124,8 +125,10 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
     decision = decide_now(run)
     hosts = {host.name: host for host in host_views()}
     stands = place_in_queue(run)
+    jobs = [] if run.status in WAITING else list(run.jobs.filter(attempt=run.attempt))
     return {
         "run": run,
+        "past_url": past_views.address_of(run, jobs, decision.at),
         "needs": lists.needs(run.spec),
         "stands": stands,
         "neighbours": _neighbours(run, stands.position) if stands else [],

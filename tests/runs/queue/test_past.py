@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid
 from dstackweb.runs import attempts, past_places, past_verdicts, removal, services
+from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.models import Job, PastPlace, PastVerdict, Queue, Run, UsageDay, Verdict
 from dstackweb.runs.past_verdicts import StoredWait
 from dstackweb.runs.queue import past, queues, reorder
@@ -291,8 +292,8 @@ def test_the_statements_do_not_grow_with_the_runs_that_waited(project: Project, 
 def test_what_is_older_than_thirty_days_is_pruned(project: Project, member: User) -> None:
     run = make_run(project, member)
     now = timezone.now()
-    past_places.close([run.pk], now - past.KEPT - MINUTE, "moved")
-    past_places.close([run.pk], now - past.KEPT + MINUTE, "moved")
+    past_places.close([run.pk], now - past.KEPT - MINUTE, PlaceEnd.MOVED)
+    past_places.close([run.pk], now - past.KEPT + MINUTE, PlaceEnd.MOVED)
     for minutes in (-1, 1):
         until = now - past.KEPT + minutes * MINUTE
         PastVerdict.objects.create(queue=run.queue, shape="", since=until, until=until, reason="no_quota")

@@ -1,0 +1,98 @@
+"""A queue as it was at a moment."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from ninja import P, Path, QueryEx, Router, Schema
+from pydantic import Field
+
+from dstackweb.api.app import project_of, ready, refusals
+from dstackweb.api.history import zone_called
+from dstackweb.runs import selectors, services
+from dstackweb.runs.queue import past
+from dstackweb.runs.queue.past import PastPlacedRow, PastQueueRow
+from dstackweb.runs.rows import sent
+from dstackweb.wording.tables import past_items
+
+router = Router(tags=["queues"])
+
+
+@dataclass(slots=True, kw_only=True)
+class PastQueueItem(PastQueueRow):
+    """A run that waited, and why; name, id, user and reason are null if it has been deleted since."""
+
+    reason_detail: str
+    then_detail: str
+
+
+class PastSettings(Schema):
+    """The queue's settings at the moment; of fair share only those of new runs."""
+
+    paused: bool
+    draining: bool
+    ageing_minutes: int | None
+    fair_share_minutes: int | None
+    fair_share_half_life_days: int
+    max_running: int | None
+    max_gpus: int | None
+    max_running_per_user: int | None
+    max_gpus_per_user: int | None
+    preempt_points: int | None
+
+
+class PastQueueOut(PastSettings):
+    """`items` are a page of the `waiting` runs, `placed` the newest of the `placed_total` placed ones."""
+
+    name: str
+    at: dt.datetime
+    waiting: int
+    deleted: int = Field(description="Of those that waited, how many have been deleted since")
+    items: list[PastQueueItem]
+    next: str | None
+    placed: list[PastPlacedRow]
+    placed_total: int
+
+
+Moment = QueryEx[
+    str, P(description=f"ISO 8601, at most {past.KEPT.days} days ago", examples=["2026-11-26T14:00:00+01:00"])
+]
+
+
+@router.get("/{name}/at", response={200: PastQueueOut, **refusals(404, 422)}, summary="A queue as it was")
+def queue_at(
+    request: HttpRequest,
+    project: Path[str],
+    name: str,
+    t: Moment,
+    tz: QueryEx[str, P(description="The IANA name of the zone of a moment without one")] = "UTC",
+    run: QueryEx[str, P(description="Only this run, by name or id; no item if it did not wait here")] = "",
+    limit: QueryEx[int, P(ge=1, le=1000)] = 50,
+    cursor: QueryEx[int, P(ge=0, le=10**9)] = 0,
+) -> HttpResponse:
+    """Runs that waited at a moment, in their order then, with their reasons and what came next; and those placed.
+
+    A reason is the one of that moment. Its numbers may be up to five minutes newer. Pending runs are not in the order.
+    """
+    found, _role = project_of(request, project)
+    queue = services.find_queue(found, name)
+    at = past.parse_moment(t, zone_called(tz), timezone.now())
+    one = selectors.find_run(found, run) if run else None
+    told = past.queue_at(queue, at, limit, cursor, one, alone=one is not None)
+    more = one is None and cursor + limit < told.waiting
+    answer: dict[str, Any] = {
+        **told.settings,
+        "name": queue.name,
+        "at": told.at,
+        "waiting": told.waiting,
+        "deleted": told.deleted,
+        "items": past_items(told.rows),
+        "next": str(cursor + limit) if more else None,
+        "placed": sent(told.placed),
+        "placed_total": told.placed_total,
+    }
+    return ready(request, answer)
