@@ -304,6 +304,10 @@ class Run(models.Model):
                 "queue", "status", "shape", "rank", "id", condition=Q(status="submitted"), name="run_queue_shape_order"
             ),
             models.Index("queue", "status", "seniority_us", condition=Q(status="submitted"), name="run_queue_oldest"),
+            # Those that have had their places since before a moment, for the queue's past.
+            models.Index(
+                "queue", "status", "place_since", condition=Q(status="submitted"), name="run_queue_place_since"
+            ),
             # How many wait at each priority, for the history, without reading the rows.
             models.Index("queue", "status", "priority", condition=Q(status="submitted"), name="run_queue_priority"),
             models.Index("project", F("id").desc(), name="run_newest_in_project"),

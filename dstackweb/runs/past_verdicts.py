@@ -26,7 +26,7 @@ class StoredWait(NamedTuple):
 
 
 def logged_from(before: StoredWait | None, reason: str | None, now: dt.datetime) -> dt.datetime:
-    """The `logged_at` of what replaces `before` now; None as its reason ends it. Its own: nothing is noted yet. Pure."""
+    """The `logged_at` of what replaces `before` now (None: nothing does): its own, while nothing is noted yet. Pure."""
     if before is None or reason != before.reason or now - before.logged_at >= LOGGED_EVERY:
         return now
     return before.logged_at

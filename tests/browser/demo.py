@@ -10,6 +10,7 @@ import struct
 import zlib
 from typing import Any, TypeVar
 
+from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
@@ -20,9 +21,20 @@ from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.models import Channel, ChannelKind
 from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.runs import artifacts, attempts, files, holds, services
-from dstackweb.runs.codes import DeliveryProblem
+from dstackweb.runs.codes import DeliveryProblem, PlaceEnd
 from dstackweb.runs.history import BUCKETS, SLOT, bucket_of, hour_of, slot_of
-from dstackweb.runs.models import Job, QueueHour, QueueSlot, QueueSpan, Run, Sweep, UsageDay
+from dstackweb.runs.models import (
+    Job,
+    PastPlace,
+    PastVerdict,
+    QueueHour,
+    QueueSlot,
+    QueueSpan,
+    Run,
+    Sweep,
+    UsageDay,
+    Verdict,
+)
 from dstackweb.runs.queue import ordering, queues, reorder
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.sweeps import creation
@@ -159,6 +171,7 @@ def build() -> tuple[Project, User]:
         _submitted(run, now - dt.timedelta(hours=hours * 3, minutes=7))
     moved, before = (Run.objects.get(name=name) for name in ("sweep-lr-0033", "sweep-lr-0031"))
     reorder.move([moved], mia, "admin", reorder.MoveTarget("before", before))
+    _waited(now)
     past(project, now)
     queues.change_queue(
         services.ensure_queue(project, "night"), mia, "admin", paused=True, ageing_minutes=None, max_gpus=2
@@ -216,7 +229,27 @@ def _submitted(run: Run, at: dt.datetime) -> None:
     """As if it had been submitted then; older runs must stay the older ones."""
     seniority = round(at.timestamp() * 1_000_000)
     rank = ordering.rank(seniority, run.priority, run.queue.step_us)
-    Run.objects.filter(pk=run.pk).update(submitted_at=at, queued_at=at, seniority_us=seniority, rank=rank)
+    Run.objects.filter(pk=run.pk).update(
+        submitted_at=at, queued_at=at, place_since=at, seniority_us=seniority, rank=rank
+    )
+
+
+def _waited(now: dt.datetime) -> None:
+    """As if today's runs had waited for hours, for the same reasons, until half an hour ago."""
+    hours = [now - dt.timedelta(hours=back) for back in range(5)]
+    Verdict.objects.update(logged_at=hours[4])
+    PastPlace.objects.filter(ended_by=PlaceEnd.MOVED).delete()
+    Run.objects.filter(status="submitted").update(place_since=F("queued_at"))
+    llama, like = (Run.objects.get(name=name) for name in ("train-llama-sft", "hotfix-serving"))
+    began = now - dt.timedelta(minutes=32)
+    Run.objects.filter(pk=llama.pk).update(submitted_at=hours[3], queued_at=hours[3])
+    PastPlace.objects.filter(run_id=llama.pk).update(since=hours[3], queued_at=hours[3], until=began)
+    why = Verdict.objects.get(queue=like.queue, shape=like.shape)
+    PastVerdict.objects.create(
+        queue=llama.queue, shape=llama.shape, since=hours[3], until=began, reason=why.reason, data=why.data
+    )
+    export = Job.objects.filter(run__name="export-onnx")
+    export.update(placed_at=hours[4], ended_at=now - dt.timedelta(minutes=20))
 
 
 def _bands(model: type[S], rnd: random.Random, load: float, runs: float, **of: Any) -> list[S]:

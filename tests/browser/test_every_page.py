@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.sync_api import Page, Request, expect
@@ -13,11 +14,15 @@ from tests.browser.conftest import Complaints
 from tests.browser.support import check_now, check_pages, sign_in
 from tests.factories import join, make_project, make_user
 
+AN_HOUR_AGO = f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%dT%H:%MZ}"
 PAGES = {
     "queue": "/p/main/queue/",
     "queue-paused": "/p/main/queues/night/",
     "queue-settings": "/p/main/queues/night/settings/",
     "queue-empty": "/p/research/queue/",
+    "queue-past": f"/p/main/queues/default/at/?t={AN_HOUR_AGO}&run=ab-reranker-7",
+    "queue-past-empty": f"/p/research/queues/default/at/?t={AN_HOUR_AGO}",
+    "queue-past-unknown": "/p/main/queues/night/at/?t=2020-01-01",
     "history": "/p/main/queues/default/history/",
     "history-all": "/p/main/history/?days=30",
     "history-table": "/p/main/queues/default/history/?as=table",

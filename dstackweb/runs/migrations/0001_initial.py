@@ -576,6 +576,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='run',
+            index=models.Index(models.F('queue'), models.F('status'), models.F('place_since'), condition=models.Q(('status', 'submitted')), name='run_queue_place_since'),
+        ),
+        migrations.AddIndex(
+            model_name='run',
             index=models.Index(models.F('queue'), models.F('status'), models.F('seniority_us'), condition=models.Q(('status', 'submitted')), name='run_queue_oldest'),
         ),
         migrations.AddIndex(

@@ -37,6 +37,8 @@ from dstackweb.runs.states import JOB_ACTIVE, RunStatus
 
 KEPT = dt.timedelta(days=30)
 PLACED_SHOWN = 100
+HARDLY = dt.timedelta(seconds=10)
+"""A run that waited no longer has nothing to explain."""
 
 
 @dataclass(slots=True)
@@ -182,7 +184,7 @@ def _rows(
     found = Run.objects.select_related("user").defer(*TEXTS).in_bulk(ids)
     runs = [found.get(run_id) for run_id in ids]
     places = [past[pk] if is_past else found[pk] for is_past, pk in shown]
-    ends = _ends(place.run_id for place in past.values())
+    ends = _ends(place.run_id for place in past.values() if place.ended_by == PlaceEnd.MOVED)
     reasons = reasons_at(queue, {run.shape for run in runs if run is not None}, at, is_paused=is_paused)
     rows = []
     for position, (place, run) in enumerate(zip(places, runs, strict=True), start=offset + 1):
@@ -296,12 +298,17 @@ def lengths(queue: Queue, first: dt.datetime, last: dt.datetime) -> dict[dt.date
 
 
 def moment_of(run: Run, jobs: Collection[Job]) -> dt.datetime | None:
-    """When a run began to wait, or the last moment at which its newest attempt did; None while it is pending."""
+    """When a run began to wait, or the last moment at which its newest attempt did.
+
+    None while it is pending, and where it was placed within HARDLY.
+    """
     if run.status == RunStatus.PENDING:
         return None
     placed = [job.placed_at for job in jobs if job.attempt == run.attempt]
     left = min(placed, default=run.ended_at)
-    return run.queued_at if left is None else max(run.queued_at, left - dt.timedelta(seconds=1))
+    if left is None:
+        return run.queued_at
+    return left - dt.timedelta(seconds=1) if left - run.queued_at >= HARDLY else None
 
 
 def old_places(now: dt.datetime) -> QuerySet[PastPlace]:

@@ -41,9 +41,10 @@ BAR = 40
 
 
 class Hour(NamedTuple):
-    """An hour beside the moment: its time of day, runs waiting at its end (None: unknown), and a bar from 0 to BAR."""
+    """An hour beside the moment: its time of day, runs waiting at its end (None: unknown), a bar from 0 to BAR."""
 
-    label: str
+    hour: str
+    minute: str
     length: int | None
     bar: int
     address: str
@@ -88,17 +89,21 @@ def _ways(queue: Queue, at: dt.datetime, now: dt.datetime, zone: dt.tzinfo, run:
     """The ways to other moments. What is not kept, or to come, has no address."""
     first = now - past.KEPT + dt.timedelta(minutes=1)
     steps = [
-        (label, address(queue.project, queue.name, at + step, run) if first <= at + step <= now else "") for step, label in STEPS
+        (label, address(queue.project, queue.name, at + step, run) if first <= at + step <= now else "")
+        for step, label in STEPS
     ]
     hour = dt.timedelta(hours=1)
     lengths = past.lengths(queue, at - HOURS * hour, at + HOURS * hour)
     most = max((length or 0 for length in lengths.values()), default=0) or 1
     hours = [
         Hour(
-            label=f"{begin.astimezone(zone):%H:%M}",
+            hour=f"{begin.astimezone(zone):%H}",
+            minute=f"{begin.astimezone(zone):%M}",
             length=length,
             bar=BAR * (length or 0) // most,
-            address=address(queue.project, queue.name, max(begin, first), run) if begin <= now and begin + hour > first else "",
+            address=address(queue.project, queue.name, max(begin, first), run)
+            if begin <= now and begin + hour > first
+            else "",
             is_shown=begin <= at < begin + hour,
         )
         for begin, length in lengths.items()

@@ -116,7 +116,12 @@ class Story:
             case 10 if ended:
                 removal.delete(ended[which % len(ended)], manager, "manager")
             case 11:
-                config = {"type": "task", "name": f"sweep-{len(self.seen)}", "commands": ["true"], "array": {"count": 3}}
+                config = {
+                    "type": "task",
+                    "name": f"sweep-{len(self.seen)}",
+                    "commands": ["true"],
+                    "array": {"count": 3},
+                }
                 found, _made = sweeps.submit(self.project, user, "member", Submission(config))
                 self.look()
                 sweeps.set_priority(found, manager, "manager", which % 101)
@@ -176,7 +181,8 @@ def _compare(told: PastQueue, seen: Seen, there: set[str]) -> None:
     assert (told.waiting, told.deleted) == (len(ids), kept.count(False))
     assert [row.priority for row in told.rows] == list(priorities)
     assert [row.penalty_s for row in told.rows] == list(penalties)
-    expected = [(reason, more) if is_kept else (None, {}) for reason, more, is_kept in zip(reasons, data, kept)]
+    known = zip(reasons, data, kept, strict=True)
+    expected = [(reason, more) if is_kept else (None, {}) for reason, more, is_kept in known]
     assert [(row.reason, row.reason_data) for row in told.rows] == expected
     assert {row.id for row in told.placed} == seen.placed & there
     assert told.settings == seen.settings

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, removal, services
-from dstackweb.runs.models import QueueHour, Run
+from dstackweb.runs.models import PastPlace, QueueHour, Run
 from dstackweb.runs.queue import queues
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX
@@ -61,9 +61,7 @@ def test_it_shows_order_reasons_settings_and_placed_runs_of_the_moment(
     assert "paused" not in now
 
 
-def test_deleted_runs_keep_their_place_and_are_counted(
-    project: Project, as_user: SignIn, ann: User, mia: User
-) -> None:
+def test_deleted_runs_keep_their_place_and_are_counted(project: Project, as_user: SignIn, ann: User, mia: User) -> None:
     gone, stays = make_run(project, ann, "secret-plan"), make_run(project, ann, "eval")
     moment = timezone.now()
     removal.delete(services.stop(gone, ann, "member"), ann, "member")
@@ -81,6 +79,10 @@ def test_a_run_is_marked_and_its_page_says_where_it_waited(
     client = as_user(ann)
     page = client.get(f"{at(then)}&run=large").content.decode()
     assert '<tr class="moved" aria-current="true">' in page
+    began = run.queued_at - dt.timedelta(minutes=1)
+    assert "/queues/default/at/" not in client.get("/p/main/runs/large/").content.decode()
+    Run.objects.filter(pk=run.pk).update(queued_at=began)
+    PastPlace.objects.filter(run_id=run.pk).update(since=began)
     link = re.search(r'href="(/p/main/queues/default/at/[^"]*)"', client.get("/p/main/runs/large/").content.decode())
     assert link
     assert f"run={run.uid}" in link[1]
@@ -112,12 +114,13 @@ def test_steps_and_hours_lead_to_other_moments_that_are_kept(project: Project, a
     client.cookies["zone"] = "Asia/Kolkata"
     page = client.get(at(now - dt.timedelta(minutes=30))).content.decode()
     assert "Time (Asia/Kolkata)" in page
-    links = {text_of(text).strip(): html.unescape(link) for link, text in re.findall(r'<a [^>]*?href="([^"]*)"[^>]*>(.*?)</a>', page, re.S)}  # fmt: skip
+    found = re.findall(r'<a [^>]*?href="([^"]*)"[^>]*>(.*?)</a>', page, re.DOTALL)
+    links = {text_of(text).strip(): html.unescape(link) for link, text in found}
     assert {"−1 d", "−1 h", "−1 min", "+1 min"} <= links.keys()
     assert "+1 h" not in links
     local = hour + dt.timedelta(hours=5, minutes=30)
-    [bar] = [link for text, link in links.items() if text.endswith(f"{local:%H:%M}")]
-    assert f"3 waiting {local:%H:%M}" in {re.sub(r" +", " ", text) for text in links}
+    [bar] = [link for text, link in links.items() if text.endswith(f"{local:%H} :{local:%M}")]
+    assert f"3 waiting {local:%H} :{local:%M}" in {re.sub(r" +", " ", text) for text in links}
     assert client.get(bar).status_code == 200
     assert client.get(links["−1 d"]).status_code == 200
 
