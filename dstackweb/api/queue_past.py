@@ -59,7 +59,8 @@ class PastQueueOut(PastSettings):
 
 
 Moment = QueryEx[
-    str, P(description=f"ISO 8601, at most {past.KEPT.days} days ago", examples=["2026-11-26T14:00:00+01:00"])
+    str,
+    P(description=f"ISO 8601, at most {past.KEPT.days} days ago; now if empty", examples=["2026-11-26T14:00:00+01:00"]),
 ]
 
 
@@ -68,7 +69,7 @@ def queue_at(
     request: HttpRequest,
     project: Path[str],
     name: str,
-    t: Moment,
+    t: Moment = "",
     tz: QueryEx[str, P(description="The IANA name of the zone of a moment without one")] = "UTC",
     run: QueryEx[str, P(description="Only this run, by name or id; no item if it did not wait here")] = "",
     limit: QueryEx[int, P(ge=1, le=1000)] = 50,
@@ -80,7 +81,8 @@ def queue_at(
     """
     found, _role = project_of(request, project)
     queue = services.find_queue(found, name)
-    at = past.parse_moment(t, zone_called(tz), timezone.now())
+    now = timezone.now()
+    at = past.parse_moment(t, zone_called(tz), now) if t else now
     one = selectors.find_run(found, run) if run else None
     told = past.queue_at(queue, at, limit, cursor, one, alone=one is not None)
     more = one is None and cursor + limit < told.waiting

@@ -18,6 +18,8 @@ from dstackweb.runs.models import (
     Archive,
     Job,
     MemberShare,
+    PastPlace,
+    PastVerdict,
     Queue,
     QueueCount,
     QueueEvent,
@@ -182,6 +184,16 @@ _register(
 )
 _register(QueueEvent, "at queue actor data", filters="queue", joined="queue__project actor", ordering=("-id",))
 _register(Verdict, "queue shape reason at", filters="reason queue", joined="queue__project", ordering=("-at",))
+_register(
+    PastVerdict, "queue shape reason since until", filters="reason queue", joined="queue__project", ordering=("-until",)
+)
+_register(
+    PastPlace,
+    "queue run_id priority since until ended_by",
+    filters="ended_by queue",
+    joined="queue__project",
+    ordering=("-id",),
+)
 _register(Archive, "sha256 project size created_at", filters="project", search="sha256")
 _register(
     MemberShare,
