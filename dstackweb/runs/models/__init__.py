@@ -1,0 +1,60 @@
+"""Runs, their attempts' jobs, what the jobs hold, and the queues they wait in.
+
+A status is written by `transitions` alone; a rank is written behind the row of its queue.
+"""
+
+from __future__ import annotations
+
+from dstackweb.runs.models.base import MAX_LIMIT, StatusCount
+from dstackweb.runs.models.files import Artifact, ProjectArtifacts, ProjectLogs, RunArtifacts
+from dstackweb.runs.models.jobs import Allocation, Job, JobQuerySet
+from dstackweb.runs.models.queues import (
+    MemberShare,
+    Move,
+    PastPlace,
+    PastVerdict,
+    Queue,
+    QueueCount,
+    QueueEvent,
+    Verdict,
+)
+from dstackweb.runs.models.runs import Archive, Dependency, Run, RunEvent, Sweep, SweepCount
+from dstackweb.runs.models.usage import BudgetMark, RemovedRun, RemovedSpend, RemovedUsage, UsageDay
+from dstackweb.runs.models.waits import LearnedDuration, QueueHour, QueueSlot, QueueSpan, StartEstimate, StartScore
+
+__all__ = [
+    "MAX_LIMIT",
+    "Allocation",
+    "Archive",
+    "Artifact",
+    "BudgetMark",
+    "Dependency",
+    "Job",
+    "JobQuerySet",
+    "LearnedDuration",
+    "MemberShare",
+    "Move",
+    "PastPlace",
+    "PastVerdict",
+    "ProjectArtifacts",
+    "ProjectLogs",
+    "Queue",
+    "QueueCount",
+    "QueueEvent",
+    "QueueHour",
+    "QueueSlot",
+    "QueueSpan",
+    "RemovedRun",
+    "RemovedSpend",
+    "RemovedUsage",
+    "Run",
+    "RunArtifacts",
+    "RunEvent",
+    "StartEstimate",
+    "StartScore",
+    "StatusCount",
+    "Sweep",
+    "SweepCount",
+    "UsageDay",
+    "Verdict",
+]

@@ -1,0 +1,68 @@
+"""Artifacts of runs, and what they and logs count for."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils import timezone
+
+from dstackweb.runs.models.base import count_field
+from dstackweb.runs.models.jobs import Job
+from dstackweb.runs.models.runs import Run
+
+
+class ProjectLogs(models.Model):
+    """What the logs of a project take: the sum of its jobs' `log_counted`."""
+
+    project = models.OneToOneField("accounts.Project", on_delete=models.CASCADE, primary_key=True, related_name="+")
+    bytes = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.project}: {self.bytes} bytes"
+
+
+class Artifact(models.Model):
+    """A file that a job left in its artifacts directory. It is there once `stored_at` is set; it counts from before."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="artifacts")
+    path = models.CharField(max_length=512)
+    size = models.BigIntegerField(help_text="bytes")
+    sha256 = models.CharField(max_length=64)
+    key = models.CharField(max_length=100, help_text="Its file in the storage")
+    content_type = models.CharField(max_length=100, help_text="As guessed from its name")
+    created_at = models.DateTimeField(default=timezone.now)
+    stored_at = models.DateTimeField(null=True, help_text="When all of it had arrived")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "path"], name="artifact_once_in_job")]
+        # The ones to prune, oldest first.
+        indexes = [models.Index("created_at", name="artifact_by_age")]
+
+    def __str__(self) -> str:
+        return f"{self.path} of {self.job}"
+
+    @property
+    def name(self) -> str:
+        """Without its folders."""
+        return self.path.rpartition("/")[2]
+
+
+class RunArtifacts(models.Model):
+    """How many artifacts a run has, and what they take. The row stays when they were removed because they were old."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="artifacts")
+    files = count_field()
+    bytes = models.BigIntegerField(default=0)
+    removed_at = models.DateTimeField(null=True, help_text="When old ones were removed")
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.files} files, {self.bytes} bytes"
+
+
+class ProjectArtifacts(models.Model):
+    """What the artifacts of a project take."""
+
+    project = models.OneToOneField("accounts.Project", on_delete=models.CASCADE, primary_key=True, related_name="+")
+    bytes = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.project}: {self.bytes} bytes"

@@ -1,0 +1,119 @@
+"""Jobs, and the GPUs that they hold."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from dstackweb.lib.models import watch_time
+from dstackweb.runs.models.base import status_field, status_values
+from dstackweb.runs.models.runs import Run
+from dstackweb.runs.states import JobStatus
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    def timed(self) -> models.QuerySet[Any]:
+        """With `status_s` and `silent_s`."""
+        now = watch_time()
+        times = {"status_s": now - F("status_at_s"), "silent_s": now - F("heard_at_s")}
+        return self.annotate(**times)
+
+
+class Job(models.Model):
+    """One node of one attempt of a run, on the capacity it was placed on."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="jobs")
+    attempt = models.PositiveIntegerField()
+    node = models.PositiveIntegerField(default=0)
+    status = status_field(JobStatus, JobStatus.PROVISIONING)
+
+    backend = models.ForeignKey("backends.Backend", on_delete=models.PROTECT)
+    host = models.ForeignKey("backends.Host", null=True, on_delete=models.PROTECT)
+    instance = models.ForeignKey("backends.Instance", null=True, on_delete=models.RESTRICT, related_name="jobs")
+    region = models.CharField(max_length=60, blank=True)
+    instance_type = models.CharField(max_length=120, blank=True)
+    is_spot = models.BooleanField(default=False, help_text="The cloud may take the machine back at any time")
+    price = models.DecimalField(max_digits=10, decimal_places=4, default=0, help_text="USD per hour at the start")
+    cpus = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+    gpu_count = models.PositiveIntegerField(default=0, help_text="GPUs that it was placed on")
+    gpus: models.JSONField[Any, Any] = models.JSONField(default=list, help_text="NVML UUIDs, where they are known")
+    image_digest = models.CharField(max_length=300, blank=True, help_text="The image that its container was made of")
+
+    claim_nonce = models.CharField(max_length=64, blank=True, help_text="The one runner that may execute this job")
+    is_ready = models.BooleanField(
+        default=False, help_text="Its runner has its image, if it needs one: the nodes of an attempt start together"
+    )
+    secrets_held = models.TextField(
+        db_default="", help_text="The values of project secrets that its runners got, encrypted"
+    )
+    placed_at = models.DateTimeField(default=timezone.now)
+    claimed_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
+    exited_at = models.DateTimeField(null=True, help_text="Its commands have ended, and what they left is being sent")
+    reported_at = models.DateTimeField(
+        null=True, help_text="Its runner has reported an end that may be its machine's; the cloud is asked for that"
+    )
+    ended_at = models.DateTimeField(null=True)
+    exit_code = models.IntegerField(null=True)
+    termination_reason = models.CharField(max_length=60, blank=True)
+    message = models.TextField(blank=True)
+    detail: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, blank=True, help_text="Code and data of the server's own message (`runs.codes.MessageCode`)"
+    )
+    stop_reason = models.CharField(max_length=60, blank=True)
+    stop_grace_s = models.PositiveIntegerField(null=True)
+    status_at_s = models.FloatField(default=0, help_text="When its status was set, in the watcher's time")
+    log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
+    log_missing = models.BigIntegerField(default=0, help_text="bytes of output that a log over its limit lacks")
+    log_counted = models.BigIntegerField(default=0, help_text="bytes that ProjectLogs counts for its log")
+    log_cut = models.CharField(
+        max_length=20, blank=True, help_text="Why no more of its output is kept (`LogCut`); log_size is what was kept"
+    )
+    log_removed_at = models.DateTimeField(null=True, help_text="When its log was removed, because it was old")
+    artifacts_left: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, blank=True, help_text="Files that were not kept: `left_out` (`path`, `why`, `size`) and `number`"
+    )
+    heard_at_s = models.FloatField(default=0, help_text="Its runner's last heartbeat, in the watcher's time")
+
+    status_s: float
+    silent_s: float
+    """How long its status and its runner's silence have lasted, in the watcher's time: read by `objects.timed()`."""
+
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["run", "attempt", "node"], name="job_node_once_in_attempt"),
+            models.CheckConstraint(condition=Q(status__in=status_values(JobStatus)), name="job_status_known"),
+        ]
+        indexes = [
+            models.Index("status", name="job_by_status"),
+            # The cost of a month is read before each paid placement, and few jobs have a price.
+            models.Index("ended_at", condition=Q(price__gt=0), name="job_priced_by_end"),
+            # The logs to prune, oldest first.
+            models.Index("ended_at", condition=Q(log_removed_at=None), name="job_log_by_end"),
+            # The jobs that were there at a moment, for the queue's past.
+            models.Index("ended_at", "placed_at", name="job_by_time"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run} attempt {self.attempt} node {self.node}"
+
+
+class Allocation(models.Model):
+    """What a job holds of a host: a row for its CPUs and memory, and one for each GPU, which can be in one row only."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="allocations")
+    host = models.ForeignKey("backends.Host", on_delete=models.PROTECT, related_name="allocations")
+    gpu = models.OneToOneField("backends.Gpu", null=True, on_delete=models.PROTECT, related_name="allocation")
+    cpus = models.PositiveIntegerField(default=0)
+    memory_mib = models.PositiveBigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.job}: {self.gpu or f'{self.cpus} CPUs'}"

@@ -1,0 +1,132 @@
+"""Kept counts of waits and lengths, and when runs are expected to start."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+
+from dstackweb.runs.models.base import count_field
+from dstackweb.runs.models.queues import Queue
+from dstackweb.runs.models.runs import Run
+
+
+class QueueSpan(models.Model):
+    """Waits and lengths of one queue and priority band (see `history.BANDS`) in a span; never computed from runs."""
+
+    TIME: ClassVar[str]
+    """The column with the beginning of the span, UTC."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="%(class)ss")
+    band = models.PositiveSmallIntegerField()
+    placed = models.PositiveIntegerField(default=0, help_text="Runs that left the queue to start")
+    wait_s = models.BigIntegerField(default=0, help_text="Their waiting, seconds in all")
+    wait_max_s = models.BigIntegerField(default=0)
+    # How many waited up to so long, and longer than the column before: plain integers, so that they count atomically.
+    waited_1m = count_field()
+    waited_5m = count_field()
+    waited_15m = count_field()
+    waited_1h = count_field()
+    waited_4h = count_field()
+    waited_12h = count_field()
+    waited_1d = count_field()
+    waited_longer = count_field()
+    length = models.PositiveIntegerField(null=True, help_text="Waiting runs when last sampled")
+    length_max = models.PositiveIntegerField(null=True)
+
+    class Meta:
+        abstract = True
+
+
+class QueueHour(QueueSpan):
+    """An hour."""
+
+    TIME = "hour"
+
+    hour = models.DateTimeField(help_text="Its beginning, UTC")
+    placed_removed = models.PositiveIntegerField(default=0, help_text="Of those of the project, runs removed since")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["queue", "band", "hour"], name="queue_hour_once")]
+        indexes = [models.Index("hour", name="queue_hour_by_age")]
+
+    def __str__(self) -> str:
+        return f"{self.queue} band {self.band} {self.hour:%Y-%m-%d %H}:00"
+
+
+class QueueSlot(QueueSpan):
+    """Five minutes (`history.SLOT`), kept for `history.SLOTS_KEPT`."""
+
+    TIME = "at"
+
+    at = models.DateTimeField(help_text="Its beginning, UTC")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["queue", "band", "at"], name="queue_slot_once")]
+        indexes = [models.Index("at", name="queue_slot_by_age")]
+
+    def __str__(self) -> str:
+        return f"{self.queue} band {self.band} {self.at:%Y-%m-%d %H:%M}"
+
+
+class StartEstimate(models.Model):
+    """When a waiting run starts, as it was last told; written only when that changes by more than a little.
+
+    `first` and `last` are what was told first and last (`start_estimates.Telling`), to be compared with the start.
+    """
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="start_estimate")
+    p50 = models.DateTimeField(null=True, help_text="As likely before as after; null: no estimate")
+    p90 = models.DateTimeField(null=True, help_text="Nine of ten such runs have started by then")
+    basis = models.CharField(max_length=20)
+    data: models.JSONField[Any, Any] = models.JSONField(default=dict)
+    first: models.JSONField[Any, Any] = models.JSONField(null=True)
+    last: models.JSONField[Any, Any] = models.JSONField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.basis} {self.p50 or ''}"
+
+
+class StartScore(models.Model):
+    """Starts beside what was told of them: how many took so much of the time told, and how many were in time.
+
+    `quantile` is 50 or 90, `horizon` an index into `start_estimates.HORIZONS_S`, `bin` the time until the start divided
+    by the simulated one (`start_estimates.RATIOS`).
+    """
+
+    quantile = models.PositiveSmallIntegerField()
+    horizon = models.PositiveSmallIntegerField()
+    bin = models.PositiveSmallIntegerField()
+    starts = count_field()
+    in_time = models.PositiveIntegerField(default=0, help_text="Of these, started by the time told")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["quantile", "horizon", "bin"], name="start_score_once"),
+            models.CheckConstraint(condition=Q(in_time__lte=F("starts")), name="start_score_in_time"),
+        ]
+
+    def __str__(self) -> str:
+        return f"P{self.quantile}, horizon {self.horizon}: {self.in_time} of {self.starts} in bin {self.bin}"
+
+
+class LearnedDuration(models.Model):
+    """How many ended runs of a member whose names have a prefix lasted so long (`learned_durations.BINS`).
+
+    The prefix "" has what a project with too many prefixes did not count apart.
+    """
+
+    project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="+")
+    prefix = models.CharField(max_length=60)
+    user = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="+")
+    bin = models.PositiveSmallIntegerField()
+    runs = count_field()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["project", "prefix", "user", "bin"], name="learned_duration_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.project} {self.prefix!r} of {self.user}: {self.runs} in bin {self.bin}"
