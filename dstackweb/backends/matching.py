@@ -81,5 +81,6 @@ def _models(name: str) -> frozenset[str]:
     return frozenset("".join(words[i:j]) for i, j in spans if not OTHER_MODEL & {*words[j : j + 1]})
 
 
+@functools.lru_cache(256)
 def is_part(name: str) -> bool:
     return PART in _WORD.findall(name.lower())

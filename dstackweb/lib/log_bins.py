@@ -6,7 +6,7 @@ A histogram is a mapping of bins to counts; bins with nothing in them may be mis
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -34,7 +34,12 @@ class LogBins:
         return self.high(number - 1) if number else 0.0
 
     def quantile(self, counts: Mapping[int, int], share: float, above: float = 0.0) -> float | None:
-        """The value that `share` of those above `above` are up to; None if there are none.
+        """The value that `share` of those above `above` are up to; None if there are none."""
+        found = self.quantiles(counts, [share], above)
+        return found[0] if found else None
+
+    def quantiles(self, counts: Mapping[int, int], shares: Sequence[float], above: float = 0.0) -> list[float]:
+        """The values that these shares, in rising order, of those above `above` are up to; empty if there are none.
 
         Within a bin, values are taken to lie evenly.
         """
@@ -42,13 +47,15 @@ class LogBins:
                  for number in sorted(counts) if counts[number] > 0 and self.high(number) > above]  # fmt: skip
         total = sum(weight for _low, _high, weight in parts)
         if total <= 0:
-            return None
-        wanted = share * total
-        for low, high, weight in parts:
-            if wanted <= weight:
-                return low + (high - low) * wanted / weight
-            wanted -= weight
-        return parts[-1][1]
+            return []
+        found, passed, at = [], 0.0, 0
+        for share in shares:
+            while at < len(parts) - 1 and share * total > passed + parts[at][2]:
+                passed += parts[at][2]
+                at += 1
+            low, high, weight = parts[at]
+            found.append(low + (high - low) * min(1.0, (share * total - passed) / weight))
+        return found
 
     def _part(self, number: int, above: float) -> float:
         """How much of a bin is above a value."""

@@ -131,5 +131,4 @@ def quantiles(project_id: int, prefixes: Collection[str], shares: Sequence[float
 
 def equal_parts(counts: Mapping[int, int], lasted_s: float = 0.0) -> tuple[float, ...]:
     """Durations that are equally likely, in rising order, of those above `lasted_s`; empty without any."""
-    found = [BINS.quantile(counts, (point + 0.5) / POINTS, lasted_s) for point in range(POINTS)]
-    return tuple(each for each in found if each is not None)
+    return tuple(BINS.quantiles(counts, [(point + 0.5) / POINTS for point in range(POINTS)], lasted_s))

@@ -48,3 +48,11 @@ def test_what_is_above_a_value_has_its_own_quantiles(found: list[float], share: 
 def test_nothing_has_no_quantile() -> None:
     assert BINS.quantile({}, 0.5) is None
     assert BINS.quantile({3: 0}, 0.5) is None
+
+
+@given(st.lists(st.floats(1.5, 1e6), max_size=40), st.lists(st.floats(0, 1), max_size=9), st.floats(0, 1e6))
+@examples(200)
+def test_several_quantiles_are_those_that_each_would_be(found: list[float], shares: list[float], above: float) -> None:
+    counts = Counter(map(BINS.bin_of, found))
+    together = BINS.quantiles(counts, sorted(shares), above)
+    assert together == [each for share in sorted(shares) if (each := BINS.quantile(counts, share, above)) is not None]

@@ -95,6 +95,34 @@ class Miss:
 
 def fit(host: HostView, needs: Requirements) -> Fit | Miss:
     """The resources that a job with these needs would get on the host now, or why it doesn't fit."""
+    found = fit_now(host, needs)
+    return _miss(host, needs) if found is None else found
+
+
+def fit_now(host: HostView, needs: Requirements) -> Fit | None:
+    """The same without the reason, which takes longer to find than a place."""
+    if not host.takes_jobs or host.isolation == "none":
+        return None
+    if host.cpus_free < needs.cpu_min or host.memory_free_mib < needs.memory_min_mib:
+        return None
+    free = [gpu for gpu in host.gpus if gpu.free]
+    if len(free) < needs.gpu_count_min:
+        return None
+    gpus = _choose(_matching(free, needs), needs.gpu_count_min)
+    if gpus is None:
+        return None
+    return Fit(
+        host_id=host.id,
+        host_name=host.name,
+        cpus=needs.cpu_min,
+        memory_mib=needs.memory_min_mib,
+        gpu_uuids=tuple(gpu.uuid for gpu in gpus),
+        gpus_left=len(free) - len(gpus),
+        cpus_left=host.cpus_free - needs.cpu_min,
+    )
+
+
+def _miss(host: HostView, needs: Requirements) -> Miss:
     if not could_ever_fit(host, needs):
         return Miss(PlaceCode.TOO_SMALL, _numbers(host.emptied, needs))
     if host.isolation == "none":
@@ -105,18 +133,7 @@ def fit(host: HostView, needs: Requirements) -> Fit | Miss:
         return Miss(PlaceCode.DRAINING)
     if host.held_back:
         return Miss(PlaceCode.HELD_BACK)
-    gpus = _choose([gpu for gpu in gpus_matching(host, needs) if gpu.free], needs.gpu_count_min)
-    if gpus is None or host.cpus_free < needs.cpu_min or host.memory_free_mib < needs.memory_min_mib:
-        return Miss(PlaceCode.BUSY, _numbers(host, needs))
-    return Fit(
-        host_id=host.id,
-        host_name=host.name,
-        cpus=needs.cpu_min,
-        memory_mib=needs.memory_min_mib,
-        gpu_uuids=tuple(gpu.uuid for gpu in gpus),
-        gpus_left=sum(gpu.free for gpu in host.gpus) - len(gpus),
-        cpus_left=host.cpus_free - needs.cpu_min,
-    )
+    return Miss(PlaceCode.BUSY, _numbers(host, needs))
 
 
 def could_ever_fit(host: HostView, needs: Requirements) -> bool:
@@ -206,17 +223,27 @@ def gpus_matching(host: HostView, needs: Requirements) -> list[GpuView]:
 
     MIG devices are for jobs that need one GPU: no process can use two of them.
     """
+    return _matching(host.gpus, needs)
+
+
+def _matching(gpus: Sequence[GpuView], needs: Requirements) -> list[GpuView]:
     if needs.gpu_count_min == 0:
         return []
-    return [
-        gpu
-        for gpu in host.gpus
-        if gpu_matches(gpu.name, gpu.memory_mib, needs) and (needs.gpu_count_min == 1 or not is_part(gpu.name))
-    ]
+    models = {(gpu.name, gpu.memory_mib) for gpu in gpus}
+    wanted = {
+        (name, memory_mib)
+        for name, memory_mib in models
+        if gpu_matches(name, memory_mib, needs) and (needs.gpu_count_min == 1 or not is_part(name))
+    }
+    if wanted == models:
+        return list(gpus)
+    return [gpu for gpu in gpus if (gpu.name, gpu.memory_mib) in wanted]
 
 
 def _choose(free: Sequence[GpuView], count: int) -> Sequence[GpuView] | None:
     """`count` GPUs: the smallest ones, all of one model if possible. None if there are too few."""
+    if len(free) < count:
+        return None
     ordered = sorted(free, key=lambda gpu: (gpu.memory_mib, gpu.name, gpu.index))
     models: dict[tuple[int, str], list[GpuView]] = defaultdict(list)
     for gpu in ordered:
@@ -224,7 +251,7 @@ def _choose(free: Sequence[GpuView], count: int) -> Sequence[GpuView] | None:
     for alike in models.values():
         if len(alike) >= count:
             return alike[:count]
-    return ordered[:count] if len(ordered) >= count else None
+    return ordered[:count]
 
 
 def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:

@@ -447,8 +447,7 @@ class Migration(migrations.Migration):
                 ('p90', models.DateTimeField(help_text='Nine of ten such runs have started by then', null=True)),
                 ('basis', models.CharField(max_length=20)),
                 ('data', models.JSONField(default=dict)),
-                ('first', models.JSONField(null=True)),
-                ('last', models.JSONField(null=True)),
+                ('told', models.JSONField(default=list)),
             ],
         ),
         migrations.CreateModel(

@@ -73,7 +73,7 @@ class QueueSlot(QueueSpan):
 class StartEstimate(models.Model):
     """When a waiting run starts, as it was last told; written only when that changes by more than a little.
 
-    `first` and `last` are what was told first and last (`start_estimates.Telling`), to be compared with the start.
+    `told` has what was told first for each horizon (`start_estimates.Telling`), to be compared with the start.
     """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="start_estimate")
@@ -81,8 +81,7 @@ class StartEstimate(models.Model):
     p90 = models.DateTimeField(null=True, help_text="Nine of ten such runs have started by then")
     basis = models.CharField(max_length=20)
     data: models.JSONField[Any, Any] = models.JSONField(default=dict)
-    first: models.JSONField[Any, Any] = models.JSONField(null=True)
-    last: models.JSONField[Any, Any] = models.JSONField(null=True)
+    told: models.JSONField[Any, Any] = models.JSONField(default=list)
 
     def __str__(self) -> str:
         return f"{self.run}: {self.basis} {self.p50 or ''}"

@@ -55,7 +55,7 @@ def refresh() -> int:
         told = {row.run_id: row for row in StartEstimate.objects.filter(run__queue__in=queues)}
         records = start_estimates.load_records()
     estimates = forecast.estimate()
-    changed = [row for one in estimates if (row := _changed(one, told.get(one.run_id), records, now)) is not None]
+    changed = [row for one in estimates if (row := new_row(one, told.get(one.run_id), records, now)) is not None]
     _write(changed)
     queue_of = {one.run_id: one.queue_id for one in estimates}
     for queue_id in sorted({queue_of[row.run_id] for row in changed}):
@@ -87,16 +87,15 @@ def settle() -> None:
                 (telling, at.timestamp())
                 for row in rows
                 if row.run_id in mine and (at := started.get(row.run_id)) is not None
-                for telling in _tellings(row)
+                for telling in tellings(row)
                 if at.timestamp() >= telling.at
             )
             StartEstimate.objects.filter(pk__in=mine).delete()
 
 
-def _tellings(row: StartEstimate) -> list[Telling]:
-    """What was told first, and last if that is something else."""
-    found = [Telling(*told) for told in (row.first, row.last) if told]
-    return found[:1] if len(found) == 2 and found[0] == found[1] else found
+def tellings(row: StartEstimate) -> list[Telling]:
+    """What was told first for each horizon."""
+    return [Telling(*told) for told in row.told]
 
 
 def _is_due(state: ForecastState, fingerprint: str, now: dt.datetime) -> bool:
@@ -112,22 +111,23 @@ def _fingerprint(versions: Mapping[int, int], hosts: Sequence[HostView], queues:
     return hashlib.sha256(repr((sorted(versions.items()), hosts, settings)).encode()).hexdigest()
 
 
-def _changed(made: Estimate, row: StartEstimate | None, records: Records, now: dt.datetime) -> StartEstimate | None:
+def new_row(made: Estimate, row: StartEstimate | None, records: Records, now: dt.datetime) -> StartEstimate | None:
     """The row to write for an estimate; None if what was told is still right."""
-    telling = None
+    telling, told = None, row.told if row else []
     if made.raw50_s is not None:
         telling = start_estimates.told(now, made.raw50_s, made.raw90_s, records)
+        if telling.horizon not in {Telling(*one).horizon for one in told}:
+            told = [*told, telling]
     new = StartEstimate(
         run_id=made.run_id,
         p50=_moment(telling.p50) if telling else None,
         p90=_moment(telling.p90) if telling else None,
         basis=made.basis.value,
         data=made.data,
-        first=(row.first if row else None) or telling,
-        last=telling,
+        told=told,
     )
     # Not for another cause alone: far back, that changes with each end.
-    is_told = row is not None and row.basis == new.basis
+    is_told = row is not None and row.basis == new.basis and len(row.told) == len(told)
     if is_told and row and _is_near(row.p50, new.p50, now) and _is_near(row.p90, new.p90, now):
         return None
     return new
@@ -146,7 +146,7 @@ def _is_near(before: dt.datetime | None, after: dt.datetime | None, now: dt.date
 
 
 def _write(rows: Sequence[StartEstimate]) -> None:
-    fields = ["p50", "p90", "basis", "data", "first", "last"]
+    fields = ["p50", "p90", "basis", "data", "told"]
     for first in range(0, len(rows), AT_ONCE):
         try:
             with transaction.atomic():

@@ -173,14 +173,18 @@ class Capacity:
             return None
         if not may_use_hosts(run.spec) or not self.turns.is_left_to(run, self.hosts):
             return None
+        before, outranked = self.turns.lapsed.get(run.id), self.turns.outranked_by(run, self.hosts)
+        if before is None and outranked is None:
+            if reservation.may_be_planned(run, self.hosts, self.job_usage):
+                self.turns.want(run, self.hosts)
+            return None
         planned = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
         if planned is None:
             return None
-        if (before := self.turns.lapsed.get(run.id)) is not None:
+        if before is not None:
             if planned.starts_at is None:
                 return None
             planned = replace(planned, expires_at=before.expires_at)
-        outranked = self.turns.outranked_by(run, self.hosts)
         if outranked is None:
             self.turns.want(run, self.hosts)
             return None
@@ -197,7 +201,10 @@ class Capacity:
             return ()
         if not may_use_hosts(run.spec):
             return ()
-        usable, ahead = usable_hosts(run, self.hosts), self._waited_for[run.queue_id]
+        ahead = self._waited_for[run.queue_id]
+        if len(ahead) >= sum(host.takes_jobs for host in self.hosts):
+            return ()  # the usual case in a long queue, and cheaper
+        usable = usable_hosts(run, self.hosts)
         is_first = not usable & ahead
         ahead |= usable
         victims = self.would_displace(run, priority, waits) if is_first else ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dstackweb.backends.contract import PlaceCode
-from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit, shortfall, taken
+from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit_now, shortfall, taken
 from dstackweb.runner.isolation import CONTAINER, isolates
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.spec import labels
@@ -139,17 +139,17 @@ def _fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit
     all of them whenever that is possible.
     """
     left = {host.id: host for host in hosts}
-    open_ = {host.id: made for host in left.values() if isinstance(made := fit(host, spec.requirements), Fit)}
+    open_ = {host.id: made for host in left.values() if (made := fit_now(host, spec.requirements)) is not None}
     fits: list[Fit] = []
     while open_ and len(fits) < spec.nodes:
         best = min(open_.values(), key=lambda made: (made.gpus_left, made.cpus_left, made.host_id))
         fits.append(best)
         left[best.host_id] = taken(left[best.host_id], best)
-        again = fit(left[best.host_id], spec.requirements)
-        if isinstance(again, Fit):
-            open_[best.host_id] = again
-        else:
+        again = fit_now(left[best.host_id], spec.requirements)
+        if again is None:
             del open_[best.host_id]
+        else:
+            open_[best.host_id] = again
     return fits, left
 
 
@@ -173,7 +173,7 @@ def _reason_to_wait(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Seq
         return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.TOO_LARGE, **numbers, **shortfall(hosts, needs)})
     here = [host for host in capable if host.takes_jobs]
     ready = [host for host in here if host.isolation != "none"]
-    if not _hold_all_nodes(spec, ready):
+    if len(ready) < len(capable) and not _hold_all_nodes(spec, ready):
         offline = len(here) < len(capable)
         code, useless = (Unavailable.HOSTS_OFFLINE, here) if offline else (Unavailable.NO_ISOLATION, ready)
         names = [host.name for host in capable if host not in useless]

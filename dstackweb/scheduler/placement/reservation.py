@@ -114,6 +114,12 @@ def plan_reservation(
     return _with_start(HostReservation(run, nodes, now, None, None), ended, now, hold_s)
 
 
+def may_be_planned(run: WaitingRun, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> bool:
+    """Whether `plan_reservation` would find nodes, in one step instead of a search."""
+    usable = [host for host in hosts if may_use_host(run.spec, host)]
+    return len(fit_nodes(run.spec, hosts_after(usable, holders, holders))) == run.spec.nodes
+
+
 def renew_reservation(
     reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage], now: dt.datetime, hold_s: float
 ) -> HostReservation | None:

@@ -178,9 +178,9 @@ def test_nothing_is_computed_or_written_while_nothing_changes(project: Project, 
     with patch.object(Forecast, "estimate", side_effect=AssertionError):
         assert forecast_pass.refresh() == 0
     ForecastState.objects.update(at=timezone.now() - dt.timedelta(minutes=5))
-    before = estimate(run).last
+    before = estimate(run).told
     assert forecast_pass.refresh() == 0, "made anew, and still right"
-    assert estimate(run).last == before
+    assert estimate(run).told == before
     assert QueueCount.objects.get(queue=run.queue).submitted == 1
 
 
@@ -222,21 +222,38 @@ def test_a_run_that_left_its_queue_without_a_start_is_forgotten_uncounted(projec
     assert not forecast_pass.has_work()
 
 
-def test_first_and_last_of_what_was_told_are_compared_apart(project: Project, member: User) -> None:
+def test_what_was_told_first_for_each_horizon_is_compared_and_what_was_told_last_is_not(
+    project: Project, member: User
+) -> None:
+    """What was told last is chosen by the start: another would have followed if it had not happened then."""
     make_host(gpus=1)
     first = running(project, member, "first", max_duration="5h")
     run = make_run(project, member, resources=GPU)
-    forecast_pass.refresh()
-    Job.objects.filter(run=first).update(started_at=timezone.now() - dt.timedelta(hours=4.5),
-                                         placed_at=timezone.now() - dt.timedelta(hours=4.5))  # fmt: skip
-    ForecastState.objects.all().delete()
-    forecast_pass.refresh()
-    row = estimate(run)
-    assert row.first != row.last
+    for hours in (0.0, 0.5, 4.5, 4.6):
+        at = timezone.now() - dt.timedelta(hours=hours)
+        Job.objects.filter(run=first).update(started_at=at, placed_at=at)
+        ForecastState.objects.all().delete()
+        assert forecast_pass.refresh() == 1
+    assert [start_estimates.Telling(*told).horizon for told in estimate(run).told] == [3, 1]
     attempts.end_job(placed_job(first).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     place_all()
     forecast_pass.settle()
-    assert set(StartScore.objects.filter(quantile=50).values_list("horizon", flat=True)) == {1, 3}
+    assert list(StartScore.objects.filter(quantile=50).order_by("horizon").values_list("horizon", "starts")) == [
+        (1, 1),
+        (3, 1),
+    ]
+
+
+def test_a_horizon_that_was_not_told_before_is_told_though_the_time_is_still_right(
+    project: Project, member: User
+) -> None:
+    make_host(gpus=1)
+    running(project, member, "first", max_duration="5h")
+    run = make_run(project, member, resources=GPU)
+    forecast_pass.refresh()
+    with patch.object(timezone, "now", return_value=timezone.now() + dt.timedelta(hours=2)):
+        assert forecast_pass.refresh() == 1
+    assert [start_estimates.Telling(*told).horizon for told in estimate(run).told] == [3, 2]
 
 
 def test_late_starts_make_later_estimates_longer_within_bounds(project: Project, member: User) -> None:
