@@ -97,7 +97,6 @@ def account(request: PageRequest) -> HttpResponse:
         "tokens": request.user.api_tokens.filter(revoked_at=None).count(),
         "provider": settings.DSTACKWEB_OIDC_NAME if settings.DSTACKWEB_OIDC_URL else "",
         "connected": SocialAccount.objects.filter(user=request.user).first(),
-        "several_languages": len(settings.LANGUAGES) > 1,
     }
     return render(request, "accounts/account.html", values, status=422 if form.errors else 200)
 
