@@ -76,18 +76,18 @@ def main(jobs: int, seeds: int, hosts: int, load: float) -> None:
 
 
 def show_forecasts(outcomes: Sequence[Outcome]) -> None:
-    """Print where starts were in the windows that were told."""
+    """Print where starts were in the windows that were shown."""
     from bench.replay.forecasts import Calibration
 
     def cells(of: Sequence[Outcome]) -> list[str]:
-        told, simulated = Calibration.of(of), Calibration.of(of, corrected=False)
-        return [f"{told.starts:,}", shares(told), shares(simulated)]
+        shown, simulated = Calibration.of(of), Calibration.of(of, corrected=False)
+        return [f"{shown.starts:,}", shares(shown), shares(simulated)]
 
     first = [one for one in outcomes if one.is_first]
-    rows = {"told first": cells(first), "told in each hour of waiting": cells(outcomes)}
+    rows = {"shown first": cells(first), "shown in each hour of waiting": cells(outcomes)}
     for number, name in enumerate(HORIZONS):
-        rows[f"told first, up to {name} ahead"] = cells([one for one in first if one.shown.horizon == number])
-    sides.table("% before P50 / P50 to P90 / after P90", ["starts", "told", "simulated"], rows)
+        rows[f"shown first, up to {name} ahead"] = cells([one for one in first if one.shown.horizon == number])
+    sides.table("% before P50 / P50 to P90 / after P90", ["starts", "as shown", "as simulated"], rows)
 
 
 def shares(one: Calibration) -> str:

@@ -13,7 +13,7 @@ from dstackweb.runs import start_estimates
 from dstackweb.runs.learned_durations import BINS, Learned
 from dstackweb.runs.models import Queue, StartEstimate
 from dstackweb.runs.prefix_counters import prefix_and_group
-from dstackweb.runs.start_estimates import SCORES_MAX, Record, Telling
+from dstackweb.runs.start_estimates import SCORES_MAX, Record, ShownEstimate
 from dstackweb.scheduler.passes import forecast_pass
 from dstackweb.scheduler.passes.forecasts import Forecast, Placed, Waiting
 from dstackweb.scheduler.placement.forecast import NEVER
@@ -31,7 +31,7 @@ class Scores:
     def records(self) -> dict[tuple[int, int], Record]:
         return {key: Record(bins, self.in_time[key].total()) for key, bins in self.bins.items()}
 
-    def score(self, starts: Iterable[tuple[Telling, float]]) -> None:
+    def score(self, starts: Iterable[tuple[ShownEstimate, float]]) -> None:
         """Count starts; from SCORES_MAX on, those of a group are halved."""
         changes, met = start_estimates.tally(starts)
         for (*key, number), count in changes.items():
@@ -47,7 +47,7 @@ class Scores:
 class Outcome:
     """A start (Unix time) beside what was shown of it at some moment; `is_first`: when a time was shown first."""
 
-    shown: Telling
+    shown: ShownEstimate
     start: float
     is_first: bool
 
@@ -63,13 +63,13 @@ class Calibration:
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome], *, corrected: bool = True) -> Calibration:
-        """`corrected`: by what was told, otherwise by what the simulation said."""
+        """`corrected`: by what was shown, otherwise by what the simulation said."""
         counts = Counter(_place(one.start, *_window(one.shown, corrected)) for one in outcomes)
         total = counts.total()
         return cls(total, *(counts[place] / total if total else 0.0 for place in range(3)))
 
 
-def _window(shown: Telling, corrected: bool) -> tuple[float, float]:
+def _window(shown: ShownEstimate, corrected: bool) -> tuple[float, float]:
     p90 = shown.p90 if corrected else shown.raw90_s
     if corrected:
         return shown.p50, NEVER if p90 is None else p90
@@ -92,7 +92,7 @@ class Forecaster:
         self.scores = Scores()
         self._due = 0.0
         self._rows: dict[int, StartEstimate] = {}
-        self._shown: defaultdict[int, list[Telling]] = defaultdict(list)
+        self._shown: defaultdict[int, list[ShownEstimate]] = defaultdict(list)
         self._learned: defaultdict[tuple[int, str], dict[int, Counter[int]]] = defaultdict(dict)
         self._seen = 0
         self._queue = Queue(pk=QUEUE, project=Project(pk=PROJECT, name="main"))
@@ -119,11 +119,9 @@ class Forecaster:
         for run_id in sorted(self._rows.keys() - waiting):
             record, row, shown = deployment.records[run_id], self._rows.pop(run_id), self._shown.pop(run_id, [])
             start = after(record.started).timestamp()
-            found += [(telling, start) for telling in forecast_pass.tellings(row) if start >= telling.at]
+            found += [(one, start) for one in forecast_pass.first_shown(row) if start >= one.at]
             if record.job.at >= deployment.window[0]:
-                self.outcomes += [
-                    Outcome(telling, start, telling is shown[0]) for telling in shown if start >= telling.at
-                ]
+                self.outcomes += [Outcome(one, start, one is shown[0]) for one in shown if start >= one.at]
         self.scores.score(found)
 
     def _refresh(self, deployment: Deployment, second: float) -> None:
@@ -157,7 +155,7 @@ class Forecaster:
             row = self._rows[made.run_id]
             if made.raw50_s is not None and row.p50 is not None:
                 p90 = row.p90.timestamp() if row.p90 else None
-                shown = Telling(now.timestamp(), made.raw50_s, made.raw90_s, row.p50.timestamp(), p90)
+                shown = ShownEstimate(now.timestamp(), made.raw50_s, made.raw90_s, row.p50.timestamp(), p90)
                 self._shown[made.run_id].append(shown)
 
 

@@ -84,8 +84,8 @@ class QueueTotal(Schema):
 class CalibrationOut(Schema):
     """Starts of the deployment beside what was expected so far ahead (up to `ahead_s` seconds; null: longer).
 
-    `by_p50` and `by_p90` are the shares that had started by the two times told: 0.5 and 0.9 would be right. Later times
-    ahead are multiplied with the factors.
+    `by_p50` and `by_p90` are the shares that had started by the two times shown: 0.5 and 0.9 would be right. Later
+    times ahead are multiplied with the factors.
     """
 
     ahead_s: int | None

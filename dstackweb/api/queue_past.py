@@ -84,17 +84,17 @@ def queue_at(
     now = timezone.now()
     at = past.parse_moment(t, zone_called(tz), now) if t else now
     one = selectors.find_run(found, run) if run else None
-    told = past.queue_at(queue, at, limit, cursor, one, alone=one is not None)
-    more = one is None and cursor + limit < told.waiting
+    then = past.queue_at(queue, at, limit, cursor, one, alone=one is not None)
+    more = one is None and cursor + limit < then.waiting
     answer: dict[str, Any] = {
-        **told.settings,
+        **then.settings,
         "name": queue.name,
-        "at": told.at,
-        "waiting": told.waiting,
-        "deleted": told.deleted,
-        "items": past_items(told.rows),
+        "at": then.at,
+        "waiting": then.waiting,
+        "deleted": then.deleted,
+        "items": past_items(then.rows),
         "next": str(cursor + limit) if more else None,
-        "placed": sent(told.placed),
-        "placed_total": told.placed_total,
+        "placed": sent(then.placed),
+        "placed_total": then.placed_total,
     }
     return ready(request, answer)

@@ -186,7 +186,7 @@ def sent(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _select(names: tuple[str, ...], *more: str) -> str:
     """A SELECT of these fields and of what the reader computes others from."""
     columns = [_column(COLUMNS.get(name, name)) for name in names]
-    return f"SELECT {', '.join([*columns, *more])} FROM runs_run run {_TOLD} "
+    return f"SELECT {', '.join([*columns, *more])} FROM runs_run run {_ESTIMATE} "
 
 
 def _column(attribute: str) -> str:
@@ -195,9 +195,14 @@ def _column(attribute: str) -> str:
     return f"(SELECT {name} FROM {TABLES[key]} WHERE id = run.{key}_id)" if name else f"run.{key}"
 
 
-_TOLD = "LEFT JOIN runs_startestimate told ON told.run_id = run.id"
-_START = {"start_p50": "told.p50", "start_p90": "told.p90", "start_basis": "told.basis", "start_data": "told.data"}
-"""What was told of a run's start; null where nothing was told."""
+_ESTIMATE = "LEFT JOIN runs_startestimate estimate ON estimate.run_id = run.id"
+_START = {
+    "start_p50": "estimate.p50",
+    "start_p90": "estimate.p90",
+    "start_basis": "estimate.basis",
+    "start_data": "estimate.data",
+}
+"""The estimate of a run's start; null where there is none."""
 
 NO_REASONS: Mapping[str, selectors.WaitingFor] = {}
 _PAGE = "SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s"
@@ -347,7 +352,7 @@ def starts_of(run: Run) -> tuple[Starts | None, dict[str, Any]]:
 
 
 def _told(run: Run | None) -> dict[str, Any]:
-    """What was told of a run's start, as columns."""
+    """The estimate of a run's start, as columns."""
     waits = run is not None and run.status == RunStatus.SUBMITTED
     columns = [column.partition(".")[2] for column in _START.values()]
     found = StartEstimate.objects.filter(run=run).values_list(*columns).first() if waits else None

@@ -1,9 +1,9 @@
-"""What people are told of a run's start, and the track record of that, which corrects what they are told later.
+"""The starts that estimates show, and their track record, which corrects later ones.
 
-Starts are counted by quantile (P50, P90), by how far ahead they were told, and by the time until the start divided by
+Starts are counted by quantile (P50, P90), by how far ahead they were shown, and by the time until the start divided by
 what the simulation said. If nine tenths of them took up to 1.3 times what the simulation said for P90, later ones say
-1.3 times as long, within FACTORS. Of each run only what was told first for each horizon counts: what was told last
-is chosen by the start, and most starts are earlier than that.
+1.3 times as long, within FACTORS. Of each run only the first estimate at each horizon counts: which one is the
+last, the start itself decides.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SCORES_MIN = 30
 SCORES_MAX = 400
 """From so many on, the counts of a group are halved, so that old starts fade."""
 LEAST_S = 60.0
-"""What is told is whole minutes: a shorter time ahead counts as one."""
+"""Times are shown in whole minutes: a shorter time ahead counts as one."""
 
 
-class Telling(NamedTuple):
-    """What was told at `at` (Unix time): until P50 and P90 as simulated, in seconds, and the two times told.
+class ShownEstimate(NamedTuple):
+    """An estimate shown at `at` (Unix time): until P50 and P90 as simulated, in seconds, and the two times shown.
 
     P90 is None where fewer than nine of ten simulated starts happened at all.
     """
@@ -71,7 +71,7 @@ class Record:
 
     @property
     def share(self) -> float | None:
-        """How many of those told "by then" had started by then; None without any."""
+        """How many had started by the time shown; None without any."""
         return self.in_time / self.starts if self.starts else None
 
     def factor(self, quantile: int) -> float:
@@ -100,27 +100,27 @@ def load_records() -> Records:
     return {key: Record(counts, in_time[key]) for key, counts in bins.items()}
 
 
-def told(now: dt.datetime, raw50_s: float, raw90_s: float | None, records: Records) -> Telling:
-    """What to tell of a simulated start: corrected, in whole minutes."""
+def corrected(now: dt.datetime, raw50_s: float, raw90_s: float | None, records: Records) -> ShownEstimate:
+    """What to show of a simulated start: corrected by the record, in whole minutes."""
     horizon = horizon_of(raw50_s)
     factor50, factor90 = (records.get((quantile, horizon), Record()).factor(quantile) for quantile in QUANTILES)
     at = now.timestamp()
     p50 = _whole_minute(at + raw50_s * factor50)
     p90 = None if raw90_s is None else max(p50, _whole_minute(at + raw90_s * factor90))
-    return Telling(at, raw50_s, raw90_s, p50, p90)
+    return ShownEstimate(at, raw50_s, raw90_s, p50, p90)
 
 
 def _whole_minute(at: float) -> float:
     return -(-at // 60) * 60.0
 
 
-def tally(starts: Iterable[tuple[Telling, float]]) -> tuple[Counter[Place], Counter[Place]]:
-    """Starts (Unix time) beside what was told of them: how many at each place, and how many of these in time."""
+def tally(starts: Iterable[tuple[ShownEstimate, float]]) -> tuple[Counter[Place], Counter[Place]]:
+    """Starts (Unix time) beside their estimates: how many at each place, and how many of these in time."""
     found: Counter[Place] = Counter()
     met: Counter[Place] = Counter()
-    for telling, start in starts:
-        horizon, took_s = telling.horizon, max(0.0, start - telling.at)
-        for quantile, raw_s, by in ((50, telling.raw50_s, telling.p50), (90, telling.raw90_s, telling.p90)):
+    for shown, start in starts:
+        horizon, took_s = shown.horizon, max(0.0, start - shown.at)
+        for quantile, raw_s, by in ((50, shown.raw50_s, shown.p50), (90, shown.raw90_s, shown.p90)):
             if raw_s is not None and by is not None:
                 place = quantile, horizon, RATIOS.bin_of(took_s / max(raw_s, LEAST_S))
                 found[place] += 1
@@ -128,8 +128,8 @@ def tally(starts: Iterable[tuple[Telling, float]]) -> tuple[Counter[Place], Coun
     return found, met
 
 
-def score(starts: Iterable[tuple[Telling, float]]) -> None:
-    """Count starts beside what was told of them. Call in the transaction that forgets what was told."""
+def score(starts: Iterable[tuple[ShownEstimate, float]]) -> None:
+    """Count starts beside their estimates. Call in the transaction that deletes the estimates."""
     changes, met = tally(starts)
     with transaction.atomic():
         for (quantile, horizon, number), count in sorted(changes.items()):
@@ -156,7 +156,7 @@ def _fade(quantile: int, horizon: int) -> None:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The track record of starts told so far ahead: up to `ahead_s` seconds, None for longer."""
+    """The track record of starts shown so far ahead: up to `ahead_s` seconds, None for longer."""
 
     ahead_s: int | None
     p50: Record

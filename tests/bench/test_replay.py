@@ -13,7 +13,7 @@ from bench.replay.deployment import DEFAULT, POLICIES, Deployment, Policy, Recor
 from bench.replay.forecasts import Calibration, Outcome, Scores, forecast
 from bench.replay.jobs import GPUS_OF_HOST, HOUR, Job, generate
 from dstackweb.runs import start_estimates
-from dstackweb.runs.start_estimates import Telling
+from dstackweb.runs.start_estimates import ShownEstimate
 
 HOSTS = 4
 by_name = {policy.name: policy for policy in POLICIES}
@@ -118,10 +118,10 @@ def test_progress_is_the_share_of_the_time_that_work_takes() -> None:
 
 
 def test_starts_are_before_inside_or_after_what_was_told() -> None:
-    shown = Telling(0.0, 100.0, 200.0, 120.0, 240.0)
+    shown = ShownEstimate(0.0, 100.0, 200.0, 120.0, 240.0)
     outcomes = [Outcome(shown, start, True) for start in (110.0, 120.0, 121.0, 241.0)]
-    told, simulated = Calibration.of(outcomes), Calibration.of(outcomes, corrected=False)
-    assert (told.before, told.inside, told.after) == (0.5, 0.25, 0.25)
+    seen, simulated = Calibration.of(outcomes), Calibration.of(outcomes, corrected=False)
+    assert (seen.before, seen.inside, seen.after) == (0.5, 0.25, 0.25)
     assert (simulated.before, simulated.inside, simulated.after) == (0, 0.75, 0.25)
 
 
@@ -140,7 +140,7 @@ def test_the_track_record_in_memory_is_that_in_rows() -> None:
         starts = []
         for _ in range(120):
             raw_s = rnd.choice([300.0, 5000.0])
-            starts.append((Telling(0.0, raw_s, 2 * raw_s, raw_s, 2 * raw_s), raw_s * rnd.lognormvariate(0, 1)))
+            starts.append((ShownEstimate(0.0, raw_s, 2 * raw_s, raw_s, 2 * raw_s), raw_s * rnd.lognormvariate(0, 1)))
         scores.score(starts)
         start_estimates.score(starts)
     assert scores.records == start_estimates.load_records()

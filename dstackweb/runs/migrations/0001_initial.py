@@ -447,7 +447,7 @@ class Migration(migrations.Migration):
                 ('p90', models.DateTimeField(help_text='Nine of ten such runs have started by then', null=True)),
                 ('basis', models.CharField(max_length=20)),
                 ('data', models.JSONField(default=dict)),
-                ('told', models.JSONField(default=list)),
+                ('first_shown', models.JSONField(default=list)),
             ],
         ),
         migrations.CreateModel(
@@ -458,7 +458,7 @@ class Migration(migrations.Migration):
                 ('horizon', models.PositiveSmallIntegerField()),
                 ('bin', models.PositiveSmallIntegerField()),
                 ('starts', models.PositiveIntegerField(default=0)),
-                ('in_time', models.PositiveIntegerField(default=0, help_text='Of these, started by the time told')),
+                ('in_time', models.PositiveIntegerField(default=0, help_text='Of these, started by the time shown')),
             ],
             options={
                 'constraints': [models.UniqueConstraint(fields=('quantile', 'horizon', 'bin'), name='start_score_once'), models.CheckConstraint(condition=models.Q(('in_time__lte', models.F('starts'))), name='start_score_in_time')],

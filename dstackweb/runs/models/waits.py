@@ -71,9 +71,9 @@ class QueueSlot(QueueSpan):
 
 
 class StartEstimate(models.Model):
-    """When a waiting run starts, as it was last told; written only when that changes by more than a little.
+    """When a waiting run starts, as it is shown; written only when that changes by more than a little.
 
-    `told` has what was told first for each horizon (`start_estimates.Telling`), to be compared with the start.
+    `first_shown` has the first estimate at each horizon (`start_estimates.ShownEstimate`), to compare with the start.
     """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="start_estimate")
@@ -81,14 +81,14 @@ class StartEstimate(models.Model):
     p90 = models.DateTimeField(null=True, help_text="Nine of ten such runs have started by then")
     basis = models.CharField(max_length=20)
     data: models.JSONField[Any, Any] = models.JSONField(default=dict)
-    told: models.JSONField[Any, Any] = models.JSONField(default=list)
+    first_shown: models.JSONField[Any, Any] = models.JSONField(default=list)
 
     def __str__(self) -> str:
         return f"{self.run}: {self.basis} {self.p50 or ''}"
 
 
 class StartScore(models.Model):
-    """Starts beside what was told of them: how many took so much of the time told, and how many were in time.
+    """Starts beside their estimates: how many took so much of the time shown, and how many were in time.
 
     `quantile` is 50 or 90, `horizon` an index into `start_estimates.HORIZONS_S`, `bin` the time until the start divided
     by the simulated one (`start_estimates.RATIOS`).
@@ -98,7 +98,7 @@ class StartScore(models.Model):
     horizon = models.PositiveSmallIntegerField()
     bin = models.PositiveSmallIntegerField()
     starts = count_field()
-    in_time = models.PositiveIntegerField(default=0, help_text="Of these, started by the time told")
+    in_time = models.PositiveIntegerField(default=0, help_text="Of these, started by the time shown")
 
     class Meta:
         constraints = [

@@ -21,7 +21,7 @@ from dstackweb.runs import start_estimates
 from dstackweb.runs.models import Job, Queue, QueueCount, StartEstimate
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.shared_rows import touch
-from dstackweb.runs.start_estimates import Records, Telling
+from dstackweb.runs.start_estimates import Records, ShownEstimate
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import ForecastState
 from dstackweb.scheduler.passes.forecasts import Estimate, Forecast
@@ -29,14 +29,14 @@ from dstackweb.scheduler.passes.forecasts import Estimate, Forecast
 AGAIN_S = 120.0
 """Estimates are made anew after this time even if nothing happened: what runs has lasted longer since."""
 STEP = 0.05
-"""An estimate is told anew when it has moved by this share of the time ahead, and by LEAST_STEP_S."""
+"""An estimate is replaced when it has moved by this share of the time ahead, and by LEAST_STEP_S."""
 LEAST_STEP_S = 60.0
 AT_ONCE = 500
 """Rows that one transaction writes."""
 
 
 def has_work() -> bool:
-    """Whether a run waits, or something was told of one that did."""
+    """Whether a run waits, or an estimate of one that did is left."""
     return bool(sql.rows(_HAS_WORK, ()))
 
 
@@ -52,10 +52,10 @@ def refresh() -> int:
         if not queues or (state and not _is_due(state, _fingerprint(versions, hosts, queues), now)):
             return 0
         forecast = Forecast.load(queues, hosts, now)
-        told = {row.run_id: row for row in StartEstimate.objects.filter(run__queue__in=queues)}
+        stored = {row.run_id: row for row in StartEstimate.objects.filter(run__queue__in=queues)}
         records = start_estimates.load_records()
     estimates = forecast.estimate()
-    changed = [row for one in estimates if (row := new_row(one, told.get(one.run_id), records, now)) is not None]
+    changed = [row for one in estimates if (row := new_row(one, stored.get(one.run_id), records, now)) is not None]
     _write(changed)
     queue_of = {one.run_id: one.queue_id for one in estimates}
     for queue_id in sorted({queue_of[row.run_id] for row in changed}):
@@ -74,7 +74,7 @@ def refresh() -> int:
 
 
 def settle() -> None:
-    """Count what was told of runs that have left their queues, and forget it."""
+    """Compare the estimates of runs that have left their queues with the starts, and delete them."""
     left = StartEstimate.objects.exclude(run__status=RunStatus.SUBMITTED).order_by("run")
     while rows := list(left[:AT_ONCE]):
         ids = [row.run_id for row in rows]
@@ -84,18 +84,18 @@ def settle() -> None:
             # Only what no other worker has settled meanwhile.
             mine = set(StartEstimate.objects.select_for_update().filter(pk__in=ids).values_list("pk", flat=True))
             start_estimates.score(
-                (telling, at.timestamp())
+                (shown, at.timestamp())
                 for row in rows
                 if row.run_id in mine and (at := started.get(row.run_id)) is not None
-                for telling in tellings(row)
-                if at.timestamp() >= telling.at
+                for shown in first_shown(row)
+                if at.timestamp() >= shown.at
             )
             StartEstimate.objects.filter(pk__in=mine).delete()
 
 
-def tellings(row: StartEstimate) -> list[Telling]:
-    """What was told first for each horizon."""
-    return [Telling(*told) for told in row.told]
+def first_shown(row: StartEstimate) -> list[ShownEstimate]:
+    """The first estimate at each horizon."""
+    return [ShownEstimate(*one) for one in row.first_shown]
 
 
 def _is_due(state: ForecastState, fingerprint: str, now: dt.datetime) -> bool:
@@ -112,23 +112,23 @@ def _fingerprint(versions: Mapping[int, int], hosts: Sequence[HostView], queues:
 
 
 def new_row(made: Estimate, row: StartEstimate | None, records: Records, now: dt.datetime) -> StartEstimate | None:
-    """The row to write for an estimate; None if what was told is still right."""
-    telling, told = None, row.told if row else []
+    """The row to write for an estimate; None if the one that is shown is still right."""
+    shown, first = None, row.first_shown if row else []
     if made.raw50_s is not None:
-        telling = start_estimates.told(now, made.raw50_s, made.raw90_s, records)
-        if telling.horizon not in {Telling(*one).horizon for one in told}:
-            told = [*told, telling]
+        shown = start_estimates.corrected(now, made.raw50_s, made.raw90_s, records)
+        if shown.horizon not in {ShownEstimate(*one).horizon for one in first}:
+            first = [*first, shown]
     new = StartEstimate(
         run_id=made.run_id,
-        p50=_moment(telling.p50) if telling else None,
-        p90=_moment(telling.p90) if telling else None,
+        p50=_moment(shown.p50) if shown else None,
+        p90=_moment(shown.p90) if shown else None,
         basis=made.basis.value,
         data=made.data,
-        told=told,
+        first_shown=first,
     )
     # Not for another cause alone: far back, that changes with each end.
-    is_told = row is not None and row.basis == new.basis and len(row.told) == len(told)
-    if is_told and row and _is_near(row.p50, new.p50, now) and _is_near(row.p90, new.p90, now):
+    is_same = row is not None and row.basis == new.basis and len(row.first_shown) == len(first)
+    if is_same and row and _is_near(row.p50, new.p50, now) and _is_near(row.p90, new.p90, now):
         return None
     return new
 
@@ -138,7 +138,7 @@ def _moment(at: float | None) -> dt.datetime | None:
 
 
 def _is_near(before: dt.datetime | None, after: dt.datetime | None, now: dt.datetime) -> bool:
-    """Whether a new time differs so little that it is not worth telling."""
+    """Whether a new time differs so little that it is not worth showing."""
     if before is None or after is None:
         return before == after
     ahead_s = abs((after - now).total_seconds())
@@ -146,7 +146,7 @@ def _is_near(before: dt.datetime | None, after: dt.datetime | None, now: dt.date
 
 
 def _write(rows: Sequence[StartEstimate]) -> None:
-    fields = ["p50", "p90", "basis", "data", "told"]
+    fields = ["p50", "p90", "basis", "data", "first_shown"]
     for first in range(0, len(rows), AT_ONCE):
         try:
             with transaction.atomic():

@@ -84,40 +84,40 @@ class ActivateForm(LimitedCode, ActivateTOTPForm):
     """The first code of a new app."""
 
 
-def _decent(check: Callable[[], T]) -> T:
+def _refuse_malformed(check: Callable[[], T]) -> T:
     """What `check` returns; allauth takes for granted that a browser has made what it reads."""
     try:
         return check()
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise forms.ValidationError(_("This is no answer of a passkey. Try again.")) from None
+        raise forms.ValidationError(_("Invalid passkey response. Try again.")) from None
 
 
 class PasskeyForm(AuthenticateWebAuthnForm):
     """What a passkey answered, as the second step."""
 
     def clean_credential(self) -> Any:
-        return _decent(super().clean_credential)
+        return _refuse_malformed(super().clean_credential)
 
 
 class PasskeySignInForm(LoginWebAuthnForm):
     """The same as the only step."""
 
     def clean_credential(self) -> Any:
-        return _decent(super().clean_credential)
+        return _refuse_malformed(super().clean_credential)
 
 
 class ConfirmPasskeyForm(ReauthenticateWebAuthnForm):
     """The same of somebody who is signed in."""
 
     def clean_credential(self) -> Any:
-        return _decent(super().clean_credential)
+        return _refuse_malformed(super().clean_credential)
 
 
 class AddPasskeyForm(AddWebAuthnForm):
     """A new passkey and its name."""
 
     def clean(self) -> Any:
-        return _decent(super().clean)
+        return _refuse_malformed(super().clean)
 
 
 class ConfirmPasswordForm(Styled, ReauthenticateForm):

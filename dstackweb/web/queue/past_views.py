@@ -57,7 +57,7 @@ def past_page(request: PageRequest, queue: str) -> HttpResponse:
     found = services.find_queue(request.project, queue)
     run = selectors.find_run(request.project, name) if (name := request.GET.get("run", "")) else None
     now, zone, text = timezone.now(), reader_zone(request), request.GET.get("t", "")
-    values: dict[str, Any] = {"queue": found, "zone": zone, "asked": run, "now": now}
+    values: dict[str, Any] = {"queue": found, "zone": zone, "chosen": run, "now": now}
     at = now
     try:
         at = past.parse_moment(text, zone, now) if text else now
@@ -121,38 +121,38 @@ def _ways(queue: Queue, at: dt.datetime, now: dt.datetime, zone: dt.tzinfo, run:
     }
 
 
-def _shown(told: PastQueue, zone: dt.tzinfo) -> dict[str, Any]:
+def _shown(found: PastQueue, zone: dt.tzinfo) -> dict[str, Any]:
     """What the page shows of the queue."""
-    page = (told.rows[0].position - 1) // PER_PAGE + 1 if told.rows else 1
-    pages = max(1, -(-told.waiting // PER_PAGE))
-    pause = past.pause_at(told.queue, told.at) if told.settings["paused"] else None
-    day = told.at.astimezone(zone).date()
+    page = (found.rows[0].position - 1) // PER_PAGE + 1 if found.rows else 1
+    pages = max(1, -(-found.waiting // PER_PAGE))
+    pause = past.pause_at(found.queue, found.at) if found.settings["paused"] else None
+    day = found.at.astimezone(zone).date()
     return {
-        "told": told,
-        "settings": told.settings,
+        "past": found,
+        "settings": found.settings,
         "pause": pause,
-        "rows": [_cell(row, told, day, zone) for row in told.rows],
-        "not_shown": told.placed_total - len(told.placed),
-        "gpus": units.gpus(sum(row.gpus for row in told.placed)),
+        "rows": [_cell(row, found, day, zone) for row in found.rows],
+        "not_shown": found.placed_total - len(found.placed),
+        "gpus": units.gpus(sum(row.gpus for row in found.placed)),
         "page": page,
         "pages": pages,
-        "total": told.waiting,
+        "total": found.waiting,
         "first_shown": (page - 1) * PER_PAGE + 1,
-        "last_shown": (page - 1) * PER_PAGE + len(told.rows),
-        "previous_page": address(told.queue.project, told.queue.name, told.at, page=page - 1),
-        "next_page": address(told.queue.project, told.queue.name, told.at, page=page + 1),
+        "last_shown": (page - 1) * PER_PAGE + len(found.rows),
+        "previous_page": address(found.queue.project, found.queue.name, found.at, page=page - 1),
+        "next_page": address(found.queue.project, found.queue.name, found.at, page=page + 1),
         "deleted": _("deleted run"),
     }
 
 
-def _cell(row: PastQueueRow, told: PastQueue, day: dt.date, zone: dt.tzinfo) -> dict[str, Any]:
+def _cell(row: PastQueueRow, found: PastQueue, day: dt.date, zone: dt.tzinfo) -> dict[str, Any]:
     why = waiting.reason(row.reason, row.reason_data) if row.reason else None
     same_day = row.then_at is not None and row.then_at.astimezone(zone).date() == day
     return row.values() | {
         "needs": needs(row.spec) if row.spec else "",
         "why": why,
-        "waited": units.duration((told.at - row.queued_at).total_seconds()),
+        "waited": units.duration((found.at - row.queued_at).total_seconds()),
         "left": queue_words.left(row.then),
         "style": "hour" if same_day else "moment",
-        "asked": row.position == told.position,
+        "chosen": row.position == found.position,
     }

@@ -1,4 +1,4 @@
-"""A queue as it was: what is told of a moment is what could be read at that moment."""
+"""A queue as it was: what is read of a moment is what could be read at that moment."""
 
 from __future__ import annotations
 
@@ -171,21 +171,21 @@ def test_the_past_is_what_could_be_read_then(monkeypatch: pytest.MonkeyPatch, st
             _compare(queue_at(queue, seen.at, 1000), seen, there)
 
 
-def _compare(told: PastQueue, seen: Seen, there: set[str]) -> None:
+def _compare(past_queue: PastQueue, seen: Seen, there: set[str]) -> None:
     """Of runs that were deleted only their places are left."""
     ids, *numbers = zip(*seen.waiting, strict=True) if seen.waiting else ((), (), (), (), ())
     priorities, penalties, reasons, data = numbers
     kept = [pk in there for pk in ids]
-    assert [row.id for row in told.rows] == [pk if pk in there else None for pk in ids]
-    assert [row.position for row in told.rows] == list(range(1, len(ids) + 1))
-    assert (told.waiting, told.deleted) == (len(ids), kept.count(False))
-    assert [row.priority for row in told.rows] == list(priorities)
-    assert [row.penalty_s for row in told.rows] == list(penalties)
+    assert [row.id for row in past_queue.rows] == [pk if pk in there else None for pk in ids]
+    assert [row.position for row in past_queue.rows] == list(range(1, len(ids) + 1))
+    assert (past_queue.waiting, past_queue.deleted) == (len(ids), kept.count(False))
+    assert [row.priority for row in past_queue.rows] == list(priorities)
+    assert [row.penalty_s for row in past_queue.rows] == list(penalties)
     known = zip(reasons, data, kept, strict=True)
     expected = [(reason, more) if is_kept else (None, {}) for reason, more, is_kept in known]
-    assert [(row.reason, row.reason_data) for row in told.rows] == expected
-    assert {row.id for row in told.placed} == seen.placed & there
-    assert told.settings == seen.settings
+    assert [(row.reason, row.reason_data) for row in past_queue.rows] == expected
+    assert {row.id for row in past_queue.placed} == seen.placed & there
+    assert past_queue.settings == seen.settings
 
 
 def test_each_row_says_what_happened_next(project: Project, member: User) -> None:

@@ -29,7 +29,7 @@ def estimate(run: Run) -> StartEstimate:
     return StartEstimate.objects.get(run=run)
 
 
-def told(run: Run) -> tuple[str, dict[str, object], bool]:
+def known(run: Run) -> tuple[str, dict[str, object], bool]:
     """Basis, its data, and whether there are times."""
     row = estimate(run)
     return row.basis, row.data, row.p50 is not None
@@ -51,7 +51,7 @@ def test_a_run_behind_one_with_a_limit_starts_when_that_is_over(project: Project
     first = running(project, member, "first", max_duration="1h", stop_duration="20s")
     behind = make_run(project, member, "behind", resources=GPU)
     forecast_pass.refresh()
-    assert told(behind) == (StartBasis.MAX_DURATION, {"run": "first"}, True)
+    assert known(behind) == (StartBasis.MAX_DURATION, {"run": "first"}, True)
     row, ends = estimate(behind), placed_job(first).placed_at + dt.timedelta(seconds=3680)
     assert row.p50 == row.p90
     assert row.p50 is not None
@@ -64,7 +64,7 @@ def test_durations_of_ended_runs_count_more_than_a_limit(project: Project, membe
     running(project, member, "train-1", max_duration="24h")
     behind = make_run(project, member, "behind", resources=GPU)
     forecast_pass.refresh()
-    assert told(behind) == (StartBasis.LEARNED, {"run": "train-1", "prefix": "train", "runs": 41}, True)
+    assert known(behind) == (StartBasis.LEARNED, {"run": "train-1", "prefix": "train", "runs": 41}, True)
     row = estimate(behind)
     assert row.p50 is not None
     assert row.p50 - timezone.now() < dt.timedelta(minutes=15)
@@ -89,7 +89,7 @@ def test_behind_a_run_without_limit_or_history_there_is_no_estimate_and_its_name
     running(project, member, "big-1", **UNLIMITED)
     behind = make_run(project, member, "behind", resources=GPU)
     forecast_pass.refresh()
-    assert told(behind) == (StartBasis.NO_END, {"run": "big-1"}, False)
+    assert known(behind) == (StartBasis.NO_END, {"run": "big-1"}, False)
 
 
 def test_runs_of_other_projects_are_not_named(project: Project, member: User) -> None:
@@ -99,7 +99,7 @@ def test_runs_of_other_projects_are_not_named(project: Project, member: User) ->
     running(other, member, "secret-1", **UNLIMITED)
     behind = make_run(project, member, "behind", resources=GPU)
     forecast_pass.refresh()
-    assert told(behind) == (StartBasis.NO_END, {}, False)
+    assert known(behind) == (StartBasis.NO_END, {}, False)
 
 
 def test_behind_a_waiting_run_without_limit_or_history_that_run_is_named(project: Project, member: User) -> None:
@@ -108,14 +108,14 @@ def test_behind_a_waiting_run_without_limit_or_history_that_run_is_named(project
     make_run(project, member, "endless", resources=GPU, **UNLIMITED)
     behind = make_run(project, member, "behind", resources=GPU)
     forecast_pass.refresh()
-    assert told(behind) == (StartBasis.NO_END, {"run": "endless"}, False)
+    assert known(behind) == (StartBasis.NO_END, {"run": "endless"}, False)
 
 
 def test_a_run_that_fits_starts_now(project: Project, member: User) -> None:
     make_host(gpus=1)
     run = make_run(project, member, resources=GPU)
     forecast_pass.refresh()
-    assert told(run) == (StartBasis.NOW, {}, True)
+    assert known(run) == (StartBasis.NOW, {}, True)
 
 
 def test_runs_of_a_paused_queue_have_no_estimate(project: Project, member: User) -> None:
@@ -123,7 +123,7 @@ def test_runs_of_a_paused_queue_have_no_estimate(project: Project, member: User)
     run = make_run(project, member, resources=GPU)
     Queue.objects.update(paused=True)
     forecast_pass.refresh()
-    assert told(run) == (StartBasis.PAUSED, {}, False)
+    assert known(run) == (StartBasis.PAUSED, {}, False)
 
 
 def test_what_could_never_start_is_told_in_a_paused_queue_too(project: Project, member: User) -> None:
@@ -132,7 +132,7 @@ def test_what_could_never_start_is_told_in_a_paused_queue_too(project: Project, 
     Queue.objects.update(paused=True)
     place_all()
     forecast_pass.refresh()
-    assert told(run) == (StartBasis.IMPOSSIBLE, {}, False)
+    assert known(run) == (StartBasis.IMPOSSIBLE, {}, False)
     starts, _data = starts_of(Run.objects.select_related("queue").get(pk=run.pk))
     assert starts is not None
     assert starts.basis == StartBasis.IMPOSSIBLE
@@ -143,7 +143,7 @@ def test_what_no_host_could_ever_take_is_impossible(project: Project, member: Us
     run = make_run(project, member, resources={"gpu": 2})
     place_all()
     forecast_pass.refresh()
-    assert told(run) == (StartBasis.IMPOSSIBLE, {}, False)
+    assert known(run) == (StartBasis.IMPOSSIBLE, {}, False)
 
 
 def test_where_hosts_are_offline_no_end_of_a_run_helps(project: Project, member: User) -> None:
@@ -151,14 +151,14 @@ def test_where_hosts_are_offline_no_end_of_a_run_helps(project: Project, member:
     run = make_run(project, member, resources=GPU)
     place_all()
     forecast_pass.refresh()
-    assert told(run) == (StartBasis.UNAVAILABLE, {"reason": "backend_unavailable"}, False)
+    assert known(run) == (StartBasis.UNAVAILABLE, {"reason": "backend_unavailable"}, False)
 
 
 def test_runs_for_clouds_alone_have_no_estimate(project: Project, member: User) -> None:
     make_host(gpus=1)
     run = make_run(project, member, resources=GPU, backends=["aws"])
     forecast_pass.refresh()
-    assert told(run) == (StartBasis.ELSEWHERE, {}, False)
+    assert known(run) == (StartBasis.ELSEWHERE, {}, False)
 
 
 def test_a_limit_that_no_end_meets_is_said(project: Project, member: User) -> None:
@@ -167,7 +167,7 @@ def test_a_limit_that_no_end_meets_is_said(project: Project, member: User) -> No
     running(project, member, "endless", **UNLIMITED, resources={"cpu": 1})
     run = make_run(project, member, resources=GPU)
     forecast_pass.refresh()
-    assert told(run)[0] in (StartBasis.NO_END, StartBasis.LIMIT)
+    assert known(run)[0] in (StartBasis.NO_END, StartBasis.LIMIT)
 
 
 def test_nothing_is_computed_or_written_while_nothing_changes(project: Project, member: User) -> None:
@@ -178,9 +178,9 @@ def test_nothing_is_computed_or_written_while_nothing_changes(project: Project, 
     with patch.object(Forecast, "estimate", side_effect=AssertionError):
         assert forecast_pass.refresh() == 0
     ForecastState.objects.update(at=timezone.now() - dt.timedelta(minutes=5))
-    before = estimate(run).told
+    before = estimate(run).first_shown
     assert forecast_pass.refresh() == 0, "made anew, and still right"
-    assert estimate(run).told == before
+    assert estimate(run).first_shown == before
     assert QueueCount.objects.get(queue=run.queue).submitted == 1
 
 
@@ -196,7 +196,7 @@ def test_a_change_of_the_queue_makes_new_estimates_and_new_lists(project: Projec
     assert QueueCount.objects.get(queue=run.queue).version > version + 1
 
 
-def test_a_start_is_compared_with_what_was_told_and_forgotten(project: Project, member: User) -> None:
+def test_a_start_is_compared_with_its_estimate_which_is_deleted(project: Project, member: User) -> None:
     make_host(gpus=1)
     first = running(project, member, "first", max_duration="1h")
     run = make_run(project, member, resources=GPU)
@@ -222,10 +222,8 @@ def test_a_run_that_left_its_queue_without_a_start_is_forgotten_uncounted(projec
     assert not forecast_pass.has_work()
 
 
-def test_what_was_told_first_for_each_horizon_is_compared_and_what_was_told_last_is_not(
-    project: Project, member: User
-) -> None:
-    """What was told last is chosen by the start: another would have followed if it had not happened then."""
+def test_the_first_estimate_at_each_horizon_is_compared_and_the_last_one_is_not(project: Project, member: User) -> None:
+    """Which one is the last, the start decides: another would have followed if it had not happened then."""
     make_host(gpus=1)
     first = running(project, member, "first", max_duration="5h")
     run = make_run(project, member, resources=GPU)
@@ -234,7 +232,7 @@ def test_what_was_told_first_for_each_horizon_is_compared_and_what_was_told_last
         Job.objects.filter(run=first).update(started_at=at, placed_at=at)
         ForecastState.objects.all().delete()
         assert forecast_pass.refresh() == 1
-    assert [start_estimates.Telling(*told).horizon for told in estimate(run).told] == [3, 1]
+    assert [start_estimates.ShownEstimate(*one).horizon for one in estimate(run).first_shown] == [3, 1]
     attempts.end_job(placed_job(first).pk, Reason.DONE_BY_RUNNER, exit_code=0)
     place_all()
     forecast_pass.settle()
@@ -244,7 +242,7 @@ def test_what_was_told_first_for_each_horizon_is_compared_and_what_was_told_last
     ]
 
 
-def test_a_horizon_that_was_not_told_before_is_told_though_the_time_is_still_right(
+def test_the_first_estimate_at_a_new_horizon_is_noted_though_the_time_is_still_right(
     project: Project, member: User
 ) -> None:
     make_host(gpus=1)
@@ -253,7 +251,7 @@ def test_a_horizon_that_was_not_told_before_is_told_though_the_time_is_still_rig
     forecast_pass.refresh()
     with patch.object(timezone, "now", return_value=timezone.now() + dt.timedelta(hours=2)):
         assert forecast_pass.refresh() == 1
-    assert [start_estimates.Telling(*told).horizon for told in estimate(run).told] == [3, 2]
+    assert [start_estimates.ShownEstimate(*one).horizon for one in estimate(run).first_shown] == [3, 2]
 
 
 def test_late_starts_make_later_estimates_longer_within_bounds(project: Project, member: User) -> None:
@@ -277,10 +275,10 @@ def test_late_starts_make_later_estimates_longer_within_bounds(project: Project,
 
 def test_old_scores_fade(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_estimates, "SCORES_MAX", 10)
-    telling = start_estimates.Telling(1000.0, 600.0, 900.0, 1600.0, 1920.0)
-    start_estimates.score([(telling, 1500.0)] * 9)
+    shown = start_estimates.ShownEstimate(1000.0, 600.0, 900.0, 1600.0, 1920.0)
+    start_estimates.score([(shown, 1500.0)] * 9)
     assert start_estimates.load_records()[50, 0].starts == 9
-    start_estimates.score([(telling, 1700.0)])
+    start_estimates.score([(shown, 1700.0)])
     record = start_estimates.load_records()[50, 0]
     assert record.starts == 4
     assert record.share == 1.0

@@ -235,10 +235,10 @@ def test_the_page_of_all_queues_shows_how_often_expected_starts_were_right(
     placed(services.ensure_queue(project), ann, NOON, 60)
     client = as_user(ann)
     assert "No start has been compared" in client.get("/p/main/history/").content.decode()
-    told = start_estimates.Telling(1000.0, 600.0, 900.0, 1620.0, 1920.0)
-    start_estimates.score([(told, 1500.0), (told, 1700.0), (told, 1900.0), (told, 5000.0)])
+    shown = start_estimates.ShownEstimate(1000.0, 600.0, 900.0, 1620.0, 1920.0)
+    start_estimates.score([(shown, 1500.0), (shown, 1700.0), (shown, 1900.0), (shown, 5000.0)])
     page = client.get("/p/main/history/").content.decode()
-    assert "75 % had started by then" in page
+    assert "75 % had started by the later time shown" in page
     assert "(4 starts)" in page
     assert "25 % where 50 % is right, 75 % where 90 % is right" in page
     assert "up to 15 min" in page
