@@ -96,8 +96,8 @@ def test_the_openapi_description_has_the_history(api: Api) -> None:
 
 def test_the_history_of_all_queues_has_the_record_of_expected_starts(api: Api, project: Project) -> None:
     assert api("GET", "projects/main/history").json()["expected_starts"] == []
-    told = start_estimates.Telling(1000.0, 600.0, 900.0, 1620.0, 1920.0)
-    start_estimates.score([(told, 1500.0), (told, 1700.0)])
+    shown = start_estimates.ShownEstimate(1000.0, 600.0, 900.0, 1620.0, 1920.0)
+    start_estimates.score([(shown, 1500.0), (shown, 1700.0)])
     assert api("GET", "projects/main/history").json()["expected_starts"] == [
         {"ahead_s": 900, "starts": 2, "by_p50": 0.5, "by_p90": 1.0, "factor_p50": 1.0, "factor_p90": 1.0}
     ]

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMAND = re.compile(r"(?:^    |`|\| )dstackweb ([a-z-][^`#|>\n]*)", re.MULTILINE)
 FENCED = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAM = typer.main.get_command(app)
 NEEDED = {"type": "type: task\n", "commands": "commands: [a]\n"}
 """What parts of run files are shown without."""
 INDENTED = re.compile(r"^\n((?:    .*\n|\n(?=    ))+)", re.MULTILINE)
@@ -34,7 +35,7 @@ def shown(pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
 
 def check(words: list[str]) -> None:
     """Raises what the command line would: no such command or option, an option without its value, too many words."""
-    command: Any = typer.main.get_command(app)
+    command: Any = PROGRAM
     context = command.context_class(command, info_name="dstackweb")
     rest = command.make_parser(context).parse_args(words)[1]
     while rest and hasattr(command, "commands"):

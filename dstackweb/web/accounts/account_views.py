@@ -39,9 +39,13 @@ PROVIDER = "sso"
 
 
 @cache
-def _zones() -> list[tuple[str, str]]:
+def _zones() -> list[tuple[Any, Any]]:
     names = sorted(name for name in available_timezones() if "/" in name and not name.startswith("Etc/"))
-    return [("", _("that of the browser")), ("UTC", "UTC"), *((name, name.replace("_", " ")) for name in names)]
+    return [
+        ("", gettext_lazy("that of the browser")),
+        ("UTC", "UTC"),
+        *((name, name.replace("_", " ")) for name in names),
+    ]
 
 
 class ProfileForm(Styled, forms.ModelForm[User]):
