@@ -42,7 +42,7 @@ def test_any_value_of_every_field_of_every_page(monkeypatch: pytest.MonkeyPatch)
     cloud_demo.build(project, monkeypatch)
     known = {
         "project": "main", "queue": "default", "run": "train-llama-sft", "host": "gpu-box-1", "name": "none",
-        "handle": "none", "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
+        "sweep": "none", "handle": "none", "form": "csv", "uuid": Gpu.objects.filter(host__name="gpu-box-1")[0].uuid,
     }  # fmt: skip
     client = Client(raise_request_exception=False)
     client.force_login(User.objects.get(username="root"))
