@@ -30,7 +30,7 @@ def measure(sizes: list[int]) -> None:
     from django.utils import timezone
 
     from bench.filled import Filled
-    from dstackweb.runs.models import PastPlace
+    from dstackweb.runs.models import PastPlace, Run
     from dstackweb.runs.queue import past
 
     filled = Filled(room=8)
@@ -55,9 +55,9 @@ def measure(sizes: list[int]) -> None:
         PastPlace.objects.bulk_create(rows, batch_size=2000)
         sides.settle()
 
-    def read(days: float, **which: object) -> Callable[[], Callable[[], object]]:
+    def read(days: float, run: Run | None = None, alone: bool = False) -> Callable[[], Callable[[], object]]:
         at = first + dt.timedelta(days=days)
-        return lambda: lambda: past.queue_at(filled.queue, at, WAITING, **which)  # type: ignore[arg-type]
+        return lambda: lambda: past.queue_at(filled.queue, at, WAITING, run=run, alone=alone)
 
     def page(days: float) -> Callable[[], Callable[[], object]]:
         path = f"/p/main/queues/default/at/?t={first + dt.timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}"

@@ -63,9 +63,9 @@ def main(jobs: int, seeds: int, hosts: int, load: float) -> None:
 
         quantiles = [f"P{share}" for share in figures.QUANTILES]
         for size in figures.SIZES:
-            show(f"hours waited, {size} GPUs", quantiles, lambda one, size=size: one.by_size[size])  # type: ignore[misc]
+            show(f"hours waited, {size} GPUs", quantiles, of_size(size))
         for group in figures.GROUPS:
-            show(f"hours waited, {group}", quantiles, lambda one, group=group: one.by_member[group])  # type: ignore[misc]
+            show(f"hours waited, {group}", quantiles, of_group(group))
         show(
             "all",
             ["GPU use, %", "Jain's index", "displaced", "work lost, %"],
@@ -73,6 +73,14 @@ def main(jobs: int, seeds: int, hosts: int, load: float) -> None:
         )
         show_forecasts(outcomes.result())
     print(f"took {time.monotonic() - began:,.0f} s; load {os.getloadavg()[0]:.1f}")
+
+
+def of_size(size: str) -> Callable[[Figures], Sequence[float]]:
+    return lambda one: one.by_size[size]
+
+
+def of_group(group: str) -> Callable[[Figures], Sequence[float]]:
+    return lambda one: one.by_member[group]
 
 
 def show_forecasts(outcomes: Sequence[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Limits of wrong passwords, codes and tokens from one address, so that nobody can try many.
+"""Limits of wrong passwords, codes and tokens from one address, so that they can't be guessed.
 
 What only its user may try, such as codes of the second step, counts for the user too, wherever it came from.
 """

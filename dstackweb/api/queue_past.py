@@ -8,11 +8,12 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
-from ninja import P, Path, QueryEx, Router, Schema
+from ninja import P, Path, QueryEx, Router
 from pydantic import Field
 
 from dstackweb.api.app import project_of, ready, refusals
 from dstackweb.api.history import zone_called
+from dstackweb.api.queues import QueueSettings
 from dstackweb.runs import selectors, services
 from dstackweb.runs.queue import past
 from dstackweb.runs.queue.past import PastPlacedRow, PastQueueRow
@@ -30,25 +31,12 @@ class PastQueueItem(PastQueueRow):
     then_detail: str
 
 
-class PastSettings(Schema):
-    """The queue's settings at the moment; of fair share only those of new runs."""
+class PastQueueOut(QueueSettings):
+    """`items` are a page of the `waiting` runs, `placed` the newest of the `placed_total` placed ones.
 
-    paused: bool
-    draining: bool
-    ageing_minutes: int | None
-    fair_share_minutes: int | None
-    fair_share_half_life_days: int
-    max_running: int | None
-    max_gpus: int | None
-    max_running_per_user: int | None
-    max_gpus_per_user: int | None
-    preempt_points: int | None
+    Its settings are those of the moment; of fair share only those of new runs.
+    """
 
-
-class PastQueueOut(PastSettings):
-    """`items` are a page of the `waiting` runs, `placed` the newest of the `placed_total` placed ones."""
-
-    name: str
     at: dt.datetime
     waiting: int
     deleted: int = Field(description="Of those that waited, how many have been deleted since")

@@ -16,12 +16,12 @@ class AuditKind(StrEnum):
     PROJECT = "project"
     MEMBER = "member"
     INVITE = "invite"
-    TOKEN = "token"  # noqa: S105
+    TOKEN = "token"  # noqa: S105 - what is recorded, no password
     SIGN_IN_LINK = "sign_in_link"
-    PASSWORD_LINK = "password_link"  # noqa: S105
+    PASSWORD_LINK = "password_link"  # noqa: S105 - what is recorded, no password
     SECOND_STEP = "second_step"
     SIGN_ON = "sign_on"
-    SECRET = "secret"  # noqa: S105
+    SECRET = "secret"  # noqa: S105 - what is recorded, no password
     QUEUE = "queue"
     PROFILE = "profile"
     POLICIES = "policies"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,11 +182,15 @@ def _view(found: dict[str, Any]) -> View:
         yield Note(f"Waits: another run is called {clean(found['waits_for_name'])}.")
     columns: dict[Column, Callable[[dict[str, Any]], object]] = {Column("NAME"): itemgetter("name")}
     for parameter in found["parameters"]:
-        columns[Column(parameter)] = lambda run, key=parameter: run["parameters"].get(key, "")  # type: ignore[misc]
+        columns[Column(parameter)] = partial(_parameter, parameter)
     if found["runs"]:
         yield Rows.of({**columns, **OUTCOME}, found["runs"])
     if found["next"]:
         yield Note(f"For more: --from {found['next']}, --limit, or --csv")
+
+
+def _parameter(name: str, run: dict[str, Any]) -> object:
+    return run["parameters"].get(name, "")
 
 
 def _ended(found: dict[str, Any]) -> int:

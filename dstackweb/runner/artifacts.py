@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -252,7 +253,7 @@ class Artifacts:
                 return ArtifactLeft.CHANGED.value
             query = urlencode({**file, "offset": offset})
             try:
-                answer = self._answer(lambda: self._client.post_bytes(f"artifacts?{query}", data))  # noqa: B023
+                answer = self._answer(partial(self._client.post_bytes, f"artifacts?{query}", data))
             except Unreachable as error:
                 failures += 1
                 if failures in (1, 10):

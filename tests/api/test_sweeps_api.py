@@ -77,7 +77,7 @@ def test_its_runs_are_read_page_by_page_with_parameters_and_outcome(api: Api, sw
 
 def test_its_table_is_a_file_with_a_column_for_each_parameter(api: Api, sweep: dict[str, Any]) -> None:
     answer = api("GET", "projects/main/sweeps/lr/export?format=csv")
-    rows = list(csv.DictReader("".join(part.decode() for part in answer).splitlines()))  # type: ignore[attr-defined]
+    rows = list(csv.DictReader(answer.getvalue().decode().splitlines()))
     assert [(row["name"], row["LR"], row["parameter_name"], row["status"]) for row in rows] == [
         ("lr-0", "0.1", "a", "submitted"),
         ("lr-1", "0.1", "b", "submitted"),

@@ -21,7 +21,7 @@ def test_a_browser_goes_to_the_provider_and_comes_back_signed_in(
     live_server,
     new_page: Callable[..., Page],
     complaints: Complaints,
-    provider: str,  # noqa: F811
+    provider: str,  # noqa: F811 - the fixture
     settings: Any,
 ) -> None:
     make_project("main")

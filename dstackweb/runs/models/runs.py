@@ -172,7 +172,7 @@ class Run(models.Model):
                 condition=~Q(idempotency_key=""),
                 name="run_idempotency_key",
             ),
-            # No index of a sweep is ever created twice, whoever creates its runs.
+            # Each index of a sweep is created once.
             models.UniqueConstraint(
                 fields=["sweep", "sweep_index"], condition=Q(sweep__isnull=False), name="run_once_in_sweep"
             ),

@@ -120,7 +120,7 @@ def test_another_member_sees_no_buttons_and_is_refused(sweep: Sweep, project: Pr
 
 def test_the_table_is_exported(sweep: Sweep, browser: Client) -> None:
     answer = browser.get("/p/main/sweeps/lr/sweep.csv")
-    rows = list(csv.DictReader("".join(part.decode() for part in answer).splitlines()))  # type: ignore[attr-defined]
+    rows = list(csv.DictReader(answer.getvalue().decode().splitlines()))
     assert [(row["name"], row["LR"], row["SEED"]) for row in rows][1] == ("lr-1", "0.1", "2")
     assert browser.get("/p/main/sweeps/lr/sweep.xls").status_code == 404
 
