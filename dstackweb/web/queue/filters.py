@@ -154,7 +154,8 @@ class Front(NamedTuple):
         reasons = selectors.wait_reasons(queue, {count.shape for count in counts})
         every = bool(filters.needs) or filters.group == "reason"
         wanted = {count.run_id: count.shape for count in (counts if every else counts[:SHAPES])}
-        found = {wanted[run_id]: needs(spec) for run_id, spec in needs_of(wanted).items()}
+        specs = needs_of(wanted)
+        found = {shape: needs(specs[run_id]) for run_id, shape in wanted.items() if run_id in specs}
         return cls(counts, found, reasons, {count.user_id: count.user for count in counts})
 
     def page(self, queue: Queue, filters: Filters, limit: int, offset: int) -> Page:

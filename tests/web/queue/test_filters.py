@@ -132,6 +132,17 @@ def test_the_form_offers_what_waits_and_shows_what_is_chosen(ann: User, as_user:
     assert f'<a class="btn btn-sm" href="{QUEUE}">Clear</a>' in page
 
 
+def test_the_most_frequent_needs_are_offered_first_however_the_database_answers(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_run(project, ann, "eval-1", resources={"gpu": 1})
+    for number in range(2):
+        make_run(project, ann, f"train-{number}", resources={"cpu": 2})
+    place_all()
+    page = as_user(ann).get(QUEUE).text
+    assert [text for text, _chosen in options(page, "needs")] == ["Any needs", "2 CPUs", "1 GPU"]
+
+
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize(
     ("query", "shown"),
@@ -183,6 +194,17 @@ def heads(page: str) -> list[str]:
     head = page.partition("<thead>")[2].partition("</thead>")[0]
     texts = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', head)
     return [text.strip() for text in texts if text.strip() not in ("", "#")]
+
+
+def test_the_most_frequent_needs_are_offered_first_however_the_database_answers(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_run(project, ann, "eval-1", resources={"gpu": 1})
+    for number in range(2):
+        make_run(project, ann, f"train-{number}", resources={"cpu": 2})
+    place_all()
+    page = as_user(ann).get(QUEUE).text
+    assert [text for text, _chosen in options(page, "needs")] == ["Any needs", "2 CPUs", "1 GPU"]
 
 
 @pytest.mark.usefixtures("busy")
