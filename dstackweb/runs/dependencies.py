@@ -6,7 +6,7 @@ Such a run is pending, without a position. Its waiting in the queue counts from 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -73,14 +73,25 @@ def decide(waits: Iterable[DependencyView]) -> Consequence:
     return Consequence.KEEP if unmet else Consequence.ENTER
 
 
-def find(project: Project, spec: EffectiveSpec, run_file: RunFile) -> list[Dependency]:
-    """The waits of a run that is being submitted, not stored. Raises Invalid for one that can't be met."""
+def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Collection[str] = ()) -> list[Dependency]:
+    """The waits of a run that is being submitted, not stored. Raises Invalid for one that can't be met.
+
+    A name of `beside`, the runs of the same file, has no predecessor yet.
+    """
     if spec.after and spec.schedule:
         msg = "a run has either a `schedule` or an `after`: both say when it enters its queue"
         raise Invalid.at("after", msg=msg, line=run_file.line("after"))
-    found: dict[int, Dependency] = {}
+    found: dict[int | str, Dependency] = {}
     for number, wanted in enumerate(spec.after):
         line = run_file.line(f"after.{number}") or run_file.line("after")
+        if wanted.run in beside:
+            if wanted.run in found:
+                raise Invalid.at("after", number, msg=f"{wanted.run} is listed twice", line=line)
+            waiting = DependencyOutcome.WAITING
+            found[wanted.run] = Dependency(
+                name=wanted.run, on=wanted.on, otherwise=wanted.otherwise, outcome=waiting.value
+            )
+            continue
         try:
             predecessor = selectors.find_run(project, wanted.run)
         except NotFound as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,7 @@ from dstackweb.runs.sweeps.validation import check_array
 from dstackweb.runs.transitions import lock_run, move_run, note, record
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
-from dstackweb.spec.source import as_yaml
+from dstackweb.spec.source import Config, as_yaml
 
 STOPPED_AT_ONCE = 25
 LARGE = 16 * 1024
@@ -54,7 +54,7 @@ LARGE = 16 * 1024
 class Submission:
     """A run file as received, with additions of the command line."""
 
-    config: str | dict[str, Any]
+    config: Config
     env: dict[str, str] = field(default_factory=dict)
     """Values from the client's environment for the bare names in the file's `env` list."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -63,10 +63,13 @@ class Submission:
     """SHA-256 of an archive uploaded before."""
     hold: bool = False
     """Whether the run is a hold (`holds.submit_hold`)."""
+    part_of: str = ""
+    """The digest of the whole submission, where this is one run of a pipeline."""
 
     def digest(self) -> str:
         """A hash to compare submissions with the same Idempotency-Key."""
         body = [self.config, self.env, self.overrides, self.archive, *(["hold"] if self.hold else [])]
+        body += [self.part_of] if self.part_of else []
         return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -100,8 +103,13 @@ def find_queue(project: Project, name: str) -> Queue:
     return queue
 
 
-def prepare(project: Project, user: User, role: str, submission: Submission) -> PreparedSubmission:
-    """Parse and resolve a submission without storing it. Raises Invalid with the line, or Forbidden."""
+def prepare(
+    project: Project, user: User, role: str, submission: Submission, beside: Collection[str] = ()
+) -> PreparedSubmission:
+    """Parse and resolve a submission without storing it. Raises Invalid with the line, or Forbidden.
+
+    `beside` are the names of the runs in the same file, which it may wait for before they are stored.
+    """
     if not allows(role, "member"):
         raise Forbidden("Viewers cannot submit runs. Ask a manager of the project for the role of member.")
     run_file = parse_run_file(submission.config, client_env=submission.env, overrides=submission.overrides)
@@ -124,7 +132,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
         raise Invalid.at(place, msg=msg, line=run_file.line(place))
     archive = _archive(project, submission.archive) if submission.archive else None
     text = submission.config if isinstance(submission.config, str) else as_yaml(submission.config)
-    dependencies = find_dependencies(project, spec, run_file)
+    dependencies = find_dependencies(project, spec, run_file, beside)
     check_array(spec, run_file)
     return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive, dependencies)
 
@@ -164,6 +172,21 @@ def submit_prepared(
     project: Project, user: User, prepared: PreparedSubmission, submission: Submission, idempotency_key: str = ""
 ) -> tuple[Run, bool]:
     """Submit what `prepare` returned, as `submit` does."""
+    run = new_run(project, user, prepared, submission, idempotency_key)
+    try:
+        with shared_rows_last():
+            store(run, prepared)
+    except IntegrityError:
+        if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
+            return earlier, False
+        raise name_taken(project, run.name) from None
+    return run, True
+
+
+def new_run(
+    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, idempotency_key: str = ""
+) -> Run:
+    """The run of a submission, not stored. Raises TooMany where the project has submitted too much."""
     spec = prepared.effective.spec
     name = spec.name or free_name(project, "hold-" if spec.hold else "")
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
@@ -186,28 +209,27 @@ def submit_prepared(
         body_digest=submission.digest() if idempotency_key else "",
     )
     count_large(project, 2 * len(run.config_text) + len(run.env_secret))  # of the file, and of the spec read from it
-    try:
-        with shared_rows_last():
-            queue = take_seniority(prepared.queue.pk)
-            refuse_draining(queue)
-            run.queue = queue
-            run.seniority_us = seniority_us(due) if due else queue.last_seniority_us
-            share = NO_PENALTY if follows else member_shares.enter(queue, run, waits=due is None)
-            run.penalty_s, run.penalty_basis = share.seconds, share.basis
-            run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us, share.seconds)
-            run.submitted_at = run.queued_at = run.place_since = timezone.now()
-            run.save(force_insert=True)
-            for dependency in prepared.dependencies:
-                dependency.run = run
-            Dependency.objects.bulk_create(prepared.dependencies)
-            note(run, RunEventKind.SUBMITTED, {"priority": spec.priority, "queue": queue.name}, actor=user)
-            count_new(run)
-            wakeups.request_pass()
-    except IntegrityError:
-        if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
-            return earlier, False
-        raise name_taken(project, name) from None
-    return run, True
+    return run
+
+
+def store(run: Run, prepared: PreparedSubmission) -> None:
+    """Store a new run in its queue, inside `shared_rows_last`. Raises IntegrityError where its name or key is taken."""
+    due, waits = run.retry_at, run.status == RunStatus.SUBMITTED
+    queue = take_seniority(prepared.queue.pk)
+    refuse_draining(queue)
+    run.queue = queue
+    run.seniority_us = seniority_us(due) if due else queue.last_seniority_us
+    share = member_shares.enter(queue, run, waits=waits) if waits or due else NO_PENALTY
+    run.penalty_s, run.penalty_basis = share.seconds, share.basis
+    run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us, share.seconds)
+    run.submitted_at = run.queued_at = run.place_since = timezone.now()
+    run.save(force_insert=True)
+    for dependency in prepared.dependencies:
+        dependency.run = run
+    Dependency.objects.bulk_create(prepared.dependencies)
+    note(run, RunEventKind.SUBMITTED, {"priority": run.priority, "queue": queue.name}, actor=run.user)
+    count_new(run)
+    wakeups.request_pass()
 
 
 def count_large(project: Project, size: int, runs: int = 1) -> None:

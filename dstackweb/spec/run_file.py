@@ -12,7 +12,7 @@ from dstackweb.lib.errors import FieldError, Invalid
 from dstackweb.spec.env import EnvError, check_sizes, read_env
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.run_fields import ProfileFields, RunFields
-from dstackweb.spec.source import MAX_ERRORS, Source, read, unusable
+from dstackweb.spec.source import MAX_ERRORS, Config, Source, read, unusable
 from dstackweb.spec.wording import at, field_errors, missing_values, secrets_elsewhere, without_image
 
 M = TypeVar("M", bound=Keys)
@@ -38,7 +38,7 @@ class RunFile:
 
 
 def parse_run_file(
-    config: str | Mapping[str, Any],
+    config: Config | Mapping[str, Any],
     client_env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> RunFile:

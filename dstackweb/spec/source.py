@@ -26,6 +26,8 @@ MAX_PATH = 500
 MAX_ERRORS = 20
 
 Path = tuple[str | int, ...]
+Config = str | dict[str, Any] | list[dict[str, Any]]
+"""A run file as YAML text or as an object, or those of several runs (`spec.pipeline`)."""
 
 
 @dataclass
@@ -58,7 +60,7 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-def read(config: str | Mapping[str, Any]) -> Source:
+def read(config: Config | Mapping[str, Any]) -> Source:
     """The plain data of YAML text, or of an object; a mapping. Raises TooLarge, or Invalid."""
     source = _read_text(config) if isinstance(config, str) else _read_object(config)
     if not isinstance(source.data, dict):
@@ -68,7 +70,7 @@ def read(config: str | Mapping[str, Any]) -> Source:
 
 
 def _read_text(text: str) -> Source:
-    _check_size(len(text.encode("utf-8", "surrogatepass")))
+    check_size(len(text.encode("utf-8", "surrogatepass")))
     try:
         _check_events(text)
         node = yaml.compose(text, Loader=_Loader)
@@ -112,14 +114,14 @@ def _check_events(text: str) -> None:
                 depth += 1
 
 
-def _read_object(config: Mapping[str, Any]) -> Source:
+def _read_object(config: Any) -> Source:
     try:
         text = json.dumps(config, allow_nan=False)
     except RecursionError:
         raise _too_deep(None) from None
     except (TypeError, ValueError) as error:
         raise Invalid.at(msg=f"a value can't be converted to JSON: {error}") from None
-    _check_size(len(text))
+    check_size(len(text))
     data = json.loads(text)
     errors: list[FieldError] = []
     if _check(data, (), errors) > MAX_VALUES:
@@ -129,7 +131,8 @@ def _read_object(config: Mapping[str, Any]) -> Source:
     return Source(data)
 
 
-def _check_size(size: int) -> None:
+def check_size(size: int) -> None:
+    """Raises TooLarge for a run file of so many bytes."""
     if size > MAX_BYTES:
         raise TooLarge(f"the run file has {size / 1024:.0f} KB; the limit is {MAX_BYTES // 1024} KB")
 
@@ -208,9 +211,9 @@ def _text_node(dumper: _Dumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _text_node)
 
 
-def as_yaml(config: Mapping[str, Any]) -> str:
+def as_yaml(config: Any) -> str:
     """An object as the text of a run file; `read` gives it back."""
-    text: str = yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.dump(config, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     return text
 
 

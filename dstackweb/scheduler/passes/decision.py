@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import Offer, PlaceCode
 from dstackweb.backends.hosts.fit import HOSTS, HostView, Miss, fit, host_offers
-from dstackweb.runs import dependencies
+from dstackweb.runs import dependencies, pipelines
 from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import member_shares, ordering
@@ -226,6 +226,11 @@ class Plan:
     """Whom it would displace once no run ahead of it waits for the same hosts."""
 
     @property
+    def spec(self) -> EffectiveSpec:
+        """What the run would be."""
+        return self.prepared.effective.spec
+
+    @property
     def follows(self) -> dict[str, Any] | None:
         """The detail of the message of a run that waits for the end of others; None otherwise."""
         waits_for = self.prepared.dependencies
@@ -238,8 +243,30 @@ class Plan:
 
 
 def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
-    """Plan a submission. Raises what `services.prepare` raises."""
-    prepared = prepare(project, user, role, submission)
+    """Plan the submission of one run, or of a sweep. Raises what `services.prepare` raises."""
+    return _plan(project, user, submission, prepare(project, user, role, submission))
+
+
+def plan_all(project: Project, user: User, role: str, submission: Submission) -> list[Plan]:
+    """Plan each run of a file, in the order in which they would be stored. Raises what `pipelines.prepare` raises."""
+    steps = pipelines.prepare(project, user, role, submission)
+    plans = [_plan(project, user, step.submission, step.prepared) for step in steps]
+    return [replace(one, position=_position_beside(plans, number)) for number, one in enumerate(plans)]
+
+
+def _position_beside(plans: Sequence[Plan], number: int) -> int | None:
+    """A position that counts the runs of the same file which enter the same queue ahead of it."""
+    mine = plans[number]
+
+    def is_ahead(other: Plan, at: int) -> bool:
+        points = mine.spec.priority - other.spec.priority
+        return other.prepared.queue == mine.prepared.queue and (points < 0 or (points == 0 and at < number))
+
+    ahead = sum(other.position is not None and is_ahead(other, at) for at, other in enumerate(plans))
+    return None if mine.position is None else mine.position + ahead
+
+
+def _plan(project: Project, user: User, submission: Submission, prepared: PreparedSubmission) -> Plan:
     spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
     seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
     follows = dependencies.waits(prepared.dependencies)
