@@ -30,6 +30,7 @@ from dstackweb.scheduler.placement import preemption
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.scheduler.placement.preemption import PlacedRun
 from dstackweb.spec.codes import On, Otherwise
+from dstackweb.spec.source import Config
 from dstackweb.wording import accounting, events, fair_share, statuses, waiting
 from dstackweb.wording import queue as queue_words
 
@@ -39,11 +40,11 @@ RunStatusName = Literal[
 
 
 class SubmitIn(Schema):
-    """`config` is the run file, as YAML text or as an object."""
+    """`config` is the run file, as YAML text or as an object; several runs are a list of objects."""
 
     model_config = {"extra": "forbid"}
 
-    config: str | dict[str, Any]
+    config: Config
     env: dict[str, str] = Field(default_factory=dict, description="Values for bare names in the file's `env` list")
     overrides: dict[str, Any] = Field(default_factory=dict, description="Keys set on the command line")
 

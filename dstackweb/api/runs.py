@@ -9,6 +9,7 @@ from django.utils import timezone
 from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import RAW, IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
+from dstackweb.api.pipeline_schemas import PipelineOut, PipelinePlanOut
 from dstackweb.api.run_schemas import (
     ComparisonOut,
     DecisionOut,
@@ -29,12 +30,10 @@ from dstackweb.api.run_schemas import (
 )
 from dstackweb.api.sweep_schemas import SweepOut
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import comparison, dependencies, holds, removal, rows, selectors, services
+from dstackweb.runs import comparison, dependencies, holds, pipelines, removal, rows, selectors, services
 from dstackweb.runs.codes import LogCut
 from dstackweb.runs.models import Run, Sweep
-from dstackweb.runs.sweeps import services as sweeps
-from dstackweb.scheduler.passes.decision import Decision, decide_now
-from dstackweb.scheduler.passes.decision import plan as plan_submission
+from dstackweb.scheduler.passes.decision import Decision, decide_now, plan_all
 from dstackweb.wording import statuses
 
 router = Router(tags=["runs"])
@@ -57,32 +56,44 @@ LOG_HEADERS = {
 }
 
 
-@router.post("/plan", response={200: PlanOut, **REFUSALS, **refusals(413)}, summary="Plan a run")
-def plan(request: HttpRequest, project: Path[str], body: SubmitIn) -> PlanOut:
-    """The effective settings with their sources, offers, and the position in the queue. Stores nothing."""
+@router.post("/plan", response={200: PlanOut | PipelinePlanOut, **REFUSALS, **refusals(413)}, summary="Plan a run")
+def plan(request: HttpRequest, project: Path[str], body: SubmitIn) -> PlanOut | PipelinePlanOut:
+    """The effective settings with their sources, offers, and the position in the queue. Stores nothing.
+
+    A file with several runs has a plan for each, and `"type": "pipeline"`.
+    """
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides)
-    return PlanOut.of(plan_submission(found, caller(request), role, submission))
+    plans = [PlanOut.of(one) for one in plan_all(found, caller(request), role, submission)]
+    return plans[0] if len(plans) == 1 else PipelinePlanOut(plans=plans)
 
 
-@router.post("", response={201: RunOut | SweepOut, **CONFLICTS, **refusals(413)}, summary="Submit a run or a sweep")
+@router.post(
+    "",
+    response={201: RunOut | SweepOut | PipelineOut, **CONFLICTS, **refusals(413)},
+    summary="Submit a run, a sweep or several runs",
+)
 def submit(
     request: HttpRequest,
     response: HttpResponse,
     project: Path[str],
     body: SubmitRunIn,
     idempotency_key: IdempotencyKey = "",
-) -> Status[RunOut | Sweep]:
-    """Add a run to its queue; a file with `array` makes a sweep, which has `"type": "sweep"`.
+) -> Status[RunOut | Sweep | PipelineOut]:
+    """Add a run to its queue. A file with `array` makes a sweep, which has `"type": "sweep"`.
 
-    An `Idempotency-Key` makes retries safe: a repeated key returns the same run or sweep.
+    A file with several runs, between lines of `---` or as a list of objects, makes all of them or none
+    (`"type": "pipeline"`). An `Idempotency-Key` makes retries safe: a repeated key returns what was made.
     """
     found, role = project_of(request, project, "member")
     submission = services.Submission(body.config, body.env, body.overrides, body.archive)
-    run, made = sweeps.submit(found, caller(request), role, submission, idempotency_key)
-    if isinstance(run, Sweep):
-        return Status(201, run)
-    return Status(201, _tagged(response, run if made else selectors.find_run(found, str(run.uid)), is_new=made))
+    made, is_new = pipelines.submit(found, caller(request), role, submission, idempotency_key)
+    if isinstance(made, Sweep):
+        return Status(201, made)
+    if isinstance(made, list):
+        runs = [RunOut.of(selectors.find_run(found, str(run.uid)), is_new=is_new) for run in made]
+        return Status(201, PipelineOut(runs=runs))
+    return Status(201, _tagged(response, made if is_new else selectors.find_run(found, str(made.uid)), is_new=is_new))
 
 
 @router.get("", response={200: RunsOut, **REFUSALS}, summary="List runs, newest first")

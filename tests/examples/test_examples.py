@@ -18,6 +18,7 @@ from dstackweb.profiles.resolve import resolve
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runner.task_lines import parse
 from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.pipeline import split
 from dstackweb.spec.run_file import parse_run_file
 from tests.support import REPO
 from tests.tracking.ear import Ear
@@ -26,8 +27,14 @@ EXAMPLES = REPO / "examples"
 FILES = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.yaml"))
 
 
+def specs_of(name: str) -> list[EffectiveSpec]:
+    """Of each run in the file."""
+    return [resolve(parse_run_file(part.config), None).spec for part in split((EXAMPLES / name).read_text())]
+
+
 def spec_of(name: str) -> EffectiveSpec:
-    return resolve(parse_run_file((EXAMPLES / name).read_text()), None).spec
+    [spec] = specs_of(name)
+    return spec
 
 
 def start(spec: EffectiveSpec, folder: Path, **env: str) -> subprocess.Popen[str]:
@@ -59,8 +66,8 @@ def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
 
 def test_the_set_is_complete() -> None:
     assert FILES == [
-        "cloud.yaml", "dask.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "ray.yaml",
-        "slurm.yaml", "sweep.yaml", "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
+        "cloud.yaml", "dask.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml", "pipeline.yaml",
+        "ray.yaml", "slurm.yaml", "sweep.yaml", "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
     ]  # fmt: skip
 
 
@@ -69,11 +76,11 @@ def test_every_example_is_valid_and_has_a_description(name: str) -> None:
     text = (EXAMPLES / name).read_text()
     assert text.startswith("# ")
     assert len(text.splitlines()[0]) > 30
-    spec = spec_of(name)
-    assert (spec.backends is None) == (
-        name not in ("cloud.yaml", "ray.yaml", "slurm.yaml")
-    )  # what costs money is named
-    assert (spec.requirements.gpu_count_min > 0) == (name == "gpu.yaml")
+    for spec in specs_of(name):
+        assert (spec.backends is None) == (
+            name not in ("cloud.yaml", "ray.yaml", "slurm.yaml")
+        )  # what costs money is named
+        assert (spec.requirements.gpu_count_min > 0) == (name == "gpu.yaml")
 
 
 def test_the_tasks_example_reports_each_training_until_its_end(tmp_path: Path) -> None:
@@ -90,6 +97,11 @@ def test_hello_says_hello(tmp_path: Path) -> None:
     assert code == 0
     assert output.startswith("Hello from hello on ")
     assert output.endswith("Done.\n")
+
+
+def test_the_runs_of_the_pipeline_follow_each_other() -> None:
+    waits = [(spec.name, [(one.run, one.on) for one in spec.after]) for spec in specs_of("pipeline.yaml")]
+    assert waits == [("prepare", []), ("train", [("prepare", "done")]), ("report", [("train", "ended")])]
 
 
 def test_fail_fails_with_3_and_stops_there(tmp_path: Path) -> None:

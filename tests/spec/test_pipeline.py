@@ -69,9 +69,8 @@ def test_too_much_is_refused_with_its_line() -> None:
 
 
 def test_runs_come_after_those_they_wait_for() -> None:
-    assert in_order({"evaluate": ["train"], "train": ["prepare"], "prepare": [], "report": ["evaluate", "prepare"]}) == [
-        "prepare", "train", "evaluate", "report",
-    ]  # fmt: skip
+    waits = {"evaluate": ["train"], "train": ["prepare"], "prepare": [], "report": ["evaluate", "prepare"]}
+    assert in_order(waits) == ["prepare", "train", "evaluate", "report"]
     with pytest.raises(Cycle) as found:
         in_order({"a": ["c"], "b": ["a"], "c": ["b"], "d": []})
     assert found.value.path[0] == found.value.path[-1]

@@ -14,12 +14,11 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge, TooMany
-from dstackweb.runs import files, selectors, services
+from dstackweb.runs import files, pipelines, selectors, services
 from dstackweb.runs.models import Archive, Sweep
-from dstackweb.runs.sweeps import services as sweeps
-from dstackweb.scheduler.passes.decision import Plan, plan
+from dstackweb.scheduler.passes.decision import Plan, plan_all
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
-from dstackweb.web.runs import details
+from dstackweb.web.runs import details, rows
 from dstackweb.wording import fair_share, statuses, waiting
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import queue as queue_words
@@ -54,14 +53,16 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
     try:
         archive = _attached(request)
         submission = services.Submission(_config(request), archive=archive.sha256 if archive else None)
-        planned = plan(request.project, request.user, request.role, submission)
-        if planned.impossible and request.POST.get("anyway") != "yes":
-            return _answer(request, {"plan": _plan(planned), "ask": True, "asked": True}, 422, archive)
-        made, _new = sweeps.submit(request.project, request.user, request.role, submission)
+        planned = _planned(request, submission)
+        if planned["ask"] and request.POST.get("anyway") != "yes":
+            return _answer(request, planned | {"asked": True}, 422, archive)
+        made, _new = pipelines.submit(request.project, request.user, request.role, submission)
     except REFUSED as error:
         return _answer(request, _errors(error), 422, archive)
-    page = "web:sweep" if isinstance(made, Sweep) else "web:run"
-    return done(request, _("%s submitted") % made.name, reverse(page, args=[request.project.name, made.name]))
+    first = made[0] if isinstance(made, list) else made
+    page = "web:sweep" if isinstance(first, Sweep) else "web:run"
+    names = ", ".join(run.name for run in made) if isinstance(made, list) else made.name
+    return done(request, _("%s submitted") % names, reverse(page, args=[request.project.name, first.name]))
 
 
 @require_POST
@@ -71,10 +72,10 @@ def plan_page(request: PageRequest) -> HttpResponseBase:
     if not _config(request).strip():
         return render(request, "runs/submit_result.html", {})
     try:
-        planned = plan(request.project, request.user, request.role, services.Submission(_config(request)))
+        planned = _planned(request, services.Submission(_config(request)))
     except REFUSED as error:
         return _answer(request, _errors(error), 422)
-    return _answer(request, {"plan": _plan(planned), "ask": planned.impossible}, 200)
+    return _answer(request, planned, 200)
 
 
 def _config(request: PageRequest) -> str:
@@ -125,10 +126,18 @@ def _errors(error: DomainError) -> dict[str, Any]:
     }
 
 
+def _planned(request: PageRequest, submission: services.Submission) -> dict[str, Any]:
+    """The plan of each run, and whether to ask before they are submitted."""
+    plans = plan_all(request.project, request.user, request.role, submission)
+    return {"plans": [_plan(one) for one in plans], "ask": any(one.impossible for one in plans)}
+
+
 def _plan(planned: Plan) -> dict[str, Any]:
     effective = planned.prepared.effective
     wants, array = effective.spec.requirements, effective.spec.array
     return {
+        "name": effective.spec.name,
+        "needs": rows.needs(effective.spec.model_dump(mode="json")),
         "queue": planned.prepared.queue,
         "position": planned.position,
         "next_at": planned.next_at,

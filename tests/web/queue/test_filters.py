@@ -196,17 +196,6 @@ def heads(page: str) -> list[str]:
     return [text.strip() for text in texts if text.strip() not in ("", "#")]
 
 
-def test_the_most_frequent_needs_are_offered_first_however_the_database_answers(
-    project: Project, ann: User, as_user: SignIn
-) -> None:
-    make_run(project, ann, "eval-1", resources={"gpu": 1})
-    for number in range(2):
-        make_run(project, ann, f"train-{number}", resources={"cpu": 2})
-    place_all()
-    page = as_user(ann).get(QUEUE).text
-    assert [text for text, _chosen in options(page, "needs")] == ["Any needs", "2 CPUs", "1 GPU"]
-
-
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize(
     ("query", "shown"),

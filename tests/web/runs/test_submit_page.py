@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import tarfile
@@ -70,6 +71,55 @@ def test_the_plan_of_a_run_with_a_schedule_shows_when_it_enters_its_queue(
     assert "Will wait for its schedule" in page
     assert "Enters queue default at <time" in page
     assert "Position" not in page
+
+
+PIPELINE = f"{HELLO}---\ntype: task\nname: train\nafter: hello\ncommands: [train]\nresources: {{gpu: 1}}\n"
+
+
+def test_a_file_with_several_runs_is_planned_and_submitted_as_a_whole(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host("box-1", gpus=1)
+    browser = as_user(ann)
+    page = browser.post("/p/main/submit/plan/", {"config": PIPELINE}, headers=HTMX).content.decode()
+    runs = re.findall(r"<li.*?</li>", page.partition('id="plan-runs"')[2], re.DOTALL)
+    assert [browser_text(run.replace("<", " <")) for run in runs] == [
+        "hello 1 CPU Position 1 in queue default.", "train 1 GPU Enters its queue after: hello is done.",
+    ]  # fmt: skip
+    assert page.count("Settings of") == 2
+    answer = browser.post("/p/main/submit/", {"config": PIPELINE}, headers=HTMX)
+    assert answer.headers["HX-Redirect"] == "/p/main/runs/hello/"
+    assert list(Run.objects.order_by("pk").values_list("name", "status")) == [
+        ("hello", "submitted"), ("train", "pending"),
+    ]  # fmt: skip
+    page = browser.get("/p/main/runs/hello/").content.decode()
+    assert "hello, train submitted" in page
+
+
+def test_a_file_of_which_one_run_cannot_start_is_submitted_after_a_confirmation(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    make_host("box-1")
+    browser = as_user(ann)
+    page = browser.post("/p/main/submit/", {"config": PIPELINE}, headers=HTMX)
+    assert page.status_code == 422
+    assert "cannot start" in page.content.decode()
+    assert 'name="anyway"' in page.content.decode()
+    assert not Run.objects.exists()
+    browser.post("/p/main/submit/", {"config": PIPELINE, "anyway": "yes"}, headers=HTMX)
+    assert Run.objects.count() == 2
+
+
+def test_an_error_in_a_file_with_several_runs_names_its_line_of_the_file(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    wrong = PIPELINE.replace("after: hello", "after: helo")
+    page = browser_text(as_user(ann).post("/p/main/submit/plan/", {"config": wrong}, headers=HTMX).content.decode())
+    assert "Line 8 · after.0.run No run is called 'helo' in main" in page
+
+
+def browser_text(page: str) -> str:
+    return " ".join(html.unescape(strip_tags(page)).split())
 
 
 def test_an_error_names_its_line_and_key(project: Project, ann: User, as_user: SignIn) -> None:

@@ -1,0 +1,23 @@
+"""Schemas of files with several runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ninja import Field, Schema
+
+from dstackweb.api.run_schemas import PlanOut, RunOut
+
+
+class PipelineOut(Schema):
+    """The runs that one file has made, each after those it waits for."""
+
+    type: Literal["pipeline"] = "pipeline"
+    runs: list[RunOut]
+
+
+class PipelinePlanOut(Schema):
+    """The plan of each run of a file, each after those it would wait for."""
+
+    type: Literal["pipeline"] = "pipeline"
+    plans: list[PlanOut] = Field(description="`settings.name` is the run's. Positions count the others of the file")
