@@ -14,6 +14,7 @@ import typer
 import yaml
 
 from dstackweb.cli.main import app
+from dstackweb.spec.pipeline import split
 from dstackweb.spec.run_fields import RunFields
 from dstackweb.spec.run_file import parse_run_file
 
@@ -66,13 +67,15 @@ def test_what_does_not_exist_is_noticed() -> None:
 def test_every_run_file_in_the_documentation_is_read() -> None:
     files = []
     for page, text in [*shown(FENCED), *shown(INDENTED)]:
-        block = textwrap.dedent(text)
-        try:
-            found = yaml.safe_load(block)
-        except yaml.YAMLError:
-            continue  # a shell's lines, mostly
-        if isinstance(found, dict) and found and found.keys() <= RunFields.model_fields.keys():
-            files.append((page, "".join(part for key, part in NEEDED.items() if key not in found) + block))
-    assert len(files) > 10
+        for part in split(textwrap.dedent(text)):
+            try:
+                found = yaml.safe_load(str(part.config))
+            except yaml.YAMLError:
+                continue  # a shell's lines, mostly
+            if isinstance(found, dict) and found and found.keys() <= RunFields.model_fields.keys():
+                files.append(
+                    (page, "".join(line for key, line in NEEDED.items() if key not in found) + str(part.config))
+                )
+    assert len(files) > 13
     for _page, file in files:
         parse_run_file(file, client_env={"HF_TOKEN": "x"})
