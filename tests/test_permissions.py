@@ -58,6 +58,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/p/{project}/queues/{queue}/pause/": {"paused": "yes"},
     "/p/{project}/queues/{queue}/change/": {"do": "stop", "stop": "1", "run": "1.x"},
     "/p/{project}/queues/{queue}/undo/": {"move": "1"},
+    "/p/{project}/queues/{queue}/transfer/": {"name": "train-llama-sft", "to": "night"},
     "/p/{project}/utilization/observe/": {"observe_only": "yes"},
     "/api/v1/projects/{project}/runs": {"config": {"type": "task", "commands": ["true"]}},
     "/api/v1/projects/{project}/runs/{name}/extend": {"for": "1h"},

@@ -22,10 +22,14 @@ from dstackweb.api.app import (
 )
 from dstackweb.lib.errors import Conflict, Invalid, Stale
 from dstackweb.runs import concurrency, rows, selectors, services
+from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import MAX_LIMIT, Queue, Run
-from dstackweb.runs.queue import member_shares, queues, reorder
+from dstackweb.runs.queue import member_shares, queues, reorder, transfer
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
-from dstackweb.runs.rows import QueueRow
+from dstackweb.runs.queue.transfer import Transfer
+from dstackweb.runs.rows import QueueRow, Starts, starts_of
+from dstackweb.scheduler.passes.decision import foresee_waits
+from dstackweb.wording import starts, waiting
 from dstackweb.wording.tables import queue_items
 
 router = Router(tags=["queues"])
@@ -101,16 +105,19 @@ class QueuesOut(Schema):
 
 
 class MoveIn(Schema):
-    """The runs (`run` or `runs`, names or ids), and one of `before`, `after`, `top` or `bottom`."""
+    """The runs (`run` or `runs`, names or ids, or all waiting ones of a `member`), and one of `before`, `after`, `top`,
+    `bottom` or `queue`."""
 
     model_config = {"extra": "forbid"}
 
     run: str | None = None
     runs: list[str] | None = Field(None, description="They keep their order", max_length=1000)
+    member: str | None = Field(None, description="All waiting runs of this member, only with `queue`")
     before: str | None = Field(None, description="Move directly before this run")
     after: str | None = Field(None, description="Move directly after this run")
     top: Literal[True] | None = None
     bottom: Literal[True] | None = None
+    queue: str | None = Field(None, description="To this queue of the project, at the place of their seniority there")
     dry_run: bool = Field(False, description="Return the effect without changing anything")
 
 
@@ -127,13 +134,34 @@ class RunChangeOut(Schema):
     priority_after: int
     position_before: int | None
     position_after: int | None
+    penalty_s: int | None = Field(description="Behind by its member's share in the new queue; null in the same queue")
+
+
+class WaitThereOut(Schema):
+    """Why the first run of each kind would wait in the new queue; `reason` is `starting` if what it needs is free."""
+
+    run: Name
+    reason: str
+    reason_detail: str
+
+
+class NewQueueOut(Schema):
+    """Where runs go in another queue. `starts`: the estimate of `beside`, which waits there now in the first one's
+    place. `reordered`: their order changes."""
+
+    name: str
+    reordered: bool
+    waits: list[WaitThereOut]
+    beside: Name | None
+    starts: Starts | None
 
 
 class MoveOut(Schema):
     """`changes`: the runs moved; `slips`: the nearest of the `slips_total` other runs that change position (or null).
 
-    `exact` is false if a member's run moved to their nearest own position instead. `move` is what `undo` takes,
-    for `undo_s` seconds; null for a preview, and where nothing changed.
+    To another `queue`, `slips_total` counts the runs there that move back, and there is no undo. `exact` is false if a
+    member's run moved to their nearest own position instead. `move` is what `undo` takes, for `undo_s` seconds; null
+    for a preview, and where nothing changed.
     """
 
     changes: list[RunChangeOut]
@@ -142,6 +170,11 @@ class MoveOut(Schema):
     exact: bool
     move: int | None
     undo_s: int
+    queue: NewQueueOut | None = None
+
+    @staticmethod
+    def resolve_queue(moved: reorder.MoveEffect) -> NewQueueOut | None:
+        return _new_queue(moved) if isinstance(moved, Transfer) else None
 
     @staticmethod
     def resolve_move(moved: reorder.MoveEffect) -> int | None:
@@ -245,13 +278,21 @@ def move(
     """
     found, role = project_of(request, project, "member")
     runs = _runs(found, name, body)
-    target = _target(found, body)
+    target, user = _target(found, body), caller(request)
     if body.dry_run:
-        return MoveOut.from_orm(reorder.preview(runs, caller(request), role, target))
+        return MoveOut.from_orm(
+            transfer.preview(runs, user, role, target)
+            if isinstance(target, str)
+            else reorder.preview(runs, user, role, target)
+        )
     if if_match is not None and len(runs) > 1:
         raise Invalid.at("runs", msg="If-Match names one run: send it with `run`")
     seen = None if if_match is None else {runs[0].pk: if_match}
-    done = reorder.move(runs, caller(request), role, target, seen)
+    done = (
+        transfer.transfer(runs, user, role, target, seen)
+        if isinstance(target, str)
+        else reorder.move(runs, user, role, target, seen)
+    )
     if len(runs) == 1:
         response["ETag"] = f'"{concurrency.etag(Run.objects.get(pk=runs[0].pk))}"'
     return MoveOut.from_orm(done)
@@ -272,8 +313,12 @@ def undo(request: HttpRequest, project: Path[str], name: str, body: UndoIn | Non
 
 
 def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
-    if (body.run is None) == (body.runs is None):
-        raise Invalid.at("run", msg="send either `run` or `runs`")
+    if sum(given is not None for given in (body.run, body.runs, body.member)) != 1:
+        raise Invalid.at("run", msg="send one of `run`, `runs` or `member`")
+    if body.member is not None:
+        if body.queue is None:
+            raise Invalid.at("member", msg="`member` is only for moving to another `queue`")
+        return transfer.waiting_of(services.find_queue(project, queue), body.member)
     names = [body.run] if body.run is not None else body.runs or []
     if not names:
         raise Invalid.at("runs", msg="name at least one run")
@@ -285,14 +330,38 @@ def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
     return runs
 
 
-def _target(project: Project, body: MoveIn) -> reorder.MoveTarget:
-    given = [where for where in ("before", "after", "top", "bottom") if getattr(body, where) is not None]
+def _target(project: Project, body: MoveIn) -> reorder.MoveTarget | str:
+    """The place in the queue, or the name of another queue."""
+    given = [where for where in ("before", "after", "top", "bottom", "queue") if getattr(body, where) is not None]
     match given:
         case ["before" | "after" as where]:
             return reorder.MoveTarget(where, selectors.find_run(project, getattr(body, where)))
         case ["top" | "bottom" as where]:
             return reorder.MoveTarget(where)
-    raise Invalid.at("before", msg="send one of `before`, `after`, `top` or `bottom`")
+        case ["queue"]:
+            return body.queue or ""
+    raise Invalid.at("before", msg="send one of `before`, `after`, `top`, `bottom` or `queue`")
+
+
+def _new_queue(moved: Transfer) -> NewQueueOut | None:
+    """Where runs go, with what holds them up there; None if they are there already."""
+    if moved.target is None or not moved.entries:
+        return None
+    told, data = starts_of(moved.beside) if moved.beside else (None, {})
+    waits = foresee_waits([run for run, _share in moved.entries])
+    reasons = [
+        (run.name, wait.reason, wait.data) if wait else (run.name, WaitReason.STARTING, {}) for run, wait in waits
+    ]
+    return NewQueueOut(
+        name=moved.target.name,
+        reordered=moved.is_reordered,
+        waits=[
+            WaitThereOut(run=name, reason=reason, reason_detail=str(waiting.reason(reason, data).text))
+            for name, reason, data in reasons
+        ],
+        beside=moved.beside.name if moved.beside else None,
+        starts=starts.told(told, data) if told else None,
+    )
 
 
 def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:

@@ -67,6 +67,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "move": (
         ("move train-a --before eval-3", "to another position in its queue"),
         ("move train-a train-b --top --dry-run", "only show what would change"),
+        ("move train-a --to nightly --dry-run", "what another queue would mean"),
         ("move --undo", "undo your latest move, within ten seconds"),
     ),
     "priority": (("priority train-a 70", "0 to 100; higher starts first"),),

@@ -241,32 +241,41 @@ def move(
     after: Annotated[str, typer.Option(metavar="RUN", help="Directly after this run.", autocompletion=run_names)] = "",
     top: Annotated[bool, typer.Option("--top", help="To the start of the queue.")] = False,
     bottom: Annotated[bool, typer.Option("--bottom", help="To the end of the queue.")] = False,
+    to: Annotated[str, typer.Option(metavar="QUEUE", help="To another queue.", autocompletion=queue_names)] = "",
+    member: Annotated[str, typer.Option(metavar="NAME", help="With --to: all waiting runs of this member.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the effect without moving.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Undo your latest move, within ten seconds.")] = False,
     queue: Annotated[
-        str, typer.Option(help="Queue of the move to undo; default if not given.", autocompletion=queue_names)
+        str,
+        typer.Option(help="Queue of the move to undo, or of --member; default if empty.", autocompletion=queue_names),
     ] = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Move waiting runs to another position in their queue. Several runs keep their order.
+    """Move waiting runs to another position in their queue, or to another queue. Several runs keep their order.
 
     Managers move runs to any position. Members move their own runs, which swap positions with each other: the
     positions of other members' runs don't change.
     """
     api = config.connect()
-    target = {"before": before, "after": after, "top": top, "bottom": bottom}
+    target = {"before": before, "after": after, "top": top, "bottom": bottom, "queue": to}
     given: dict[str, Any] = {where: value for where, value in target.items() if value}
     if undo:
-        if runs or given or dry_run:
+        if runs or given or dry_run or member:
             raise UsageError("--undo takes no runs and no position: it undoes your latest move.")
         _print(_undo(api, queue), as_json, quiet)
         note("Undone.")
         return
+    if member:
+        if runs or list(given) != ["queue"]:
+            raise UsageError("--member moves all waiting runs of a member: name no runs, and the new queue with --to.")
+        body = {"member": member, "dry_run": dry_run, **given}
+        _print_move(api.post(api.in_project("queues", queue or "default", "move"), body), "", dry_run, as_json, quiet)
+        return
     if queue:
-        raise UsageError("--queue is only for --undo. Runs are moved within their own queue.")
+        raise UsageError("--queue is only for --undo and --member. To move runs to another queue: --to.")
     if not runs or len(given) != 1:
-        raise UsageError("name the runs to move, and one of --before, --after, --top or --bottom.")
+        raise UsageError("name the runs to move, and one of --before, --after, --top, --bottom or --to.")
     _move(api, runs, given, dry_run, as_json, quiet)
 
 
@@ -286,6 +295,10 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool, as_j
         if refused.status != 412:
             raise
         raise CliError(refused.message, "To move it anyway, run the command again.") from None
+    _print_move(moved, queue, dry_run, as_json, quiet)
+
+
+def _print_move(moved: dict[str, Any], queue: str, dry_run: bool, as_json: bool, quiet: bool) -> None:
     _print(moved, as_json, quiet)
     if not moved["changes"]:
         note("Nothing to move: already in this position.")
@@ -294,7 +307,7 @@ def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool, as_j
         note("Moved to your nearest position: only managers move runs past those of other members.")
     if dry_run:
         note("Dry run: nothing was moved.")
-    else:
+    elif moved["move"] is not None:
         of_queue = "" if queue == "default" else f" --queue {clean(queue)}"
         note(f"Undo within {moved['undo_s']} s: dstackweb move --undo{of_queue}")
 
@@ -317,17 +330,38 @@ def _print(moved: dict[str, Any], as_json: bool, quiet: bool) -> None:
     if quiet:
         show_ids(moved["changes"])
         return
-    lines = [f"{clean(change['run'])}: {_change_text(change)}" for change in moved["changes"]]
+    there = moved.get("queue")
+    lines = [f"{clean(change['run'])}: {_change_text(change, there)}" for change in moved["changes"]]
     if lines and (slips := [_slip_text(change) for change in moved["slips"]]):
         more = (moved["slips_total"] or 0) - len(slips)
         lines[-1] += "; " + ", ".join([*slips, *([f"{more} more runs change position"] if more > 0 else [])])
     for line in lines:
         echo(line)
+    if there:
+        _print_queue(there, moved["slips_total"])
 
 
-def _change_text(change: dict[str, Any]) -> str:
+def _print_queue(there: dict[str, Any], pushed: int | None) -> None:
+    """What runs find in another queue."""
+    if there["reordered"]:
+        note("Their order changes: ageing step or fair share differ there.")
+    if pushed:
+        note(f"{plural(pushed, 'run')} there {'moves' if pushed == 1 else 'move'} back.")
+    for wait in there["waits"]:
+        note(f"{clean(wait['run'])}: {clean(wait['reason_detail'] or wait['reason'])}.")
+    if there["beside"] and (start := start_text(there["starts"])):
+        note(f"Expected start of {clean(there['beside'])}, which waits there now: {start}")
+
+
+def _change_text(change: dict[str, Any], there: dict[str, Any] | None = None) -> str:
     parts = []
     before, after = change["position_before"], change["position_after"]
+    if there:
+        place = "" if after is None else f"position {after} in "
+        parts.append(f"{f'position {before}' if before else 'pending'} → {place}{clean(there['name'])}")
+        if change["penalty_s"]:
+            parts.append(f"fair share: {duration_text(change['penalty_s'])} behind")
+        return ", ".join(parts)
     if before is not None and after is not None and before != after:
         parts.append(f"position {before} → {after}")
     elif before is None and after is not None:

@@ -11,8 +11,6 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import BigIntegerField, F, Value
-from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from dstackweb.accounts.access import allows
@@ -23,10 +21,10 @@ from dstackweb.lib.models import Bucket, Busy
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import files, past_places, selectors, wakeups
+from dstackweb.runs import files, selectors, wakeups
 from dstackweb.runs.attempts import settle_run, stop_jobs
-from dstackweb.runs.codes import PlaceEnd, RunEventKind
-from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
+from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.concurrency import check_priority, may_change
 from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.dependencies import detail as dependencies_detail
 from dstackweb.runs.dependencies import find as find_dependencies
@@ -36,8 +34,9 @@ from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.fair_share import NO_PENALTY
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
+from dstackweb.runs.queue.transfer import transfer
 from dstackweb.runs.recurrence import next_time, seniority_us
-from dstackweb.runs.shared_rows import count_new, count_queue_change, shared_rows_last
+from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.sweeps.validation import check_array
 from dstackweb.runs.transitions import lock_run, move_run, note, record
@@ -296,45 +295,8 @@ def set_priority(run: Run, user: User, role: str, priority: int, if_match: str |
 
 def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None = None) -> Run:
     """Move a waiting run to another queue of its project, at the position of its seniority there."""
-    may_change(run, user, role)
-    target = Queue.objects.filter(project=run.project, name=name).first()
-    if target is None:
-        raise Invalid.at("queue", msg=f"no queue {name!r} in this project")
-    with shared_rows_last():
-        held = {queue_id: lock_queue(queue_id) for queue_id in sorted({run.queue_id, target.pk})}
-        fresh = lock_run(run.pk)
-        if fresh.queue_id not in held or not matches(if_match, fresh):
-            raise stale_error(fresh)
-        if fresh.status not in WAITING:
-            raise Conflict(f"run {fresh.name} is {fresh.status}: only waiting runs can change their queue")
-        if fresh.queue_id != target.pk:
-            refuse_draining(held[target.pk])
-            if not _is_scheduled(fresh):
-                Queue.objects.filter(pk=target.pk).update(  # later submissions queue behind it
-                    last_seniority_us=Greatest(
-                        F("last_seniority_us"), Value(fresh.seniority_us, output_field=BigIntegerField())
-                    )
-                )
-            now, waits = timezone.now(), fresh.status == RunStatus.SUBMITTED
-            share = member_shares.enter(held[target.pk], fresh, waits=waits)
-            if waits:
-                past_places.close([fresh.pk], now, PlaceEnd.QUEUE)
-            Run.objects.filter(pk=fresh.pk).update(
-                queue=target,
-                place_since=now,
-                penalty_s=share.seconds,
-                penalty_basis=share.basis,
-                rank=ordering.rank(fresh.seniority_us, fresh.priority, held[target.pk].step_us, share.seconds),
-            )
-            count_queue_change(fresh, target.pk)
-            record(fresh, RunEventKind.QUEUE, {"from": fresh.queue.name, "to": target.name}, actor=user)
-            wakeups.request_pass()
+    transfer([run], user, role, name, None if if_match is None else {run.pk: if_match})
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
-
-
-def _is_scheduled(run: Run) -> bool:
-    """Whether a scheduled run has not entered its queue yet: its seniority is in the future."""
-    return run.status == RunStatus.PENDING and run.attempt == 1
 
 
 def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:

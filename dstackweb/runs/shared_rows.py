@@ -144,11 +144,11 @@ def count_job_end(job: Job, now: dt.datetime) -> None:
         changes.usage.add_job(job, now)
 
 
-def count_queue_change(run: Run, queue_id: int) -> None:
-    """Count a run that leaves its queue for another. Call likewise."""
+def count_queue_change(run: Run, old_id: int, new_id: int) -> None:
+    """Count a run that leaves a queue for another. Call likewise."""
     with shared_rows_last(savepoint=False) as changes:
-        changes.statuses[run.queue_id][run.status] -= 1
-        changes.statuses[queue_id][run.status] += 1
+        changes.statuses[old_id][run.status] -= 1
+        changes.statuses[new_id][run.status] += 1
 
 
 def count_removed(runs: Sequence[Run], placed: Sequence[history.Placed], now: dt.datetime) -> None:

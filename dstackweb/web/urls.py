@@ -22,7 +22,7 @@ from dstackweb.web.notifications import channel_views as channels
 from dstackweb.web.notifications import views as notifications
 from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
-from dstackweb.web.queue import move_views, past_views, saved_views, settings_views
+from dstackweb.web.queue import move_views, past_views, saved_views, settings_views, transfer_views
 from dstackweb.web.queue import views as queue
 from dstackweb.web.runs import (
     artifact_views,
@@ -45,6 +45,7 @@ project_pages = [
     path("queues/<str:queue>/change/", move_views.change, name="change"),
     path("queues/<str:queue>/preview/", move_views.preview, name="preview"),
     path("queues/<str:queue>/undo/", move_views.undo, name="undo"),
+    path("queues/<str:queue>/transfer/", transfer_views.transfer_page, name="transfer"),
     path("queues/<str:queue>/views/", saved_views.save, name="view-save"),
     path("queues/<str:queue>/views/<int:view>/delete/", saved_views.delete, name="view-delete"),
     path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),

@@ -11,9 +11,13 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
 from dstackweb.runs.codes import LimitCode, PlaceEnd
+from dstackweb.runs.models import Run
 from dstackweb.runs.queue.reorder import MoveEffect, RunChange
+from dstackweb.runs.queue.transfer import Transfer
+from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.scheduler.placement.preemption import PlacedRun, work_s
-from dstackweb.wording.sentence import enumeration, words
+from dstackweb.wording import waiting
+from dstackweb.wording.sentence import Label, enumeration, words
 from dstackweb.wording.units import duration
 
 HOUR = 60
@@ -177,6 +181,33 @@ def _several(result: MoveEffect) -> str:
     if len(places) < count or places != list(range(places[0], places[0] + count)):
         return text
     return _("%(text)s to positions %(first)d–%(last)d") % {"text": text, "first": places[0], "last": places[-1]}
+
+
+def transferred(result: Transfer) -> str:
+    """`eval moved to night, position 3`; `3 runs moved to night`."""
+    name = result.target.name if result.target else ""
+    if not result.changes:
+        return _("already in queue %s") % name
+    if len(result.changes) > 1:
+        text = ngettext("%(n)d run moved to %(queue)s", "%(n)d runs moved to %(queue)s", len(result.changes))
+        return text % {"n": len(result.changes), "queue": name}
+    change = result.changes[0]
+    values = {"run": change.run.name, "queue": name, "position": change.position_after}
+    if change.position_after is None:
+        return _("%(run)s moved to %(queue)s") % values
+    return _("%(run)s moved to %(queue)s, position %(position)d") % values
+
+
+def pushed_back(result: Transfer) -> str:
+    """`5 runs there move back`; empty where none does."""
+    count = result.slips_total or 0
+    return ngettext("%d run there moves back", "%d runs there move back", count) % count if count else ""
+
+
+def foreseen(found: Sequence[tuple[Run, Wait | None]]) -> list[tuple[str, Label]]:
+    """Why runs would wait in another queue, by the first run of each kind."""
+    starting = Label(_("free"), _("what it needs is free, once it is its turn"), "go")
+    return [(run.name, waiting.reason(wait.reason, wait.data) if wait else starting) for run, wait in found]
 
 
 def move_undone(result: MoveEffect) -> str:

@@ -1,5 +1,5 @@
 // The menu of a row (by ⋯, a right click, its handle, or keys), and the dialog that asks for a position by run name.
-import { ask, gripOf, here, keyOf, nameOf, prioOf, rowOf, rowOfRun, rows, send, tokenOf } from "./rows.js";
+import { ask, gripOf, here, keyOf, nameOf, prioOf, rowOf, rowOfRun, rows, send, toQueue, tokenOf } from "./rows.js";
 import { askPriority, chosenRows, stop, together } from "./selection.js";
 import { word } from "./words.js";
 
@@ -69,6 +69,7 @@ function choose(verb) {
   const picked = together(row);
   if (verb === "before" || verb === "after") openDialog(picked, verb);
   else if (verb === "stop") stop(picked);
+  else if (verb === "queue") toQueue(picked);
   else if (verb === "priority") editPriority(row, picked);
   else send({ do: verb, run: tokens(picked) });
 }

@@ -33,6 +33,11 @@ export async function send(values) {
   return shown;
 }
 
+/** The page that moves runs to another queue, as the reader saw them. */
+export function toQueue(picked) {
+  location.assign(`${actions.dataset.transfer}?${new URLSearchParams({ run: picked.map(tokenOf).join(",") })}`);
+}
+
 /** What a move would do, by the function that will do it: {text, refused, places, priorities}. */
 export async function ask(values, signal) {
   const url = `${actions.dataset.preview}?${new URLSearchParams(values)}`;

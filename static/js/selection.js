@@ -1,5 +1,5 @@
 // Rows chosen with their boxes, and the bar of what can be done to all of them at once. The choice outlives polls.
-import { body, gripOf, here, keyOf, nameOf, rowOf, rowOfRun, rows, send, tokenOf } from "./rows.js";
+import { body, gripOf, here, keyOf, nameOf, rowOf, rowOfRun, rows, send, toQueue, tokenOf } from "./rows.js";
 import { confirmed } from "./actions.js";
 import { word } from "./words.js";
 
@@ -70,6 +70,7 @@ async function act(button) {
   const { value } = button;
   const picked = chosenRows();
   if (value === "stop") return stop(picked);
+  if (value === "queue") return toQueue(picked);
   const values = { do: value, run: picked.map(tokenOf).join(",") };
   if (value === "priority") {
     const field = button.form.elements.priority;

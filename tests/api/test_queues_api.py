@@ -218,3 +218,30 @@ def test_a_queue_with_fair_share_has_its_members_shares_and_its_runs_their_penal
     assert planned["penalty_detail"] == "recently used 0 GPU-h, 10 GPUs queued; the median is 2 GPU-h: 48 min behind"
     for body in ({"fair_share_minutes": 0}, {"fair_share_half_life_days": None}, {"fair_share_half_life_days": 91}):
         assert manager("PATCH", f"{QUEUES}/default", body).status_code == 422
+
+
+def test_runs_go_to_another_queue_with_a_preview(api: Api, manager: Api, line: dict[str, Run]) -> None:
+    manager("POST", QUEUES, {"name": "night", "paused": True})
+    body = {"runs": ["a", "e"], "queue": "night"}
+    told = api("POST", f"{QUEUES}/default/move", body | {"dry_run": True}).json()
+    assert [(one["run"], one["position_before"], one["position_after"]) for one in told["changes"]] == [
+        ("a", 1, 1),
+        ("e", 5, 2),
+    ]
+    assert (told["queue"]["name"], told["queue"]["reordered"], told["move"]) == ("night", False, None)
+    assert told["queue"]["waits"][0]["reason"] == "queue_paused"
+    assert order(api) == "abcde"
+    moved = api("POST", f"{QUEUES}/default/move", body)
+    assert moved.status_code == 200, moved.content
+    assert order(api) == "bcd"
+    mine = {"member": line["c"].user.username, "queue": "night"}
+    assert api("POST", f"{QUEUES}/default/move", mine).status_code == 200
+    assert order(api) == "bd"
+    assert api("POST", f"{QUEUES}/default/move", mine).status_code == 404
+    bobs = {"member": "bob", "queue": "night"}
+    assert api("POST", f"{QUEUES}/default/move", bobs).status_code == 403
+    wrong = {"member": "bob", "top": True}
+    assert manager("POST", f"{QUEUES}/default/move", wrong).status_code == 422
+    manager("PATCH", f"{QUEUES}/night", {"draining": True})
+    refused = manager("POST", f"{QUEUES}/default/move", bobs | {"dry_run": True})
+    assert (refused.status_code, "draining" in refused.json()["detail"]) == (409, True)

@@ -17,6 +17,7 @@ from tests.factories import join, make_project, make_user
 AN_HOUR_AGO = f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%dT%H:%MZ}"
 PAGES = {
     "queue": "/p/main/queue/",
+    "queue-transfer": "/p/main/queues/default/transfer/?name=ab-reranker-7",
     "queue-paused": "/p/main/queues/night/",
     "queue-settings": "/p/main/queues/night/settings/",
     "queue-empty": "/p/research/queue/",

@@ -230,3 +230,15 @@ def test_fair_share_is_set_and_shown_with_each_members_share(
     manager.ok("queue", "--fair-share", "off")
     assert "fair share" not in cli("queue").stderr + cli("queue").stdout
     assert manager("queue", "--fair-share", "soon").exit_code == 2
+
+
+def test_runs_go_to_another_queue_after_a_preview(manager: Cli, runs: dict[str, Run]) -> None:
+    manager.ok("queue", "night", "--create")
+    told = manager("move", "a", "c", "--to", "night", "--dry-run")
+    assert told.stdout == "a: position 1 → position 1 in night\nc: position 3 → position 2 in night\n"
+    assert "Dry run: nothing was moved." in told.stderr
+    assert manager("move", "b", "--to", "night").stdout == "b: position 2 → position 1 in night\n"
+    assert manager("move", "--member", "bob", "--to", "night").exit_code == 0
+    assert manager("move", "--member", "bob", "--top").exit_code == 2
+    names = set(Run.objects.filter(queue__name="night").values_list("name", flat=True))
+    assert names == {"b", "d"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from django.db.models import F, QuerySet
@@ -52,13 +52,41 @@ def enter(queue: Queue, run: Run, *, waits: bool = True) -> Penalty:
 
     Two or three statements, and as many rows as the queue has members; nothing where fair share is off.
     """
-    gpus = (run.spec.get("nodes") or 1) * run.spec["requirements"]["gpu_count_min"]
-    found = foresee(queue, run.user_id, gpus)
-    if queue.fair_share_minutes and gpus and waits:
-        share = MemberShare.objects.filter(queue=queue, user=run.user_id)
-        if not share.update(queued_gpus=F("queued_gpus") + gpus):
-            MemberShare.objects.create(queue=queue, user_id=run.user_id, queued_gpus=gpus)
+    found = foresee_all(queue, [run])[0]
+    if waits:
+        add_queued(queue, [run])
     return found
+
+
+def foresee_all(queue: Queue, runs: Sequence[Run]) -> list[Penalty]:
+    """The penalties of runs that enter this queue one after another; a member's later run never gets less than one
+    before it, so that these keep their order. Reads only, in two statements."""
+    if not queue.fair_share_minutes:
+        return [NO_PENALTY] * len(runs)
+    loads, last = _loads(queue), dict[int, Penalty]()
+    found = []
+    for run in runs:
+        own, gpus = loads.get(run.user_id, Load()), _gpus(run)
+        loads[run.user_id] = own._replace(queued_gpus=own.queued_gpus + gpus)
+        share = _penalty(queue, run.user_id, loads, gpus)
+        last[run.user_id] = max(share, last.get(run.user_id, share), key=lambda one: one.seconds)
+        found.append(last[run.user_id])
+    return found
+
+
+def add_queued(queue: Queue, runs: Sequence[Run]) -> None:
+    """Count the GPUs of runs that wait in this queue from now on; nothing where fair share is off."""
+    if not queue.fair_share_minutes:
+        return
+    for user_id, gpus in sorted(_added_up((run.user_id, _gpus(run)) for run in runs).items()):
+        share = MemberShare.objects.filter(queue=queue, user=user_id)
+        if gpus and not share.update(queued_gpus=F("queued_gpus") + gpus):
+            MemberShare.objects.create(queue=queue, user_id=user_id, queued_gpus=gpus)
+
+
+def _gpus(run: Run) -> int:
+    gpus: int = (run.spec.get("nodes") or 1) * run.spec["requirements"]["gpu_count_min"]
+    return gpus
 
 
 def foresee(queue: Queue, user_id: int, gpus: int) -> Penalty:

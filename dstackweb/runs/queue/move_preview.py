@@ -86,6 +86,8 @@ class RunChange:
     priority_after: int
     position_before: int | None
     position_after: int | None
+    penalty_s: int | None = None
+    """What its member's share puts it behind in its new queue; None where it keeps its queue."""
 
 
 @dataclass(frozen=True)

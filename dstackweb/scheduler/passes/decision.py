@@ -132,6 +132,30 @@ def decide_now(run: Run) -> Decision:
     )
 
 
+MAX_FORESEEN = 20
+"""Shapes whose waits in another queue are foreseen."""
+
+
+def foresee_waits(entries: Sequence[Run]) -> list[tuple[Run, Wait | None]]:
+    """Why the first run of each shape would wait in the queue that it is shown in, whatever its position: the most
+    permanent reason, None if it could start. All are of one queue; of the first MAX_FORESEEN shapes."""
+    firsts = {run.shape: run for run in reversed(entries) if run.status == RunStatus.SUBMITTED}
+    runs = sorted(firsts.values(), key=lambda run: (run.rank, run.pk))[:MAX_FORESEEN]
+    if not runs:
+        return []
+    queue, now = runs[0].queue, timezone.now()
+    capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
+    return [(run, _foreseen(run, queue, capacity)) for run in runs]
+
+
+def _foreseen(run: Run, queue: Queue, capacity: Capacity) -> Wait | None:
+    try:
+        spec = EffectiveSpec.model_validate(run.spec)
+    except ValidationError:
+        return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE})
+    return next(iter(_blockers(loading.waiting_run(run, queue, spec), queue, capacity)), None)
+
+
 def list_candidates(run: WaitingRun, capacity: Capacity) -> Iterator[Candidate]:
     """Every host, then every offer, in the order of preference."""
     if may_use_hosts(run.spec):

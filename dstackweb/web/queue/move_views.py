@@ -33,7 +33,7 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
     """The effect of a move without making it, or why it is refused."""
     found = services.find_queue(request.project, queue)
     try:
-        runs, _etags = _runs_from_form(request.GET, found)
+        runs, _etags = runs_from_form(request.GET, found)
         target = _target_from_form(request, request.GET, found, runs)
         effect = reorder.preview(runs, request.user, request.role, target)
     except DomainError as error:
@@ -98,7 +98,7 @@ def _apply(request: PageRequest, queue: Queue) -> Result:
         if verb in form:  # a row's own button, on a page without scripts
             runs = _runs_by_id(queue, [form[verb]])
             return _prioritise(request, runs, runs[0].priority + step)
-    runs, etags = _runs_from_form(form, queue)
+    runs, etags = runs_from_form(form, queue)
     match form.get("do"):
         case "priority":
             return _prioritise(request, runs, _priority(form.get("priority")), etags)
@@ -154,7 +154,7 @@ def set_priority(request: PageRequest, run: str) -> HttpResponse:
     return done_here(request, text, url, undo_of(found.queue, move))
 
 
-def _runs_from_form(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
+def runs_from_form(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
     """The runs in a form, sent as `id.etag`, in its order, and the etags by run."""
     tokens = [token.partition(".") for token in ",".join(form.getlist("run")).split(",") if token]
     if not tokens:

@@ -184,6 +184,8 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "over": run.status in ENDED,
         "settled": run.status in ENDED and not awaits_usage(run, now),
         "waits": run.status in WAITING,
+        "has_other_queues": run.status in WAITING
+        and Queue.objects.filter(project=request.project).exclude(pk=run.queue_id).exists(),
         "may_change": may_change,
         "etag": services.etag(run),
         "max_priority": lists.max_priority(request),
