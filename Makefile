@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint docs fmt lock bench pictures clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint docs fmt lock bench pictures messages clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,7 +91,7 @@ lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing mig
 	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
 
 docs: $(VENV)/.docs ## the documentation as a site in build/docs; a broken link is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@DSTACKWEB_LANGUAGE=en NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 fmt: $(VENV)/.dev ## format the code and the templates
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
@@ -110,6 +110,9 @@ bench: $(VENV)/.dev ## the benchmarks
 
 pictures: $(VENV)/.dev ## write the README's pictures to docs/images
 	@README_PICTURES=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py -k readme
+
+messages: $(VENV)/.dev ## write the catalogue of the command line's texts; what is new there waits for its translation
+	@DSTACKWEB_LANGUAGE=en $(BIN)/python -m tools.cli_messages
 
 clean: ## remove the virtual environment and caches; var/ (the database, logs, keys) stays
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

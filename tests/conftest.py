@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=25)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=150)
 
+os.environ["DSTACKWEB_LANGUAGE"] = "en"  # what tests read, whatever language the developer speaks
+
 POSTGRES = os.environ.get("DSTACKWEB_TEST_SIDE") == "postgres"
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
 BOTH_SIDES = {"gpus", "lib", "offers", "progress", "runs", "scheduler"}

@@ -19,12 +19,16 @@ from typing import IO
 
 from pathspec import GitIgnoreSpec
 
+from dstackweb.cli.language import N_, _
 from dstackweb.cli.output import CliError
+from dstackweb.cli.tables import padding_of
+from dstackweb.cli.values import size_text
 from dstackweb.runner.archive_limits import DEPTH_MAX, LIMITS, NAME_MAX, PATH_MAX, TEXT_MAX, Limits, is_too_long
-from dstackweb.spec.units import size_text
 
 LARGEST_NAMED = 5
-LEAVE_OUT = "Add files that the run doesn't need to .gitignore, download data in the run, or upload no code: --no-code"
+LEAVE_OUT = N_(
+    "Add files that the run doesn't need to .gitignore, download data in the run, or upload no code: --no-code"
+)
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,11 @@ def pack(
             unpacked = tar.offset + tarfile.BLOCKSIZE  # a reader goes to the block behind
     except _OverLimit:
         file.close()
-        why = f"the code in {root} exceeds the limit of {size_text(limit)} after packing. Nothing was sent."
+        why = _(
+            "the code in {root} exceeds the limit of {limit} after packing. Nothing was sent.",
+            root=root,
+            limit=size_text(limit),
+        )
         raise _too_large(kept, why) from None
     except OSError as error:
         file.close()
@@ -193,28 +201,44 @@ def _check_paths(root: Path, found: list[SourceFile], limits: Limits) -> None:
     for path in sorted(paths):
         if is_too_long(path):
             raise CliError(
-                f"the path {os.fsdecode(path)} is too long. Nothing was sent.",
-                f"Hosts unpack paths of up to {PATH_MAX:,} bytes, with {DEPTH_MAX} names of {NAME_MAX} bytes each.",
-                LEAVE_OUT,
+                _("the path {path} is too long. Nothing was sent.", path=os.fsdecode(path)),
+                _(
+                    "Hosts unpack paths of up to {path:,} bytes, with {depth} names of {name} bytes each.",
+                    path=PATH_MAX,
+                    depth=DEPTH_MAX,
+                    name=NAME_MAX,
+                ),
+                _(LEAVE_OUT),
             )
     folders = {path[:at] for path in paths for at, byte in enumerate(path) if byte == ord("/")}
     if (number := len(paths | folders)) > limits.entries:
         raise CliError(
-            f"the code in {root} has {number:,} files and folders, and hosts unpack at most {limits.entries:,}. "
-            "Nothing was sent.",
-            LEAVE_OUT,
+            _(
+                "the code in {root} has {number:,} files and folders, and hosts unpack at most "
+                "{most:,}. Nothing was sent.",
+                root=root,
+                number=number,
+                most=limits.entries,
+            ),
+            _(LEAVE_OUT),
         )
     if sum(map(len, paths | folders)) > TEXT_MAX:
         raise CliError(
-            f"the paths of the code in {root} are longer than {size_text(TEXT_MAX)} together. Nothing was sent.",
-            LEAVE_OUT,
+            _(
+                "the paths of the code in {root} are longer than {most} together. Nothing was sent.",
+                root=root,
+                most=size_text(TEXT_MAX),
+            ),
+            _(LEAVE_OUT),
         )
 
 
 def _unpacks_to(root: Path, size: int, most: int) -> str:
-    return (
-        f"the code in {root} takes {size_text(size)} when unpacked, and hosts unpack at most {size_text(most)} of it. "
-        "Nothing was sent."
+    return _(
+        "the code in {root} takes {size} when unpacked, and hosts unpack at most {most} of it. Nothing was sent.",
+        root=root,
+        size=size_text(size),
+        most=size_text(most),
     )
 
 
@@ -240,10 +264,10 @@ def _points_outside(root: Path, path: str) -> bool:
 
 def _unreadable(error: OSError) -> CliError:
     if error.filename is None:  # raised by tarfile for a file that ended early
-        return CliError("a file became shorter while it was packed. Nothing was sent.", "Try again.")
+        return CliError(_("a file became shorter while it was packed. Nothing was sent."), _("Try again."))
     return CliError(
-        f"can't read {error.filename}: {error.strerror}. Nothing was sent.",
-        "Make it readable, add it to .gitignore, or upload no code: --no-code",
+        _("can't read {file}: {reason}. Nothing was sent.", file=error.filename, reason=error.strerror),
+        _("Make it readable, add it to .gitignore, or upload no code: --no-code"),
     )
 
 
@@ -251,7 +275,7 @@ def _too_large(packed: list[SourceFile], why: str) -> CliError:
     largest = sorted(packed, key=lambda entry: entry.info.st_size, reverse=True)[:LARGEST_NAMED]
     return CliError(
         why,
-        "Largest files not in .gitignore:",
-        *(f"{size_text(entry.info.st_size):>9}  {entry.path}" for entry in largest),
-        LEAVE_OUT,
+        _("Largest files not in .gitignore:"),
+        *(f"{padding_of(size := size_text(entry.info.st_size), 9)}{size}  {entry.path}" for entry in largest),
+        _(LEAVE_OUT),
     )

@@ -11,23 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.output import (
-    CliError,
-    Column,
-    Json,
-    Quiet,
-    RunName,
-    UsageError,
-    clean,
-    clock_text,
-    note,
-    plural,
-    show_ids,
-    show_json,
-    show_table,
-)
+from dstackweb.cli.language import _, _n
+from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, note, show_ids, show_json
+from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.values import clock_text, file_count, size_text
 from dstackweb.runner.artifact_paths import is_safe
-from dstackweb.spec.units import size_text
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
@@ -73,7 +61,7 @@ def artifacts(
             ],
         )
     else:
-        note("No artifacts.")
+        note(_("No artifacts."))
     if not as_json:
         _note_left_out(listed)
 
@@ -93,12 +81,12 @@ def _note_left_out(listed: dict[str, Any]) -> None:
     if not listed["left_out"]:
         return
     number = max(listed["left_out_number"], len(listed["left_out"]))
-    note(f"{plural(number, 'file')} {'was' if number == 1 else 'were'} not kept:")
+    note(_n("{n:,} file was not kept:", "{n:,} files were not kept:", number))
     for one in listed["left_out"]:
         size = f" ({size_text(one['size'])})" if one["size"] is not None else ""
         note(f"  {clean(one['path'])}{size}: {clean(one['detail'])}")
     if number > len(listed["left_out"]):
-        note(f"  and {number - len(listed['left_out']):,} more")
+        note("  " + _("and {n:,} more", n=number - len(listed["left_out"])))
 
 
 def _save_all(api: Api, path: str, items: list[dict[str, Any]], folder: Path) -> None:
@@ -106,7 +94,8 @@ def _save_all(api: Api, path: str, items: list[dict[str, Any]], folder: Path) ->
     for one in items:
         if not is_safe(one["path"]):
             raise CliError(
-                f"the server names a file {clean(one['path'])!r}, which leads elsewhere.", "It was not saved."
+                _("the server names a file {path!r}, which leads elsewhere.", path=clean(one["path"])),
+                _("It was not saved."),
             )
         target = folder / f"{int(one['attempt'])}-{int(one['node'])}" / one["path"]
         try:
@@ -115,11 +104,16 @@ def _save_all(api: Api, path: str, items: list[dict[str, Any]], folder: Path) ->
                 continue
             _save(api, f"{path}/file", one, target)
         except OSError as error:
-            raise UsageError(f"{target} can't be written: {error.strerror or error}.") from None
+            raise UsageError(
+                _("{file} can't be written: {reason}.", file=target, reason=error.strerror or error)
+            ) from None
         saved += 1
         note(f"{target}")
-    already = f", {there:,} {'was' if there == 1 else 'were'} there already" if there else ""
-    note(f"{plural(saved, 'file')} saved to {folder}{already}.")
+    text = _("{files} saved to {folder}.", files=file_count(saved), folder=folder)
+    if there:
+        already = _n("{n:,} was there already.", "{n:,} were there already.", there)
+        text = _("{sentence} {another}", sentence=text, another=already)
+    note(text)
 
 
 def _is_there(target: Path, one: dict[str, Any]) -> bool:
@@ -142,7 +136,8 @@ def _save(api: Api, path: str, one: dict[str, Any], target: Path) -> None:
                 file.write(piece)
         if digest.hexdigest() != one["sha256"]:
             raise CliError(
-                f"{clean(one['path'])} arrived with other bytes than it has.", "It was not saved; try again."
+                _("{path} arrived with other bytes than it has.", path=clean(one["path"])),
+                _("It was not saved; try again."),
             )
         os.replace(part, target)
     finally:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from dstackweb.cli.config import Settings, tokens_page
+from dstackweb.cli.language import _, tag
 from dstackweb.cli.output import (
     OUTAGE,
     ApiError,
@@ -57,18 +58,22 @@ class Api:
         try:
             self._http = httpx.Client(
                 base_url=settings.url,
-                headers={"Authorization": f"Bearer {settings.token}", "Accept": "application/json"},
+                headers={
+                    "Authorization": f"Bearer {settings.token}",
+                    "Accept": "application/json",
+                    "Accept-Language": tag(),
+                },
                 timeout=TIMEOUT if patience_s is None else patience_s,
                 transport=transport,
             )
         except httpx.InvalidURL as error:
-            raise UsageError(f"invalid server URL {settings.url}: {error}.") from None
+            raise UsageError(_("invalid server URL {url}: {reason}.", url=settings.url, reason=error)) from None
 
     def path(self, *parts: str) -> str:
         """A path of the API, its parts quoted. Raises UsageError for a part that can't be a name."""
         for part in parts:
             if part in ("", ".", "..") or "/" in part:
-                raise UsageError(f"invalid name {part!r}.")
+                raise UsageError(_("invalid name {name!r}.", name=part))
         return "/".join((BASE, *(quote(part, safe="") for part in parts)))
 
     def in_project(self, *parts: str) -> str:
@@ -153,7 +158,7 @@ class Api:
         pause = retry_after(response)
         if response.status_code != 429 or waited + pause > PATIENCE_S or not self._is_patient:
             return None
-        note(f"Too many requests; trying again in {pause:.0f} s …")
+        note(_("Too many requests; trying again in {seconds:.0f} s …", seconds=pause))
         return pause
 
     def until_answered(self, request: Callable[[], T], safe: str, show: Callable[[str], None] = note) -> T:
@@ -163,11 +168,11 @@ class Api:
                 answer = request()
             except OUTAGE as error:
                 if not failures:
-                    show(f"{error.message} {safe} Trying again …")
+                    show(_("{message} {safe} Trying again …", message=error.message, safe=safe))
                 self.sleep(0.1 + full_jitter(failures, 1.0, 4.5))
             else:
                 if failures:
-                    show("Connected again.")
+                    show(_("Connected again."))
                 return answer
         raise AssertionError("the loop returns")
 
@@ -179,23 +184,25 @@ class Api:
             raise self._not_dstackweb() from None
 
     def _not_dstackweb(self) -> CliError:
-        return CliError(f"{self.settings.url} is not a dstackweb server.", "Check the URL: dstackweb login URL")
+        return CliError(
+            _("{url} is not a dstackweb server.", url=self.settings.url), _("Check the URL: dstackweb login URL")
+        )
 
     def _unreachable(self, error: httpx.TransportError, changes: bool) -> Unreachable:
         url = self.settings.url
         if isinstance(error, NEVER_SENT):
-            why = "no answer within 5 s" if isinstance(error, httpx.TimeoutException) else reason(error)
+            why = _("no answer within 5 s") if isinstance(error, httpx.TimeoutException) else reason(error)
             return Unreachable(
-                f"can't reach {url}: {why}.",
-                "Nothing was changed, and submitted runs continue.",
-                "Check that the server is up and that the URL is right: dstackweb login URL",
+                _("can't reach {url}: {why}.", url=url, why=why),
+                _("Nothing was changed, and submitted runs continue."),
+                _("Check that the server is up and that the URL is right: dstackweb login URL"),
             )
-        what = "gave no answer in 30 s" if isinstance(error, httpx.TimeoutException) else "closed the connection"
+        silent = isinstance(error, httpx.TimeoutException)
         return Unreachable(
-            f"{url} {what}.",
-            "The change may have been made: check with dstackweb ps before you try again."
+            _("{url} gave no answer in 30 s.", url=url) if silent else _("{url} closed the connection.", url=url),
+            _("The change may have been made: check with dstackweb ps before you try again.")
             if changes
-            else "Nothing was changed. Try again.",
+            else _("Nothing was changed. Try again."),
         )
 
     def _refused(self, response: httpx.Response) -> CliError:
@@ -206,24 +213,28 @@ class Api:
             body = None
         detail = clean(body.get("detail")) if isinstance(body, dict) else ""
         if response.is_redirect:
-            place = clean(response.headers.get("location", "another URL"))
-            message = f"{self.settings.url} redirects to {place}. The token was not sent there."
-            return CliError(message, "If that URL is right: dstackweb login URL")
+            place = clean(response.headers.get("location", "")) or _("another URL")
+            message = _("{url} redirects to {place}. The token was not sent there.", url=self.settings.url, place=place)
+            return CliError(message, _("If that URL is right: dstackweb login URL"))
         if status == 401:
-            given = f" (from {self.settings.token_from})" if self.settings.token_from else ""
+            source = self.settings.token_from
             return ApiError(
-                f"the server rejected the token{given}.",
-                f"Make a token on {tokens_page(self.settings.url)}",
-                f"Then run: dstackweb login {self.settings.url}",
+                _("the server rejected the token (from {source}).", source=source)
+                if source
+                else _("the server rejected the token."),
+                _("Make a token on {url}", url=tokens_page(self.settings.url)),
+                _("Then run: dstackweb login {url}", url=self.settings.url),
                 status=status,
             )
         if status == 429:
-            again = f"Nothing was changed. Try again in {retry_after(response):.0f} s."
-            return TryLater(detail or "too many requests.", again, status=status)
+            again = _("Nothing was changed. Try again in {seconds:.0f} s.", seconds=retry_after(response))
+            return TryLater(detail or _("too many requests."), again, status=status)
         if status >= 500:
             return TryLater(
-                f"server error (HTTP {status}){': ' + detail.rstrip('.') if detail else ''}.",
-                "Submitted runs continue. Try again; if the error stays, look in the server's log.",
+                _("server error (HTTP {status}): {detail}.", status=status, detail=detail.rstrip(".。"))
+                if detail
+                else _("server error (HTTP {status}).", status=status),
+                _("Submitted runs continue. Try again; if the error stays, look in the server's log."),
                 status=status,
             )
         if not detail:
@@ -245,4 +256,4 @@ def reason(error: Exception) -> str:
     while cause.__cause__ or cause.__context__:
         cause = cause.__cause__ or cause.__context__ or cause
     text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
-    return text[:1].lower() + text[1:] if text else "no connection"
+    return text[:1].lower() + text[1:] if text else _("no connection")

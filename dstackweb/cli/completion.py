@@ -10,6 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from dstackweb.cli.language import _
+from dstackweb.cli.values import run_count, word
+
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
@@ -25,30 +28,30 @@ def run_names(incomplete: str) -> list[tuple[str, str]]:
     runs = _items(lambda api: api.get(api.in_project("runs"), q=incomplete or None, limit=MOST))
     names: dict[str, str] = {}
     for run in runs:
-        names.setdefault(run["name"], run["status"])  # a name means its newest run
+        names.setdefault(run["name"], word(run["status"]))  # a name means its newest run
     return _matching(names.items(), incomplete)
 
 
 def sweep_names(incomplete: str) -> list[tuple[str, str]]:
     names: dict[str, str] = {}
     for sweep in _items(lambda api: api.get(api.in_project("sweeps"), limit=MOST)):
-        names.setdefault(sweep["name"], f"{sweep['size']} runs")
+        names.setdefault(sweep["name"], run_count(sweep["size"]))
     return _matching(names.items(), incomplete)
 
 
 def queue_names(incomplete: str) -> list[tuple[str, str]]:
     rows = _items(lambda api: api.get(api.in_project("queues")))
-    return _matching(((row["name"], f"{row['submitted']} waiting") for row in rows), incomplete)
+    return _matching(((row["name"], _("{n:,} waiting", n=row["submitted"])) for row in rows), incomplete)
 
 
 def host_names(incomplete: str) -> list[tuple[str, str]]:
     rows = _items(lambda api: api.get(api.path("hosts")))
-    return _matching(((row["name"], "online" if row["online"] else "offline") for row in rows), incomplete)
+    return _matching(((row["name"], _("online") if row["online"] else _("offline")) for row in rows), incomplete)
 
 
 def project_names(incomplete: str) -> list[tuple[str, str]]:
     rows = _items(lambda api: api.get(api.path("projects")))
-    return _matching(((row["name"], row["role"]) for row in rows), incomplete)
+    return _matching(((row["name"], word(row["role"])) for row in rows), incomplete)
 
 
 def server_names(incomplete: str) -> list[tuple[str, str]]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from dstackweb.cli.language import _
 from dstackweb.cli.output import GIVEN, CliError, UsageError
+from dstackweb.cli.values import listed
 from dstackweb.lib.network import is_loopback
 
 if TYPE_CHECKING:
@@ -52,8 +54,14 @@ class Saved:
     def named(self, name: str) -> Server:
         """Raises UsageError for a name that is not saved."""
         if name not in self.servers:
-            known = f"Saved servers: {', '.join(self.servers)}" if self.servers else "No server is saved."
-            raise UsageError(f"no server is called {name!r}.", known, f"To add it: dstackweb servers add {name} URL")
+            known = (
+                _("Saved servers: {names}", names=listed([*self.servers])) if self.servers else _("No server is saved.")
+            )
+            raise UsageError(
+                _("no server is called {name!r}.", name=name),
+                known,
+                _("To add it: dstackweb servers add {name} URL", name=name),
+            )
         return self.servers[name]
 
     def at(self, url: str) -> str:
@@ -87,14 +95,14 @@ def normal_url(text: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise UsageError(f"invalid server URL {text!r}.", f"Example: {DEFAULT_URL}")
+        raise UsageError(_("invalid server URL {text!r}.", text=text), _("Example: {url}", url=DEFAULT_URL))
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
 def name_of(text: str) -> str:
     """A name for a server. Raises UsageError for one that a shell or the file might read in another way."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", text):
-        raise UsageError(f"invalid server name {text!r}.", "Use letters, digits and . _ : -")
+        raise UsageError(_("invalid server name {text!r}.", text=text), _("Use letters, digits and . _ : -"))
     return text
 
 
@@ -115,7 +123,9 @@ def stored() -> Saved:
     except FileNotFoundError:
         return Saved("", {})
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise CliError(f"can't read {path}: {error}", "To write it again: dstackweb login URL") from None
+        raise CliError(
+            _("can't read {file}: {reason}", file=path, reason=error), _("To write it again: dstackweb login URL")
+        ) from None
     current = str(data.get("current", ""))
     return Saved(current if current in servers else next(iter(servers), ""), servers)
 
@@ -139,13 +149,15 @@ def load() -> Settings:
         token, token_from = server.token, str(config_path())
     if not token and saved.servers:
         raise UsageError(
-            f"DSTACKWEB_URL is {url}, but no token is saved for it. No token was sent.",
-            f"Set DSTACKWEB_TOKEN too, or run: dstackweb login {url}",
+            _("DSTACKWEB_URL is {url}, but no token is saved for it. No token was sent.", url=url),
+            _("Set DSTACKWEB_TOKEN too, or run: dstackweb login {url}", url=url),
         )
     if not token:
-        raise UsageError("not logged in.", f"Run dstackweb login {url}, or set DSTACKWEB_URL and DSTACKWEB_TOKEN.")
+        raise UsageError(
+            _("not logged in."), _("Run dstackweb login {url}, or set DSTACKWEB_URL and DSTACKWEB_TOKEN.", url=url)
+        )
     if not is_token(token):
-        raise UsageError(f"invalid API token in {token_from}.")
+        raise UsageError(_("invalid API token in {source}.", source=token_from))
     project = GIVEN.get("project") or env.get("DSTACKWEB_PROJECT") or (server.project if server else DEFAULT_PROJECT)
     return Settings(url, token, project, token_from)
 
@@ -195,7 +207,7 @@ def write_private(path: Path, lines: Iterable[str]) -> Path:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise CliError(f"can't write {path}: {error.strerror}") from None
+        raise CliError(_("can't write {file}: {reason}", file=path, reason=error.strerror)) from None
     return path
 
 
@@ -213,4 +225,4 @@ def forget(name: str) -> None:
     try:
         config_path().unlink()
     except OSError as error:
-        raise CliError(f"can't remove {config_path()}: {error.strerror}") from None
+        raise CliError(_("can't remove {file}: {reason}", file=config_path(), reason=error.strerror)) from None

@@ -10,38 +10,28 @@ from typing import Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.apply import settings_rows
 from dstackweb.cli.completion import run_names
-from dstackweb.cli.output import (
-    Column,
-    Json,
-    Note,
-    Painted,
-    Quiet,
-    Rows,
-    RunName,
-    View,
-    Watch,
-    clean,
-    clock_text,
-    paint,
-    plural,
-    show_answer,
-    show_ids,
-    show_json,
-    show_view,
-    start_text,
-    watch_view,
-)
+from dstackweb.cli.language import N_, _, _n
+from dstackweb.cli.output import Json, Painted, Quiet, RunName, Watch, clean, paint, show_answer, show_ids, show_json
+from dstackweb.cli.plan import settings_rows
 from dstackweb.cli.runs import ENDED, status_text
-from dstackweb.spec.units import duration_text, price_text
+from dstackweb.cli.tables import Column, Note, Rows, View, show_view, watch_view
+from dstackweb.cli.values import clock_text, duration_text, start_text, word
+from dstackweb.spec.units import price_text
 
 EVENTS_SHOWN = 12
 SIGNS = {"both": " ", "left": "-", "right": "+"}
 COLOURS = {"left": "31", "right": "32"}
-TIMES = {"waited_s": "waited", "starting_s": "started in", "ran_s": "ran", "total_s": "in all"}
-OUTCOME = ("status", "exit_code", "status_message", "attempt", "place", "cost")
-FACTS = Column("", wide=True)
+TIMES = {"waited_s": N_("waited"), "starting_s": N_("started in"), "ran_s": N_("ran"), "total_s": N_("in all")}
+OUTCOME = {
+    "status": N_("status"),
+    "exit_code": N_("exit code"),
+    "status_message": N_("message"),
+    "attempt": N_("attempt"),
+    "place": N_("place"),
+    "cost": N_("cost"),
+}
+FACTS = Column(wide=True)
 
 
 def show(run: RunName, follow: Watch = False, as_json: Json = False, quiet: Quiet = False) -> None:
@@ -71,38 +61,44 @@ def view_of(run: dict[str, Any]) -> View:
         events = run["events"][-EVENTS_SHOWN:]
         yield Rows([Column("AT"), Column("EVENT", wide=True), Column("BY")], [_event(run, one) for one in events])
         if len(run["events"]) > EVENTS_SHOWN or run["events_next"]:
-            yield Note(f"The newest {EVENTS_SHOWN} events. All: --json")
+            yield Note(_("The newest {n} events. All: --json", n=EVENTS_SHOWN))
 
 
 def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "id", run["id"]
-    yield "user", run["user"]
-    yield "queue", f"{run['queue']}, priority {run['priority']}" + _position(run)
-    yield "times", f"submitted {_times(run)}"
+    yield _("user"), run["user"]
+    yield _("queue"), _queue(run)
+    yield _("times"), _times(run)
     if share := (run.get("factors") or {}).get("penalty_detail"):
-        yield "fair share", share
+        yield _("fair share"), share
     if starts := start_text(run.get("starts")):
-        yield "starts", starts
+        yield _("starts"), starts
     if run["max_duration_s"]:
-        yield "at most", duration_text(run["max_duration_s"])
+        yield _("at most"), duration_text(run["max_duration_s"])
     if run["cost"]:
-        yield "cost", price_text(round(run["cost"], 2))
+        yield _("cost"), price_text(round(run["cost"], 2))
     for one in run["after"]:
-        yield "after", f"{one['run']} ({one['on']}): {one['outcome']}"
+        yield _("after"), f"{one['run']} ({one['on']}): {one['outcome']}"
 
 
-def _position(run: dict[str, Any]) -> str:
-    return f", position {run['position']}" if run["position"] else ""
+def _queue(run: dict[str, Any]) -> str:
+    values = {"queue": run["queue"], "priority": run["priority"], "position": run["position"]}
+    if run["position"]:
+        return _("{queue}, priority {priority}, position {position}", **values)
+    return _("{queue}, priority {priority}", **values)
 
 
 def _times(run: dict[str, Any]) -> str:
     """When it was submitted, and how long it has run."""
-    text = clock_text(run["submitted_at"])
-    if run["started_at"]:
-        until = datetime.fromisoformat(run["ended_at"]) if run["ended_at"] else datetime.now(UTC)
-        took = duration_text((until - datetime.fromisoformat(run["started_at"])).total_seconds())
-        text += f", started {clock_text(run['started_at'])}, {'ran' if run['ended_at'] else 'running for'} {took}"
-    return text
+    submitted = clock_text(run["submitted_at"])
+    if not run["started_at"]:
+        return _("submitted {submitted}", submitted=submitted)
+    until = datetime.fromisoformat(run["ended_at"]) if run["ended_at"] else datetime.now(UTC)
+    took = duration_text((until - datetime.fromisoformat(run["started_at"])).total_seconds())
+    values = {"submitted": submitted, "started": clock_text(run["started_at"]), "duration": took}
+    if run["ended_at"]:
+        return _("submitted {submitted}, started {started}, ran {duration}", **values)
+    return _("submitted {submitted}, started {started}, running for {duration}", **values)
 
 
 def _nodes(run: dict[str, Any]) -> tuple[list[Column], list[tuple[object, ...]]]:
@@ -119,7 +115,7 @@ def _nodes(run: dict[str, Any]) -> tuple[list[Column], list[tuple[object, ...]]]
         (
             job["attempt"],
             job["node"],
-            job["status"],
+            word(job["status"]),
             job["host"] or " ".join(filter(None, (job["backend"], job["region"], job["instance_type"]))),
             len(job["gpus"]) or None,
             job["exit_code"],
@@ -130,8 +126,10 @@ def _nodes(run: dict[str, Any]) -> tuple[list[Column], list[tuple[object, ...]]]
 
 
 def _event(run: dict[str, Any], event: dict[str, Any]) -> tuple[object, ...]:
-    of_node = f"node {event['node']}: " if event["node"] is not None and run["spec"]["nodes"] > 1 else ""
-    return clock_text(event["at"]), of_node + event["detail"], event["actor"]
+    detail = event["detail"]
+    if event["node"] is not None and run["spec"]["nodes"] > 1:
+        detail = _("node {node}: {detail}", node=event["node"], detail=detail)
+    return clock_text(event["at"]), detail, event["actor"]
 
 
 def diff(
@@ -165,7 +163,7 @@ def diff(
 def comparison_view(found: dict[str, Any], everything: bool = False) -> View:
     """A comparison, an answer of the API: settings, then times, then the outcome."""
     left, right = found["left"], found["right"]
-    sides = [Column(_title(left, right), wide=True), Column(_title(right, left), wide=True)]
+    sides = [Column(_title(one, other), wide=True, given=True) for one, other in ((left, right), (right, left))]
     settings = [one for one in found["settings"] if one["differs"] or everything]
     if rows := [(one["key"], one["left"], one["right"]) for one in settings if not one["lines"]]:
         yield Rows([Column("SETTING"), *sides], rows)
@@ -176,13 +174,13 @@ def comparison_view(found: dict[str, Any], everything: bool = False) -> View:
             yield from (_line(line) for line in one["lines"])
             yield ""
     if not any(one["differs"] for one in settings):
-        yield Note("Their settings are the same.")
-    times = [(text, _took(left[key]), _took(right[key])) for key, text in TIMES.items()]
+        yield Note(_("Their settings are the same."))
+    times = [(_(text), _took(left[key]), _took(right[key])) for key, text in TIMES.items()]
     yield Rows([Column("TIME"), *sides], times)
     yield ""
     yield Rows([Column("OUTCOME"), *sides], list(_outcome(left, right)))
     if equal := sum(not one["differs"] for one in found["settings"]) if not everything else 0:
-        yield Note(f"{plural(equal, 'setting')} the same; to show: --all")
+        yield Note(_n("{n:,} setting the same; to show: --all", "{n:,} settings the same; to show: --all", equal))
 
 
 def _line(line: dict[str, str]) -> str:
@@ -201,11 +199,13 @@ def _took(seconds: float | None) -> str:
 
 
 def _outcome(left: dict[str, Any], right: dict[str, Any]) -> Iterator[tuple[str, object, object]]:
-    yield "user", left["user"], right["user"]
-    yield "submitted at", clock_text(left["submitted_at"]), clock_text(right["submitted_at"])
-    for key in OUTCOME:
+    yield _("user"), left["user"], right["user"]
+    yield _("submitted at"), clock_text(left["submitted_at"]), clock_text(right["submitted_at"])
+    for key, title in OUTCOME.items():
         one, other = left[key], right[key]
         if key == "cost":
             one, other = (price_text(round(cost, 2)) if cost else None for cost in (one, other))
+        if key == "status":
+            one, other = word(one), word(other)
         if one or other:
-            yield key.replace("_", " ").replace("status message", "message"), one, other
+            yield _(title), one, other

@@ -16,25 +16,23 @@ import typer
 import dstackweb
 from dstackweb.cli import config
 from dstackweb.cli.completion import host_names
+from dstackweb.cli.language import _, _n
 from dstackweb.cli.output import (
     CliError,
-    Column,
     Json,
     Quiet,
     UsageError,
     Yes,
-    age_text,
     agreed,
-    clock_text,
     echo,
     note,
-    plural,
     show_answer,
     show_ids,
     show_json,
-    show_table,
     warn,
 )
+from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.values import age_text, clock_text, job_count, listed
 from dstackweb.lib.network import is_exposed, machine_name
 from dstackweb.runner.state import HOST_CONFIG
 from dstackweb.spec.labels import read_pair
@@ -72,18 +70,21 @@ def list_hosts(as_json: Json = False, quiet: Quiet = False) -> None:
         show_ids(page["items"], "name")
         return
     if not page["items"]:
-        note("No hosts.")
+        note(_("No hosts."))
         return
-    amounts = [Column(title, right=True) for title in ("GPUS", "CPUS", "MEMORY", "JOBS")]
     columns = [
         Column("NAME"),
         Column("STATE"),
-        *amounts,
+        Column("GPUS", right=True),
+        Column("CPUS", right=True),
+        Column("MEMORY", right=True),
+        Column("JOBS", right=True),
         Column("LIMITS"),
         Column("LABELS", wide=True),
         Column("SEEN", right=True),
+        Column("ERROR", wide=True),
     ]
-    show_table([*columns, Column("ERROR", wide=True)], [_row(host) for host in page["items"]])
+    show_table(columns, [_row(host) for host in page["items"]])
 
 
 def _row(host: dict[str, Any]) -> tuple[object, ...]:
@@ -105,18 +106,20 @@ def limits_of(host: dict[str, Any]) -> str:
     """What limits a host's jobs: `cgroups v2`, `none`, or `unknown`."""
     cgroups = host.get("cgroups") or {}  # older servers don't send it
     if cgroups.get("code"):
-        return "none"
-    return f"cgroups {cgroups['version']}" if cgroups.get("version") else "unknown"
+        return _("none")
+    return f"cgroups {cgroups['version']}" if cgroups.get("version") else _("unknown")
 
 
 def state_of(host: dict[str, Any]) -> str:
     """A host's state: `online`, `offline`, `held back`, `draining`, `leaving`, `offline, draining` …"""
-    closing = "leaving" if host["leaving"] else "draining" if host["draining"] else ""
-    if host["held_back_at"]:
-        closing = f"held back, {closing}".removesuffix(", ")
+    states = []
     if not host["online"]:
-        return f"offline, {closing}" if closing else "offline"
-    return closing or "online"
+        states.append(_("offline"))
+    if host["held_back_at"]:
+        states.append(_("held back"))
+    if host["leaving"] or host["draining"]:
+        states.append(_("leaving") if host["leaving"] else _("draining"))
+    return listed(states) or _("online")
 
 
 @app.command()
@@ -142,7 +145,8 @@ def label(
     """Set or remove labels that runs can require."""
     host = _patch(name, {"labels": dict(_change(text) for text in labels)})
     shown = " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items()))
-    show_answer(host, f"{host['name']}: {shown or 'no labels'}", as_json, quiet=False)
+    shown = shown or _("no labels")
+    show_answer(host, f"{host['name']}: {shown}", as_json, quiet=False)
 
 
 def _change(text: str) -> tuple[str, str | None]:
@@ -155,7 +159,7 @@ def _pair(text: str) -> tuple[str, str]:
     try:
         return read_pair(text)
     except ValueError as error:
-        raise UsageError(f"invalid label: {error}.") from None
+        raise UsageError(_("invalid label: {reason}.", reason=error)) from None
 
 
 @app.command()
@@ -164,11 +168,25 @@ def leave(name: HostName, as_json: Json = False) -> None:
     api = config.connect()
     # Repeatable: removing a host that is already leaving changes nothing.
     host = api.json(api.send("POST", api.path("hosts", name, "leave"), repeatable=True))
-    after = f"when its {plural(host['jobs'], 'job')} ended" if host["jobs"] else "now"
-    show_answer(host, f"{host['name']} gets no new jobs and is removed {after}.", as_json, quiet=False)
+    text = (
+        _n(
+            "{name} gets no new jobs and is removed when its {n:,} job ended.",
+            "{name} gets no new jobs and is removed when its {n:,} jobs ended.",
+            host["jobs"],
+            name=host["name"],
+        )
+        if host["jobs"]
+        else _("{name} gets no new jobs and is removed now.", name=host["name"])
+    )
+    show_answer(host, text, as_json, quiet=False)
     if not host["online"] and host["jobs"]:
-        note(f"It is offline. If the machine is gone for good: dstackweb host gone {host['name']} --reason TEXT")
-    note(f"To cancel: dstackweb host undrain {host['name']}")
+        note(
+            _(
+                "It is offline. If the machine is gone for good: dstackweb host gone {name} --reason TEXT",
+                name=host["name"],
+            )
+        )
+    note(_("To cancel: dstackweb host undrain {name}", name=host["name"]))
 
 
 @app.command()
@@ -183,7 +201,7 @@ def revoke(name: HostName) -> None:
     """Revoke a host's token: the server refuses its agent until the machine joins again. Running jobs continue."""
     api = config.connect()
     api.send("POST", api.path("hosts", name, "revoke"), repeatable=True)
-    echo(f"{name} must join again: its token is revoked. Its running jobs continue.")
+    echo(_("{name} must join again: its token is revoked. Its running jobs continue.", name=name))
 
 
 @app.command()
@@ -198,13 +216,18 @@ def gone(
     Runs with `retry` start again elsewhere. Do this only if the machine is off for good: nothing stops its processes.
     """
     api = config.connect()
-    question = f"Is the machine of {name} gone for good? Its jobs end"
+    question = _("Is the machine of {name} gone for good? Its jobs end", name=name)
     if not yes and sys.stdin.isatty() and not agreed(question):
-        note("Nothing was changed.")
+        note(_("Nothing was changed."))
         raise typer.Exit(1)
     answer = api.post(api.path("hosts", name, "gone"), {"reason": reason})
-    show_answer(answer, f"{name}: {plural(answer['ended'], 'job')} ended.", as_json, quiet=False)
-    note(f"To remove the host: dstackweb host leave {name}")
+    show_answer(
+        answer,
+        _n("{name}: {n:,} job ended.", "{name}: {n:,} jobs ended.", answer["ended"], name=name),
+        as_json,
+        quiet=False,
+    )
+    note(_("To remove the host: dstackweb host leave {name}", name=name))
 
 
 def _patch(name: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -214,8 +237,10 @@ def _patch(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_state(host: dict[str, Any], as_json: bool) -> None:
-    jobs = f"; {plural(host['jobs'], 'job')} still running" if host["draining"] and host["jobs"] else ""
-    show_answer(host, f"{host['name']}: {state_of(host)}{jobs}", as_json, quiet=False)
+    text = f"{host['name']}: {state_of(host)}"
+    if host["draining"] and host["jobs"]:
+        text = _("{text}; {jobs} still running", text=text, jobs=job_count(host["jobs"]))
+    show_answer(host, text, as_json, quiet=False)
 
 
 @app.command()
@@ -224,9 +249,14 @@ def invite(as_json: Json = False) -> None:
     api = config.connect()
     made = api.post(api.path("hosts", "invites"))
     show_answer(made, made["command"], as_json, quiet=False)
-    note(f"Works once, until {clock_text(made['expires_at'])}. Keep it secret: it makes a machine a host.")
+    note(
+        _(
+            "Works once, until {time}. Keep it secret: it makes a machine a host.",
+            time=clock_text(made["expires_at"]),
+        )
+    )
     for obstacle in made["obstacles"]:
-        note(f"Cannot add a host: {obstacle}.")
+        note(_("Cannot add a host: {obstacle}.", obstacle=obstacle))
 
 
 @app.command()
@@ -259,9 +289,16 @@ def join(
         home=home or default_home(),
     )
     file = use_token(request)
-    echo(f"{request.name} joined {request.url}. Its token is in {file}, readable by this user only.")
+    echo(
+        _(
+            "{name} joined {url}. Its token is in {file}, readable by this user only.",
+            name=request.name,
+            url=request.url,
+            file=file,
+        )
+    )
     again = f"dstackweb host run --home {request.home}" if home else "dstackweb host run"
-    note(f"To start it again, for example in a service: {again}")
+    note(_("To start it again, for example in a service: {command}", command=again))
     if start:
         start_host(request.home, labels=request.labels, address=address)
 
@@ -294,11 +331,11 @@ def default_home() -> Path:
 def use_token(request: JoinRequest) -> Path:
     """Exchange the token for the host's own, and save that; returns the file. Raises CliError while it is unused."""
     if not config.is_token(request.token):
-        raise UsageError("invalid join token. Make one on the Hosts page.")
+        raise UsageError(_("invalid join token. Make one on the Hosts page."))
     if is_exposed(request.url) and not request.insecure:
         raise UsageError(
-            f"{request.url} is not encrypted. Nothing was sent.",
-            "Use the server's https:// URL, or --insecure on a trusted network: tokens and logs are sent.",
+            _("{url} is not encrypted. Nothing was sent.", url=request.url),
+            _("Use the server's https:// URL, or --insecure on a trusted network: tokens and logs are sent."),
         )
     home = _make_home(request.home)
     from dstackweb.cli.client import Api
@@ -314,10 +351,12 @@ def use_token(request: JoinRequest) -> Path:
     }
     found = api.post(api.path("hosts", "join"), body | {"check": True}, repeatable=True)
     if found["obstacles"]:
-        raise CliError(f"this machine can't join {request.url} yet. The token is still valid.", *found["obstacles"])
+        raise CliError(
+            _("this machine can't join {url} yet. The token is still valid.", url=request.url), *found["obstacles"]
+        )
     token = api.post(api.path("hosts", "join"), body, repeatable=True)["token"]
     if os.getuid() != 0 and not os.environ.get("DSTACKWEB_SHARED_UID"):
-        warn("not running as root: the host refuses jobs unless DSTACKWEB_SHARED_UID=1 lets them share its user")
+        warn(_("not running as root: the host refuses jobs unless DSTACKWEB_SHARED_UID=1 lets them share its user"))
     settings = {
         "url": request.url,
         "name": request.name,
@@ -337,8 +376,8 @@ def start_host(home: Path, *, labels: Mapping[str, str], address: str) -> NoRetu
     """Replace this process by the host's agent. Raises UsageError if this machine has not joined."""
     if not (home / HOST_CONFIG).exists():
         raise UsageError(
-            f"this machine has not joined: {home / HOST_CONFIG} does not exist.",
-            "Deployment admins get the join command on the Hosts page.",
+            _("this machine has not joined: {file} does not exist.", file=home / HOST_CONFIG),
+            _("Deployment admins get the join command on the Hosts page."),
         )
     package = str(Path(dstackweb.__file__).resolve().parents[1])
     argv = [sys.executable, "-S", "-m", "dstackweb.runner", "host", "--home", str(home.resolve())]
@@ -353,8 +392,10 @@ def _make_home(home: Path) -> Path:
     try:
         home.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
-        message = f"can't create {home}: {error.strerror}. Nothing was sent."
-        raise CliError(message, "Use another directory: --home DIR") from None
+        message = _("can't create {file}: {reason}. Nothing was sent.", file=home, reason=error.strerror)
+        raise CliError(message, _("Use another directory: --home DIR")) from None
     if not os.access(home, os.W_OK | os.X_OK):
-        raise CliError(f"can't write to {home}. Nothing was sent.", "Use another directory: --home DIR")
+        raise CliError(
+            _("can't write to {folder}. Nothing was sent.", folder=home), _("Use another directory: --home DIR")
+        )
     return home

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
+from dstackweb.cli.language import N_, _
 from dstackweb.cli.output import DIM, INTERRUPTED, RunName, UsageError, clean, note, paint
 from dstackweb.cli.runs import ENDED, status_text
+from dstackweb.cli.tables import cut
 from dstackweb.cli.terminal import to_stdout
-from dstackweb.spec.units import size_text
+from dstackweb.cli.values import size_text
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
@@ -24,8 +26,8 @@ PAGE_FULL = 1 << 16
 """After an answer of this many bytes the next request follows at once."""
 
 CUTS = {
-    "job_limit": "The log was over its limit",
-    "project_quota": "The project's logs had reached their quota",
+    "job_limit": N_("The log was over its limit. {lost} after its last line was not kept."),
+    "project_quota": N_("The project's logs had reached their quota. {lost} after its last line was not kept."),
 }
 
 
@@ -40,19 +42,26 @@ def logs(
     api = config.connect()
     found = api.get(api.in_project("runs", run))
     if node >= found["spec"]["nodes"]:
-        raise UsageError(f"{found['name']} has no node {node}. Its nodes are 0 to {found['spec']['nodes'] - 1}.")
+        raise UsageError(
+            _(
+                "{name} has no node {node}. Its nodes are 0 to {last}.",
+                name=found["name"],
+                node=node,
+                last=found["spec"]["nodes"] - 1,
+            )
+        )
     cursor = Cursor(node=node, attempt=attempt, tail=tail)
     if follow:
         try:
             ended = Follower(api, cursor, only=attempt is not None).follow(found)
         except KeyboardInterrupt:
-            note(f"\nStopped following; {found['name']} continues.")
+            note(_("\nStopped following; {name} continues.", name=found["name"]))
             raise typer.Exit(INTERRUPTED) from None
         note(status_text(ended))
     elif print_log(api, found["id"], cursor, to_stdout()):
         note_missing(cursor)
     else:
-        note(f"No output yet. {status_text(found)}" if not cursor.complete else "No output.")
+        note(_("No output yet. {status}", status=status_text(found)) if not cursor.complete else _("No output."))
 
 
 @dataclass
@@ -102,10 +111,15 @@ def note_missing(cursor: Cursor, say: Callable[[str], object] = note) -> None:
     if not cursor.complete:
         return
     if cursor.cut:
-        lost = size_text(cursor.missing) if cursor.missing else "Output"
-        say(f"{CUTS.get(cursor.cut, 'The log was over a limit')}. {lost} after its last line was not kept.")
+        lost = size_text(cursor.missing) if cursor.missing else _("Output")
+        say(_(CUTS.get(cursor.cut, CUTS["job_limit"]), lost=lost))
     elif cursor.missing:
-        say(f"The log was over its limit: {size_text(cursor.missing)} of output are missing before its last part.")
+        say(
+            _(
+                "The log was over its limit: {lost} of output are missing before its last part.",
+                lost=size_text(cursor.missing),
+            )
+        )
     cursor.missing, cursor.cut = 0, ""
 
 
@@ -137,7 +151,7 @@ class Follower:
         idle = 0.5
         while True:
             step = partial(self._step, run)
-            count, run, is_over = self._api.until_answered(step, "The run continues.", self._note)
+            count, run, is_over = self._api.until_answered(step, _("The run continues."), self._note)
             if is_over:
                 self._status.clear()
                 return run
@@ -192,7 +206,7 @@ class Follower:
             self._cursor.attempt = later[-1]
         elif later and self._cursor.complete:
             self._cursor = Cursor(node=self._cursor.node, attempt=later[0])
-            self._note(f"Attempt {later[0]}")
+            self._note(_("Attempt {number}", number=later[0]))
 
     def _note(self, text: str) -> None:
         self._status.clear()
@@ -210,7 +224,7 @@ class StatusLine:
             return
         self._shown = text
         if sys.stderr.isatty():
-            fitting = text[: shutil.get_terminal_size().columns - 1]
+            fitting = cut(text, shutil.get_terminal_size().columns - 1)
             typer.echo(f"\r\x1b[K{paint(clean(fitting), DIM, sys.stderr)}", nl=False, err=True)
         else:
             note(text)

@@ -19,7 +19,9 @@ from dstackweb.cli import (
     hosts,
     logs,
     manual,
+    moves,
     offers,
+    parser,
     progress,
     queue,
     runs,
@@ -28,16 +30,8 @@ from dstackweb.cli import (
     usage,
     utilization,
 )
-from dstackweb.cli.output import (
-    GIVEN,
-    INTERRUPTED,
-    ChangeInterrupted,
-    CliError,
-    UsageError,
-    echo,
-    note,
-    show_error,
-)
+from dstackweb.cli.language import _, choose
+from dstackweb.cli.output import GIVEN, INTERRUPTED, ChangeInterrupted, CliError, UsageError, echo, note, show_error
 
 HELP = ["-h", "--help"]
 METAVARS = {"<bool>": "", "<int>": "N", "<int range>": "N", "<float>": "N", "<str>": "TEXT", "<path>": "FILE"}
@@ -52,6 +46,8 @@ class _Commands(TyperGroup):
     """Shows expected errors and turns them into exit codes, for all commands; completes their options and help."""
 
     def __init__(self, **values: Any) -> None:
+        choose()
+        parser.translate_usage(self.context_class)
         super().__init__(**values)
         shared = [option for option in self.params if option.name in EVERYWHERE]
         for path, command in _leaves(self.commands.items()):
@@ -59,36 +55,56 @@ class _Commands(TyperGroup):
                 mine = {option.name for option in command.params}
                 command.params += [option for option in shared if option.name not in mine]
             command.epilog = manual.epilog(path)
+        self.epilog = _(manual.EPILOG)
         for _path, command in _leaves([("", self)], with_groups=True):
             context = typer.Context(command, help_option_names=HELP)
-            for option in (*command.params, command.get_help_option(context)):
-                if isinstance(option, TyperOption) and option.metavar is None:
-                    option.metavar = METAVARS.get(option.display_type(context))
+            options = (*command.params, command.get_help_option(context))
+            _declare(context, command, *options)
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)
+        _declare(ctx, *params)  # those that were added later, too
+        return params
 
     def main(self, *args: Any, **values: Any) -> Any:
         GIVEN.clear()
-        return super().main(*args, **values)
-
-    def invoke(self, ctx: Any) -> Any:
+        choose()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 # A character that the terminal can't show must not end a command that has made its change.
                 stream.reconfigure(errors="replace")
+        return super().main(*args, **values)
+
+    def make_context(self, *args: Any, **values: Any) -> Any:
+        with parser.errors():
+            return super().make_context(*args, **values)
+
+    def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with parser.errors():
+                return super().invoke(ctx)
         except CliError as error:
             show_error(error)
             raise typer.Exit(error.code) from None
         except UnicodeEncodeError:
-            show_error(UsageError("the command line is not valid UTF-8. Nothing was sent."))
+            show_error(UsageError(_("the command line is not valid UTF-8. Nothing was sent.")))
             raise typer.Exit(UsageError.code) from None
         except (KeyboardInterrupt, typer.Abort) as stopped:
             # A prompt raises the same exception for Ctrl-C and for the end of its input.
             if isinstance(stopped, typer.Abort) and not isinstance(stopped.__context__, KeyboardInterrupt):
                 raise
             if isinstance(stopped, ChangeInterrupted):
-                note("\nInterrupted. The change may have been made: check before you try again.")
+                note(_("\nInterrupted. The change may have been made: check before you try again."))
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _declare(context: Any, *owners: Any) -> None:
+    """Set the metavars of options, and the texts of commands and options in the user's language."""
+    for option in owners:
+        if isinstance(option, TyperOption) and option.metavar is None:
+            option.metavar = METAVARS.get(option.display_type(context))
+    for owner, attribute, text in manual.texts(*owners):
+        setattr(owner, attribute, _(text))
 
 
 def _leaves(
@@ -110,7 +126,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": HELP},
     help="Submit runs to your team's shared GPUs, see the queue and why a run waits, follow logs.",
-    epilog=manual.EPILOG,
 )
 
 
@@ -168,7 +183,7 @@ def version() -> None:
     try:
         echo(f"dstackweb {installed('dstackweb')}")
     except PackageNotFoundError:
-        echo("dstackweb, from a source tree that is not installed")
+        echo(_("dstackweb, from a source tree that is not installed"))
 
 
 for panel, commands in {
@@ -187,7 +202,7 @@ for panel, commands in {
         runs.hold,
         runs.extend,
     ),
-    "Queue": (queue.queue, queue.move, runs.priority, runs.release, queue.history),
+    "Queue": (queue.queue, moves.move, runs.priority, runs.release, queue.history),
     "GPUs": (utilization.metrics, utilization.keep, utilization.what_if, usage.usage),
     "Hosts and clouds": (offers.offers, offers.quotas, offers.cache),
     "Servers": (servers.login, servers.logout, servers.projects, version),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from dstackweb.cli.language import N_, _
+
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "apply": (
         ("apply -f train.yaml", "show the plan, ask, submit, follow; exit with the run's code"),
@@ -107,20 +112,29 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Of each command: what follows `dstackweb`, and what it is for."""
 
-EPILOG = """
+EPILOG = N_("""
 **Exit codes**: 0 success · 1 refused or failed · 2 wrong usage · 3 server not reached · 130 Ctrl-C.
 `apply` has the exit code of the run that it followed.
 
 **Environment**: DSTACKWEB_SERVER, a saved server · DSTACKWEB_URL, DSTACKWEB_TOKEN and DSTACKWEB_PROJECT, instead of
-a saved one · NO_COLOR, no colours.
+a saved one · DSTACKWEB_LANGUAGE (or LC_ALL, LC_MESSAGES, LANG), zh_Hans or en · NO_COLOR, no colours.
 
 **Files**: ~/.config/dstackweb/config.toml has the saved servers with their tokens.
 
 **Examples of a command**: dstackweb COMMAND --help. Completion of names with Tab: dstackweb --install-completion.
-"""
+""")
 
 
 def epilog(path: str) -> str | None:
     """The examples of a command (`ps`, `host ls`) as Markdown."""
-    lines = [f"- `dstackweb {line}`: {about}" for line, about in EXAMPLES.get(path, ())]
-    return "**Examples**\n\n" + "\n".join(lines) if lines else None
+    heading, lines = _("Examples"), [f"- `dstackweb {line}`: {_(about)}" for line, about in EXAMPLES.get(path, ())]
+    return "\n\n".join([f"**{heading}**", "\n".join(lines)]) if lines else None
+
+
+def texts(*owners: Any) -> Iterator[tuple[Any, str, str]]:
+    """What commands and options declare for people: of each text its owner, its attribute, and itself."""
+    for owner in owners:
+        for attribute in ("help", "rich_help_panel"):
+            text = getattr(owner, attribute, None)
+            if isinstance(text, str) and text:
+                yield owner, attribute, text

@@ -11,24 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.output import (
-    Column,
-    Json,
-    Watch,
-    age_text,
-    bar,
-    clean,
-    clean_lines,
-    clock_text,
-    echo,
-    note,
-    plural,
-    rich_table,
-    show_json,
-    show_table,
-    warn,
-    watch,
-)  # fmt: skip
+from dstackweb.cli.language import N_, _, _n
+from dstackweb.cli.output import Json, Watch, clean, clean_lines, echo, note, show_json, warn
+from dstackweb.cli.tables import Column, bar, rich_table, show_table, watch
+from dstackweb.cli.values import age_text, clock_text, listed, word
 from dstackweb.spec.units import memory_text, price_text
 
 if TYPE_CHECKING:
@@ -41,6 +27,17 @@ USED_BAR = 10
 REFRESH_S = 20.0
 """How long a refresh is waited for; slower sources arrive later."""
 WATCH_S = 5
+SOURCES = {
+    "instance_types": N_("instance types"),
+    "prices": N_("prices"),
+    "spot_prices": N_("spot prices"),
+    "quotas": N_("quotas"),
+    "subnets": N_("subnets"),
+    "partitions": N_("partitions"),
+    "nodes": N_("nodes"),
+    "workers": N_("workers"),
+}
+"""What offers are made of. Others are shown as the server names them."""
 WITHOUT_SOURCES = "offers"
 """The source of a backend that is read at each request."""
 
@@ -51,7 +48,7 @@ COLUMNS = {
     Column("GPU"): 0,
     Column("PRICE/H", right=True): 0,
     Column("KIND"): 0,
-    Column(""): 90,
+    Column(): 90,
     Column("AVAILABILITY"): 0,
     Column("WHY", wide=True): 130,
 }
@@ -59,14 +56,14 @@ COLUMNS = {
 
 Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="One backend; all if empty.")]
 COUNTERS = {
-    "hits": "HITS",
-    "misses": "MISSES",
-    "coalesced": "COALESCED",
-    "calls": "CALLS",
-    "saved": "SAVED",
-    "failures": "FAILURES",
-    "throttles": "THROTTLES",
-    "stale_served": "STALE",
+    "hits": Column("HITS", right=True),
+    "misses": Column("MISSES", right=True),
+    "coalesced": Column("COALESCED", right=True),
+    "calls": Column("CALLS", right=True),
+    "saved": Column("SAVED", right=True),
+    "failures": Column("FAILURES", right=True),
+    "throttles": Column("THROTTLES", right=True),
+    "stale_served": Column("STALE", right=True),
 }
 
 
@@ -141,9 +138,9 @@ def row(offer: dict[str, Any], highest: float = 0) -> tuple[object, ...]:
         memory_text(offer["memory_mib"]),
         gpus,
         price_text(offer["price"]) if offer["price"] else "–",
-        ("spot" if offer["spot"] else "on-demand") if offer["price"] else "own",
+        (_("spot") if offer["spot"] else _("on-demand")) if offer["price"] else _("own"),
         bar(offer["price"], highest, PRICE_BAR),
-        offer["availability"],
+        word(offer["availability"]),
         offer["detail"].get("message", ""),
     )
 
@@ -151,9 +148,9 @@ def row(offer: dict[str, Any], highest: float = 0) -> tuple[object, ...]:
 def remarks(page: dict[str, Any]) -> Iterator[str]:
     """How many offers there are, and how fresh each backend's are."""
     if not page["items"]:
-        yield "No matching offers."
+        yield _("No matching offers.")
     if page["next"]:
-        yield f"Showing {len(page['items'])} of {page['total']} offers; for more: --limit"
+        yield _("Showing {n} of {total} offers; for more: --limit", n=len(page["items"]), total=page["total"])
     yield from ages(page["sources"])
 
 
@@ -163,23 +160,27 @@ def ages(sources: Iterable[dict[str, Any]]) -> Iterator[str]:
     for source in sources:
         by_backend.setdefault(source["backend"], {}).setdefault(source["source"], []).append(source)
     for backend, kinds in by_backend.items():
-        yield f"{clean(backend)}: {', '.join(_age(name, found) for name, found in kinds.items())}"
+        yield f"{clean(backend)}: {listed([_age(name, found) for name, found in kinds.items()])}"
 
 
 def _age(name: str, found: list[dict[str, Any]]) -> str:
     known = sorted(source["fetched_at"] for source in found if source["fetched_at"])
     asked = sorted(source["asked_at"] for source in found if source.get("asked_at"))
-    title = clean(name).replace("_", " ")
+    title = source_text(name)
+    read = [_("being read for {duration}", duration=age_text(asked[0]))] if asked else []
     if not known:
-        return f"{title} unknown" + (f", being read for {age_text(asked[0])}" if asked else "")
-    details = [f"{age_text(known[0])} old"]
-    if asked:
-        details.append(f"being read for {age_text(asked[0])}")
+        return listed([_("{source} unknown", source=title), *read])
+    age = _("{source} {duration} old", source=title, duration=age_text(known[0]))
     if any(source["state"] == "stale" for source in found):
-        details.append("stale")
+        read.append(_("stale"))
     if len(known) < len(found):
-        details.append(f"unknown in {len(found) - len(known)} of {len(found)} regions")
-    return f"{title} {', '.join(details)}" if len(details) == 1 else f"{title} {details[0]} ({', '.join(details[1:])})"
+        read.append(_("unknown in {n} of {total} regions", n=len(found) - len(known), total=len(found)))
+    return _("{text} ({details})", text=age, details=listed(read)) if read else age
+
+
+def source_text(name: str) -> str:
+    """What the source of a backend's offers is called."""
+    return _(SOURCES[name]) if name in SOURCES else clean(name).replace("_", " ")
 
 
 def problems(sources: Iterable[dict[str, Any]]) -> list[str]:
@@ -193,7 +194,7 @@ def problems(sources: Iterable[dict[str, Any]]) -> list[str]:
         elif error:
             lines[f"{backend}: {clean(error['message'])}"] = None
     for backend, apis in throttled.items():
-        lines[f"{backend}: throttled, retrying later: {', '.join(apis)}"] = None
+        lines[_("{backend}: throttled, retrying later: {apis}", backend=backend, apis=listed([*apis]))] = None
     return list(lines)
 
 
@@ -207,13 +208,13 @@ def _refresh(api: Api, path: str) -> None:
     """Refresh all sources, and wait up to REFRESH_S for them."""
     backends = api.post(f"{path}/refresh", {})["items"]
     if not backends:
-        note("No cloud backends to refresh; hosts are always current.")
+        note(_("No cloud backends to refresh; hosts are always current."))
         return
-    note(f"Refreshing {', '.join(clean(name) for name in backends)} …")
+    note(_("Refreshing {backends} …", backends=listed([clean(name) for name in backends])))
     until = time.monotonic() + REFRESH_S
     while is_refreshing(api.get(path, limit=1, backend=backends)["sources"]):
         if time.monotonic() > until:
-            note("Still refreshing; showing what is known so far.")
+            note(_("Still refreshing; showing what is known so far."))
             return
         api.sleep(1.0)
 
@@ -226,7 +227,8 @@ def _watch(api: Api, path: str, query: dict[str, Any], page: dict[str, Any], con
             columns, rows = table(page["items"], console.width)
             yield rich_table(columns, [[clean(cell) for cell in cells] for cells in rows])
         yield from (Text(clean_lines(line), style="dim") for line in remarks(page))
-        yield from (Text(f"warning: {clean_lines(line)}", style="yellow") for line in problems(page["sources"]))
+        warning = _("warning: ")
+        yield from (Text(f"{warning}{clean_lines(line)}", style="yellow") for line in problems(page["sources"]))
 
     watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, api.sleep, WATCH_S)
 
@@ -251,12 +253,18 @@ def quotas(
     shown = [line for line in rows if every or line[2]["limit"] or line[2]["used"]]
     if shown:
         columns = [Column("BACKEND"), Column("REGION"), Column("QUOTA", wide=True)]
-        amounts = [Column("USED", right=True), Column("LIMIT", right=True), Column("")]
+        amounts = [Column("USED", right=True), Column("LIMIT", right=True), Column()]
         show_table([*columns, *amounts], [_quota(*line) for line in shown])
     elif not rows:
-        note("No quotas.")
+        note(_("No quotas."))
     if hidden := len(rows) - len(shown):
-        note(f"{plural(hidden, 'quota')} of zero not shown; to show: --all")
+        note(
+            _n(
+                "{n:,} quota of zero not shown; to show: --all",
+                "{n:,} quotas of zero not shown; to show: --all",
+                hidden,
+            )
+        )
     sources = [region["source"] for regions in found.values() for region in regions]
     for line in ages(sources):
         note(line)
@@ -283,16 +291,22 @@ def cache(
     if as_json:
         show_json(found)
         return
-    titles = [Column(title, right=True) for title in COUNTERS.values()]
+    titles = list(COUNTERS.values())
     if backend and (by_hour := found[backend]["items"]):
-        show_table([Column("HOUR"), *titles, Column("")], list(_hours(by_hour)))
+        show_table([Column("HOUR"), *titles, Column()], list(_hours(by_hour)))
         echo()
     rows = [(name, *_counters(statistics["total"])) for name, statistics in found.items()]
     if rows:
         show_table([Column("BACKEND"), *titles], rows)
-        note(f"Last {plural(hours, 'hour')}. SAVED: calls that would have been made without the cache, minus CALLS.")
+        note(
+            _n(
+                "Last {n:,} hour. SAVED: calls that would have been made without the cache, minus CALLS.",
+                "Last {n:,} hours. SAVED: calls that would have been made without the cache, minus CALLS.",
+                hours,
+            )
+        )
     else:
-        note("No cloud backends.")
+        note(_("No cloud backends."))
 
 
 def _hours(by_hour: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:

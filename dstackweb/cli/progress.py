@@ -10,24 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.output import (
-    Column,
-    Json,
-    UsageError,
-    age_text,
-    clean,
-    clean_lines,
-    columns_that_fit,
-    echo,
-    note,
-    plural,
-    rich_table,
-    show_json,
-    show_table,
-    watch,
-)  # fmt: skip
+from dstackweb.cli.language import N_, _, _n
+from dstackweb.cli.output import Json, UsageError, clean, clean_lines, echo, note, show_json
 from dstackweb.cli.runs import ENDED
-from dstackweb.spec.units import duration_text
+from dstackweb.cli.tables import Column, cells_of, columns_that_fit, cut, rich_table, show_table, watch
+from dstackweb.cli.values import age_text, duration_text, listed, word
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,18 +25,24 @@ if TYPE_CHECKING:
 PAGE = 500
 AROUND = 8
 """Lines of a terminal that are not rows of the table."""
-NO_TASKS = "To report tasks, print lines such as  ::task key=train-17 state=done  or use dstackweb.tracking."
+NO_TASKS = N_("To report tasks, print lines such as  ::task key=train-17 state=done  or use dstackweb.tracking.")
 
 WORDS = {
-    "memory": "done", "erred": "failed", "released": "released", "forgotten": "forgotten", "processing": "running",
-    "queued": "queued", "no_worker": "no worker", "waiting": "waiting",
-}  # fmt: skip
-"""The words for task states, in the order of the columns."""
+    "memory": ("DONE", N_("{n:,} done")),
+    "erred": ("FAILED", N_("{n:,} failed")),
+    "released": ("RELEASED", N_("{n:,} released")),
+    "forgotten": ("FORGOTTEN", N_("{n:,} forgotten")),
+    "processing": ("RUNNING", N_("{n:,} running")),
+    "queued": ("QUEUED", N_("{n:,} queued")),
+    "no_worker": ("NO WORKER", N_("{n:,} no worker")),
+    "waiting": ("WAITING", N_("{n:,} waiting")),
+}
+"""The column's title and the text of each task state, in the order of the columns."""
 BAR, NARROW_BAR, ROOMY, TIGHT = 24, 12, 110, 60
 """Cells of a progress bar. A terminal narrower than ROOMY gets a narrow bar, one narrower than TIGHT shorter texts."""
 BY_IMPORTANCE = (
-    "PREFIX", "FINISHED", "", "LEFT", "FAILED", "RUNNING", "RATE", "DONE", "WAITING", "QUEUED", "NO WORKER",
-    "RELEASED", "FORGOTTEN", "GROUPS",
+    N_("PREFIX"), N_("FINISHED"), "", N_("LEFT"), N_("FAILED"), N_("RUNNING"), N_("RATE"), N_("DONE"), N_("WAITING"),
+    N_("QUEUED"), N_("NO WORKER"), N_("RELEASED"), N_("FORGOTTEN"), N_("GROUPS"),
 )  # fmt: skip
 """The columns; a narrow terminal shows the first that fit."""
 
@@ -69,16 +62,16 @@ def progress(
     base = api.in_project("runs", run, "progress") if run else api.in_project("progress")
     query: dict[str, Any] = {"attempt": attempt} if run else {}
     if attempt and not run:
-        raise UsageError("--attempt needs a run: name the run.")
+        raise UsageError(_("--attempt needs a run: name the run."))
     if groups:
         only = {"only": "failed"} if failed else {}
         page = pages(api, f"{base}/groups", limit, prefix=groups, find=find, **only, **query)
-        _show(page, as_json, "No groups with failed tasks." if failed else "No matching groups.", show_groups)
+        _show(page, as_json, _("No groups with failed tasks.") if failed else _("No matching groups."), show_groups)
     elif failed and not run:
-        raise UsageError("--failed needs a run: name the run.", "Failed runs: dstackweb ps -a")
+        raise UsageError(_("--failed needs a run: name the run."), _("Failed runs: dstackweb ps -a"))
     elif failed:
         page = pages(api, f"{base}/failures", limit, **query)
-        _show(page, as_json, "No failed tasks.", show_failures)
+        _show(page, as_json, _("No failed tasks."), show_failures)
     elif as_json:
         show_json(all_prefixes(api, base, find=find, **query))
     elif once or not sys.stdout.isatty():
@@ -121,12 +114,12 @@ def _show(page: dict[str, Any], as_json: bool, empty: str, show: Callable[[Seque
     else:
         show(page["items"])
         if page["next"]:
-            note(f"Showing the first {len(page['items'])}; for more: --limit")
+            note(_("Showing the first {n}; for more: --limit", n=len(page["items"])))
 
 
 def show_groups(items: Sequence[dict[str, Any]]) -> None:
     columns = {
-        "GROUP": [name_text(item["name"]) for item in items],
+        N_("GROUP"): [name_text(item["name"]) for item in items],
         "FINISHED": [finished_text(item) for item in items],
         **_states(items, everything=not sys.stdout.isatty()),
     }
@@ -142,7 +135,7 @@ def show_once(overview: dict[str, Any]) -> None:
     for line in summary(overview):
         echo(line)
     if _has_no_tasks(overview):
-        note(NO_TASKS)
+        note(_(NO_TASKS))
     elif overview["prefixes"] and sys.stdout.isatty():
         from rich.console import Console
 
@@ -160,17 +153,18 @@ def show_live(api: Api, path: str, query: dict[str, Any], overview: dict[str, An
 
         yield from (Text(clean_lines(line)) for line in summary(overview))
         if _has_no_tasks(overview):
-            yield Text(NO_TASKS, style="dim")
+            yield Text(_(NO_TASKS), style="dim")
         if overview["prefixes"]:
             yield drawn(overview["prefixes"], console.width)
         if overview["next"]:
-            yield Text("More prefixes: --once", style="dim")
+            yield Text(_("More prefixes: --once"), style="dim")
 
     def is_over(overview: dict[str, Any]) -> bool:
         # The unfinished tasks of an attempt are released a moment after its end.
         return overview["status"] in ENDED and overview["total"]["total"] == overview["total"]["finished"]
 
-    stopped = f"Stopped watching; {clean(overview['run'])} continues." if overview["run"] else "Stopped watching."
+    name = clean(overview["run"])
+    stopped = _("Stopped watching; {name} continues.", name=name) if name else _("Stopped watching.")
     watch(overview, lambda: api.get(path, **query), draw, is_over, console, api.sleep, stopped=stopped)
 
 
@@ -181,18 +175,29 @@ def _has_no_tasks(overview: dict[str, Any]) -> bool:
 def summary(overview: Mapping[str, Any]) -> list[str]:
     """The totals in two lines, one if there are none; then a line if reporters are silent."""
     total, of_run = overview["total"], bool(overview["run"])
-    name = f"{clean(overview['run'])}: {overview['status']}" if of_run else "Runs"
+    name = f"{clean(overview['run'])}: {word(overview['status'])}" if of_run else _("Runs")
     if not total["total"]:
-        return [f"{name}, no tasks reported" if of_run else "No runs."]
-    attempt = f", attempt {overview['attempt']}{' ended' if overview['ended'] else ''}" if of_run else ""
-    groups = f", {plural(total['groups'], 'group')} in {plural(overview['count'], 'prefix')}" if of_run else ""
-    percent = 100 * total["finished"] // total["total"]
-    things = "tasks" if of_run else "runs"
-    first = f"{name}{attempt}: {total['finished']:,} of {total['total']:,} {things} finished ({percent} %){groups}"
-    states = ", ".join(f"{number:,} {WORDS[state]}" for state, number in counts_of(total).items() if number)
-    left = f"{left_text(total)} left" if total["left_s"] is not None else ""
-    pace = ", ".join(filter(None, [pace_text(total), left]))
-    return [first, f"{states}; {pace}" if pace else states, *_silence(overview["silent"])]
+        return [_("{run}, no tasks reported", run=name) if of_run else _("No runs.")]
+    parts = [name]
+    if of_run and overview["ended"]:
+        parts.append(_("attempt {number} ended", number=overview["attempt"]))
+    elif of_run:
+        parts.append(_("attempt {number}", number=overview["attempt"]))
+    values = {"total": total["total"], "percent": 100 * total["finished"] // total["total"]}
+    finished = (
+        _("{finished:,} of {total:,} tasks finished ({percent} %)", finished=total["finished"], **values)
+        if of_run
+        else _("{finished:,} of {total:,} runs finished ({percent} %)", finished=total["finished"], **values)
+    )
+    if of_run:
+        groups = _n("{n:,} group", "{n:,} groups", total["groups"])
+        prefixes = _n("{n:,} prefix", "{n:,} prefixes", overview["count"])
+        finished = listed([finished, _("{groups} in {prefixes}", groups=groups, prefixes=prefixes)])
+    first = _("{run}: {progress}", run=listed(parts), progress=finished)
+    states = listed([_(WORDS[state][1], n=number) for state, number in counts_of(total).items() if number])
+    left = _("{duration} left", duration=left_text(total)) if total["left_s"] is not None else ""
+    pace = listed(list(filter(None, [pace_text(total), left])))
+    return [first, _("; ").join(filter(None, [states, pace])), *_silence(overview["silent"])]
 
 
 def _silence(silent: Mapping[str, Any] | None) -> list[str]:
@@ -200,8 +205,16 @@ def _silence(silent: Mapping[str, Any] | None) -> list[str]:
     if silent is None:
         return []
     since = datetime.fromisoformat(silent["since"]).astimezone()
-    who = plural(silent["reporters"], "reporter")
-    return [f"No report since {since:%H:%M} ({who} with unfinished tasks, perhaps killed), so no time left is given."]
+    return [
+        _n(
+            "No report since {since:%H:%M} ({n:,} reporter with unfinished tasks, perhaps killed), so no time left is "
+            "given.",
+            "No report since {since:%H:%M} ({n:,} reporters with unfinished tasks, perhaps killed), so no time left is "
+            "given.",
+            silent["reporters"],
+            since=since,
+        )
+    ]
 
 
 def counts_of(item: Mapping[str, Any]) -> dict[str, int]:
@@ -302,7 +315,7 @@ def drawn(items: Sequence[Mapping[str, Any]], width: int) -> Table:
 def _states(items: Sequence[Mapping[str, Any]], everything: bool) -> dict[str, list[str]]:
     """The tasks of each item in a state, by the column's title; without `everything` only states that occur."""
     counts = [counts_of(item) for item in items]
-    columns = {word.upper(): [each[state] for each in counts] for state, word in WORDS.items()}
+    columns = {title: [each[state] for each in counts] for state, (title, _text) in WORDS.items()}
     return {title: [f"{n:,}" for n in values] for title, values in columns.items() if everything or any(values)}
 
 
@@ -311,4 +324,4 @@ def _column(title: str) -> Column:
 
 
 def _cut(text: str, longest: int | None) -> str:
-    return text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
+    return text if longest is None or cells_of(text) <= longest else cut(text, longest - 1) + "…"

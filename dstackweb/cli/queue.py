@@ -1,4 +1,4 @@
-"""`dstackweb queue`, `move` and `history`: a queue in order, its settings, moves, and past waits."""
+"""`dstackweb queue` and `history`: a queue in order, its settings, and past waits."""
 
 from __future__ import annotations
 
@@ -13,45 +13,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.completion import queue_names, run_names
+from dstackweb.cli.completion import queue_names
+from dstackweb.cli.language import N_, _, _n
 from dstackweb.cli.output import (
-    ApiError,
-    CliError,
-    Column,
-    ItemColumns,
     Json,
-    Note,
     Quiet,
-    Rows,
     UsageError,
-    View,
     Watch,
-    age_text,
-    bar,
     clean,
     echo,
     note,
-    plural,
     show_ids,
     show_json,
-    show_table,
-    show_view,
-    start_text,
-    watch_view,
 )
 from dstackweb.cli.queue_past import show_past
-from dstackweb.spec.units import duration_text
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_table, show_view, watch_view
+from dstackweb.cli.values import age_text, duration_text, gpu_count, run_count, start_text
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
 DIGITS = 12
 """The most digits of a number that is sent; the server knows its own limits."""
-LIMITS = {
-    "max_running": ("run", "at once"),
-    "max_gpus": ("GPU", "at once"),
-    "max_running_per_user": ("run", "at once per member"),
-    "max_gpus_per_user": ("GPU", "at once per member"),
+LIMITS: dict[str, tuple[str, Callable[[int], str]]] = {
+    "max_running": (N_("at most {amount} at once"), run_count),
+    "max_gpus": (N_("at most {amount} at once"), gpu_count),
+    "max_running_per_user": (N_("at most {amount} at once per member"), run_count),
+    "max_gpus_per_user": (N_("at most {amount} at once per member"), gpu_count),
 }
 
 
@@ -107,9 +95,9 @@ def queue(
         settings["fair_share_half_life_days"] = half_life
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
     if every and (create or settings):
-        raise UsageError("--list changes nothing. To change a queue's settings, leave --list out.")
+        raise UsageError(_("--list changes nothing. To change a queue's settings, leave --list out."))
     if at and (every or create or settings or follow):
-        raise UsageError("--at shows the past of a queue, and takes only --limit, --json and --quiet.")
+        raise UsageError(_("--at shows the past of a queue, and takes only --limit, --json and --quiet."))
     api = config.connect()
     if every:
         _show(api, lambda: api.get(api.in_project("queues")), _queues, follow, as_json, quiet, key="name")
@@ -129,7 +117,14 @@ def _number(option: str, text: str, nothing: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         given = text if len(text) <= DIGITS else f"{text[:DIGITS]}…"
-        raise UsageError(f"--{option.replace('_', '-')} takes a whole number or {nothing}, not {clean(given)!r}.")
+        raise UsageError(
+            _(
+                "--{option} takes a whole number or {nothing}, not {given!r}.",
+                option=option.replace("_", "-"),
+                nothing=nothing,
+                given=clean(given),
+            )
+        )
     return int(text)
 
 
@@ -165,40 +160,48 @@ def settings_text(row: dict[str, Any]) -> list[str]:
     """A queue's settings in words, those that stop runs first."""
     parts = []
     if row["paused"]:
-        parts.append("paused: no run starts until a manager resumes it")
+        parts.append(_("paused: no run starts until a manager resumes it"))
     if row["draining"]:
-        parts.append("draining: new runs are refused, waiting runs still start")
-    parts += [f"at most {plural(row[key], unit)} {of}" for key, (unit, of) in LIMITS.items() if row[key] is not None]
+        parts.append(_("draining: new runs are refused, waiting runs still start"))
+    parts += [_(text, amount=count(row[key])) for key, (text, count) in LIMITS.items() if row[key] is not None]
     if (points := row.get("preempt_points")) is not None:
-        parts.append(f"displaces preemptible runs whose priority is at least {points} lower")
+        parts.append(_("displaces preemptible runs whose priority is at least {n} lower", n=points))
     minutes = row["ageing_minutes"]
-    parts.append("strict priority" if minutes is None else f"+1 priority per {minutes} min waiting")
+    parts.append(_("strict priority") if minutes is None else _("+1 priority per {n} min waiting", n=minutes))
     if row.get("fair_share_minutes"):
-        most, days = duration_text(60 * row["fair_share_minutes"]), plural(row["fair_share_half_life_days"], "day")
-        parts.append(f"fair share: up to {most} behind, half-life {days}")
+        most, days = duration_text(60 * row["fair_share_minutes"]), row["fair_share_half_life_days"]
+        parts.append(
+            _n(
+                "fair share: up to {most} behind, half-life {n:,} day",
+                "fair share: up to {most} behind, half-life {n:,} days",
+                days,
+                most=most,
+            )
+        )
     return parts
 
 
 def _waiting(page: dict[str, Any]) -> View:
-    yield Note(f"{clean(page['name'])}: {'; '.join(settings_text(page))}.")
+    settings = _("; ").join(settings_text(page))
+    yield Note(_("{name}: {settings}.", name=clean(page["name"]), settings=settings))
     if not page["items"]:
-        yield Note(f"No runs wait in {clean(page['name'])}.")
+        yield Note(_("No runs wait in {name}.", name=clean(page["name"])))
         return
     yield Rows.of(RUN_COLUMNS, page["items"])
     if page.get("shares"):
         yield ""
         yield Rows.of(SHARE_COLUMNS, page["shares"])
     if page["next"]:
-        yield Note(f"Showing the first {len(page['items'])}; for more: --limit")
+        yield Note(_("Showing the first {n}; for more: --limit", n=len(page["items"])))
 
 
 def _why(run: dict[str, Any]) -> str:
     parts = [str(run["reason_detail"] or run["reason"])]
     if run.get("penalty_s"):
-        parts.append(f"fair share: {duration_text(run['penalty_s'])} behind")
+        parts.append(_("fair share: {duration} behind", duration=duration_text(run["penalty_s"])))
     if run["moved_by"]:
-        parts.append(f"moved by {run['moved_by']} {age_text(run['moved_at'])} ago")
-    return parts[0] if len(parts) == 1 else "; ".join([parts[0].rstrip("."), *parts[1:]])
+        parts.append(_("moved by {user} {duration} ago", user=run["moved_by"], duration=age_text(run["moved_at"])))
+    return parts[0] if len(parts) == 1 else _("; ").join([parts[0].rstrip(".。"), *parts[1:]])
 
 
 RUN_COLUMNS: ItemColumns = {
@@ -227,158 +230,11 @@ QUEUE_COLUMNS: ItemColumns = {
     Column("WAIT", right=True): itemgetter("submitted"),
     Column("PENDING", right=True): itemgetter("pending"),
     Column("PLACED", right=True): _placed,
-    Column("SETTINGS", wide=True): lambda row: "; ".join(settings_text(row)),
+    Column("SETTINGS", wide=True): lambda row: _("; ").join(settings_text(row)),
 }
 
 
-def move(
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="Names or ids of runs.", autocompletion=run_names)
-    ] = None,
-    before: Annotated[
-        str, typer.Option(metavar="RUN", help="Directly before this run.", autocompletion=run_names)
-    ] = "",
-    after: Annotated[str, typer.Option(metavar="RUN", help="Directly after this run.", autocompletion=run_names)] = "",
-    top: Annotated[bool, typer.Option("--top", help="To the start of the queue.")] = False,
-    bottom: Annotated[bool, typer.Option("--bottom", help="To the end of the queue.")] = False,
-    to: Annotated[str, typer.Option(metavar="QUEUE", help="To another queue.", autocompletion=queue_names)] = "",
-    member: Annotated[str, typer.Option(metavar="NAME", help="With --to: all waiting runs of this member.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the effect without moving.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Undo your latest move, within ten seconds.")] = False,
-    queue: Annotated[
-        str,
-        typer.Option(help="Queue of the move to undo, or of --member; default if empty.", autocompletion=queue_names),
-    ] = "",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Move waiting runs to another position in their queue, or to another queue. Several runs keep their order.
-
-    Managers move runs to any position. Members move their own runs, which swap positions with each other: the
-    positions of other members' runs don't change.
-    """
-    api = config.connect()
-    target = {"before": before, "after": after, "top": top, "bottom": bottom, "queue": to}
-    given: dict[str, Any] = {where: value for where, value in target.items() if value}
-    if undo:
-        if runs or given or dry_run or member:
-            raise UsageError("--undo takes no runs and no position: it undoes your latest move.")
-        _print(_undo(api, queue), as_json, quiet)
-        note("Undone.")
-        return
-    if member:
-        if runs or list(given) != ["queue"]:
-            raise UsageError("--member moves all waiting runs of a member: name no runs, and the new queue with --to.")
-        body = {"member": member, "dry_run": dry_run, **given}
-        _print_move(api.post(api.in_project("queues", queue or "default", "move"), body), "", dry_run, as_json, quiet)
-        return
-    if queue:
-        raise UsageError("--queue is only for --undo and --member. To move runs to another queue: --to.")
-    if not runs or len(given) != 1:
-        raise UsageError("name the runs to move, and one of --before, --after, --top, --bottom or --to.")
-    _move(api, runs, given, dry_run, as_json, quiet)
-
-
-def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool, as_json: bool, quiet: bool) -> None:
-    seen = [api.send("GET", api.in_project("runs", run)) for run in runs]
-    found = [api.json(response) for response in seen]
-    queues = {run["queue"] for run in found}
-    if len(queues) > 1:
-        raise CliError(f"the runs are in different queues: {clean(', '.join(sorted(queues)))}. Nothing was moved.")
-    # By id: a newer run may take the name. If-Match: a run that someone changed since the GET is not moved.
-    body = {"runs": [run["id"] for run in found], "dry_run": dry_run, **target}
-    headers = {"If-Match": seen[0].headers["ETag"]} if len(seen) == 1 and not dry_run else {}
-    queue = found[0]["queue"]
-    try:
-        moved = api.post(api.in_project("queues", queue, "move"), body, headers=headers)
-    except ApiError as refused:
-        if refused.status != 412:
-            raise
-        raise CliError(refused.message, "To move it anyway, run the command again.") from None
-    _print_move(moved, queue, dry_run, as_json, quiet)
-
-
-def _print_move(moved: dict[str, Any], queue: str, dry_run: bool, as_json: bool, quiet: bool) -> None:
-    _print(moved, as_json, quiet)
-    if not moved["changes"]:
-        note("Nothing to move: already in this position.")
-        return
-    if not moved["exact"]:
-        note("Moved to your nearest position: only managers move runs past those of other members.")
-    if dry_run:
-        note("Dry run: nothing was moved.")
-    elif moved["move"] is not None:
-        of_queue = "" if queue == "default" else f" --queue {clean(queue)}"
-        note(f"Undo within {moved['undo_s']} s: dstackweb move --undo{of_queue}")
-
-
-def _undo(api: Api, queue: str) -> dict[str, Any]:
-    try:
-        undone: dict[str, Any] = api.post(api.in_project("queues", queue or "default", "undo"), {})
-    except ApiError as refused:
-        if queue or refused.status != 409:
-            raise
-        raise CliError(refused.message, "For a move in another queue: dstackweb move --undo --queue NAME") from None
-    return undone
-
-
-def _print(moved: dict[str, Any], as_json: bool, quiet: bool) -> None:
-    """A line for each run moved; the last line has the effect on other runs."""
-    if as_json:
-        show_json(moved)
-        return
-    if quiet:
-        show_ids(moved["changes"])
-        return
-    there = moved.get("queue")
-    lines = [f"{clean(change['run'])}: {_change_text(change, there)}" for change in moved["changes"]]
-    if lines and (slips := [_slip_text(change) for change in moved["slips"]]):
-        more = (moved["slips_total"] or 0) - len(slips)
-        lines[-1] += "; " + ", ".join([*slips, *([f"{more} more runs change position"] if more > 0 else [])])
-    for line in lines:
-        echo(line)
-    if there:
-        _print_queue(there, moved["slips_total"])
-
-
-def _print_queue(there: dict[str, Any], pushed: int | None) -> None:
-    """What runs find in another queue."""
-    if there["reordered"]:
-        note("Their order changes: ageing step or fair share differ there.")
-    if pushed:
-        note(f"{plural(pushed, 'run')} there {'moves' if pushed == 1 else 'move'} back.")
-    for wait in there["waits"]:
-        note(f"{clean(wait['run'])}: {clean(wait['reason_detail'] or wait['reason'])}.")
-    if there["beside"] and (start := start_text(there["starts"])):
-        note(f"Expected start of {clean(there['beside'])}, which waits there now: {start}")
-
-
-def _change_text(change: dict[str, Any], there: dict[str, Any] | None = None) -> str:
-    parts = []
-    before, after = change["position_before"], change["position_after"]
-    if there:
-        place = "" if after is None else f"position {after} in "
-        parts.append(f"{f'position {before}' if before else 'pending'} → {place}{clean(there['name'])}")
-        if change["penalty_s"]:
-            parts.append(f"fair share: {duration_text(change['penalty_s'])} behind")
-        return ", ".join(parts)
-    if before is not None and after is not None and before != after:
-        parts.append(f"position {before} → {after}")
-    elif before is None and after is not None:
-        parts.append(f"now at position {after}")
-    if change["priority_before"] != change["priority_after"]:
-        parts.append(f"priority {change['priority_before']} → {change['priority_after']}")
-    return ", ".join(parts) or ("moved" if after is None else f"stays at position {after}")
-
-
-def _slip_text(change: dict[str, Any]) -> str:
-    before, after = change["position_before"], change["position_after"]
-    text = f"{clean(change['user'])}'s {clean(change['run'])} {before} → {after}"
-    if change["priority_before"] != change["priority_after"]:
-        text += f" (priority {change['priority_after']})"
-    return text
-
-
+WEEKDAYS = (N_("Mon"), N_("Tue"), N_("Wed"), N_("Thu"), N_("Fri"), N_("Sat"), N_("Sun"))
 NUMBERS = [
     Column("STARTED", right=True),
     Column("MEDIAN WAIT", right=True),
@@ -404,16 +260,31 @@ def history(
         show_json(past)
         return
     if not past["total"]["placed"] and not past["total"]["length_max"]:
-        note(f"No runs waited in {queue or 'any queue'} in the last {days} days.")
+        note(
+            _n(
+                "No runs waited in {queue} in the last {n} day.",
+                "No runs waited in {queue} in the last {n} days.",
+                days,
+                queue=queue,
+            )
+            if queue
+            else _n(
+                "No runs waited in any queue in the last {n} day.",
+                "No runs waited in any queue in the last {n} days.",
+                days,
+            )
+        )
         return
-    show_table([Column("DAY"), *NUMBERS, Column("")], list(_days(past)))
+    show_table([Column("DAY"), *NUMBERS, Column()], list(_days(past)))
     echo()
     bands = [(f"{band['low']}–{band['high']}", *_numbers(band["total"])) for band in reversed(past["bands"])]
     show_table([Column("PRIORITY"), *NUMBERS], bands)
     if len(past.get("queues", ())) > 1:
         echo()
         show_table([Column("QUEUE"), *NUMBERS], [(each["queue"], *_numbers(each["total"])) for each in past["queues"]])
-    note(f"Time zone {past['zone']}. Wait: from entering the queue to the start. WAITING: mean and maximum.")
+    note(
+        _("Time zone {zone}. Wait: from entering the queue to the start. WAITING: mean and maximum.", zone=past["zone"])
+    )
 
 
 def _days(past: dict[str, Any]) -> Iterator[tuple[object, ...]]:
@@ -422,7 +293,11 @@ def _days(past: dict[str, Any]) -> Iterator[tuple[object, ...]]:
     for index, at in enumerate(past["times"]):
         day = {name: values[index] for name, values in columns.items()}
         date = datetime.fromisoformat(at).astimezone(zone)
-        yield f"{date:%a %d %b}", *_numbers(day), bar(day["wait_median_s"], longest)
+        yield (
+            _("{weekday} {date:%d %b}", weekday=_(WEEKDAYS[date.weekday()]), date=date),
+            *_numbers(day),
+            bar(day["wait_median_s"], longest),
+        )
 
 
 def _numbers(span: dict[str, Any]) -> Sequence[object]:

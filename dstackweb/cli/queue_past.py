@@ -6,21 +6,11 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from dstackweb.cli.output import (
-    Column,
-    ItemColumns,
-    Note,
-    Rows,
-    UsageError,
-    View,
-    clean,
-    clock_text,
-    plural,
-    show_ids,
-    show_json,
-    show_view,
-)
-from dstackweb.spec.units import duration_text, parse_duration
+from dstackweb.cli.language import _, _n, _p
+from dstackweb.cli.output import UsageError, clean, show_ids, show_json
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_view
+from dstackweb.cli.values import clock_text, duration_text, listed
+from dstackweb.spec.units import parse_duration
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
@@ -37,7 +27,9 @@ def moment(text: str, now: datetime | None = None) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         given = clean(text if len(text) <= 40 else f"{text[:40]}…")
-        raise UsageError(f"--at takes a time such as 2026-11-26T14:00, 14:00 or -2h, not {given!r}.") from None
+        raise UsageError(
+            _("--at takes a time such as 2026-11-26T14:00, 14:00 or -2h, not {given!r}.", given=given)
+        ) from None
 
 
 def show_past(api: Api, name: str, at: str, limit: int, as_json: bool, quiet: bool) -> None:
@@ -53,20 +45,21 @@ def show_past(api: Api, name: str, at: str, limit: int, as_json: bool, quiet: bo
 
 def past_view(page: dict[str, Any]) -> View:
     at = datetime.fromisoformat(page["at"]).astimezone()
-    states = [word for word in ("paused", "draining") if page[word]]
-    counts = [plural(page["waiting"], "run") + " waited", f"{page['placed_total']} placed"]
-    yield Note(f"{clean(page['name'])} at {at:%Y-%m-%d %H:%M}: {', '.join([*states, *counts])}.")
+    states = [text for key, text in (("paused", _("paused")), ("draining", _p("queue", "draining"))) if page[key]]
+    waited = _n("{n:,} run waited", "{n:,} runs waited", page["waiting"])
+    counts = listed([*states, waited, _("{n} placed", n=page["placed_total"])])
+    yield Note(_("{name} at {at:%Y-%m-%d %H:%M}: {counts}.", name=clean(page["name"]), at=at, counts=counts))
     if page["items"]:
         ago = {Column("WAITED", right=True): lambda run: _waited(run, at)}
         columns = list(COLUMNS.items())
         yield Rows.of(dict([*columns[:4], *ago.items(), *columns[4:]]), page["items"])
     if page["deleted"]:
-        yield Note(f"{plural(page['deleted'], 'run')} of these deleted since.")
+        yield Note(_n("{n:,} run of these deleted since.", "{n:,} runs of these deleted since.", page["deleted"]))
     if page["placed"]:
         yield ""
         yield Rows.of(PLACED_COLUMNS, page["placed"])
     if page["next"]:
-        yield Note(f"Showing the first {len(page['items'])}; for more: --limit")
+        yield Note(_("Showing the first {n}; for more: --limit", n=len(page["items"])))
 
 
 def _waited(run: dict[str, Any], at: datetime) -> str:
@@ -80,7 +73,7 @@ def _next(run: dict[str, Any]) -> str:
 
 COLUMNS: ItemColumns = {
     Column("#", right=True): itemgetter("position"),
-    Column("NAME"): lambda run: run["name"] or "(deleted)",
+    Column("NAME"): lambda run: run["name"] or _("(deleted)"),
     Column("PRIO", right=True): itemgetter("priority"),
     Column("USER"): lambda run: run["user"] or "",
     Column("THEN"): _next,

@@ -12,42 +12,34 @@ import typer
 
 from dstackweb.cli import config, sweeps
 from dstackweb.cli.completion import queue_names, run_names
+from dstackweb.cli.language import N_, _
 from dstackweb.cli.output import (
     INTERRUPTED,
     ApiError,
     CliError,
-    Column,
-    ItemColumns,
     Json,
-    Note,
     Quiet,
-    Rows,
     RunName,
     UsageError,
-    View,
     Watch,
     Yes,
-    age_text,
     agreed,
     clean,
-    clock_text,
     echo,
     note,
-    plural,
     show_answer,
     show_ids,
     show_json,
-    show_view,
-    start_text,
-    watch_view,
 )
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_view, watch_view
+from dstackweb.cli.values import age_text, clock_text, gpu_count, listed, start_text, word
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
 ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
 ENDED = ("done", "failed", "terminated")
-RELEASED = {"hold_ended": "hold ended", "given_back": "released early"}
+RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
 """How holds end, by termination reason."""
 
 
@@ -70,11 +62,11 @@ def ps(
         if page["items"]:
             yield Rows.of(START_COLUMNS if start else COLUMNS, page["items"])
         elif everything:
-            yield Note("No runs. Submit one: dstackweb apply -f FILE")
+            yield Note(_("No runs. Submit one: dstackweb apply -f FILE"))
         else:
-            yield Note("No active runs. All runs: dstackweb ps -a")
+            yield Note(_("No active runs. All runs: dstackweb ps -a"))
         if page["next"]:
-            yield Note(f"Showing the newest {len(page['items'])}; for more: --limit")
+            yield Note(_("Showing the newest {n}; for more: --limit", n=len(page["items"])))
 
     page = fetch()
     if as_json:
@@ -108,11 +100,20 @@ def priority(
     except ApiError as refused:
         if refused.status != 412:
             raise
-        raise CliError(refused.message, f"To set it anyway: dstackweb priority {run} {value}") from None
+        raise CliError(
+            refused.message, _("To set it anyway: dstackweb priority {run} {value}", run=run, value=value)
+        ) from None
     after = api.json(answer)
-    text = f"{after['name']}: priority {before['priority']} → {after['priority']}"
+    values = {"name": after["name"], "before": before["priority"], "after": after["priority"]}
+    text = _("{name}: priority {before} → {after}", **values)
     if after["position"]:
-        text += f", position {before['position'] or '–'} → {after['position']} in {after['queue']}"
+        text = _(
+            "{name}: priority {before} → {after}, position {position_before} → {position_after} in {queue}",
+            **values,
+            position_before=before["position"] or "–",
+            position_after=after["position"],
+            queue=after["queue"],
+        )
     show_answer(after, text, as_json, quiet)
 
 
@@ -129,19 +130,22 @@ def stop(
     if sweeps.is_sweep(found):
         sweeps.stop_sweep(api, found, abort=abort, yes=yes, as_json=as_json, quiet=quiet)
         return
-    question = f"{'Kill' if abort else 'Stop'} {found['name']} of {found['user']} ({found['status']})?"
+    values = {"name": found["name"], "user": found["user"], "status": word(found["status"])}
+    question = (
+        _("Kill {name} of {user} ({status})?", **values) if abort else _("Stop {name} of {user} ({status})?", **values)
+    )
     if found["spec"].get("schedule"):
-        question += " Its schedule ends too."
+        question = _("{sentence} {another}", sentence=question, another=_("Its schedule ends too."))
     if not yes and sys.stdin.isatty() and not agreed(question):
-        note("Not stopped.")
+        note(_("Not stopped."))
         raise typer.Exit(1)
     # By id: a newer run may have taken the name while the question was open.
     stopped = api.post(api.in_project("runs", found["id"], "stop"), {"abort": abort})
-    show_answer(stopped, f"{stopped['name']}: {stopped['status']}", as_json, quiet)
+    show_answer(stopped, f"{stopped['name']}: {word(stopped['status'])}", as_json, quiet)
     if stopped["silent_detail"]:
         note(clean(stopped["silent_detail"]))
     if found["spec"].get("schedule"):
-        note("Its schedule has ended. Resubmit to resume the schedule.")
+        note(_("Its schedule has ended. Resubmit to resume the schedule."))
 
 
 def release(run: RunName, as_json: Json = False, quiet: Quiet = False) -> None:
@@ -160,28 +164,34 @@ def delete(
     """Delete an ended run for good, with its log and its directory."""
     api = config.connect()
     found = api.get(api.in_project("runs", run))
-    question = f"Delete {found['name']} of {found['user']} ({found['status']}), with its log and its directory?"
+    question = _(
+        "Delete {name} of {user} ({status}), with its log and its directory?",
+        name=found["name"],
+        user=found["user"],
+        status=word(found["status"]),
+    )
     if found["spec"].get("schedule") and found.get("next_at"):
-        question += " Its schedule ends too."
+        question = _("{sentence} {another}", sentence=question, another=_("Its schedule ends too."))
     if not yes and sys.stdin.isatty() and not agreed(question):
-        note("Not deleted.")
+        note(_("Not deleted."))
         raise typer.Exit(1)
     # By id: a newer run may have taken the name while the question was open.
     api.send("DELETE", api.in_project("runs", found["id"]))
-    show_answer({"id": found["id"], "name": found["name"]}, f"{found['name']}: deleted", as_json, quiet)
+    show_answer({"id": found["id"], "name": found["name"]}, _("{name}: deleted", name=found["name"]), as_json, quiet)
 
 
 def message_of(run: dict[str, Any]) -> str:
     """The message of a run as the server sends it, its times in this time zone, with the exit code if it lacks it."""
     message, code = _timed_message(run) or str(run["status_message"]), run["exit_code"]
     if code and str(code) not in message:
-        return f"{message}, exit code {code}" if message else f"exit code {code}"
+        ended = _("exit code {code}", code=code)
+        return listed([message, ended]) if message else ended
     return message
 
 
 COLUMNS: ItemColumns = {
     Column("NAME"): itemgetter("name"),
-    Column("STATUS"): itemgetter("status"),
+    Column("STATUS"): lambda run: word(run["status"]),
     Column("PRIO", right=True): itemgetter("priority"),
     Column("USER"): itemgetter("user"),
     Column("AGE", right=True): lambda run: age_text(run["submitted_at"]),
@@ -192,7 +202,7 @@ COLUMNS: ItemColumns = {
 
 START_COLUMNS: ItemColumns = {
     Column("NAME"): itemgetter("name"),
-    Column("STATUS"): itemgetter("status"),
+    Column("STATUS"): lambda run: word(run["status"]),
     Column("USER"): itemgetter("user"),
     Column("AGE", right=True): lambda run: age_text(run["submitted_at"]),
     Column("STARTS"): lambda run: start_text(run.get("starts")),
@@ -204,23 +214,27 @@ START_COLUMNS: ItemColumns = {
 def _timed_message(run: dict[str, Any]) -> str:
     """Until when a hold lasts, or when a scheduled or retried run starts; empty for other runs."""
     if run.get("held_until"):
-        return f"held until {clock_text(run['held_until'])}"
+        return _("held until {time}", time=clock_text(run["held_until"]))
     if run.get("next_at"):
-        at = clock_text(run["next_at"])
-        if run["status"] == "pending":
-            return f"starts at {at}" if run["attempt"] == 1 else f"{run['status_message']}; retry at {at}".lstrip("; ")
-        return f"{run['status_message']}; next run at {at}".lstrip("; ")
-    return RELEASED.get(run["termination_reason"], "")
+        at, message = clock_text(run["next_at"]), run["status_message"]
+        if run["status"] != "pending":
+            then = _("next run at {time}", time=at)
+        elif run["attempt"] == 1:
+            return _("starts at {time}", time=at)
+        else:
+            then = _("retry at {time}", time=at)
+        return _("; ").join([message, then]) if message else then
+    return _(RELEASED[run["termination_reason"]]) if run["termination_reason"] in RELEASED else ""
 
 
 def status_text(run: dict[str, Any]) -> str:
     """A run's status on one line: `swift-otter: submitted, position 3, waiting for a GPU`."""
-    parts = [clean(run["status"])]
+    parts = [clean(word(run["status"]))]
     if run.get("position"):
-        parts.append(f"position {run['position']}")
+        parts.append(_("position {position}", position=run["position"]))
     if why := run.get("reason_detail") or run.get("silent_detail") or message_of(run):
         parts.append(clean(why))
-    return f"{clean(run['name'])}: {', '.join(parts)}"
+    return f"{clean(run['name'])}: {listed(parts)}"
 
 
 def hold(
@@ -247,13 +261,13 @@ def hold(
     """
     if extend:
         if gpu or cpu or memory or name or queue or follow or detach or priority is not None:
-            raise UsageError("--extend takes only --for: it adds time to a run and makes no new hold.")
+            raise UsageError(_("--extend takes only --for: it adds time to a run and makes no new hold."))
         _extend(config.connect(), extend, duration, as_json, quiet)
         return
     if (as_json or quiet) and not detach:
-        raise UsageError("--json and --quiet need --detach: otherwise the hold's connection details are printed.")
+        raise UsageError(_("--json and --quiet need --detach: otherwise the hold's connection details are printed."))
     if not (gpu or cpu):
-        raise UsageError("nothing to hold. Use --gpu, e.g. 1 or A100:2, or --cpu.")
+        raise UsageError(_("nothing to hold. Use --gpu, e.g. 1 or A100:2, or --cpu."))
     api = config.connect()
     values = {"for": duration, "gpu": gpu, "cpu": cpu, "memory": memory, "name": name, "queue": queue}
     body: dict[str, Any] = {key: text for key, text in values.items() if text}
@@ -263,10 +277,10 @@ def hold(
     try:
         run = api.post(api.in_project("holds"), body, headers=headers, repeatable=True)
     except KeyboardInterrupt:
-        note("\nInterrupted. The hold may have been submitted: check with dstackweb ps.")
+        note(_("\nInterrupted. The hold may have been submitted: check with dstackweb ps."))
         raise typer.Exit(INTERRUPTED) from None
     if detach:
-        note(f"Submitted {run['name']}. Connection details appear once it starts: dstackweb logs {run['name']}")
+        note(_("Submitted {name}. Connection details appear once it starts: dstackweb logs {name}", name=run["name"]))
         show_answer(run, run["name"], as_json, quiet)
         return
     raise typer.Exit(_wait(api, run, follow))
@@ -284,7 +298,11 @@ def extend(
 
 def _extend(api: Api, name: str, duration: str, as_json: bool, quiet: bool) -> None:
     run = api.post(api.in_project("runs", name, "extend"), {"for": duration})
-    until = f"held until {clock_text(run['held_until'])}" if run["held_until"] else f"extended by {duration}"
+    until = (
+        _("held until {time}", time=clock_text(run["held_until"]))
+        if run["held_until"]
+        else _("extended by {duration}", duration=duration)
+    )
     show_answer(run, f"{clean(run['name'])}: {until}", as_json, quiet)
 
 
@@ -292,7 +310,7 @@ def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
     """Wait until the hold has started and print how to connect; with `follow` stay until it ends."""
     from dstackweb.cli.logs import Cursor, Follower, StatusLine
 
-    note(f"Submitted {run['name']}. Ctrl-C leaves it in the queue.")
+    note(_("Submitted {name}. Ctrl-C leaves it in the queue.", name=run["name"]))
     line = StatusLine()
     try:
         run = wait_for_start(api, run, lambda run: line.show(status_text(run)))
@@ -307,7 +325,7 @@ def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
     elif run["status"] == "done":
         note(status_text(run))
     else:
-        raise CliError(f"the hold did not start: {status_text(run)}")
+        raise CliError(_("the hold did not start: {status}", status=status_text(run)))
     return 0
 
 
@@ -318,7 +336,7 @@ def wait_for_start(api: Api, run: dict[str, Any], show: Callable[[dict[str, Any]
         show(run)
         api.sleep(idle)
         idle = min(2.0, idle * 1.25)
-        run = api.until_answered(lambda: api.get(path), "The hold keeps its position.")
+        run = api.until_answered(lambda: api.get(path), _("The hold keeps its position."))
     return run
 
 
@@ -326,13 +344,21 @@ def show_connection(run: dict[str, Any]) -> None:
     """On stdout the host and the commands that connect to it; on stderr how to extend and release it."""
     hold, name = run["hold"], clean(run["name"])
     host = clean(hold["host"]) if hold["here"] else f"{clean(hold['host'])} ({clean(hold['address'])})"
-    gpus = plural(len(hold["gpus"]), "GPU") if hold["gpus"] else "no GPU"
-    echo(f"{name}: {host}, {gpus}, held until {clock_text(run['held_until'])}")
+    gpus = gpu_count(len(hold["gpus"])) if hold["gpus"] else _("no GPU")
+    echo(
+        _(
+            "{name}: {host}, {gpus}, held until {time}",
+            name=name,
+            host=host,
+            gpus=gpus,
+            time=clock_text(run["held_until"]),
+        )
+    )
     if hold["here"]:
-        note("In a shell on the dstackweb server:")
+        note(_("In a shell on the dstackweb server:"))
     for line in hold["lines"]:
         echo(f"  {clean(line)}")
-    note(f"Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}")
+    note(_("Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}", name=name))
 
 
 def _interrupted(api: Api, run: dict[str, Any]) -> int:
@@ -340,12 +366,16 @@ def _interrupted(api: Api, run: dict[str, Any]) -> int:
     name, status = run["name"], run["status"]
     if sys.stdin.isatty() and status != "running":
         try:
-            if agreed(f"\nCancel {name}?"):
+            if agreed(_("\nCancel {name}?", name=name)):
                 api.send("POST", api.in_project("runs", run["id"], "stop"), json={})
-                note(f"{name} was canceled.")
+                note(_("{name} was canceled.", name=name))
                 return INTERRUPTED
         except typer.Abort:
             note("")
-    state = "keeps its GPUs" if status == "running" else "stays in the queue"
-    note(f"{name} {state}.\n  connection details: dstackweb logs {name}\n  release:            dstackweb stop {name}")
+    if status == "running":
+        kept = _("{name} keeps its GPUs.", name=name)
+    else:
+        kept = _("{name} stays in the queue.", name=name)
+    ways = _("  connection details: dstackweb logs {name}\n  release:            dstackweb stop {name}", name=name)
+    note(f"{kept}\n{ways}")
     return INTERRUPTED

@@ -12,20 +12,10 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import server_names
-from dstackweb.cli.output import (
-    GIVEN,
-    CliError,
-    Column,
-    Json,
-    Quiet,
-    UsageError,
-    echo,
-    note,
-    show_ids,
-    show_json,
-    show_table,
-    warn,
-)
+from dstackweb.cli.language import _
+from dstackweb.cli.output import GIVEN, CliError, Json, Quiet, UsageError, echo, note, show_ids, show_json, warn
+from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.values import listed, word
 from dstackweb.lib.network import is_exposed
 
 app = typer.Typer(
@@ -75,26 +65,28 @@ def _save(name: str, url: str, token: str, project: str) -> None:
     url = config.normal_url(url)
     name = config.name_of(name or _saved().at(url) or urlsplit(url).netloc.rpartition("@")[2])
     if is_exposed(url):
-        warn(f"{url} is not encrypted: others on the network can read the token. Use https:// if you can.")
+        warn(_("{url} is not encrypted: others on the network can read the token. Use https:// if you can.", url=url))
     if not (token := token or config.environment_token(url)):
         if sys.stdin.isatty():
-            note(f"Make a token on {config.tokens_page(url)}")
-            token = typer.prompt("Token", hide_input=True, err=True)
+            note(_("Make a token on {url}", url=config.tokens_page(url)))
+            token = typer.prompt(_("Token"), hide_input=True, err=True)
         else:
             token = sys.stdin.readline()
     token = token.strip()
     if not config.is_token(token):
-        raise UsageError("invalid API token. Nothing was saved.", f"Make a token on {config.tokens_page(url)}")
+        raise UsageError(
+            _("invalid API token. Nothing was saved."), _("Make a token on {url}", url=config.tokens_page(url))
+        )
     api = Api(config.Settings(url, token, config.DEFAULT_PROJECT, ""))
     user = api.get(api.path("user"))
     names = [item["name"] for item in api.get(api.path("projects"))["items"]]
     chosen = _choose_project(project, names)
     servers = _saved().servers | {name: config.Server(url, token, chosen)}
     path = config.store(config.Saved(name, servers))
-    echo(f"Logged in to {url} as {user['username']}, project {chosen}.")
+    echo(_("Logged in to {url} as {user}, project {project}.", url=url, user=user["username"], project=chosen))
     if len(names) > 1 and not project:
-        note(f"Your projects: {', '.join(names)}. To use another one: --project, or DSTACKWEB_PROJECT.")
-    note(f"Saved as {name} in {path}, readable by you only.")
+        note(_("Your projects: {names}. To use another one: --project, or DSTACKWEB_PROJECT.", names=listed(names)))
+    note(_("Saved as {name} in {file}, readable by you only.", name=name, file=path))
 
 
 def _saved() -> config.Saved:
@@ -108,8 +100,8 @@ def _saved() -> config.Saved:
 def _choose_project(wanted: str, names: list[str]) -> str:
     if wanted and wanted not in names:
         raise CliError(
-            f"there is no project {wanted}, or you are not a member of it. Nothing was saved.",
-            f"Your projects: {', '.join(names) or 'none'}",
+            _("there is no project {project}, or you are not a member of it. Nothing was saved.", project=wanted),
+            _("Your projects: {names}", names=listed(names) or _("none")),
         )
     return wanted or (config.DEFAULT_PROJECT if config.DEFAULT_PROJECT in names or not names else names[0])
 
@@ -118,7 +110,7 @@ def logout() -> None:
     """Delete the saved token of the current server, or of the one given with `--server`."""
     name = GIVEN.get("server") or config.stored().current
     if not name:
-        note("Not logged in.")
+        note(_("Not logged in."))
         return
     remove(name)
 
@@ -136,10 +128,10 @@ def list_servers(as_json: Json = False, quiet: Quiet = False) -> None:
     elif quiet:
         show_ids(items, "name")
     elif not items:
-        note("No servers. Add one: dstackweb login URL")
+        note(_("No servers. Add one: dstackweb login URL"))
     else:
-        columns = [Column("NAME"), Column("URL", wide=True), Column("PROJECT"), Column("")]
-        rows = [(one["name"], one["url"], one["project"], "current" if one["current"] else "") for one in items]
+        columns = [Column("NAME"), Column("URL", wide=True), Column("PROJECT"), Column()]
+        rows = [(one["name"], one["url"], one["project"], _("current") if one["current"] else "") for one in items]
         show_table(columns, rows)
 
 
@@ -151,17 +143,17 @@ def use(name: Name, project: Annotated[str, typer.Option(help="Also change the p
     if project:
         server = replace(server, project=project)
     config.store(config.Saved(name, saved.servers | {name: server}))
-    echo(f"Commands use {name}: {server.url}, project {server.project}.")
+    echo(_("Commands use {name}: {url}, project {project}.", name=name, url=server.url, project=server.project))
 
 
 @app.command()
 def remove(name: Name) -> None:
     """Delete a saved server with its token."""
     config.forget(name)
-    echo(f"Logged out of {name}: its token is deleted from {config.config_path()}.")
-    note("The token stays valid until you revoke it under Account → API tokens.")
+    echo(_("Logged out of {name}: its token is deleted from {file}.", name=name, file=config.config_path()))
+    note(_("The token stays valid until you revoke it under Account → API tokens."))
     if current := config.stored().current:
-        note(f"Commands now use {current}.")
+        note(_("Commands now use {name}.", name=current))
 
 
 def projects(as_json: Json = False, quiet: Quiet = False) -> None:
@@ -174,5 +166,8 @@ def projects(as_json: Json = False, quiet: Quiet = False) -> None:
     elif quiet:
         show_ids(page["items"], "name")
     else:
-        rows = [(item["name"], item["role"], "current" if item["name"] == current else "") for item in page["items"]]
-        show_table([Column("PROJECT"), Column("ROLE"), Column("")], rows)
+        rows = [
+            (item["name"], word(item["role"]), _("current") if item["name"] == current else "")
+            for item in page["items"]
+        ]
+        show_table([Column("PROJECT"), Column("ROLE"), Column()], rows)

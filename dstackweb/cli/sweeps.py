@@ -12,47 +12,39 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import sweep_names
+from dstackweb.cli.language import N_, _, _n
 from dstackweb.cli.output import (
     ApiError,
-    Column,
-    ItemColumns,
     Json,
-    Note,
     Quiet,
-    Rows,
     UsageError,
-    View,
     Watch,
     Yes,
-    age_text,
     agreed,
-    bar,
     clean,
     clean_lines,
     note,
-    plural,
     show_answer,
     show_ids,
     show_json,
-    show_view,
-    watch_view,
 )
-from dstackweb.spec.units import duration_text
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_view, watch_view
+from dstackweb.cli.values import age_text, duration_text, listed, run_count, word
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
 ENDED = ("done", "failed", "terminated")
-WORDS = {"to_come": "to come", "dropped": "never started"}
+WORDS = {"to_come": N_("to come"), "dropped": N_("never started")}
 COUNTED = {
-    "running": "running",
-    "waiting": "waiting",
-    "done": "done",
-    "failed": "failed",
-    "terminated": "terminated",
-    "left": "to come",
-    "dropped": "never started",
-    "removed": "removed",
+    "running": N_("{n:,} running"),
+    "waiting": N_("{n:,} waiting"),
+    "done": N_("{n:,} done"),
+    "failed": N_("{n:,} failed"),
+    "terminated": N_("{n:,} terminated"),
+    "left": N_("{n:,} to come"),
+    "dropped": N_("{n:,} never started"),
+    "removed": N_("{n:,} removed"),
 }
 """The counts of a sweep in the order in which they are shown, with their words."""
 SweepName = Annotated[
@@ -67,7 +59,9 @@ def sweep(
     name: Annotated[
         str, typer.Argument(metavar="SWEEP", help="A sweep's name or id; without it, all.", autocompletion=sweep_names)
     ] = "",
-    status: Annotated[list[str] | None, typer.Option(help="Only runs in this status; repeatable.")] = None,
+    status: Annotated[
+        list[str] | None, typer.Option(help="Only runs in this status (running, done, failed …); repeatable.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of lines.")] = 50,
     start: Annotated[int, typer.Option("--from", min=0, metavar="INDEX", help="The first index to show.")] = 0,
     follow: Watch = False,
@@ -79,7 +73,7 @@ def sweep(
     api = config.connect()
     if as_csv:
         if not name:
-            raise UsageError("--csv needs the name of a sweep.")
+            raise UsageError(_("--csv needs the name of a sweep."))
         text = api.send("GET", api.in_project("sweeps", name, "export"), params={"format": "csv"}).text
         typer.echo(clean_lines(text.replace("\r\n", "\n")), nl=False)
         return
@@ -142,12 +136,17 @@ def is_sweep(found: dict[str, Any]) -> bool:
 def stop_sweep(api: Api, found: dict[str, Any], *, abort: bool, yes: Yes, as_json: bool, quiet: bool) -> None:
     """Stop it, after a question at a terminal."""
     counts = found["counts"]
-    active = plural(counts["waiting"] + counts["running"], "active run")
-    question = f"{'Kill' if abort else 'Stop'} sweep {found['name']} of {found['user']} ({active}"
+    values = {"name": found["name"], "user": found["user"]}
+    values["active"] = _n("{n:,} active run", "{n:,} active runs", counts["waiting"] + counts["running"])
     if counts["left"]:
-        question += f", {counts['left']:,} never to start"
-    if not yes and sys.stdin.isatty() and not agreed(f"{question})?"):
-        note("Not stopped.")
+        values["active"] = listed([values["active"], _("{n:,} never to start", n=counts["left"])])
+    question = (
+        _("Kill sweep {name} of {user} ({active})?", **values)
+        if abort
+        else _("Stop sweep {name} of {user} ({active})?", **values)
+    )
+    if not yes and sys.stdin.isatty() and not agreed(question):
+        note(_("Not stopped."))
         raise typer.Exit(1)
     stopped = api.post(api.in_project("sweeps", found["id"], "stop"), {"abort": abort})
     show_answer(stopped, summary(stopped), as_json, quiet)
@@ -155,38 +154,43 @@ def stop_sweep(api: Api, found: dict[str, Any], *, abort: bool, yes: Yes, as_jso
 
 def set_priority(api: Api, found: dict[str, Any], value: int, as_json: bool, quiet: bool) -> None:
     changed = api.json(api.send("PATCH", api.in_project("sweeps", found["id"]), json={"priority": value}))
-    text = f"{clean(changed['name'])}: priority {found['priority']} → {changed['priority']} for all its runs"
+    text = _(
+        "{name}: priority {before} → {after} for all its runs",
+        name=clean(changed["name"]),
+        before=found["priority"],
+        after=changed["priority"],
+    )
     show_answer(changed, text, as_json, quiet)
 
 
 def summary(found: dict[str, Any]) -> str:
     """`lr: 20 runs, 4 running, 10 done, 2 failed, 4 to come`."""
-    counts = (f"{found['counts'][key]:,} {word}" for key, word in COUNTED.items() if found["counts"][key])
-    return f"{clean(found['name'])}: {', '.join([plural(found['size'], 'run'), *counts])}"
+    counts = [_(text, n=found["counts"][key]) for key, text in COUNTED.items() if found["counts"][key]]
+    return f"{clean(found['name'])}: {listed([run_count(found['size']), *counts])}"
 
 
 def _list_view(page: dict[str, Any]) -> View:
     if page["items"]:
         yield Rows.of(COLUMNS, page["items"])
     else:
-        yield Note("No sweeps. A run file with `array` makes one: dstackweb apply -f FILE")
+        yield Note(_("No sweeps. A run file with `array` makes one: dstackweb apply -f FILE"))
     if page["next"]:
-        yield Note(f"Showing the newest {len(page['items'])}; for more: --limit")
+        yield Note(_("Showing the newest {n}; for more: --limit", n=len(page["items"])))
 
 
 def _view(found: dict[str, Any]) -> View:
     yield summary(found)
     if found["max_parallel"]:
-        yield Note(f"At most {found['max_parallel']:,} at once.")
+        yield Note(_("At most {n:,} at once.", n=found["max_parallel"]))
     if found["waits_for_name"]:
-        yield Note(f"Waits: another run is called {clean(found['waits_for_name'])}.")
+        yield Note(_("Waits: another run is called {name}.", name=clean(found["waits_for_name"])))
     columns: dict[Column, Callable[[dict[str, Any]], object]] = {Column("NAME"): itemgetter("name")}
     for parameter in found["parameters"]:
-        columns[Column(parameter)] = partial(_parameter, parameter)
+        columns[Column(parameter, given=True)] = partial(_parameter, parameter)
     if found["runs"]:
         yield Rows.of({**columns, **OUTCOME}, found["runs"])
     if found["next"]:
-        yield Note(f"For more: --from {found['next']}, --limit, or --csv")
+        yield Note(_("For more: --from {index}, --limit, or --csv", index=found["next"]))
 
 
 def _parameter(name: str, run: dict[str, Any]) -> object:
@@ -212,7 +216,7 @@ COLUMNS: ItemColumns = {
 """Of sweeps, the items of `GET …/sweeps`."""
 
 OUTCOME: ItemColumns = {
-    Column("STATUS"): lambda run: WORDS.get(run["status"], run["status"]),
+    Column("STATUS"): lambda run: _(WORDS[run["status"]]) if run["status"] in WORDS else word(run["status"]),
     Column("EXIT", right=True): itemgetter("exit_code"),
     Column("TOOK", right=True): lambda run: "" if run["duration_s"] is None else duration_text(run["duration_s"]),
     Column("MESSAGE", wide=True): itemgetter("status_message"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import dstackweb
 from dstackweb.cli import config
+from dstackweb.cli.language import _
 from dstackweb.cli.output import GIVEN, CliError, note
 
 VERSION_HEADER = "X-Dstackweb-Version"
@@ -31,8 +32,14 @@ def notice(url: str, version: str) -> None:
         config.write_private(path, [json.dumps({**noted, url: today})])
     except CliError:
         return  # without a note of the day it would be said each time
-    mine = f"this command is {dstackweb.__version__}. Update it to use what is new"
-    note(f"{url} has the newer version {version}; {mine}.")
+    note(
+        _(
+            "{url} has the newer version {version}; this command is {mine}. Update it to use what is new.",
+            url=url,
+            version=version,
+            mine=dstackweb.__version__,
+        )
+    )
 
 
 def is_newer(one: str, other: str) -> bool:

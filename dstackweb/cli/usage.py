@@ -8,10 +8,19 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.output import Column, Json, UsageError, bar, clean_lines, note, show_json, show_table
+from dstackweb.cli.language import _
+from dstackweb.cli.output import Json, UsageError, clean_lines, note, show_json
+from dstackweb.cli.tables import Column, bar, show_table
 from dstackweb.spec.units import price_text
 
-NUMBERS = [Column(title, right=True) for title in ("GPU-HOURS", "IDLE", "CPU-HOURS", "USD", "RUNS")]
+BY = {"member": Column("MEMBER"), "queue": Column("QUEUE"), "project": Column("PROJECT")}
+NUMBERS = [
+    Column("GPU-HOURS", right=True),
+    Column("IDLE", right=True),
+    Column("CPU-HOURS", right=True),
+    Column("USD", right=True),
+    Column("RUNS", right=True),
+]
 
 
 def usage(
@@ -27,7 +36,7 @@ def usage(
 ) -> None:
     """Show GPU-hours, idle share and cost by member, queue or project."""
     if month and not re.fullmatch(r"\d{4}-\d\d", month):
-        raise UsageError(f"{month} is not a month such as 2026-11.")
+        raise UsageError(_("{month} is not a month such as 2026-11.", month=month))
     api = config.connect()
     added_up_by = by or ("project" if whole else "member")
     asked = {"days": days, "month": month, "by": added_up_by}
@@ -43,7 +52,7 @@ def usage(
     if found["items"]:
         most = max(item["gpu_hours"] for item in found["items"])
         rows = [(item["name"], *_numbers(item), bar(item["gpu_hours"], most)) for item in found["items"]]
-        show_table([Column(added_up_by.upper()), *NUMBERS, Column("")], [*rows, ("all", *_numbers(found["total"]), "")])
+        show_table([BY[added_up_by], *NUMBERS, Column()], [*rows, (_("all"), *_numbers(found["total"]), "")])
     note(_note(found))
 
 
@@ -58,11 +67,18 @@ def _numbers(used: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _note(found: dict[str, Any]) -> str:
-    span = f"{found['first']} to {found['last']} (UTC)"
+    span = {"first": found["first"], "last": found["last"]}
     if not found["items"]:
-        return f"No usage from {span}."
+        return _("No usage from {first} to {last} (UTC).", **span)
     total = found["total"]
-    text = f"{span}. IDLE: below 5 % utilization, of the GPU time that samples cover"
     if total["gpu_hours"]:
-        text += f" ({min(1, total['measured_gpu_hours'] / total['gpu_hours']):.0%})"
-    return f"{text}. RUNS: ended."
+        return _(
+            "{first} to {last} (UTC). IDLE: below 5 % utilization, of the GPU time that samples cover "
+            "({share:.0%}). RUNS: ended.",
+            **span,
+            share=min(1, total["measured_gpu_hours"] / total["gpu_hours"]),
+        )
+    return _(
+        "{first} to {last} (UTC). IDLE: below 5 % utilization, of the GPU time that samples cover. RUNS: ended.",
+        **span,
+    )

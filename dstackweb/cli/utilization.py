@@ -12,26 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.output import (
-    Column,
-    Json,
-    RunName,
-    bar,
-    clean,
-    clean_lines,
-    clock_text,
-    columns_that_fit,
-    echo,
-    note,
-    plural,
-    rich_table,
-    show_json,
-    show_table,
-    watch,
-)  # fmt: skip
+from dstackweb.cli.language import N_, _, _n
+from dstackweb.cli.output import Json, RunName, clean, clean_lines, echo, note, show_json
 from dstackweb.cli.runs import ENDED
+from dstackweb.cli.tables import Column, bar, columns_that_fit, rich_table, show_table, watch
+from dstackweb.cli.values import clock_text, duration_text, gpu_count, listed, run_count, word
 from dstackweb.spec.codes import UtilizationAction
-from dstackweb.spec.units import duration_text, format_duration, price_text
+from dstackweb.spec.units import format_duration, price_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -40,12 +27,22 @@ if TYPE_CHECKING:
 
 FETCH_S = 5
 """Hosts take a sample about every ten seconds."""
-THEN = {UtilizationAction.TERMINATE.value: "stops", UtilizationAction.NOTIFY.value: "warns"}
-"""What happens at the end of the window, by the policy's action."""
+THEN = {
+    UtilizationAction.TERMINATE.value: (N_("{state}, stops in {duration}"), N_("{state}, stops now")),
+    UtilizationAction.NOTIFY.value: (N_("{state}, warns in {duration}"), N_("{state}, warns now")),
+}
+"""What happens at the end of the window, by the policy's action: before it, and then."""
+ONLY_OBSERVED = (
+    N_("{state}, would stop (observe only) in {duration}"),
+    N_("{state}, would stop (observe only) now"),
+)
 BAR = 10
 SPARKS = "▁▂▃▄▅▆▇█"
 POINTS = 30
-BY_IMPORTANCE = ("UTIL", "GPU", "NODE", "SEEN", "MEMORY", "TEMP", "POWER", "LAST HOUR", "", "NAME")
+BY_IMPORTANCE = (
+    N_("UTIL"), N_("GPU"), N_("NODE"), N_("SEEN"), N_("MEMORY"), N_("TEMP"), N_("POWER"), N_("LAST HOUR"), "",
+    N_("NAME"),
+)  # fmt: skip
 """The columns; a narrow terminal shows the first that fit."""
 
 Snapshot = tuple[dict[str, Any], float]
@@ -102,41 +99,59 @@ def show_live(api: Api, path: str, found: Snapshot, console: Console) -> None:
     def is_over(snapshot: Snapshot) -> bool:
         return snapshot[0]["status"] in ENDED
 
-    stopped = f"Stopped watching; {clean(found[0]['run'])} continues."
+    stopped = _("Stopped watching; {name} continues.", name=clean(found[0]["run"]))
     watch(found, lambda: fetch(api, path), draw, is_over, console, api.sleep, FETCH_S, stopped)
 
 
 def summary(run: dict[str, Any], now: float) -> Iterator[str]:
     """A line for the run, and one for its policy."""
     gpus = _gpus(run)
-    held = plural(gpus, "GPU") if gpus else "no GPUs" if run["jobs"] else "not started"
-    yield f"{clean(run['run'])}: {run['status']}, {held}"
+    held = gpu_count(gpus) if gpus else _("no GPUs") if run["jobs"] else _("not started")
+    yield f"{clean(run['run'])}: {listed([word(run['status']), held])}"
     if run["policy"] is not None:
         yield policy_text(run["policy"], now, len(run["jobs"]))
     elif run["status"] not in ENDED and gpus:
-        yield "No utilization policy: idle GPUs don't stop this run."
+        yield _("No utilization policy: idle GPUs don't stop this run.")
 
 
 def policy_text(policy: dict[str, Any], now: float, nodes: int = 1) -> str:
     """The state of a run's policy, counted by this clock: `GPU 1 below 50 % for 41 min, stops in 19 min`."""
     minimum = policy["min_gpu_utilization"]
     if policy["low_since"] is None:
-        rule = f"minimum {minimum} % over {format_duration(policy['time_window_s'])}"
-        unknown = policy["verdict"] == "unknown"
-        text = f"Utilization unknown: GPU samples are missing ({rule})" if unknown else f"In use ({rule})"
+        rule = {"minimum": minimum, "window": format_duration(policy["time_window_s"])}
+        if policy["verdict"] == "unknown":
+            text = _("Utilization unknown: GPU samples are missing (minimum {minimum} % over {window})", **rule)
+        else:
+            text = _("In use (minimum {minimum} % over {window})", **rule)
     else:
-        gpus = "All GPUs" if policy["gpu_index"] is None else f"GPU {policy['gpu_index']}"
-        gpus += f" of node {policy['node']}" if nodes > 1 else ""
-        text = f"{gpus} below {minimum} % for {duration_text(_seconds(policy['low_since'], now))}"
+        text = _(
+            "{gpus} below {minimum} % for {duration}",
+            gpus=gpu_text(policy["gpu_index"], policy["node"] if nodes > 1 else None),
+            minimum=minimum,
+            duration=duration_text(_seconds(policy["low_since"], now)),
+        )
         if policy["stops_at"] is not None:
             left_s = -_seconds(policy["stops_at"], now)
-            then = THEN.get(policy["action"], policy["action"])
-            then = "would stop (observe only)" if policy["observe_only"] else then
-            text += f", {then} {'in ' + duration_text(left_s) if left_s > 0 else 'now'}"
+            soon, at_once = ONLY_OBSERVED if policy["observe_only"] else THEN[policy["action"]]
+            text = _(soon if left_s > 0 else at_once, state=text, duration=duration_text(left_s))
     if policy["kept_until"]:
-        by = f" by {clean(policy['kept_by'])}" if policy["kept_by"] else ""
-        text += f"; kept until {clock_text(policy['kept_until'])}{by}: {clean(policy['kept_because'])}"
+        values = {"time": clock_text(policy["kept_until"]), "reason": clean(policy["kept_because"])}
+        kept = (
+            _("kept until {time} by {user}: {reason}", user=clean(policy["kept_by"]), **values)
+            if policy["kept_by"]
+            else _("kept until {time}: {reason}", **values)
+        )
+        text = _("; ").join([text, kept])
     return text
+
+
+def gpu_text(index: int | None, node: int | None) -> str:
+    """One GPU, or all; of a node, if one is given."""
+    if node is None:
+        return _("All GPUs") if index is None else _("GPU {index}", index=index)
+    if index is None:
+        return _("All GPUs of node {node}", node=node)
+    return _("GPU {index} of node {node}", index=index, node=node)
 
 
 def _gpus(run: dict[str, Any]) -> int:
@@ -170,7 +185,7 @@ def _cells(node: int, gpu: dict[str, Any], now: float) -> dict[str, object]:
         "MEMORY": _memory(last.get("memory_used_mib"), gpu["memory_mib"]),
         "POWER": "" if power is None else f"{power}{limit} W",
         "TEMP": "" if last.get("temperature_c") is None else f"{last['temperature_c']} °C",
-        "SEEN": f"{duration_text(_seconds(last['at'], now))} ago" if last else "never",
+        "SEEN": _("{duration} ago", duration=duration_text(_seconds(last["at"], now))) if last else _("never"),
         "LAST HOUR": spark(gpu["utilization"]),
     }
 
@@ -204,9 +219,13 @@ def keep(
     if as_json:
         show_json(kept)
         return
-    echo(f"{clean(kept['run'])}: kept until {clock_text(kept['until'])}")
+    echo(_("{name}: kept until {time}", name=clean(kept["run"]), time=clock_text(kept["until"])))
     left = kept["keeps_left"]
-    note(f"You can extend this {plural(left, 'more time')}." if left else "This can't be extended again.")
+    note(
+        _n("You can extend this {n:,} more time.", "You can extend this {n:,} more times.", left)
+        if left
+        else _("This can't be extended again.")
+    )
 
 
 def what_if(
@@ -224,38 +243,52 @@ def what_if(
         show_json(found)
         return
     if found["stops"]:
-        numbers = [Column(title, right=True) for title in ("GPUS", "GPU-HOURS", "USD")]
+        numbers = [Column("GPUS", right=True), Column("GPU-HOURS", right=True), Column("USD", right=True)]
         columns = [Column("RUN"), Column("USER"), Column("WOULD STOP"), Column("IDLE"), *numbers, Column("NOW")]
         show_table(columns, [_stop_row(stop) for stop in found["stops"]])
     note(_what_if_text(found))
 
 
 def _stop_row(stop: dict[str, Any]) -> tuple[object, ...]:
-    gpus = "all GPUs" if stop["gpu_index"] is None else f"GPU {stop['gpu_index']}"
     return (
         stop["run"],
         stop["user"],
         clock_text(stop["at"]),
-        f"{gpus}, node {stop['node']}",
+        gpu_text(stop["gpu_index"], stop["node"]),
         stop["gpus"],
         f"{stop['gpu_hours']:.1f}",
         price_text(round(stop["usd"], 2)) if stop["usd"] else "",
-        stop["status"],
+        word(stop["status"]),
     )
 
 
 def _what_if_text(found: dict[str, Any]) -> str:
     """The result, and how many runs, GPUs and samples it is based on."""
     if not found["runs"]:
-        text = "No GPU samples in the last 24 hours."
+        text = _("No GPU samples in the last 24 hours.")
     else:
-        text = (
-            f"This policy would have stopped {len(found['stops'])} of {plural(found['runs'], 'run')} and saved "
-            f"{found['saved_gpu_hours']:.1f} of {found['gpu_hours']:.1f} GPU-hours "
-            f"({plural(found['samples'], 'sample')} of {plural(found['gpus'], 'GPU')})."
+        text = _(
+            "This policy would have stopped {stopped} of {runs} and saved {saved:.1f} of {hours:.1f} GPU-hours "
+            "({samples} of {gpus}).",
+            stopped=len(found["stops"]),
+            runs=run_count(found["runs"]),
+            saved=found["saved_gpu_hours"],
+            hours=found["gpu_hours"],
+            samples=_n("{n:,} sample", "{n:,} samples", found["samples"]),
+            gpus=gpu_count(found["gpus"]),
         )
     if found["left_out"]:
-        text += f" {plural(found['left_out'], 'older run')} left out: too many samples."
+        left_out = _n(
+            "{n:,} older run left out: too many samples.",
+            "{n:,} older runs left out: too many samples.",
+            found["left_out"],
+        )
+        text = _("{sentence} {another}", sentence=text, another=left_out)
     if found["holds"]:
-        text += f" {plural(found['holds'], 'hold')} not included: holds are never stopped."
+        holds = _n(
+            "{n:,} hold not included: holds are never stopped.",
+            "{n:,} holds not included: holds are never stopped.",
+            found["holds"],
+        )
+        text = _("{sentence} {another}", sentence=text, another=holds)
     return text

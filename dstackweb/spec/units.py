@@ -174,13 +174,18 @@ def format_gpu(names: tuple[str, ...], memory: Range, count: Range) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """`12 s`, `4 min`, `1 h 30 min`, `2 d 3 h`: rounded down; from an hour on in two units, unless the second is 0."""
+    """`12 s`, `4 min`, `1 h 30 min`, `2 d 3 h`."""
+    return " ".join(f"{number} {unit}" for number, unit in duration_parts(seconds))
+
+
+def duration_parts(seconds: float) -> list[tuple[int, str]]:
+    """Numbers and units (s, min, h, d), rounded down; from an hour on in two units, unless the second is 0."""
     whole = max(0, int(seconds))
     for first, first_s, second, second_s in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
         if whole >= first_s:
             rest = whole % first_s // second_s
-            return f"{whole // first_s} {first}" + (f" {rest} {second}" if rest else "")
-    return f"{whole // 60} min" if whole >= 60 else f"{whole} s"
+            return [(whole // first_s, first), *([(rest, second)] if rest else [])]
+    return [(whole // 60, "min")] if whole >= 60 else [(whole, "s")]
 
 
 def memory_text(mib: float) -> str:

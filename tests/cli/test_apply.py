@@ -9,8 +9,10 @@ import pytest
 from django.conf import LazySettings, settings
 
 from dstackweb.accounts.models import Membership, Project, User
-from dstackweb.cli.apply import LocalRunFile, explain, show_plan
-from dstackweb.cli.output import ApiError, clock_text
+from dstackweb.cli.output import ApiError
+from dstackweb.cli.plan import show_plan
+from dstackweb.cli.run_files import LocalRunFile, explain
+from dstackweb.cli.values import clock_text
 from dstackweb.runs.models import Archive, Run
 from dstackweb.runs.recurrence import next_time
 from tests.cli.conftest import Cli

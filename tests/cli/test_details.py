@@ -14,7 +14,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli import details
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.output import show_view, watch_view
+from dstackweb.cli.tables import show_view, watch_view
 from dstackweb.runs import services
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all

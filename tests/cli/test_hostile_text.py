@@ -12,7 +12,8 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
-from dstackweb.cli.output import ApiError, Column, clean_lines, echo, note, show_error, show_json, show_table, warn
+from dstackweb.cli.output import ApiError, clean_lines, echo, note, show_error, show_json, warn
+from dstackweb.cli.tables import Column, show_table
 from dstackweb.cli.terminal import ColoursOnly, to_stdout
 from dstackweb.lib.text import CONTROLS, FORMATS, MARKS
 from dstackweb.runs import attempts

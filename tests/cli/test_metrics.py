@@ -15,7 +15,7 @@ from rich.console import Console
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.output import draw_table
+from dstackweb.cli.tables import draw_table
 from dstackweb.cli.utilization import THEN, fetch, policy_text, show_live, spark, table
 from dstackweb.spec.codes import UtilizationAction
 from tests.cli.conftest import Cli

@@ -12,7 +12,7 @@ from rich.console import Console
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.output import Column, Note, Rows, View, draw_table, watch_view
+from dstackweb.cli.tables import Column, Note, Rows, View, draw_table, watch_view
 from dstackweb.runs import services
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
 from dstackweb.scheduler.passes import forecast_pass

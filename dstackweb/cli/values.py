@@ -1,0 +1,79 @@
+"""Times, amounts and codes as people read them, in their language."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from dstackweb.cli.language import N_, _, _n
+from dstackweb.spec import units
+
+SPANS = {"d": N_("{n} d"), "h": N_("{n} h"), "min": N_("{n} min"), "s": N_("{n} s")}
+WORDS = (
+    N_("pending"), N_("submitted"), N_("provisioning"), N_("running"), N_("terminating"), N_("done"), N_("failed"),
+    N_("terminated"), N_("idle"), N_("available"), N_("busy"), N_("unknown"), N_("no_quota"), N_("not_available"),
+    N_("default"), N_("viewer"), N_("member"), N_("manager"), N_("admin"),
+)  # fmt: skip
+"""Codes of the API that people read: statuses, availabilities, origins of settings, roles."""
+
+
+def word(code: object) -> str:
+    """A code of the API as people read it; one that is not in WORDS, as it is."""
+    text = "" if code is None else str(code)
+    return _(text) if text in WORDS else text
+
+
+def duration_text(seconds: float) -> str:
+    """`12 s`, `4 min`, `1 h 30 min`: see `spec.units.duration_text`."""
+    return " ".join(_(SPANS[unit], n=n) for n, unit in units.duration_parts(seconds))
+
+
+def size_text(size: float) -> str:
+    """`17 bytes`, `3.4 MB`: see `spec.units.size_text`."""
+    return _n("{n} byte", "{n} bytes", round(size)) if round(size) < 1024 else units.size_text(size)
+
+
+def run_count(n: int) -> str:
+    return _n("{n:,} run", "{n:,} runs", n)
+
+
+def gpu_count(n: int) -> str:
+    return _n("{n:,} GPU", "{n:,} GPUs", n)
+
+
+def job_count(n: int) -> str:
+    return _n("{n:,} job", "{n:,} jobs", n)
+
+
+def file_count(n: int) -> str:
+    return _n("{n:,} file", "{n:,} files", n)
+
+
+def listed(items: list[str]) -> str:
+    """The items with commas between them."""
+    return _(", ").join(items)
+
+
+def clock_text(at: str, now: datetime | None = None) -> str:
+    """An ISO time in the reader's time zone: `18:40` today, otherwise with its day: `Nov 6, 02:00`."""
+    then, today = datetime.fromisoformat(at).astimezone(), (now or datetime.now(UTC)).astimezone()
+    return f"{then:%H:%M}" if then.date() == today.date() else _("{at:%b} {at.day}, {at:%H:%M}", at=then)
+
+
+def start_text(starts: dict[str, Any] | None) -> str:
+    """When a run starts: `14:05 – 15:30`, `by 18:00`, or why that is unknown; empty for a run that does not wait."""
+    if not starts:
+        return ""
+    if not starts["p50"]:
+        return str(starts["detail"])
+    from_, by = clock_text(starts["p50"]), clock_text(starts["p90"]) if starts["p90"] else "?"
+    if from_ != by:
+        return f"{from_} – {by}"
+    return _("by {time}", time=by) if starts["basis"] == "max_duration" else by
+
+
+def age_text(since: str | None) -> str:
+    """How long ago an ISO time was: `12 s`, `1 h 5 min`. Empty without a time."""
+    if not since:
+        return ""
+    return duration_text((datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds())

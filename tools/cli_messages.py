@@ -1,0 +1,118 @@
+"""Write the catalogue of the command line's texts: `python -m tools.cli_messages`, a part of `make messages`.
+
+Texts that are new have an empty translation, which a test refuses: translate them in the `.po` file and run this again.
+Read are the marks in the code, what the commands declare (help texts, headings of help) with the examples, and the
+texts of the option parser.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+from babel.messages.catalog import Catalog
+from babel.messages.extract import extract_from_dir
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po, write_po
+
+from dstackweb.cli import language, main, manual
+
+ROOT = Path(__file__).parents[1]
+FOLDER = language.LOCALE / language.CHINESE / "LC_MESSAGES"
+PO, MO = (FOLDER / f"{language.DOMAIN}.{end}" for end in ("po", "mo"))
+MARKS = {"_": None, "N_": None, "_n": (1, 2), "_p": ((1, "c"), 2), "Column": None}
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+"""Not the time of writing: the same texts give the same file."""
+PARSER = Path(typer.__file__).parent
+Text = tuple[str | tuple[str, str], str | None, str]
+"""One, or its singular and plural; its context; where it stands."""
+
+
+def extracted() -> Catalog:
+    """All texts that the code has now, without translations."""
+    found = Catalog(
+        locale=language.CHINESE,
+        domain=language.DOMAIN,
+        project="dstackweb",
+        header_comment="# The command line's texts in Simplified Chinese. `make messages` writes this file.",
+        creation_date=EPOCH,
+        revision_date=EPOCH,
+        last_translator="dstackweb",
+        language_team="dstackweb",
+        msgid_bugs_address="-",
+        fuzzy=False,
+    )
+    texts = {*_declared(), *_marked(Path(main.__file__).parent), *_marked(PARSER)}
+    for text, context, file in sorted(texts, key=str):
+        found.add(text, context=context, locations=[(file, 0)])
+    return found
+
+
+def _marked(folder: Path) -> Iterator[Text]:
+    for name, _line, text, _comments, context in extract_from_dir(folder, keywords=MARKS):
+        if text:
+            yield text, context, f"{folder.name}/{name}"
+
+
+def _declared() -> Iterator[Text]:
+    """What `dstackweb COMMAND --help` shows."""
+    assert language.choose() == language.ENGLISH, "set DSTACKWEB_LANGUAGE=en"
+    for name, command in commands(typer.main.get_command(main.app)):
+        for _owner, _attribute, text in manual.texts(
+            command, *command.params, command.get_help_option(typer.Context(command))
+        ):
+            yield text, None, f"dstackweb {name}".strip()
+    for name, examples in manual.EXAMPLES.items():
+        for _line, about in examples:
+            yield about, None, f"dstackweb {name}"
+
+
+def commands(program: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands of the program with their names, groups and itself too."""
+    yield path, program
+    for name, command in getattr(program, "commands", {}).items():
+        yield from commands(command, f"{path} {name}".lstrip())
+
+
+def merged(known: Catalog) -> Catalog:
+    """What the code has now, with the translations that are known; nothing is guessed, and what is gone is left out."""
+    found = extracted()
+    for message in found:
+        if message.id and (old := known.get(message.id, message.context)) and old.id == message.id:
+            message.string = old.string
+    return found
+
+
+def po_bytes(catalogue: Catalog) -> bytes:
+    file = io.BytesIO()
+    write_po(
+        file, catalogue, width=120, omit_header=False, sort_output=True, include_lineno=False, ignore_obsolete=True
+    )
+    return file.getvalue()
+
+
+def mo_bytes(catalogue: Catalog) -> bytes:
+    file = io.BytesIO()
+    write_mo(file, catalogue)
+    return file.getvalue()
+
+
+def known() -> Catalog:
+    with PO.open("rb") as file:
+        return read_po(file, locale=language.CHINESE, domain=language.DOMAIN)
+
+
+def write() -> None:
+    catalogue = merged(known() if PO.exists() else Catalog(locale=language.CHINESE))
+    PO.write_bytes(po_bytes(catalogue))
+    MO.write_bytes(mo_bytes(catalogue))
+    missing = sum(not message.string or message.string == ("",) for message in catalogue if message.id)
+    print(f"{PO.relative_to(ROOT)}: {len(catalogue)} texts, {missing} without a translation")
+
+
+if __name__ == "__main__":
+    write()
