@@ -8,6 +8,7 @@ import pytest
 
 from dstackweb.lib.errors import DomainError
 from dstackweb.spec.array import Array
+from dstackweb.spec.pipeline import split
 from dstackweb.spec.reference import DOC, filled
 from dstackweb.spec.run_fields import RETRY_EVENTS, RunFields
 from dstackweb.spec.run_file import parse_run_file
@@ -27,9 +28,10 @@ def test_every_key_is_in_a_table() -> None:
 
 
 def test_the_examples_in_the_text_are_read() -> None:
-    file, following, sweep, env = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
+    file, following, pipeline, sweep, env = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
     assert parse_run_file(file).fields.name == "train-llama"
     assert [one.run for one in parse_run_file(following).fields.after or ()] == ["train", "clean"]
+    assert [parse_run_file(part.config).fields.name for part in split(pipeline)] == ["prepare", "train", "report"]
     array = parse_run_file(sweep).fields.array
     assert array is not None
     assert Array.of(array).size == 12
