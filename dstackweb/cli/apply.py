@@ -25,12 +25,14 @@ from dstackweb.cli.output import (
     UsageError,
     Yes,
     clean,
+    echo,
     note,
     show_answer,
+    show_ids,
     show_json,
     warn,
 )
-from dstackweb.cli.plan import show_plan, show_position
+from dstackweb.cli.plan import plans_of, show_plans, show_positions
 from dstackweb.cli.run_files import LocalRunFile, explain, parse_env, read
 from dstackweb.cli.runs import status_text
 from dstackweb.cli.sweeps import is_sweep
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
 CHUNK = 1 << 16
-OFFERS_SHOWN = 5
-LINES_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def apply(
     """Show the plan of a run, submit it with the code in the current directory, and follow it until it ends.
 
     Files that .gitignore excludes are not uploaded. Ctrl-C stops following; the run continues. The exit code is the
-    run's. A sweep (a file with `array`) is not followed.
+    run's. A sweep (a file with `array`) and a file with several runs are not followed.
     """
     given = {"name": name, "priority": priority, "queue": queue, "profile": profile, "env": parse_env(env or [])}
     overrides = {key: value for key, value in given.items() if value not in (None, {})}
@@ -101,23 +101,20 @@ def submit(api: Api, options: Options) -> int:
         file = read(options.file, limits["config_bytes"])
         body = {"config": file.text, "env": file.env_from_here(), "overrides": options.overrides}
         plan = _post(api, file, "plan", body)
+        plans = plans_of(plan)
         archive = _pack(limits["archive_bytes"]) if options.code else None
         if options.as_json and options.dry_run:
             show_json(plan)
         elif options.yes and options.detach and not options.dry_run:
-            show_position(plan, sys.stderr)  # as in a script that submits many runs: no full plan
+            show_positions(plans, sys.stderr)  # as in a script that submits many runs: no full plan
         else:
-            show_plan(plan, _code_text(archive, limits["archive_bytes"]), sys.stdout if options.dry_run else sys.stderr)
-        for remark in plan["notes"]:
-            note(clean(remark["message"]))
-        if displaces := plan.get("displaces"):
-            note(_("{sentence}.", sentence=clean(displaces["detail"])))
-        for warning in plan["warnings"]:
-            warn(clean(warning["message"]))
+            code = _code_text(archive, limits["archive_bytes"])
+            show_plans(plans, code, sys.stdout if options.dry_run else sys.stderr)
+        _show_remarks(plans)
         if options.dry_run:
             note(_("Dry run: nothing was submitted."))
             return 0
-        if not _is_confirmed(plan, options):
+        if not _is_confirmed(plans, options):
             note(_("Nothing was submitted."))
             return FAILED
         if archive:
@@ -131,6 +128,9 @@ def submit(api: Api, options: Options) -> int:
             else _("\nNothing was submitted.")
         )
         return INTERRUPTED
+    if run.get("type") == "pipeline":
+        _show_pipeline(run, options)
+        return 0
     if is_sweep(run):
         note(
             _(
@@ -146,6 +146,33 @@ def submit(api: Api, options: Options) -> int:
         show_answer(run, run["name"], options.as_json, options.quiet)
         return 0
     return _follow(api, run)
+
+
+def _show_remarks(plans: list[dict[str, Any]]) -> None:
+    """Notes and warnings on each run; with its name where there are several."""
+    for plan in plans:
+        name = plan["settings"].get("name") if len(plans) > 1 else None
+        remarks = [clean(remark["message"]) for remark in plan["notes"]]
+        if displaces := plan.get("displaces"):
+            remarks.append(_("{sentence}.", sentence=clean(displaces["detail"])))
+        for remark in remarks:
+            note(f"{name}: {remark}" if name else remark)
+        for warning in plan["warnings"]:
+            message = clean(warning["message"])
+            warn(f"{name}: {message}" if name else message)
+
+
+def _show_pipeline(pipeline: dict[str, Any], options: Options) -> None:
+    runs = pipeline["runs"]
+    names = [clean(run["name"]) for run in runs]
+    note(_("Submitted {runs}: {names}. To watch: dstackweb ps -w", runs=run_count(len(runs)), names=listed(names)))
+    if options.as_json:
+        show_json(pipeline)
+    elif options.quiet:
+        show_ids(runs)
+    else:
+        for name in names:
+            echo(name)
 
 
 def exit_code(run: dict[str, Any]) -> int:
@@ -192,11 +219,11 @@ def _code_text(archive: CodeArchive | None, limit: int) -> str:
     )
 
 
-def _is_confirmed(plan: dict[str, Any], options: Options) -> bool:
+def _is_confirmed(plans: list[dict[str, Any]], options: Options) -> bool:
     """Ask if there is a warning, or at a terminal; a script without warnings needs no confirmation."""
     if options.force:
         return True
-    if not plan["warnings"]:
+    if not any(plan["warnings"] for plan in plans):
         return options.yes or not sys.stdin.isatty() or typer.confirm(_("Submit?"), default=True, err=True)
     try:
         return typer.confirm(_("Submit anyway?"), default=False, err=True)

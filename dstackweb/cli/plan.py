@@ -40,6 +40,37 @@ def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
     show_position(plan, stream)
 
 
+def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The plan of each run of the file: more than one for a pipeline."""
+    return answer["plans"] if answer.get("type") == "pipeline" else [answer]
+
+
+def show_plans(plans: list[dict[str, Any]], code: str, stream: IO[str]) -> None:
+    """Write the plan of a run, or a row for each run of a pipeline."""
+    if len(plans) == 1:
+        show_plan(plans[0], code, stream)
+        return
+    show_outlines(plans, stream)
+    echo(file=stream)
+    echo(_("Code: {code}", code=code), file=stream)
+
+
+def show_positions(plans: list[dict[str, Any]], stream: IO[str]) -> None:
+    """Write where the run enters its queue, or a row for each run of a pipeline."""
+    show_position(plans[0], stream) if len(plans) == 1 else show_outlines(plans, stream)
+
+
+def show_outlines(plans: list[dict[str, Any]], stream: IO[str]) -> None:
+    """Write a row for each run of a pipeline: what it asks for, and when it enters its queue."""
+    columns = [Column("RUN"), Column("RESOURCES"), Column("START", wide=True)]
+    show_table(columns, [_outline(plan) for plan in plans], stream)
+
+
+def _outline(plan: dict[str, Any]) -> tuple[str, str, str]:
+    settings = plan["settings"]
+    return settings["name"], _text(settings["resources"]), _start(plan)
+
+
 def _backends(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
     """What each backend has for the run now, the best first."""
     return [
@@ -59,25 +90,30 @@ def _backend(one: dict[str, Any]) -> str:
 
 def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
     """Write one line to `stream`: the position, and whether the run would wait there."""
-    queue, at = clean(plan["queue"]), plan["next_at"]
     if plan.get("runs", 1) > 1:
         text = _("Sweep of {runs}", runs=run_count(plan["runs"]))
         if at_once := plan["settings"]["array"].get("max_parallel"):
             text = _("{text}, at most {n:,} at once", text=text, n=at_once)
         echo(text, file=stream)
+    echo(_start(plan), file=stream)
     if plan.get("after_detail"):
-        echo(clean(plan["after_detail"]), file=stream)
         return
+    if share := plan.get("penalty_detail"):
+        echo(_("Fair share: {share}", share=share), file=stream)
+
+
+def _start(plan: dict[str, Any]) -> str:
+    """When a run enters its queue, and whether it would wait there."""
+    queue, at = clean(plan["queue"]), plan["next_at"]
+    if plan.get("after_detail"):
+        return clean(plan["after_detail"])
     if at:
         place = _("Enters queue {queue} at {time}", queue=queue, time=clock_text(at))
     else:
         place = _("Position {position} in queue {queue}", position=plan["position"], queue=queue)
     if plan["reason"]:
-        echo(_("{place}; would wait: {reason}", place=place, reason=clean(plan["reason_detail"])), file=stream)
-    else:
-        echo(_("{place}; can start now", place=place), file=stream)
-    if share := plan.get("penalty_detail"):
-        echo(_("Fair share: {share}", share=share), file=stream)
+        return _("{place}; would wait: {reason}", place=place, reason=clean(plan["reason_detail"]))
+    return _("{place}; can start now", place=place)
 
 
 def settings_rows(plan: dict[str, Any], defaults: bool = True) -> list[tuple[str, str, str]]:

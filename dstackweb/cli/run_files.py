@@ -24,15 +24,15 @@ class LocalRunFile:
     text: str
 
     def env_from_here(self) -> dict[str, str]:
-        """The values that this process's environment has for the bare names in `env`."""
+        """The values that this process's environment has for the bare names in `env` of each run."""
         import yaml
 
         try:
-            data = yaml.load(self.text, Loader=yaml.BaseLoader)  # builds text, lists and mappings only
+            runs = list(yaml.load_all(self.text, Loader=yaml.BaseLoader))  # builds text, lists and mappings only
         except (yaml.YAMLError, RecursionError):
             return {}  # the server reports the error with its line
-        listed = data.get("env") if isinstance(data, dict) else None
-        names = [name.strip() for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+        listed = [run["env"] for run in runs if isinstance(run, dict) and isinstance(run.get("env"), list)]
+        names = [name.strip() for env in listed for name in env if isinstance(name, str)]
         return {name: os.environ[name] for name in names if name in os.environ}
 
 
