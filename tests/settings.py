@@ -45,3 +45,4 @@ DATABASES["default"]["TEST"] = {
 }
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 DSTACKWEB_METRICS_TOKEN = "of-the-tests-scraper"
+WHITENOISE_AUTOREFRESH = True  # found when asked for: each test client otherwise lists all files
