@@ -45,7 +45,13 @@ REDIRECTED = {f"/p/{{project}}/queues/{{queue}}/{name}/" for name in ("change", 
 """Without scripts the answer is the queue's page, which says what was refused."""
 OWN = {"POST /p/{project}/members/<int:user_id}/remove/", "POST /p/{project}/queues/{queue}/views/"}
 """What a viewer may do to themselves."""
-_LIMITS = dict.fromkeys(("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user", "preempt_points"), "")
+_LIMITS = dict.fromkeys(
+    (
+        *("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user"),
+        *("preempt_points", "preempt_gpu_hours"),
+    ),
+    "",
+)
 BODIES: dict[str, dict[str, Any]] = {
     "/p/{project}/queues/{queue}/settings/": {
         "ageing_minutes": "1",

@@ -65,6 +65,13 @@ class PatchQueueIn(Schema):
         strict=True,
         description="How many points of priority less a preemptible run must have to be displaced; null: none is",
     )
+    preempt_gpu_hours: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_LIMIT,
+        strict=True,
+        description="GPU-hours of others' work that a member's runs may displace within 24 hours; null: no limit",
+    )
 
 
 class NewQueueIn(PatchQueueIn):
@@ -87,6 +94,7 @@ class QueueSettings(Schema):
     max_running_per_user: int | None
     max_gpus_per_user: int | None
     preempt_points: int | None
+    preempt_gpu_hours: int | None
 
 
 class QueueSummary(QueueSettings):

@@ -28,11 +28,12 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.scheduler.placement import preemption
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.scheduler.placement.preemption import PlacedRun
+from dstackweb.scheduler.placement.preemption import PlacedRun, WorkBudget
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.spec.source import Config
 from dstackweb.wording import accounting, events, fair_share, statuses, waiting
 from dstackweb.wording import queue as queue_words
+from dstackweb.wording.sentence import joined
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
@@ -416,15 +417,20 @@ class DisplacesOut(Schema):
     runs: list[DisplacedOut]
     work_s: int = Field(description="The time that they have held what they hold, together")
     detail: str
+    allowed_at: dt.datetime | None = Field(
+        description="From when on its member's daily budget allows it; null: it costs more than the budget"
+    )
 
     @classmethod
-    def of(cls, runs: Sequence[PlacedRun], at: dt.datetime) -> DisplacesOut | None:
+    def of(cls, runs: Sequence[PlacedRun], at: dt.datetime, budget: WorkBudget | None) -> DisplacesOut | None:
         if not runs:
             return None
+        parts = filter(None, (queue_words.would_displace(runs, at), queue_words.budget_of_work(budget, at)))
         return cls(
             runs=[DisplacedOut(run=one.name, user=one.user, placed_at=one.since) for one in runs],
             work_s=preemption.work_s(runs, at),
-            detail=queue_words.would_displace(runs, at),
+            detail=str(joined("; ", parts)),
+            allowed_at=budget.allowed_at if budget else at,
         )
 
 
@@ -469,7 +475,7 @@ class PlanOut(Schema):
                 "after_detail": statuses.after(plan.follows) if plan.follows else None,
                 "warnings": [{"code": "impossible", "message": text or ""}] if plan.impossible else [],
                 "notes": [{"code": code, "message": waiting.plan_note(code)} for code in plan.notes],
-                "displaces": DisplacesOut.of(plan.displaces, plan.at),
+                "displaces": DisplacesOut.of(plan.displaces, plan.at, plan.work_budget),
             }
         )
 
@@ -562,7 +568,7 @@ class DecisionOut(Schema):
 
     @staticmethod
     def resolve_displaces(decision: Decision) -> DisplacesOut | None:
-        return DisplacesOut.of(decision.displaces, decision.at)
+        return DisplacesOut.of(decision.displaces, decision.at, decision.work_budget)
 
     @staticmethod
     def resolve_detail(decision: Decision) -> str:

@@ -78,6 +78,10 @@ def queue(
         str | None,
         typer.Option(metavar="N|off", help="Displace preemptible runs whose priority is at least N lower; off: never."),
     ] = None,
+    preempt_gpu_hours: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="GPU-hours that a member's runs may displace within 24 hours."),
+    ] = None,
 ) -> None:
     """Show a queue in its order and why each run waits. Managers change its settings with the options."""
     limits = {
@@ -85,6 +89,7 @@ def queue(
         "max_gpus": max_gpus,
         "max_running_per_user": max_running_per_user,
         "max_gpus_per_user": max_gpus_per_user,
+        "preempt_gpu_hours": preempt_gpu_hours,
     }
     settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in limits.items() if text is not None}
     if ageing is not None:
@@ -166,6 +171,8 @@ def settings_text(row: dict[str, Any]) -> list[str]:
     parts += [_(text, amount=count(row[key])) for key, (text, count) in LIMITS.items() if row[key] is not None]
     if (points := row.get("preempt_points")) is not None:
         parts.append(_("displaces preemptible runs whose priority is at least {n} lower", n=points))
+    if (hours := row.get("preempt_gpu_hours")) is not None:
+        parts.append(_("a member's runs displace at most {n} GPU-h in 24 h", n=hours))
     minutes = row["ageing_minutes"]
     parts.append(_("strict priority") if minutes is None else _("+1 priority per {n} min waiting", n=minutes))
     if row.get("fair_share_minutes"):

@@ -15,9 +15,10 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.queue.reorder import MoveEffect, RunChange
 from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.scheduler.placement.preemption import PlacedRun, work_s
+from dstackweb.scheduler.placement.preemption import HOUR_MS, PlacedRun, WorkBudget, work_s
 from dstackweb.wording import waiting
-from dstackweb.wording.sentence import Label, enumeration, words
+from dstackweb.wording.fair_share import hours
+from dstackweb.wording.sentence import Label, Sentence, enumeration, fill, words
 from dstackweb.wording.units import duration
 
 HOUR = 60
@@ -80,6 +81,9 @@ def _changed(name: str, old: Any, new: Any) -> str:
             return _("ageing: %(old)s → %(new)s") % {"old": _step(old), "new": _step(new)}
         case "preempt_points":
             return _("preemption, points of priority: %(old)s → %(new)s") % {"old": _points(old), "new": _points(new)}
+        case "preempt_gpu_hours":
+            limits = {"old": _limit(old), "new": _limit(new)}
+            return _("preemption, GPU-hours per member and day: %(old)s → %(new)s") % limits
         case "fair_share_minutes":
             return _("fair share: %(old)s → %(new)s") % {"old": _most_penalty(old), "new": _most_penalty(new)}
         case "fair_share_half_life_days":
@@ -87,14 +91,18 @@ def _changed(name: str, old: Any, new: Any) -> str:
     return f"{setting(name)}: {_limit(old)} → {_limit(new)}"
 
 
-def preemption(points: int | None) -> str:
+def preemption(points: int | None, gpu_hours: int | None = None) -> str:
     """What the queue's setting means; None is off."""
     if points is None:
         return _("Off: no running run is stopped for a waiting one.")
-    return _(
+    text = _(
         "A waiting run may stop preemptible runs behind it whose priority is at least %d lower, if no run ahead of it "
         "waits for the same hosts."
     ) % (points,)
+    if gpu_hours is None:
+        return text
+    most = _("A member's runs displace at most %d GPU-hours of work within 24 hours.") % gpu_hours
+    return f"{text} {most}"
 
 
 def fair_share(minutes: int | None, half_life_days: int) -> str:
@@ -121,6 +129,18 @@ def would_displace(runs: Sequence[PlacedRun], now: dt.datetime) -> str:
         len(runs),
     )
     return text % numbers
+
+
+def budget_of_work(budget: WorkBudget | None, now: dt.datetime) -> Sentence | None:
+    """What the member's daily budget says of a preemption: when it allows it; None where it does now."""
+    if budget is None or budget.allowed_at == now:
+        return None
+    used, most, more = (hours(ms / HOUR_MS) for ms in (budget.displaced_ms, budget.most_ms, budget.wanted_ms))
+    if budget.allowed_at is None:
+        text = _("to displace %(more)s GPU-h of work is above its member's budget of %(most)s GPU-h in 24 h")
+        return fill(text, more=more, most=most)
+    text = _("its member's runs displaced %(used)s of %(most)s GPU-h in 24 h: it may displace from %(at)s on")
+    return fill(text, used=used, most=most, at=budget.allowed_at)
 
 
 def _points(points: int | None) -> str:

@@ -33,6 +33,7 @@ class Migration(migrations.Migration):
                 ('max_running_per_user', models.PositiveIntegerField(blank=True, help_text='Runs that one member may have placed at once. Empty: no limit.', null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
                 ('max_gpus_per_user', models.PositiveIntegerField(blank=True, help_text="GPUs that one member's runs may hold at once. Empty: no limit.", null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
                 ('preempt_points', models.PositiveSmallIntegerField(blank=True, help_text='A waiting run may displace preemptible runs with so many points of priority less. Empty: none.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(100)])),
+                ('preempt_gpu_hours', models.PositiveIntegerField(blank=True, help_text="GPU-hours of others' work that a member's runs may displace within 24 hours. Empty: no limit.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000)])),
                 ('fair_share_minutes', models.PositiveIntegerField(blank=True, help_text='Fair share: most minutes that a run of a member who uses much ranks behind. Empty: off.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(43200)])),
                 ('fair_share_half_life_days', models.PositiveSmallIntegerField(default=7, help_text='Days after which past usage counts half for the fair share.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(90)])),
                 ('last_seniority_us', models.BigIntegerField(default=0, editable=False)),
@@ -710,5 +711,18 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='pastverdict',
             index=models.Index(models.F('until'), name='past_verdict_by_age'),
+        ),
+        migrations.CreateModel(
+            name='DisplacedWork',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField()),
+                ('gpu_ms', models.BigIntegerField(help_text='GPU-milliseconds; a run without GPUs counts as one GPU')),
+                ('queue', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='runs.queue')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'indexes': [models.Index(models.F('queue'), models.F('at'), name='displaced_work_by_time')],
+            },
         ),
     ]

@@ -9,6 +9,7 @@ from dstackweb.runs.models.base import MAX_LIMIT, StatusCount
 from dstackweb.runs.models.files import Artifact, ProjectArtifacts, ProjectLogs, RunArtifacts
 from dstackweb.runs.models.jobs import Allocation, Job, JobQuerySet
 from dstackweb.runs.models.queues import (
+    DisplacedWork,
     MemberShare,
     Move,
     PastPlace,
@@ -29,6 +30,7 @@ __all__ = [
     "Artifact",
     "BudgetMark",
     "Dependency",
+    "DisplacedWork",
     "Job",
     "JobQuerySet",
     "LearnedDuration",

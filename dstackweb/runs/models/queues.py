@@ -8,7 +8,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
 
-from dstackweb.runs.models.base import StatusCount, count_field, limit_field
+from dstackweb.runs.models.base import MAX_LIMIT, StatusCount, count_field, limit_field
 from dstackweb.runs.queue import ordering
 
 
@@ -37,6 +37,12 @@ class Queue(models.Model):
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(ordering.PRIORITY_MAX)],
         help_text="A waiting run may displace preemptible runs with so many points of priority less. Empty: none.",
+    )
+    preempt_gpu_hours = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(MAX_LIMIT)],
+        help_text="GPU-hours of others' work that a member's runs may displace within 24 hours. Empty: no limit.",
     )
     fair_share_minutes = models.PositiveIntegerField(
         null=True,
@@ -158,6 +164,24 @@ class MemberShare(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user} in {self.queue}"
+
+
+class DisplacedWork(models.Model):
+    """What the displaced runs of one preemption had held, for the daily budget of the member whose run displaced them.
+
+    Kept for a day: the next preemption in the queue deletes older rows.
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="+", db_index=False)
+    user = models.ForeignKey("accounts.User", on_delete=models.CASCADE, related_name="+")
+    at = models.DateTimeField()
+    gpu_ms = models.BigIntegerField(help_text="GPU-milliseconds; a run without GPUs counts as one GPU")
+
+    class Meta:
+        indexes = [models.Index("queue", "at", name="displaced_work_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.queue} at {self.at:%Y-%m-%d %H:%M}"
 
 
 class Verdict(models.Model):

@@ -20,7 +20,7 @@ from dstackweb.runs import past_verdicts, wakeups
 from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.models import Job, PastVerdict, Queue, Run, Verdict
+from dstackweb.runs.models import DisplacedWork, Job, PastVerdict, Queue, Run, Verdict
 from dstackweb.runs.past_verdicts import StoredWait
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.shared_rows import shared_rows_last, touch
@@ -31,10 +31,10 @@ from dstackweb.scheduler.models import PassState, Reservation
 from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
 from dstackweb.scheduler.placement.offers import OfferPlacement
-from dstackweb.scheduler.placement.preemption import PlacedRun
+from dstackweb.scheduler.placement.preemption import DAY, PlacedRun, held_gpu_ms
 from dstackweb.scheduler.placement.reservation import HostReservation
 
-GUARDED_FIELDS = ("paused", *LIMITS, "preempt_points")
+GUARDED_FIELDS = ("paused", *LIMITS, "preempt_points", "preempt_gpu_hours")
 """Queue fields that a decision was based on: they must be unchanged when it is written."""
 
 
@@ -208,6 +208,9 @@ def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
         stop_jobs(run, Reason.PREEMPTED, grace_s=None)
         settle_run(run)
     for one in displacements:
+        DisplacedWork.objects.filter(queue=one.queue, at__lte=now - DAY).delete()
+        lost_ms = held_gpu_ms(one.victims, now)
+        DisplacedWork.objects.create(queue=one.queue, user_id=one.run.user_id, at=now, gpu_ms=lost_ms)
         told = [{"run": victim.name, "user": victim.user} for victim in one.victims]
         record(runs[one.run.pk], RunEventKind.DISPLACES, {"runs": told}, at=now)
 

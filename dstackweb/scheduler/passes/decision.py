@@ -35,7 +35,7 @@ from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, by_permanence, may_use_hosts
 from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, fit_nodes, host_refusal
 from dstackweb.scheduler.placement.limits import gpus_requested
-from dstackweb.scheduler.placement.preemption import PlacedRun
+from dstackweb.scheduler.placement.preemption import PlacedRun, WorkBudget
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec
@@ -73,6 +73,8 @@ class Decision:
     budget: Budget | None = None
     displaces: Sequence[PlacedRun] = ()
     """Whom it will displace once no run ahead of it waits for the same hosts."""
+    work_budget: WorkBudget | None = None
+    """Its member's budget for that, where its queue has one."""
 
     @property
     def limits(self) -> list[Wait]:
@@ -119,6 +121,7 @@ def decide_now(run: Run) -> Decision:
     blockers = _blockers(waiting, run.queue, capacity)
     first = blockers[0] if blockers else Wait(WaitReason.STARTING)
     candidates = list(list_candidates(waiting, capacity))
+    displaces = capacity.would_displace(waiting, run.priority, first)
     reserved = capacity.turns.kept.get(run.pk) or capacity.reservation_against(waiting)
     return Decision(
         outcome=first.reason,
@@ -128,7 +131,8 @@ def decide_now(run: Run) -> Decision:
         reservation=visible_reservation(reserved.run.id, [run.project_id]) if reserved else None,
         blockers=blockers,
         budget=project_budget(run.project_id, now) if any(one.price for one in candidates) else None,
-        displaces=capacity.would_displace(waiting, run.priority, first),
+        displaces=displaces,
+        work_budget=capacity.work_budget(waiting, displaces),
     )
 
 
@@ -248,6 +252,7 @@ class Plan:
     at: dt.datetime
     displaces: Sequence[PlacedRun] = ()
     """Whom it would displace once no run ahead of it waits for the same hosts."""
+    work_budget: WorkBudget | None = None
 
     @property
     def spec(self) -> EffectiveSpec:
@@ -315,7 +320,7 @@ def _plan(project: Project, user: User, submission: Submission, prepared: Prepar
     displaces = capacity.would_displace(run, spec.priority, waits) if waits and position else ()
     return Plan(
         prepared, share, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes, now,
-        displaces,
+        displaces, capacity.work_budget(run, displaces),
     )  # fmt: skip
 
 

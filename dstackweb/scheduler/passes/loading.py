@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import ReservationEnd
-from dstackweb.runs.models import Allocation, Job, Queue, Run
+from dstackweb.runs.models import Allocation, DisplacedWork, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
@@ -22,7 +23,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import WaitingRun
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
-from dstackweb.scheduler.placement.preemption import PlacedRun
+from dstackweb.scheduler.placement.preemption import DAY, Displaced, PlacedRun
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, latest_end
 from dstackweb.scheduler.placement.turns import Turns
 from dstackweb.spec.effective import EffectiveSpec
@@ -48,6 +49,10 @@ def load_capacity(
         budget_of=functools.cache(lambda project_id: project_budget(project_id, now)),
         read_job_usage=lambda: job_usage(now) if known is None else known,
         preempt_points={queue.pk: queue.preempt_points for queue in queues if queue.preempt_points is not None},
+        preempt_gpu_hours={
+            queue.pk: queue.preempt_gpu_hours for queue in queues if queue.preempt_gpu_hours is not None
+        },
+        displaced_work=functools.cache(lambda queue_id: displaced_work(queue_id, now)),
         placed_runs=functools.cache(preemptible_runs),
         turns=turns,
     )
@@ -158,7 +163,7 @@ def _ends_at(
 def preemptible_runs(queue_id: int) -> list[PlacedRun]:
     """The queue's starting and running runs that may be displaced."""
     columns = ("pk", "name", "user_id", "user__username", "attempt", "rank", "priority", "queue_id",
-               "spec__stop_duration_s")  # fmt: skip
+               "spec__stop_duration_s", "spec__nodes", "spec__requirements__gpu_count_min")  # fmt: skip
     # By status alone: placed runs are few, and SQLite would search the queue's waiting runs otherwise.
     found = Run.objects.filter(status__in=(RunStatus.PROVISIONING, RunStatus.RUNNING), spec__preemptible=True)
     rows = [row for row in found.values_list(*columns) if row[7] == queue_id]
@@ -171,11 +176,20 @@ def preemptible_runs(queue_id: int) -> list[PlacedRun]:
     return [
         PlacedRun(
             id=run_id, name=name, user_id=user_id, user=user, attempt=attempt, rank=rank, priority=priority,
-            since=placed[run_id], stop_s=stop_s or 0,
+            since=placed[run_id], stop_s=stop_s or 0, gpus=(nodes or 1) * (gpus or 0),
         )
-        for run_id, name, user_id, user, attempt, rank, priority, _queue_id, stop_s in rows
+        for run_id, name, user_id, user, attempt, rank, priority, _queue_id, stop_s, nodes, gpus in rows
         if run_id in placed
     ]  # fmt: skip
+
+
+def displaced_work(queue_id: int, now: dt.datetime) -> dict[int, list[Displaced]]:
+    """What each member's runs in this queue displaced within the last day."""
+    found: defaultdict[int, list[Displaced]] = defaultdict(list)
+    recent = DisplacedWork.objects.filter(queue=queue_id, at__gt=now - DAY)
+    for user_id, at, gpu_ms in recent.values_list("user_id", "at", "gpu_ms"):
+        found[user_id].append((at, gpu_ms))
+    return found
 
 
 def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:

@@ -21,7 +21,7 @@ from dstackweb.scheduler.placement import limits, offers, preemption, reservatio
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
-from dstackweb.scheduler.placement.preemption import PlacedRun
+from dstackweb.scheduler.placement.preemption import Displaced, PlacedRun, WorkBudget
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
 from dstackweb.scheduler.placement.turns import Turns, is_ahead, usable_hosts
 from dstackweb.spec.effective import EffectiveSpec
@@ -67,6 +67,10 @@ class Capacity:
     """By queue id: how many points of priority less a displaced run has; a queue without them displaces none."""
     placed_runs: Callable[[int], Sequence[PlacedRun]] = lambda queue_id: ()
     """A queue's placed runs that are `preemptible`, by queue id."""
+    preempt_gpu_hours: Mapping[int, int] = field(default_factory=dict)
+    """By queue id: what a member's runs may displace within a day, in GPU-hours; a queue without it has no limit."""
+    displaced_work: Callable[[int], Mapping[int, Sequence[Displaced]]] = lambda queue_id: {}
+    """What each member's runs displaced within the last day, by queue id."""
     turns: Turns = field(default_factory=Turns)
     used: Counter[offers.OfferKey] = field(default_factory=Counter)
     """Nodes placed per offer."""
@@ -78,6 +82,7 @@ class Capacity:
         self._unreserved: dict[frozenset[int], Sequence[HostView]] = {}
         self._waited_for: defaultdict[int, set[int]] = defaultdict(set)
         self._promised: dict[int, tuple[int, int, int]] = {}
+        self._displaced: defaultdict[tuple[int, int], list[Displaced]] = defaultdict(list)
 
     @property
     def job_usage(self) -> Sequence[JobUsage]:
@@ -209,9 +214,11 @@ class Capacity:
         ahead |= usable
         victims = self.would_displace(run, priority, waits) if is_first else ()
         outranked = self.turns.outranked_by(run, self.hosts) if victims else None
-        if outranked is None:
+        budget = self.work_budget(run, victims)
+        if outranked is None or (budget and budget.allowed_at != self.now):
             return ()
         self._stop(victims)
+        self._displaced[run.queue_id, run.user_id].append((self.now, preemption.held_gpu_ms(victims, self.now)))
         planned = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
         assert planned is not None, "it fits once the victims are gone"
         self.reserve(planned, instead_of=outranked)
@@ -234,6 +241,15 @@ class Capacity:
         alone = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
         is_soon = alone and alone.starts_at and alone.starts_at <= max(map(self._stopped_by, victims))
         return () if is_soon else victims
+
+    def work_budget(self, run: WaitingRun, victims: Sequence[PlacedRun]) -> WorkBudget | None:
+        """The budget of the run's member for displacing these; None where its queue has none, or it displaces none."""
+        hours = self.preempt_gpu_hours.get(run.queue_id)
+        if hours is None or not victims:
+            return None
+        earlier = self.displaced_work(run.queue_id).get(run.user_id, ())
+        displaced = [*earlier, *self._displaced[run.queue_id, run.user_id]]
+        return WorkBudget.of(hours, displaced, victims, self.now)
 
     def _stopped_by(self, victim: PlacedRun) -> dt.datetime:
         """When it has ended at the latest if it is stopped now."""

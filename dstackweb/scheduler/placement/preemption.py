@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dstackweb.backends.hosts.fit import HostView
@@ -32,6 +32,7 @@ class PlacedRun:
     """When it was placed."""
     stop_s: int
     """Its `stop_duration`: the longest that it takes to end."""
+    gpus: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -47,6 +48,49 @@ class PlacedRun:
 def work_s(runs: Sequence[PlacedRun], now: dt.datetime) -> int:
     """How long they have held what they hold, in seconds, together: what is lost without a checkpoint."""
     return round(sum((now - one.since).total_seconds() for one in runs))
+
+
+DAY = dt.timedelta(days=1)
+HOUR_MS = 3_600_000
+Displaced = tuple[dt.datetime, int]
+"""When runs were displaced, and the GPU-milliseconds that they had held."""
+
+
+def held_gpu_ms(runs: Iterable[PlacedRun], now: dt.datetime) -> int:
+    """The GPU-milliseconds that these runs have held; a run without GPUs counts as one GPU."""
+    return sum(max(one.gpus, 1) * max(0, (now - one.since) // MILLISECOND) for one in runs)
+
+
+MILLISECOND = dt.timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class WorkBudget:
+    """What a member's runs may displace within any 24 hours, in GPU-milliseconds, and what they have.
+
+    `wanted_ms` is what the preemption in question would add now, and `allowed_at` the first moment from which on that
+    is within the budget, if it displaces the same runs then: now, or as earlier ones are a day old. None: never.
+    """
+
+    most_ms: int
+    displaced_ms: int
+    wanted_ms: int
+    allowed_at: dt.datetime | None
+
+    @classmethod
+    def of(
+        cls, hours: int, displaced: Sequence[Displaced], victims: Sequence[PlacedRun], now: dt.datetime
+    ) -> WorkBudget:
+        """With a budget of so many GPU-hours. The work of the victims goes on growing meanwhile."""
+        most_ms = hours * HOUR_MS
+        recent = sorted(one for one in displaced if one[0] > now - DAY)
+        left_ms = spent_ms = sum(gpu_ms for _at, gpu_ms in recent)
+        allowed_at = None
+        for at, older_ms in [(now, 0), *((at + DAY, gpu_ms) for at, gpu_ms in recent)]:
+            left_ms -= older_ms
+            if allowed_at is None and left_ms + held_gpu_ms(victims, at) <= most_ms:
+                allowed_at = at
+        return cls(most_ms, spent_ms, held_gpu_ms(victims, now), allowed_at)
 
 
 def displaceable(run: WaitingRun, priority: int, points: int, placed: Sequence[PlacedRun]) -> list[PlacedRun]:

@@ -78,6 +78,15 @@ class QueueForm(SettingsForm):
         widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("off"), "inputmode": "numeric"}),
     )
 
+    preempt_gpu_hours = forms.IntegerField(
+        label=gettext_lazy("GPU-hours of work that a member's runs may displace within 24 hours"),
+        help_text=gettext_lazy("Empty: no limit."),
+        required=False,
+        min_value=1,
+        max_value=MAX_LIMIT,
+        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("no limit"), "inputmode": "numeric"}),
+    )
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
@@ -135,7 +144,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "ageing": queue_words.ageing(queue.ageing_minutes),
         "fair_share": queue_words.fair_share(queue.fair_share_minutes, queue.fair_share_half_life_days),
         "shares": share_bars(queue),
-        "preemption": queue_words.preemption(queue.preempt_points),
+        "preemption": queue_words.preemption(queue.preempt_points, queue.preempt_gpu_hours),
         "usage": usage(queue, request.user, queue_usage([queue.pk])),
         "changes": [(event, queue_words.changed(event.data)) for event in events],
     }

@@ -147,6 +147,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
         "displaces": queue_words.would_displace(planned.displaces, planned.at) if planned.displaces else "",
+        "work_budget": queue_words.budget_of_work(planned.work_budget, planned.at),
         "notes": [waiting.plan_note(code) for code in planned.notes],
         "offers": [
             (offer, offer_words.availability(offer.availability), offer_words.has(offer), offer_words.why(offer, wants))

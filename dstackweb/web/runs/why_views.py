@@ -142,6 +142,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "also": [waiting.reason(waits.reason, waits.data) for waits in decision.blockers[1:]],
         "starting": _starting(run),
         "displaces": queue_words.would_displace(decision.displaces, decision.at) if decision.displaces else "",
+        "work_budget": queue_words.budget_of_work(decision.work_budget, decision.at),
         "tried": [_tried(one, hosts) for one in decision.candidates],
     }
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.notifications.models import Delivery
 from dstackweb.runs import attempts, services
-from dstackweb.runs.models import Job, Queue, Run
+from dstackweb.runs.models import DisplacedWork, Job, Queue, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import placement_pass
@@ -317,3 +317,46 @@ def test_a_run_that_is_waited_for_is_gone_when_it_was_told_to(project: Project, 
     assert Reservation.objects.get().starts_at == starts_at
     assert decide_now(fresh(first)).reservation is not None
     assert fresh(first).status == RunStatus.SUBMITTED
+
+
+def test_a_members_runs_displace_no_more_work_than_their_budget_of_a_day(
+    project: Project, member: User, queue: Queue, low: Run
+) -> None:
+    """One GPU for 90 minutes each time: the second time within a day is above two GPU-hours."""
+    Queue.objects.filter(pk=queue.pk).update(preempt_gpu_hours=2)
+    bob, eve = (join(project, make_user(name)) for name in ("bob", "eve"))
+    placed_at = timezone.now() - dt.timedelta(minutes=90)
+    Job.objects.filter(run=low).update(placed_at=placed_at)
+    first = urgent(project, bob)
+    place_all()
+    ends(low)
+    assert place_all() == 1
+    attempts.end_job(start(placed_job(first), "other").pk, Reason.DONE_BY_RUNNER)
+    place_all()
+    start(placed_job(low), "again")
+    Job.objects.filter(run=low, attempt=2).update(placed_at=placed_at)
+    second = urgent(project, bob, "second")
+    place_all()
+    assert statuses(low, second) == ["running", "submitted"]
+    decision = decide_now(fresh(second))
+    assert [one.name for one in decision.displaces] == ["low"]
+    budget = decision.work_budget
+    assert budget is not None
+    assert budget.displaced_ms // 60_000 == 90
+    assert budget.allowed_at is None  # by then the victim's own work is above it
+    said = str(queue_words.budget_of_work(budget, decision.at))
+    assert said == "to displace 1.5 GPU-h of work is above its member's budget of 2 GPU-h in 24 h"
+    Job.objects.filter(run=low, attempt=2).update(placed_at=timezone.now())
+    DisplacedWork.objects.update(gpu_ms=2 * 3_600_000, at=timezone.now() - dt.timedelta(hours=23))
+    later = decide_now(fresh(second))
+    assert later.work_budget is not None
+    assert later.work_budget.allowed_at == DisplacedWork.objects.get().at + dt.timedelta(days=1)
+    said = str(queue_words.budget_of_work(later.work_budget, later.at))
+    assert said.startswith("its member's runs displaced 2 of 2 GPU-h in 24 h: it may displace from ")
+    services.stop(second, bob, "member")
+    urgent(project, eve, "third")  # the budget is each member's own
+    place_all()
+    assert statuses(low) == ["terminating"]
+    assert DisplacedWork.objects.count() == 2
+    DisplacedWork.objects.update(at=timezone.now() - dt.timedelta(days=2))
+    Queue.objects.filter(pk=queue.pk).update(preempt_gpu_hours=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from itertools import combinations
 
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.scheduler.placement.hosts import HostPlacement, place_on_hosts
-from dstackweb.scheduler.placement.preemption import PlacedRun, choose_victims, displaceable
+from dstackweb.scheduler.placement.preemption import DAY, HOUR_MS, PlacedRun, WorkBudget, choose_victims, displaceable
 from dstackweb.scheduler.placement.reservation import JobUsage
 from dstackweb.spec.effective import EffectiveSpec
 from tests.scheduler.placement.test_reservation import after, host, spec, waiting, with_held
@@ -99,3 +101,32 @@ def test_nobody_is_displaced_where_that_does_not_help_or_a_run_is_ending_already
     held = with_held(hosts, [stuck, ending])
     assert choose_victims(waiting(spec(gpus=2)), [], held, [stuck, ending]) == []
     assert choose_victims(waiting(spec(gpus=1)), [placed(7)], held, [stuck, ending]) == []
+
+
+@examples(200)
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 5)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), min_size=1, max_size=3),
+)
+def test_a_budget_of_work_allows_a_preemption_from_the_first_minute_that_a_search_finds(
+    hours: int, displaced: list[tuple[int, int]], victims: list[tuple[int, int]]
+) -> None:
+    """Displaced runs as (minutes ago, GPU-hours), victims as (minutes since their start, GPUs)."""
+    now = after(1_000_000)
+    past = [(now - timedelta(minutes=ago), gpu_hours * HOUR_MS) for ago, gpu_hours in displaced]
+    runs = [
+        replace(placed(number), since=now - timedelta(minutes=minutes), gpus=gpus)
+        for number, (minutes, gpus) in enumerate(victims)
+    ]
+
+    def is_within(minutes: int) -> bool:
+        at = now + timedelta(minutes=minutes)
+        recent = sum(hours for ago, hours in displaced if ago + minutes < 24 * 60)
+        held = sum(max(gpus, 1) * (since + minutes) / 60 for since, gpus in victims)
+        return at >= now and recent + held <= hours + 1e-9
+
+    found = WorkBudget.of(hours, past, runs, now)
+    first = next((minutes for minutes in range(24 * 60 + 1) if is_within(minutes)), None)
+    assert found.allowed_at == (None if first is None else now + timedelta(minutes=first))
+    assert found.displaced_ms == sum(gpu_ms for at, gpu_ms in past if at > now - DAY)

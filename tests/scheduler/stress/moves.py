@@ -103,7 +103,8 @@ def preempt(rnd: random.Random) -> None:
     """A manager has waiting runs displace others, or no longer."""
     who = manager(rnd)
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
-    queues.change_queue(queue, who.user, who.role, preempt_points=rnd.choice([None, 1, 1, 5]))
+    settings = {"preempt_points": rnd.choice([None, 1, 1, 5]), "preempt_gpu_hours": rnd.choice([None, None, 1])}
+    queues.change_queue(queue, who.user, who.role, **settings)
 
 
 def pause_or_drain(rnd: random.Random) -> None:

@@ -27,6 +27,7 @@ FILLED = {
     "max_running_per_user": "1",
     "max_gpus_per_user": "0",
     "preempt_points": "",
+    "preempt_gpu_hours": "",
 }
 
 
