@@ -12,7 +12,7 @@ from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
 from dstackweb.api.app import auth_of
-from dstackweb.api.runner import DAY_S, MANY, GpuIn, Mib, Text, storable
+from dstackweb.api.runner_schemas import DAY_S, MANY, GpuIn, Mib, Text, storable
 from dstackweb.lib.errors import Forbidden, Invalid
 from dstackweb.runner.isolation import Arrangement
 from dstackweb.runner.nvml import Snapshot

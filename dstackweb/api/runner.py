@@ -1,30 +1,25 @@
-"""The API of runners and of the agents of cloud instances (docs/runner.md). Not public; a token opens one job."""
+"""The API of runners (docs/runner.md). Not public; a token opens one job."""
 
 from __future__ import annotations
 
-import datetime as dt
-from typing import Annotated, Any, Literal
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.utils import timezone
-from ninja import Field, P, QueryEx, Router, Schema
+from ninja import P, QueryEx, Router
 from ninja.security import HttpBearer
-from pydantic import AwareDatetime, BeforeValidator
 
 from dstackweb.api import tasks
 from dstackweb.api.app import auth_of
+from dstackweb.api.runner_schemas import ClaimIn, ExitIn, HeartbeatIn, HeartbeatsIn, SamplesIn, StartedIn
 from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound
 from dstackweb.lib.storage import Gap
-from dstackweb.lib.times import to_ms
-from dstackweb.runner import relay
-from dstackweb.runner.artifact_paths import PATH_MAX, ArtifactLeft
+from dstackweb.runner.artifact_paths import PATH_MAX
 from dstackweb.runner.marks import RECORD
-from dstackweb.runner.nvml import Sample
-from dstackweb.runner.pyz import pyz
 from dstackweb.runs import artifacts, attempts, files, heartbeats, log_index, log_limits
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.heartbeats import HeardJob, Heartbeat
@@ -33,67 +28,8 @@ from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.monitoring import utilization
-from dstackweb.spec.containers import MAX_IMAGE
 
-MESSAGE_CHARS = 4000
 FOREIGN = "this token is for another job"
-
-
-def storable(text: object) -> object:
-    """A runner's text from files and commands, as text that every database can store."""
-    if not isinstance(text, str):
-        return text
-    return text.encode("utf-8", "replace").decode().replace("\0", "?")[:MESSAGE_CHARS]
-
-
-DAY_S = 24 * 3600
-MANY = 64
-"""The most GPUs of a machine, and processes of a GPU."""
-
-Percent = Annotated[int, Field(ge=0, le=100)]
-Mib = Annotated[int, Field(ge=0, lt=2**31)]
-Watts = Annotated[int, Field(ge=0, lt=2**15)]
-Text = Annotated[str, Field(max_length=120), BeforeValidator(storable)]
-
-
-class ProcessIn(Schema):
-    pid: int = Field(ge=0, lt=2**31)
-    user: Text | None = None
-    memory_mib: Mib | None = None
-
-
-class GpuIn(Schema):
-    """As `runner.nvml.Sample`."""
-
-    uuid: str = Field(max_length=80)
-    index: int = Field(0, ge=0, lt=2**15)
-    name: Text = ""
-    memory_mib: Mib
-    utilization: Percent | None = None
-    memory_used_mib: Mib | None = None
-    power_w: Watts | None = None
-    power_limit_w: Watts | None = None
-    temperature_c: int | None = Field(None, ge=-273, le=1000)
-    throttle: int | None = Field(None, ge=0, lt=2**62)
-    processes: list[ProcessIn] = Field([], max_length=MANY, fail_fast=True)
-
-    def sample(self) -> Sample:
-        values = self.dict()
-        return Sample(**values | {"processes": tuple(values["processes"])})
-
-
-class SampleIn(Schema):
-    age_s: float = Field(ge=0, le=DAY_S)
-    gpus: list[GpuIn] = Field(max_length=MANY, fail_fast=True)
-
-
-class SamplesIn(Schema):
-    samples: list[SampleIn] = Field(max_length=100, fail_fast=True)
-
-    def taken(self, now: dt.datetime) -> list[tuple[int, list[Sample]]]:
-        """The samples with their times in ms."""
-        now_ms = to_ms(now)
-        return [(now_ms - round(sample.age_s * 1000), [gpu.sample() for gpu in sample.gpus]) for sample in self.samples]
 
 
 class JobToken(HttpBearer):
@@ -104,87 +40,6 @@ class JobToken(HttpBearer):
 
 
 router = Router(auth=JobToken())
-agent_router = Router()
-
-
-class ClaimIn(Schema):
-    nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
-    pid: int | None = None
-    host: Text = ""
-
-
-class HeartbeatIn(Schema):
-    beat: int
-    phase: Literal["pulling", "waiting", "running", "stopping", "exited"] = "running"
-
-
-class JobHeartbeatIn(Schema):
-    token: str = Field(max_length=200)
-    nonce: str = Field(max_length=64)
-
-
-class HeartbeatsIn(Schema):
-    jobs: list[JobHeartbeatIn] = Field(max_length=relay.MOST, fail_fast=True)
-
-
-class InterruptionIn(Schema):
-    at: AwareDatetime
-
-
-class CodeRefusedIn(Schema):
-    """As `runner.archive.BadArchive`."""
-
-    fault: str = Field(max_length=40, pattern="^[a-z_]+$")
-    name: Annotated[str, Field(max_length=400), BeforeValidator(storable)] = ""
-    limit: int | None = Field(None, ge=0, lt=2**62)
-
-
-class DiskIn(Schema):
-    """As `runner.disk.DiskWatch.over`."""
-
-    used: int | None = Field(None, ge=0, lt=2**62)
-    limit: int | None = Field(None, ge=0, lt=2**62)
-    free: int | None = Field(None, ge=0, lt=2**62)
-    reserve: int | None = Field(None, ge=0, lt=2**62)
-
-
-class ImagePullIn(Schema):
-    """As `runner.images.PullFailed`."""
-
-    fault: str = Field(max_length=40, pattern="^[a-z_]+$")
-    image: Annotated[str, Field(max_length=MAX_IMAGE), BeforeValidator(storable)]
-
-
-class StartedIn(Schema):
-    image_digest: Annotated[str, Field(max_length=300), BeforeValidator(storable)] = ""
-
-
-class LeftOutIn(Schema):
-    """As `runner.artifacts.LeftOut`."""
-
-    path: Annotated[str, Field(max_length=2000), BeforeValidator(storable)]
-    why: ArtifactLeft
-    size: int | None = Field(None, ge=0, lt=2**62)
-
-
-class ArtifactsIn(Schema):
-    left_out: list[LeftOutIn] = Field(max_length=100, fail_fast=True)
-    number: int = Field(ge=0, lt=2**31)
-
-
-class ExitIn(Schema):
-    exit_code: int | None = Field(None, ge=-(2**31), lt=2**31)
-    reason: str = Field(max_length=60, pattern="^[a-z_]+$")
-    message: Annotated[str, BeforeValidator(storable)] = ""
-    log_size: int | None = Field(None, ge=0, lt=2**62)
-    log_missing: int = Field(0, ge=0, lt=2**62)
-    memory_mib: int | None = Field(None, ge=0, lt=2**40)
-    disk: DiskIn | None = None
-    code_refused: CodeRefusedIn | None = None
-    image_pull_failed: ImagePullIn | None = None
-    artifacts: ArtifactsIn | None = None
-    signalled: bool = False
-    interruption: InterruptionIn | None = None
 
 
 @router.post("/{job_id}/claim", include_in_schema=False)
@@ -408,56 +263,3 @@ def _claim_of(request: HttpRequest, job_id: UUID, *, only_active: bool = False) 
     if only_active and status not in JOB_ACTIVE:
         raise Conflict("this job has ended")
     return instance_id
-
-
-class AgentToken(HttpBearer):
-    """The token that an agent gets when it joins."""
-
-    def authenticate(self, request: HttpRequest, token: str) -> UUID | None:
-        return agents.instance_of_token(token)
-
-
-class AgentJoinIn(Schema):
-    token: str = Field(min_length=1, max_length=200)
-    nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
-    gpus: list[Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w-]+$")]] = Field([], max_length=256)
-    address: str = Field("", max_length=255, pattern=r"^[0-9A-Za-z.:-]*$")
-
-
-class EngineIn(Schema):
-    """As `runner.engine_setup.EngineSetup.report`."""
-
-    job: UUID
-    fault: str = Field("", max_length=40, pattern="^[a-z_]*$")
-    text: Annotated[str, BeforeValidator(storable)] = ""
-
-
-class NextIn(Schema):
-    job: UUID | None = None
-    left: bool = False
-    interruption: InterruptionIn | None = None
-    error: Annotated[str, BeforeValidator(storable)] = ""
-    engine: EngineIn | None = None
-
-
-@agent_router.get("/pyz", auth=None, include_in_schema=False)
-def runner(request: HttpRequest) -> HttpResponse:
-    """The runner and the agent as one file without secrets. Its `ETag` is its SHA-256."""
-    return tasks.zip_response(request, *pyz())
-
-
-@agent_router.post("/instances/{instance_id}/join", auth=None, include_in_schema=False)
-def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str, Any]:
-    """An agent's first call: exchanges the single-use token in its user data for its own, and its first step."""
-    token = agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)
-    return {"token": token, "next": agents.next_step(instance_id, agents.AgentReport())}
-
-
-@agent_router.post("/instances/{instance_id}/next", auth=AgentToken(), include_in_schema=False)
-def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, Any]:
-    """An agent's heartbeat, answered with its next step."""
-    if auth_of(request) != instance_id:
-        raise Forbidden("this token is for another instance")
-    at = body.interruption.at if body.interruption else None
-    engine = agents.EngineReport(**body.engine.dict()) if body.engine else None
-    return agents.next_step(instance_id, agents.AgentReport(body.job, body.left, at, body.error, engine))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.api.runner import SamplesIn
+from dstackweb.api.runner_schemas import SamplesIn
 from dstackweb.devtools.nvml import CRASHES, HANGS, FakeGpu, Nvml
 from dstackweb.runner import samples
 from dstackweb.runner.client import Unreachable
