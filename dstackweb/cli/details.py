@@ -78,7 +78,8 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
     if run["cost"]:
         yield _("cost"), price_text(round(run["cost"], 2))
     for one in run["after"]:
-        yield _("after"), f"{one['run']} ({one['on']}): {one['outcome']}"
+        values = {"run": one["run"], "on": word(one["on"]), "outcome": word(one["outcome"])}
+        yield _("after"), _("{run} ({on}): {outcome}", **values)
 
 
 def _queue(run: dict[str, Any]) -> str:

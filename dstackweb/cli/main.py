@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 import dstackweb
 from dstackweb.cli import (
@@ -98,11 +98,17 @@ class _Commands(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
+def _no_type(ctx: object) -> None:
+    """What help texts say of the type of an argument: its name and text are enough."""
+
+
 def _declare(context: Any, *owners: Any) -> None:
     """Set the metavars of options, and the texts of commands and options in the user's language."""
-    for option in owners:
-        if isinstance(option, TyperOption) and option.metavar is None:
-            option.metavar = METAVARS.get(option.display_type(context))
+    for owner in owners:
+        if isinstance(owner, TyperOption) and owner.metavar is None:
+            owner.metavar = METAVARS.get(owner.display_type(context))
+        elif isinstance(owner, TyperArgument):
+            owner.display_type_rich = _no_type  # type: ignore[method-assign]
     for owner, attribute, text in manual.texts(*owners):
         setattr(owner, attribute, _(text))
 

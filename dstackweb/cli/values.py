@@ -12,9 +12,10 @@ SPANS = {"d": N_("{n} d"), "h": N_("{n} h"), "min": N_("{n} min"), "s": N_("{n} 
 WORDS = (
     N_("pending"), N_("submitted"), N_("provisioning"), N_("running"), N_("terminating"), N_("done"), N_("failed"),
     N_("terminated"), N_("idle"), N_("available"), N_("busy"), N_("unknown"), N_("no_quota"), N_("not_available"),
-    N_("default"), N_("viewer"), N_("member"), N_("manager"), N_("admin"),
+    N_("default"), N_("viewer"), N_("member"), N_("manager"), N_("admin"), N_("ended"), N_("waiting"),
+    N_("met"), N_("unmet"), N_("released"),
 )  # fmt: skip
-"""Codes of the API that people read: statuses, availabilities, origins of settings, roles."""
+"""Codes of the API that people read: statuses, availabilities, origins, roles, and how a run waits for another."""
 
 
 def word(code: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dstackweb.cli.language import ENGLISH, language
@@ -10,10 +11,14 @@ from dstackweb.cli.language import ENGLISH, language
 if TYPE_CHECKING:
     from rich.text import Text
 
-_CHINESE = "\u2e80-\u9fff\uf900-\ufaff\uff01-\uff60"
-_OPENING, _CLOSING = "“（《「『", "”，。、：；？！）》」』…"
-WORD = re.compile(rf"\s*[{_OPENING}]*(?:[{_CHINESE}]|[^\s{_CHINESE}]+)[{_CLOSING}]*\s*")
-"""What stays on one line: a Chinese character or a word of another script, with the punctuation that belongs to it."""
+CHINESE = "\u2e80-\u9fff\uf900-\ufaff\uff01-\uff60"
+OPENING, CLOSING = "“（《「『", "”，。、：；？！）》」』…"
+
+
+@cache
+def word() -> re.Pattern[str]:
+    """What stays on one line: a Chinese character or a word of another script, with the punctuation beside it."""
+    return re.compile(rf"\s*[{OPENING}]*(?:[{CHINESE}]|[^\s{CHINESE}]+)[{CLOSING}]*\s*")
 
 
 def use() -> None:
@@ -22,7 +27,7 @@ def use() -> None:
         from rich import _wrap
         from rich.text import Text
 
-        _wrap.re_word = WORD
+        _wrap.re_word = word()
         Text.rstrip_end = _rstrip_end  # type: ignore[assignment,method-assign]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import string
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from babel.messages.catalog import Catalog, Message
@@ -24,6 +26,20 @@ from tools import cli_messages
 SENTENCE = re.compile(r"[a-z]{2,} [a-z]+ [a-z]+")
 """English: three words in a row. Names of commands, options and keys stay as they are."""
 OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
+SAYING = {
+    "note",
+    "warn",
+    "echo",
+    "agreed",
+    "confirm",
+    "prompt",
+    "Note",
+    "CliError",
+    "UsageError",
+    "Unreachable",
+    "TryLater",
+}
+"""The functions and errors whose texts people read."""
 SCRIPT = """
 import contextlib, io, json, sys
 from dstackweb.cli.main import app
@@ -264,3 +280,27 @@ def test_the_server_is_asked_for_the_same_language(chinese: None) -> None:
 
     Api(Settings("http://localhost", "t", "main", ""), httpx.MockTransport(answer)).get("/api/v1/user")
     assert asked == ["zh-Hans"]
+
+
+def test_what_commands_say_is_marked_for_translation() -> None:
+    unmarked = [
+        f"{file.name}:{argument.lineno}"
+        for file in sorted(Path(language.__file__).parent.glob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) in SAYING
+        for argument in [branch for given in call.args for branch in branches(given)]
+        if re.search("[A-Za-z]{2}", plain(argument).replace("dstackweb", ""))
+    ]
+    assert unmarked == []
+
+
+def branches(expression: ast.expr) -> list[ast.expr]:
+    if isinstance(expression, ast.IfExp):
+        return [*branches(expression.body), *branches(expression.orelse)]
+    return [expression]
+
+
+def plain(expression: ast.expr) -> str:
+    """The text that stands in the code as it is shown."""
+    parts = expression.values if isinstance(expression, ast.JoinedStr) else [expression]
+    return " ".join(part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
