@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint docs fmt lock bench pictures messages clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint docs fmt lock bench screenshots messages clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,8 +108,8 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 bench: $(VENV)/.dev ## the benchmarks
 	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 
-pictures: $(VENV)/.dev ## write the README's pictures to docs/images
-	@README_PICTURES=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py -k readme
+screenshots: $(VENV)/.dev ## take the documentation's pictures of pages, in both themes (needs Chromium)
+	@SCREENSHOTS_OF_DOCS=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py
 
 messages: $(VENV)/.dev ## write the catalogue of the command line's texts; what is new there waits for its translation
 	@DSTACKWEB_LANGUAGE=en $(BIN)/python -m tools.cli_messages

@@ -23,6 +23,7 @@ from dstackweb.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PICTURE = re.compile(r"!\[([^]]*)\]\(([^)\s]*images/[\w-]+)-light\.webp\)")
 METHODS = ("get", "post", "put", "patch", "delete")
 commands = typer.main.get_command(app)
 """As mkdocs-click finds it."""
@@ -44,15 +45,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made["reference/api.md"] = "\n".join(_api(_openapi()))
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "images/logo.svg", content=(ROOT / "static" / "favicon.svg").read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links out of `docs/` to the pages that stand for what they name."""
+    """Lead links out of `docs/` to the pages that stand for what they name; show each picture in the page's theme."""
     up = "../" * page.file.src_uri.count("/")
     for old, new in MOVED.items():
         markdown = markdown.replace(f"](../{up}{old}", f"]({up}{new}")
+    markdown = PICTURE.sub(_pair, markdown)
     return re.sub(r"\]\(\.\./(examples)/([\w-]+)\.yaml\)", r"](examples.md#\2yaml)", markdown)
+
+
+def _pair(found: re.Match[str]) -> str:
+    """A picture and the same in the dark theme; those of a phone are as wide as one."""
+    width = "{width=300}" if found[2].endswith("-phone") else ""
+    return "".join(f"![{found[1]}]({found[2]}-{theme}.webp#only-{theme}){width}" for theme in ("light", "dark"))
 
 
 def _moved(text: str) -> str:

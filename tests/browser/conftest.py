@@ -115,7 +115,7 @@ def new_page(tabs: Tabs, complaints: Complaints) -> Iterator[Callable[..., Page]
         viewport: ViewportSize | None = None, color_scheme: ColorScheme = "light",
         reduced_motion: ReducedMotion = "reduce", keep: bool = True, **options: Any,
     ) -> Page:  # fmt: skip
-        tab = tabs.take(locale="en-GB", **options)
+        tab = tabs.take(**{"locale": "en-GB", **options})
         taken.append((tab, keep))
         tab.complaints = complaints
         tab.page.set_viewport_size(viewport or {"width": 1360, "height": 900})

@@ -189,14 +189,20 @@ def sweep(project: Project, user: User) -> Sweep:
     }  # fmt: skip
     found, _made = sweeps.submit(project, user, "admin", services.Submission(config))
     assert isinstance(found, Sweep)
-    for name, reason, code in (("lr-grid-0", Reason.ALL_JOBS_DONE, 0), ("lr-grid-1", Reason.JOB_FAILED, 1)):
-        run = Run.objects.get(name=name)
-        now = timezone.now()
-        move_run(run, RunStatus.PROVISIONING, now=now - dt.timedelta(minutes=9))
-        move_run(run, RunStatus.RUNNING, now=now - dt.timedelta(minutes=8))
-        status = RunStatus.FAILED if code else RunStatus.DONE
-        message = "Exit code 1: out of memory in step 1,204." if code else ""
-        move_run(run, status, now=now, termination_reason=reason, exit_code=code, status_message=message)
+    now = timezone.now()
+    for index, minutes in enumerate((38, 3, 41, 40, 36, 39, 4, 37, 42, None, None)):
+        run = Run.objects.get(name=f"lr-grid-{index}")
+        began = now - dt.timedelta(minutes=43 - index)
+        move_run(run, RunStatus.PROVISIONING, now=began)
+        move_run(run, RunStatus.RUNNING, now=began)
+        if minutes is None:
+            continue
+        status, reason, code, message = RunStatus.DONE, Reason.ALL_JOBS_DONE, 0, ""
+        if minutes < 10:
+            status, reason, code = RunStatus.FAILED, Reason.JOB_FAILED, 1
+            message = "Exit code 1: loss is NaN in step 1,204."
+        ended_at = min(now, began + dt.timedelta(minutes=minutes))
+        move_run(run, status, now=ended_at, termination_reason=reason, exit_code=code, status_message=message)
     creation.settle(timezone.now())
     return found
 

@@ -1,31 +1,61 @@
-"""The README's pictures."""
+"""The pictures of the documentation."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
-from tests.browser import demo
+from tests.browser import pictures
 from tests.browser.support import sign_in
 
-PAGES = {"queue": "/p/main/queue/", "progress": "/p/main/runs/train-llama-sft/progress/"}
+ROOT = Path(__file__).parents[2]
+SHOWN = re.compile(r"images/([\w-]+\.\w+)")
 
-pytestmark = pytest.mark.slow
+
+def test_each_picture_is_shown_in_the_documentation_and_small() -> None:
+    files = {file.name: file.stat().st_size for file in pictures.FOLDER.iterdir()}
+    assert files.keys() == {*pictures.file_names()}
+    assert max(files.values()) <= pictures.LIMIT
+    assert sum(files.values()) <= pictures.LIMIT_ALL
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    shown = {name for page in pages for name in SHOWN.findall(page.read_text())}
+    themes = {name.replace("-light.", "-dark.") for name in shown}  # the site shows the one of its theme
+    assert shown | themes == files.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-def test_pictures_of_the_readme(live_server, new_page: Callable[..., Page], tmp_path: Path) -> None:
-    """`make pictures` writes them to docs/images."""
-    folder = Path(os.environ.get("README_PICTURES") or tmp_path)
-    demo.build()
-    page = new_page(viewport={"width": 1200, "height": 640}, color_scheme="light", reduced_motion="reduce")
-    sign_in(page, live_server.url, "mia")
-    for name, path in PAGES.items():
-        page.goto(live_server.url + path)
-        page.wait_for_load_state("networkidle")
-        page.screenshot(path=folder / f"{name}.png")
-        assert (folder / f"{name}.png").stat().st_size < 200_000
+@pytest.mark.parametrize("name", pictures.SETS)
+def test_pictures_of_the_documentation_are_taken(
+    live_server,
+    new_page: Callable[..., Page],
+    chromium: Browser,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """`make screenshots` writes them to docs/images; the slow suite takes the light ones."""
+    folder = Path(os.environ.get("SCREENSHOTS_OF_DOCS") or tmp_path)
+    themes = pictures.THEMES if folder != tmp_path else pictures.THEMES[:1]
+    pictures.set_clock(monkeypatch)
+    pictures.fill(name, monkeypatch)
+    blank = chromium.new_page()
+    pages = {}
+    for language, locale in pictures.LANGUAGES.items():
+        page = new_page(keep=False, locale=locale, timezone_id="UTC", device_scale_factor=1.5)
+        sign_in(page, live_server.url, "mia")
+        pages[language] = page
+    for of, picture in pictures.SETS[name].items():
+        address = f"{live_server.url}{'' if picture.path[0] == '/' else '/p/main/'}{picture.path}"
+        for language in picture.languages:
+            page = pages[language]
+            for theme in picture.themes[: len(themes)]:
+                data = pictures.take(page, address, picture, theme)
+                assert len(data) < pictures.LIMIT, of
+                pictures.keep(blank, folder / pictures.file_name(of, language, theme), data)
+    blank.close()

@@ -21,7 +21,7 @@ from dstackweb.spec.run_file import parse_run_file
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMAND = re.compile(r"(?:^    |`|\| )dstackweb ([a-z-][^`#|>\n]*)", re.MULTILINE)
-FENCED = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```yaml[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAM = typer.main.get_command(app)
 NEEDED = {"type": "type: task\n", "commands": "commands: [a]\n"}
 """What parts of run files are shown without."""
