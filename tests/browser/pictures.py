@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 from django.utils import timezone
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.models import Host
@@ -33,10 +33,11 @@ LANGUAGES = {"en": "en-GB"}
 LIMIT, LIMIT_ALL = 150_000, 2_500_000
 """Bytes of a picture, and of all of them."""
 TAKEN_AT = datetime(2026, 11, 24, 14, 32, tzinfo=UTC)
-"""The clock of server and browser shows this when the first picture is taken, so that a later set has the same times."""
+"""What the clocks of server and browser show at first, so that a later set of pictures has the same times."""
+SLOWER = 50
 DESKTOP, PHONE = (1280, 760), (390, 780)
 QUALITY = 82
-LIKE_BEFORE = 0.004
+LIKE_BEFORE = 0.0005
 """A picture of which a smaller part than this has changed visibly stays as it was."""
 RUN_FILE = """\
 type: task
@@ -143,19 +144,20 @@ class _Moments(type):
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the server's clock begin at `TAKEN_AT`."""
-    behind_ns = time.time_ns() - int(TAKEN_AT.timestamp() * 1e9)
-    behind = timedelta(microseconds=behind_ns // 1000)
-    seconds, nanoseconds = time.time, time.time_ns
+    """Let the server's clock begin at `TAKEN_AT` and go slowly, so that samples stay fresh on a busy machine."""
+    real_ns, began_ns = time.time_ns, time.time_ns()
+
+    def now_ns() -> int:
+        return int(TAKEN_AT.timestamp()) * 10**9 + (real_ns() - began_ns) // SLOWER
 
     class Moment(datetime, metaclass=_Moments):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) - behind
+            return datetime.fromtimestamp(now_ns() / 1e9, tz)
 
     monkeypatch.setattr(timezone, "datetime", Moment)
-    monkeypatch.setattr(time, "time", lambda: seconds() - behind_ns / 1e9)
-    monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() - behind_ns)
+    monkeypatch.setattr(time, "time", lambda: now_ns() / 1e9)
+    monkeypatch.setattr(time, "time_ns", now_ns)
 
 
 def take(page: Page, address: str, picture: Picture, theme: Theme) -> bytes:

@@ -48,6 +48,7 @@ def test_pictures_of_the_documentation_are_taken(
     pages = {}
     for language, locale in pictures.LANGUAGES.items():
         page = new_page(keep=False, locale=locale, timezone_id="UTC", device_scale_factor=1.5)
+        page.context.set_default_timeout(30_000)
         sign_in(page, live_server.url, "mia")
         pages[language] = page
     for of, picture in pictures.SETS[name].items():

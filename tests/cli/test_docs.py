@@ -9,14 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 import yaml
 
+from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.services import set_secret
 from dstackweb.cli.main import app
+from dstackweb.profiles.models import Profile
+from dstackweb.runs.services import ensure_queue
 from dstackweb.spec.pipeline import split
 from dstackweb.spec.run_fields import RunFields
 from dstackweb.spec.run_file import parse_run_file
+from tests.cli.conftest import Cli, application
+from tests.factories import make_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -64,18 +71,54 @@ def test_what_does_not_exist_is_noticed() -> None:
             check(shlex.split(text))
 
 
-def test_every_run_file_in_the_documentation_is_read() -> None:
-    files = []
+def run_files() -> Iterator[tuple[str, str]]:
+    """What the pages show of run files, each completed to a whole one."""
     for page, text in [*shown(FENCED), *shown(INDENTED)]:
-        for part in split(textwrap.dedent(text)):
-            try:
-                found = yaml.safe_load(str(part.config))
-            except yaml.YAMLError:
-                continue  # a shell's lines, mostly
-            if isinstance(found, dict) and found and found.keys() <= RunFields.model_fields.keys():
-                files.append(
-                    (page, "".join(line for key, line in NEEDED.items() if key not in found) + str(part.config))
-                )
-    assert len(files) > 13
+        try:
+            parts = [(str(part.config), yaml.safe_load(str(part.config))) for part in split(textwrap.dedent(text))]
+        except yaml.YAMLError:
+            continue  # a shell's lines, mostly
+        if parts and all(
+            isinstance(found, dict) and found.keys() <= RunFields.model_fields.keys() for _, found in parts
+        ):
+            yield (
+                page,
+                "\n---\n".join(
+                    "".join(line for key, line in NEEDED.items() if key not in found) + part for part, found in parts
+                ),
+            )
+
+
+def test_every_run_file_in_the_documentation_is_read() -> None:
+    files = list(run_files())
+    assert len(files) > 15
     for _page, file in files:
-        parse_run_file(file, client_env={"HF_TOKEN": "x"})
+        for part in split(file):
+            parse_run_file(part.config, client_env={"HF_TOKEN": "x"})
+
+
+@pytest.mark.django_db
+def test_every_run_file_in_the_documentation_and_each_example_is_planned(cli: Cli, project: Project, ada: User) -> None:
+    Profile.objects.create(name="nightly", project=project)
+    api = httpx.Client(
+        transport=httpx.WSGITransport(application()), base_url=cli.url, headers={"Authorization": f"Bearer {cli.token}"}
+    )
+    for name in ("train", "clean"):
+        make_run(project, ada, name)
+    examples = [(path.name, path.read_text()) for path in sorted((ROOT / "examples").glob("*.yaml"))]
+    refused = []
+    for page, file in [*run_files(), *examples]:
+        for secret in re.findall(r"secrets\.(\w+)", file):
+            set_secret(project, secret, "wandb_0123456789", ada)
+        for queue in re.findall(r"^queue: (\w+)", file, re.MULTILINE):
+            ensure_queue(project, queue)
+        parts = len(split(file))
+        if parts == 1:
+            result = cli("apply", "--dry-run", "--no-code", "-f", cli.file(file), HF_TOKEN="hf_0123456789")
+            problem = result.output if result.exit_code else ""
+        else:
+            answer = api.post("/api/v1/projects/main/runs/plan", json={"config": file})
+            problem = "" if len(answer.json().get("plans", ())) == parts else answer.text
+        if problem:
+            refused.append((page, file, problem))
+    assert refused == []

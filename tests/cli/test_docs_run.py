@@ -83,7 +83,7 @@ def test_what_the_readme_and_the_guides_show_works_in_their_order(
     with Server(open_home, DSTACKWEB_HOST_NAME="box") as server:
         cli = Cli(server.url, TOKEN, tmp_path / "config", work)
         cli.ok("queue", "night", "--create", "--pause")
-        here = {url: server.url for url in ADDRESSES} | {"/backups": str(tmp_path)}
+        here = dict.fromkeys(ADDRESSES, server.url) | {"/backups": str(tmp_path)}
         managed = []
 
         def all_have_ended() -> bool:
