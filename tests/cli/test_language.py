@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -75,6 +76,7 @@ def spoken(*commands: list[str], **env: str) -> dict[str, str]:
 @pytest.fixture
 def chinese(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process speaks Chinese, as far as it has not read the declarations of commands yet."""
+    importlib.import_module("typer.rich_utils")  # reads its headings once: other tests expect them in English
     monkeypatch.setenv("DSTACKWEB_LANGUAGE", CHINESE)
     language.choose()
     yield
