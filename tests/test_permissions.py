@@ -48,7 +48,7 @@ OWN = {"POST /p/{project}/members/<int:user_id}/remove/", "POST /p/{project}/que
 _LIMITS = dict.fromkeys(
     (
         *("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user"),
-        *("preempt_points", "preempt_gpu_hours"),
+        *("preempt_points", "preempt_gpu_hours", "cohort", "borrow_gpus", "lend_gpus"),
     ),
     "",
 )

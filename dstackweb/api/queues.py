@@ -29,6 +29,7 @@ from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.runs.rows import QueueRow, Starts, starts_of
 from dstackweb.scheduler.passes.decision import foresee_waits
+from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.wording import starts, waiting
 from dstackweb.wording.tables import queue_items
 
@@ -58,6 +59,11 @@ class PatchQueueIn(Schema):
     max_gpus: Limit | None = None
     max_running_per_user: Limit | None = None
     max_gpus_per_user: Limit | None = None
+    cohort: str = Field(
+        "", description="Queues of the same cohort lend each other unused GPUs; empty: none", strict=True
+    )
+    borrow_gpus: Limit | None = None
+    lend_gpus: Limit | None = None
     preempt_points: int | None = Field(
         None,
         ge=1,
@@ -93,6 +99,9 @@ class QueueSettings(Schema):
     max_gpus: int | None
     max_running_per_user: int | None
     max_gpus_per_user: int | None
+    cohort: str
+    borrow_gpus: int | None
+    lend_gpus: int | None
     preempt_points: int | None
     preempt_gpu_hours: int | None
 
@@ -224,6 +233,7 @@ class QueueOut(QueueSettings):
     """A queue with a page of its runs. `shares` are the members' with fair share, the highest first."""
 
     shares: list[ShareOut]
+    borrowed_gpus: int = Field(description="GPUs above its limit that the queue's runs hold, lent by its cohort")
 
     items: list[QueueItem]
     next: str | None
@@ -376,6 +386,7 @@ def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
     found = rows.queue_rows(queue, limit + 1, offset)
     return {
         **{name: getattr(queue, name) for name in QueueSettings.model_fields},
+        "borrowed_gpus": usage_of(queue).borrowed(queue.pk)[0] if queue.cohort else 0,
         "shares": [ShareOut.from_orm(share).model_dump() for share in member_shares.shares(queue)],
         "items": queue_items(found[:limit]),
         "next": str(offset + limit) if len(found) > limit else None,

@@ -74,6 +74,13 @@ def queue(
     max_gpus_per_user: Annotated[
         str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once per member.")
     ] = None,
+    cohort: Annotated[
+        str | None, typer.Option(metavar="NAME|none", help="Lend and borrow unused GPUs with queues of this cohort.")
+    ] = None,
+    borrow_gpus: Annotated[
+        str | None, typer.Option(metavar="N|none", help="Maximum GPUs to borrow in the cohort.")
+    ] = None,
+    lend_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs to lend in the cohort.")] = None,
     preempt_points: Annotated[
         str | None,
         typer.Option(metavar="N|off", help="Displace preemptible runs whose priority is at least N lower; off: never."),
@@ -90,8 +97,12 @@ def queue(
         "max_running_per_user": max_running_per_user,
         "max_gpus_per_user": max_gpus_per_user,
         "preempt_gpu_hours": preempt_gpu_hours,
+        "borrow_gpus": borrow_gpus,
+        "lend_gpus": lend_gpus,
     }
     settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in limits.items() if text is not None}
+    if cohort is not None:
+        settings["cohort"] = "" if cohort == "none" else cohort
     if ageing is not None:
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
     switches = {"fair_share": ("fair_share_minutes", fair_share), "preempt_points": ("preempt_points", preempt_points)}
@@ -173,6 +184,10 @@ def settings_text(row: dict[str, Any]) -> list[str]:
         parts.append(_("displaces preemptible runs whose priority is at least {n} lower", n=points))
     if (hours := row.get("preempt_gpu_hours")) is not None:
         parts.append(_("a member's runs displace at most {n} GPU-h in 24 h", n=hours))
+    if cohort := row.get("cohort"):
+        parts.append(_("cohort {name}", name=clean(cohort)))
+    if borrowed := row.get("borrowed_gpus"):
+        parts.append(_n("{n:,} GPU borrowed", "{n:,} GPUs borrowed", borrowed))
     minutes = row["ageing_minutes"]
     parts.append(_("strict priority") if minutes is None else _("+1 priority per {n} min waiting", n=minutes))
     if row.get("fair_share_minutes"):

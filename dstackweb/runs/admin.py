@@ -59,7 +59,7 @@ class EventInline(ReadOnlyInline):
 class QueueAdmin(admin.ModelAdmin[Queue]):
     list_display = (
         "name", "project", "ageing_minutes", "fair_share_minutes", "paused", "draining", *queues.LIMITS,
-        "preempt_points", "preempt_gpu_hours", "waiting", "running",
+        *queues.COHORT, "preempt_points", "preempt_gpu_hours", "waiting", "running",
     )  # fmt: skip
     list_filter = ("project", "paused", "draining")
     list_select_related = ("project", "count")

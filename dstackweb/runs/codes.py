@@ -84,6 +84,8 @@ class LimitCode(StrEnum):
     MAX_GPUS = "max_gpus"
     MAX_RUNNING_PER_USER = "max_running_per_user"
     MAX_GPUS_PER_USER = "max_gpus_per_user"
+    COHORT_GPUS = "cohort_gpus"
+    """What the queues of its cohort lend each other, which is in use."""
 
 
 class LimitData(TypedDict):

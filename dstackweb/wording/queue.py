@@ -30,6 +30,7 @@ setting = words(
         LimitCode.MAX_GPUS: gettext_lazy("max GPUs in use"),
         LimitCode.MAX_RUNNING_PER_USER: gettext_lazy("max running runs per member"),
         LimitCode.MAX_GPUS_PER_USER: gettext_lazy("max GPUs per member"),
+        LimitCode.COHORT_GPUS: gettext_lazy("GPUs that the cohort shares"),
     }
 )
 """The names of settings."""
@@ -81,6 +82,12 @@ def _changed(name: str, old: Any, new: Any) -> str:
             return _("ageing: %(old)s → %(new)s") % {"old": _step(old), "new": _step(new)}
         case "preempt_points":
             return _("preemption, points of priority: %(old)s → %(new)s") % {"old": _points(old), "new": _points(new)}
+        case "cohort":
+            return _("cohort: %(old)s → %(new)s") % {"old": old or _("none"), "new": new or _("none")}
+        case "borrow_gpus":
+            return _("GPUs to borrow: %(old)s → %(new)s") % {"old": _limit(old), "new": _limit(new)}
+        case "lend_gpus":
+            return _("GPUs to lend: %(old)s → %(new)s") % {"old": _limit(old), "new": _limit(new)}
         case "preempt_gpu_hours":
             limits = {"old": _limit(old), "new": _limit(new)}
             return _("preemption, GPU-hours per member and day: %(old)s → %(new)s") % limits
@@ -216,6 +223,16 @@ def transferred(result: Transfer) -> str:
     if change.position_after is None:
         return _("%(run)s moved to %(queue)s") % values
     return _("%(run)s moved to %(queue)s, position %(position)d") % values
+
+
+def borrowed(gpus: int, lenders: Sequence[str]) -> str:
+    """`2 GPUs borrowed from eval`; empty without any."""
+    if not gpus:
+        return ""
+    if not lenders:
+        return ngettext("%d GPU borrowed", "%d GPUs borrowed", gpus) % gpus
+    text = ngettext("%(n)d GPU borrowed from %(queues)s", "%(n)d GPUs borrowed from %(queues)s", gpus)
+    return text % {"n": gpus, "queues": enumeration(lenders)}
 
 
 def pushed_back(result: Transfer) -> str:

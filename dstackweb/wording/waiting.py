@@ -141,6 +141,7 @@ _NEVER_WITHIN = words(
         LimitCode.MAX_GPUS_PER_USER: gettext_lazy(
             "it needs %(asked)d GPUs, more than the limit of %(limit)d per member"
         ),
+        LimitCode.COHORT_GPUS: gettext_lazy("it needs %(asked)d GPUs, more than the %(limit)d that its cohort shares"),
     }
 )
 plan_note = words(
@@ -163,6 +164,9 @@ _NOT_WITHIN_NOW = words(
         LimitCode.MAX_RUNNING_PER_USER: gettext_lazy("member limit reached: %(used)d of %(limit)d runs placed"),
         LimitCode.MAX_GPUS_PER_USER: gettext_lazy(
             "needs %(asked)d GPUs, and the member's runs hold %(used)d of at most %(limit)d"
+        ),
+        LimitCode.COHORT_GPUS: gettext_lazy(
+            "needs %(asked)d of the GPUs that its cohort shares, of which %(used)d of %(limit)d are in use"
         ),
     }
 )

@@ -60,6 +60,10 @@ def test_a_queue_is_made_listed_changed_and_used(api: Api, manager: Api, line: d
         {"ageing_minutes": -5},
         {"preempt_points": 0},
         {"preempt_points": 101},
+        {"preempt_gpu_hours": 0},
+        {"cohort": "no name"},
+        {"cohort": None},
+        {"borrow_gpus": -1},
         {"ageing_minutes": 10**9},
         {"ageing_minutes": "30"},
         {"max_running": -1},
@@ -245,3 +249,11 @@ def test_runs_go_to_another_queue_with_a_preview(api: Api, manager: Api, line: d
     manager("PATCH", f"{QUEUES}/night", {"draining": True})
     refused = manager("POST", f"{QUEUES}/default/move", bobs | {"dry_run": True})
     assert (refused.status_code, "draining" in refused.json()["detail"]) == (409, True)
+
+
+def test_a_queue_joins_a_cohort_and_leaves_it(manager: Api, line: dict[str, Run]) -> None:
+    body = {"cohort": "team", "max_gpus": 4, "lend_gpus": 1}
+    joined = manager("PATCH", f"{QUEUES}/default", body).json()
+    assert {name: joined[name] for name in body} == body
+    assert (joined["borrow_gpus"], joined["borrowed_gpus"]) == (None, 0)
+    assert manager("PATCH", f"{QUEUES}/default", {"cohort": ""}).json()["cohort"] == ""

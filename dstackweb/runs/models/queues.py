@@ -30,6 +30,15 @@ class Queue(models.Model):
     )
     max_running = limit_field("Runs of this queue that may be placed at once.")
     max_gpus = limit_field("GPUs that the queue's runs may hold at once.")
+    cohort = models.SlugField(
+        max_length=60,
+        blank=True,
+        default="",
+        db_index=False,
+        help_text="Queues of the project with the same cohort and a limit of GPUs lend each other unused ones.",
+    )
+    borrow_gpus = limit_field("GPUs above its limit that the queue may borrow in its cohort.")
+    lend_gpus = limit_field("GPUs of its limit that the queue lends in its cohort.")
     max_running_per_user = limit_field("Runs that one member may have placed at once.")
     max_gpus_per_user = limit_field("GPUs that one member's runs may hold at once.")
     preempt_points = models.PositiveSmallIntegerField(

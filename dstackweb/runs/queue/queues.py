@@ -25,7 +25,17 @@ from dstackweb.runs.states import ACTIVE
 LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
 NAME = "letters, digits, dashes and underscores, at most 60"
 FAIR_SHARE = ("fair_share_minutes", "fair_share_half_life_days")
-SETTINGS = ("paused", "draining", "ageing_minutes", *FAIR_SHARE, *LIMITS, "preempt_points", "preempt_gpu_hours")
+COHORT = ("cohort", "borrow_gpus", "lend_gpus")
+SETTINGS = (
+    "paused",
+    "draining",
+    "ageing_minutes",
+    *FAIR_SHARE,
+    *LIMITS,
+    *COHORT,
+    "preempt_points",
+    "preempt_gpu_hours",
+)
 
 
 def now_us() -> int:

@@ -22,7 +22,7 @@ from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import DisplacedWork, Job, PastVerdict, Queue, Run, Verdict
 from dstackweb.runs.past_verdicts import StoredWait
-from dstackweb.runs.queue.queues import LIMITS
+from dstackweb.runs.queue.queues import COHORT, LIMITS
 from dstackweb.runs.shared_rows import shared_rows_last, touch
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.transitions import RunChanged, lock_run, move_run, move_runs, record
@@ -34,7 +34,7 @@ from dstackweb.scheduler.placement.offers import OfferPlacement
 from dstackweb.scheduler.placement.preemption import DAY, PlacedRun, held_gpu_ms
 from dstackweb.scheduler.placement.reservation import HostReservation
 
-GUARDED_FIELDS = ("paused", *LIMITS, "preempt_points", "preempt_gpu_hours")
+GUARDED_FIELDS = ("paused", *LIMITS, *COHORT, "preempt_points", "preempt_gpu_hours")
 """Queue fields that a decision was based on: they must be unchanged when it is written."""
 
 

@@ -140,6 +140,7 @@ class Forecast:
         views, found, simulated = [], [], []
         lengths: list[Lengths] = []
         sources: list[Source] = []
+        limits = loading.limits_without_cohorts(list(self.queues.values()))
         for queue_id, runs in self.waiting.items():
             queue = self.queues[queue_id]
             open_ = []
@@ -160,8 +161,7 @@ class Forecast:
                 each, source = self._length(queue.project_id, run.name, run.user_id, limit_s)
                 lengths.append(each)
                 sources.append(source)
-            limits = loading.limits_of(queue)
-            views.append(QueueView(queue_id, queue.project_id, queue.project.weight, limits, open_))
+            views.append(QueueView(queue_id, queue.project_id, queue.project.weight, limits[queue_id], open_))
         ends = [self._left(run) for run in self.placed]
         scenario = Scenario(site, demands, self._holdings(site), views)
         found_windows = windows(scenario, lengths, [each for each, _source in ends])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from django.conf import settings
 from django.db.models import Count, Max, Sum
@@ -22,7 +22,7 @@ from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, p
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import WaitingRun
-from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
+from dstackweb.scheduler.placement.limits import Cohort, QueueLimits, QueueUsage
 from dstackweb.scheduler.placement.preemption import DAY, Displaced, PlacedRun
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, latest_end
 from dstackweb.scheduler.placement.turns import Turns
@@ -30,20 +30,20 @@ from dstackweb.spec.effective import EffectiveSpec
 
 
 def load_capacity(
-    queues: Iterable[Queue], reader: OfferReader, now: dt.datetime, stored: Sequence[StoredReservation]
+    queues: Sequence[Queue], reader: OfferReader, now: dt.datetime, stored: Sequence[StoredReservation]
 ) -> Capacity:
     """The capacity for runs of these queues, with the reservations."""
     turns = Turns.of(each.reserved for each in stored if each.reserved)
     # Jobs before hosts: what ends between the two queries then counts as free.
     known = job_usage(now) if turns.kept else None
-    limits = {queue.pk: limits_of(queue) for queue in queues}
+    limits = {queue.pk: limits_of(queue) for queue in (*queues, *cohort_queues(queues))}
     capacity = Capacity(
         now=now,
         reserve_after_s=settings.DSTACKWEB_RESERVE_AFTER_S,
         reserve_for_s=settings.DSTACKWEB_RESERVE_FOR_S,
         hosts=tuple(host_views()),
         limits=limits,
-        queue_usage=queue_usage([queue_id for queue_id, each in limits.items() if each != QueueLimits()]),
+        queue_usage=queue_usage({queue_id: each for queue_id, each in limits.items() if each != QueueLimits()}),
         ask_backends=reader.offers_for,
         idle_instances=idle_offers(now),
         budget_of=functools.cache(lambda project_id: project_budget(project_id, now)),
@@ -120,7 +120,31 @@ def waiting_run(run: Run, queue: Queue, spec: EffectiveSpec) -> WaitingRun:
 
 def limits_of(queue: Queue) -> QueueLimits:
     """A queue's limits."""
-    return QueueLimits(**{name: getattr(queue, name) for name in LIMITS})
+    limits = QueueLimits(**{name: getattr(queue, name) for name in LIMITS})
+    if not queue.cohort or queue.max_gpus is None:
+        return limits
+    cohort = queue.project_id, queue.cohort
+    return replace(limits, cohort=cohort, borrow_gpus=queue.borrow_gpus, lend_gpus=queue.lend_gpus)
+
+
+def limits_without_cohorts(queues: Sequence[Queue]) -> dict[int, QueueLimits]:
+    """Their limits for an estimate: as if all that a queue may borrow were free."""
+    limits = {queue.pk: limits_of(queue) for queue in (*queues, *cohort_queues(queues))}
+    cohorts = Cohort.all(limits)
+    return {
+        queue_id: replace(each, max_gpus=cohorts[queue_id].most(queue_id), cohort=None) if each.cohort else each
+        for queue_id, each in limits.items()
+    }
+
+
+def cohort_queues(queues: Sequence[Queue]) -> list[Queue]:
+    """The other queues of their cohorts; no statement where none has a cohort."""
+    mine = {(queue.project_id, queue.cohort) for queue in queues if queue.cohort}
+    if not mine:
+        return []
+    ids = {queue.pk for queue in queues}
+    found = Queue.objects.filter(cohort__in={name for _project, name in mine}).exclude(pk__in=ids).order_by("pk")
+    return [queue for queue in found if (queue.project_id, queue.cohort) in mine]
 
 
 def job_usage(now: dt.datetime) -> list[JobUsage]:
@@ -192,9 +216,14 @@ def displaced_work(queue_id: int, now: dt.datetime) -> dict[int, list[Displaced]
     return found
 
 
-def queue_usage(queue_ids: Sequence[int]) -> QueueUsage:
-    """Placed runs of these queues and the GPUs that they request."""
-    return QueueUsage.of(selectors.placed_gpus(queue_ids)) if queue_ids else QueueUsage()
+def queue_usage(limits: Mapping[int, QueueLimits]) -> QueueUsage:
+    """Placed runs of queues with these limits, and the GPUs that they request."""
+    return QueueUsage.of(selectors.placed_gpus(limits), limits) if limits else QueueUsage()
+
+
+def usage_of(queue: Queue) -> QueueUsage:
+    """That of one queue, with those of its cohort."""
+    return queue_usage({each.pk: limits_of(each) for each in (queue, *cohort_queues([queue]))})
 
 
 def usage_by_run() -> dict[int, tuple[int, int]]:

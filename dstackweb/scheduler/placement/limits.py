@@ -6,7 +6,7 @@ A run counts from its placement until it has ended, with the GPUs that its spec 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dstackweb.runs.codes import LimitCode, LimitData, WaitReason
@@ -22,6 +22,54 @@ class QueueLimits:
     max_gpus: int | None = None
     max_running_per_user: int | None = None
     max_gpus_per_user: int | None = None
+    cohort: tuple[int, str] | None = None
+    """Project and name, of a queue with `max_gpus` that lends and borrows."""
+    borrow_gpus: int | None = None
+    lend_gpus: int | None = None
+
+    @property
+    def lends(self) -> int:
+        """GPUs that other queues of its cohort may use while its own runs don't."""
+        return min(self.max_gpus or 0, self.max_gpus or 0 if self.lend_gpus is None else self.lend_gpus)
+
+    @property
+    def keeps(self) -> int:
+        """GPUs that only its own runs may use."""
+        return (self.max_gpus or 0) - self.lends
+
+
+@dataclass
+class Cohort:
+    """Queues that lend each other GPUs: each queue's limits by id, and how many of the lent ones are in use.
+
+    A queue's runs use those that it keeps first, then the shared ones, which are what all lend.
+    """
+
+    queues: dict[int, QueueLimits] = field(default_factory=dict)
+    shared: int = 0
+    used: int = 0
+
+    @classmethod
+    def all(cls, limits: Mapping[int, QueueLimits]) -> dict[int, Cohort]:
+        """The cohorts by the ids of their queues."""
+        found: defaultdict[tuple[int, str], Cohort] = defaultdict(cls)
+        for queue_id, each in limits.items():
+            if each.cohort is not None and each.max_gpus is not None:
+                found[each.cohort].queues[queue_id] = each
+                found[each.cohort].shared += each.lends
+        return {queue_id: cohort for cohort in found.values() for queue_id in cohort.queues}
+
+    def most(self, queue_id: int) -> int:
+        """The most GPUs that a queue's runs may hold while the others hold none."""
+        limits = self.queues[queue_id]
+        possible = limits.keeps + self.shared
+        if limits.borrow_gpus is None:
+            return possible
+        return min(possible, (limits.max_gpus or 0) + limits.borrow_gpus)
+
+    def of_shared(self, queue_id: int, gpus: int) -> int:
+        """How many shared GPUs a queue uses whose runs hold so many."""
+        return max(0, gpus - self.queues[queue_id].keeps)
 
 
 @dataclass
@@ -30,11 +78,13 @@ class QueueUsage:
 
     runs: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
     gpus: defaultdict[tuple[int, int | None], int] = field(default_factory=lambda: defaultdict(int))
+    cohorts: dict[int, Cohort] = field(default_factory=dict)
+    """By queue id; their `used` is kept with the counts."""
 
     @classmethod
-    def of(cls, placed: Iterable[tuple[int, int, int]]) -> QueueUsage:
-        """Add up placed runs: (queue, user, GPUs) of each."""
-        tally = cls()
+    def of(cls, placed: Iterable[tuple[int, int, int]], limits: Mapping[int, QueueLimits] | None = None) -> QueueUsage:
+        """Add up placed runs: (queue, user, GPUs) of each; `limits` are those of all queues of the cohorts."""
+        tally = cls(cohorts=Cohort.all(limits or {}))
         for counted in placed:
             tally.add(*counted)
         return tally
@@ -48,9 +98,25 @@ class QueueUsage:
         self._count(queue_id, user_id, -1, -gpus)
 
     def _count(self, queue_id: int, user_id: int, runs: int, gpus: int) -> None:
+        before = self.gpus[queue_id, None]
         for key in ((queue_id, None), (queue_id, user_id)):
             self.runs[key] += runs
             self.gpus[key] += gpus
+        if (cohort := self.cohorts.get(queue_id)) is not None:
+            cohort.used += cohort.of_shared(queue_id, before + gpus) - cohort.of_shared(queue_id, before)
+
+    def borrowed(self, queue_id: int) -> tuple[int, list[int]]:
+        """How many GPUs above its limit a queue's runs hold, and which queues of its cohort leave some of theirs."""
+        cohort = self.cohorts.get(queue_id)
+        if cohort is None:
+            return 0, []
+        over = max(0, self.gpus[queue_id, None] - (cohort.queues[queue_id].max_gpus or 0))
+        idle = [
+            other
+            for other, limits in cohort.queues.items()
+            if other != queue_id and limits.lends and self.gpus[other, None] < (limits.max_gpus or 0)
+        ]
+        return over, idle if over else []
 
 
 def gpus_requested(spec: EffectiveSpec) -> int:
@@ -72,11 +138,14 @@ def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_
     `never` in the data: the run alone requests more than the limit.
     """
     mine, all_ = (queue_id, user_id), (queue_id, None)
+    cohort, most = tally.cohorts.get(queue_id), limits.max_gpus
+    if cohort is not None:
+        most = cohort.most(queue_id)
     each = [
         (WaitReason.USER_LIMIT, LimitCode.MAX_RUNNING_PER_USER, limits.max_running_per_user, tally.runs[mine], 1),
         (WaitReason.USER_LIMIT, LimitCode.MAX_GPUS_PER_USER, limits.max_gpus_per_user, tally.gpus[mine], gpus),
         (WaitReason.QUEUE_LIMIT, LimitCode.MAX_RUNNING, limits.max_running, tally.runs[all_], 1),
-        (WaitReason.QUEUE_LIMIT, LimitCode.MAX_GPUS, limits.max_gpus, tally.gpus[all_], gpus),
+        (WaitReason.QUEUE_LIMIT, LimitCode.MAX_GPUS, most, tally.gpus[all_], gpus),
     ]
     over = [
         _over(reason, code, limit, used, asked)
@@ -84,6 +153,12 @@ def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_
         # A run without GPUs never exceeds a GPU limit, even where a lowered limit is exceeded already.
         if limit is not None and asked and used + asked > limit
     ]
+    if cohort is not None and gpus and most is not None and gpus <= most:
+        held = tally.gpus[all_]
+        more = cohort.of_shared(queue_id, held + gpus) - cohort.of_shared(queue_id, held)
+        if more and cohort.used + more > cohort.shared:
+            shared = _over(WaitReason.QUEUE_LIMIT, LimitCode.COHORT_GPUS, cohort.shared, cohort.used, more)
+            over.append(Wait(shared.reason, {**shared.data, "never": False}))
     return sorted(over, key=lambda waits: not waits.data["never"])
 
 

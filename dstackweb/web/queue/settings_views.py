@@ -16,7 +16,7 @@ from dstackweb.runs import services
 from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
-from dstackweb.scheduler.passes.loading import queue_usage
+from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.web.accounts.forms import SettingsForm, Styled, Switch, attempt
 from dstackweb.web.common.pages import PageRequest, done, notice, project_page, queue_url, yes_or_no
 from dstackweb.web.queue.shares import share_bars
@@ -69,6 +69,15 @@ class QueueForm(SettingsForm):
     max_gpus = _limit(gettext_lazy("Max GPUs in use"))
     max_running_per_user = _limit(gettext_lazy("Max running runs per member"))
     max_gpus_per_user = _limit(gettext_lazy("Max GPUs per member"))
+    cohort = forms.SlugField(
+        label=gettext_lazy("Cohort"),
+        help_text=gettext_lazy("Queues of the same cohort lend each other unused GPUs of their limits. Empty: none."),
+        required=False,
+        max_length=60,
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
+    )
+    borrow_gpus = _limit(gettext_lazy("Max GPUs to borrow"))
+    lend_gpus = _limit(gettext_lazy("Max GPUs to lend"))
     preempt_points = forms.IntegerField(
         label=gettext_lazy("Minimum difference in priority"),
         help_text=gettext_lazy("Empty: off. Only runs with “preemptible: true” are displaced; they are queued again."),
@@ -145,7 +154,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "fair_share": queue_words.fair_share(queue.fair_share_minutes, queue.fair_share_half_life_days),
         "shares": share_bars(queue),
         "preemption": queue_words.preemption(queue.preempt_points, queue.preempt_gpu_hours),
-        "usage": usage(queue, request.user, queue_usage([queue.pk])),
+        "usage": usage(queue, request.user, usage_of(queue)),
         "changes": [(event, queue_words.changed(event.data)) for event in events],
     }
 

@@ -28,7 +28,7 @@ from dstackweb.runs.queue.search import FRONT
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.runs.sweeps.selectors import newest_sweeps
 from dstackweb.scheduler.models import Reservation
-from dstackweb.scheduler.passes.loading import queue_usage
+from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
@@ -40,7 +40,7 @@ from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
 from dstackweb.web.runs.sweep_lines import sweep_lines
 from dstackweb.wording import events as event_words
-from dstackweb.wording.queue import setting
+from dstackweb.wording.queue import borrowed, setting
 
 PER_PAGE = 40
 SHORT_LIST = 8
@@ -132,7 +132,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         page = max(1, -(-total // PER_PAGE))
         rows, total, headings = _page(queue, front, filters, page, counts.submitted)
     head = rows if page == 1 and not filters.arranges else run_rows.queue_rows(queue, limit=PER_PAGE)
-    held = queue_usage([queue.pk])
+    held = usage_of(queue)
     now = timezone.now()
     change = reverse("web:change", args=[project.name, queue.name])
     pause = reverse("web:pause", args=[project.name, queue.name])
@@ -163,6 +163,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "placed": _newest_cells(queue, counts, *PLACED),
         "pending": _newest_cells(queue, counts, RunStatus.PENDING),
         "held": held,
+        "borrowed": borrowed_text(queue, held),
         "gpus_held": held.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
         "shares": share_bars(queue, most=SHORT_LIST),
@@ -191,6 +192,13 @@ def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> lis
     runs = Run.objects.filter(project=queue.project_id, queue=queue)
     found = selectors.newest(runs, SHORT_LIST, there) if there else []
     return lists.run_cells(run_rows.run_rows(found, run_rows.RunPageRow))
+
+
+def borrowed_text(queue: Queue, held: QueueUsage) -> str:
+    """`2 GPUs borrowed from eval`, of a queue in a cohort; empty without any."""
+    gpus, lenders = held.borrowed(queue.pk)
+    names = Queue.objects.filter(pk__in=lenders).order_by("name").values_list("name", flat=True) if lenders else ()
+    return borrowed(gpus, list(names))
 
 
 class Limit(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs.models import Queue, Run, Verdict
+from dstackweb.runs import services
+from dstackweb.runs.models import Queue, QueueCount, Run, Verdict
 from dstackweb.runs.selectors import blockers_of, why
 from dstackweb.runs.states import PLACED, RunStatus
+from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, exceeded_limits, queue_wide_limit
 from dstackweb.scheduler.processes.housekeeping import keep_house
 from dstackweb.wording import waiting
@@ -48,6 +51,78 @@ def test_runs_that_exceed_no_limit_never_hold_more_than_it_in_sum(
             assert not fits
         if fits:
             placed = then
+
+
+def feasible(limits: dict[int, QueueLimits], held: dict[int, int]) -> bool:
+    """Whether each held GPU can be one that its queue keeps or one that any queue lends: for each set of queues (Hall),
+    and within what each may borrow."""
+    lent = sum(each.lends for each in limits.values())
+    sets = (some for n in range(1, len(limits) + 1) for some in combinations(limits, n))
+    return all(
+        sum(held[queue] for queue in some) <= sum(limits[queue].keeps for queue in some) + lent for some in sets
+    ) and all(
+        each.borrow_gpus is None or held[queue] <= (each.max_gpus or 0) + each.borrow_gpus
+        for queue, each in limits.items()
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), limit, limit), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=25),
+)
+def test_queues_of_a_cohort_use_all_that_they_lend_each_other_and_no_more(
+    settings: list[tuple[int, int | None, int | None]], arrivals: list[tuple[int, int, bool]]
+) -> None:
+    """A run starts exactly where the sum and its queue's own bounds allow it, also after others have ended."""
+    limits = {
+        queue: QueueLimits(max_gpus=most, cohort=(1, "team"), borrow_gpus=borrow, lend_gpus=lend)
+        for queue, (most, borrow, lend) in enumerate(settings)
+    }
+    tally = QueueUsage.of([], limits)
+    placed: list[tuple[int, int, int]] = []
+    for queue, gpus, ends in arrivals:
+        if ends and placed:
+            tally.remove(*placed.pop(0))
+        if queue not in limits or not gpus:
+            continue
+        held = {each: sum(run[2] for run in placed if run[0] == each) for each in limits}
+        waits = exceeded_limits(limits[queue], tally, queue, 1, gpus)
+        assert (waits == []) == feasible(limits, held | {queue: held[queue] + gpus})
+        alone = feasible(limits, dict.fromkeys(limits, 0) | {queue: gpus})
+        assert any(wait.data["never"] for wait in waits) == (not alone)
+        if not waits:
+            placed.append((queue, 1, gpus))
+            tally.add(queue, 1, gpus)
+        again = QueueUsage.of(placed, limits)
+        assert [cohort.used for cohort in again.cohorts.values()] == [one.used for one in tally.cohorts.values()]
+        assert sum(run[2] for run in placed) <= sum(each.max_gpus or 0 for each in limits.values())
+
+
+def test_a_queue_borrows_what_its_cohort_leaves_unused_and_gives_it_back(project: Project, member: User) -> None:
+    make_host(gpus=4)
+    for name in ("train", "eval"):
+        Queue.objects.create(project=project, name=name, max_gpus=2, cohort="team")
+        QueueCount.objects.create(queue=Queue.objects.get(name=name))
+    runs = [make_run(project, member, f"t-{n}", queue="train", resources={"gpu": 1}) for n in range(5)]
+    place_all()
+    assert [fresh(run).status in PLACED for run in runs] == [True] * 4 + [False]
+    other = make_run(project, member, "e-1", queue="eval", resources={"gpu": 1})
+    place_all()
+    reason, data = why(fresh(other))
+    assert (reason, data["code"], data["used"], data["limit"]) == ("queue_limit", "cohort_gpus", 4, 4)
+    assert str(waiting.reason(reason, data).text) == (
+        "needs 1 of the GPUs that its cohort shares, of which 4 of 4 are in use"
+    )
+    train = Queue.objects.get(name="train")
+    assert usage_of(train).borrowed(train.pk) == (2, [Queue.objects.get(name="eval").pk])
+    services.stop(runs[0], member, "member", abort=True)
+    services.stop(runs[4], member, "member")
+    place_all()
+    assert fresh(other).status in PLACED
+    Queue.objects.filter(name="eval").update(lend_gpus=0)
+    late = make_run(project, member, "t-late", queue="train", resources={"gpu": 1})
+    place_all()
+    assert fresh(late).status == RunStatus.SUBMITTED
 
 
 def test_a_run_without_gpus_ignores_a_gpu_limit_lowered_below_current_usage() -> None:

@@ -28,6 +28,17 @@ FILLED = {
     "max_gpus_per_user": "0",
     "preempt_points": "",
     "preempt_gpu_hours": "",
+    "cohort": "",
+    "borrow_gpus": "",
+    "lend_gpus": "",
+}
+COHORT = {
+    "draining": "",
+    "max_running": "",
+    "max_gpus": "2",
+    "max_running_per_user": "",
+    "max_gpus_per_user": "",
+    "cohort": "team",
 }
 
 
@@ -174,3 +185,27 @@ def test_all_members_see_why_the_queue_is_held_up(project: Project, ann: User, m
     assert "is draining" in page
     own = as_user(ann).get("/p/main/queue/").content.decode()
     assert "you: 2 of 2 GPUs" in own
+
+
+def test_a_queue_in_a_cohort_shows_what_it_borrows_from_whom(
+    project: Project, mia: User, ann: User, as_user: SignIn
+) -> None:
+    make_host(gpus=4)
+    make_run(project, ann, "first")
+    client = as_user(mia)
+    client.post("/p/main/queues/", {"name": "eval"})
+    for name in ("default", "eval"):
+        saved = client.post(f"/p/main/queues/{name}/settings/", FILLED | COHORT)
+        assert saved.status_code == 302
+    assert "1 GPU borrowed" not in client.get("/p/main/queue/").content.decode()
+    for n in range(3):
+        make_run(project, ann, f"gpu-{n}", resources={"gpu": 1})
+    place_all()
+    page = client.get("/p/main/queue/").content.decode()
+    assert "1 GPU borrowed from eval" in page
+    assert "3 of 2 GPUs" in page
+    assert "cohort: none → team" in client.get(URL).content.decode()
+    Queue.objects.filter(name="default").update(borrow_gpus=0)
+    make_run(project, ann, "late", resources={"gpu": 1})
+    place_all()
+    assert "the queue&#x27;s runs hold 3 of at most 2" in client.get("/p/main/runs/late/").content.decode()
