@@ -111,7 +111,8 @@ bench: $(VENV)/.dev ## the benchmarks
 screenshots: $(VENV)/.dev ## take the documentation's pictures of pages, in both themes (needs Chromium)
 	@SCREENSHOTS_OF_DOCS=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py
 
-messages: $(VENV)/.dev ## write the catalogue of the command line's texts; what is new there waits for its translation
+messages: $(VENV)/.dev ## bring the catalogues of translations up to date with the texts in the code (needs GNU gettext)
+	@$(BIN)/python -m tools.messages
 	@DSTACKWEB_LANGUAGE=en $(BIN)/python -m tools.cli_messages
 
 clean: ## remove the virtual environment and caches; var/ (the database, logs, keys) stays

@@ -9,7 +9,11 @@ import re
 from typing import Any
 
 from django.core.exceptions import TooManyFieldsSent
+from django.http import HttpRequest
+from django.utils import translation
 from django.utils.http import parse_header_parameters
+from django.utils.translation import get_language_from_request
+from django.utils.translation import gettext as _
 from waitress.utilities import Error
 
 from dstackweb import settings
@@ -71,21 +75,30 @@ def limit_parts(environ: dict[str, Any]) -> None:
 
 
 class BodyTooLarge(Error):
-    """An answer that the application is not asked for: its body is larger than its address allows."""
+    """An answer that the application is not asked for: its body is larger than its address allows.
+
+    `languages` is the request's `Accept-Language`.
+    """
 
     code = 413
     reason = "Content Too Large"
     retry_after = 0
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"a request to this address can have at most {_size(limit_of(path))}")
-        self.path = path
+    def __init__(self, path: str, languages: str = "") -> None:
+        super().__init__("too large")
+        self.path, self.languages = path, languages
+
+    def detail(self) -> str:
+        return _("a request to this address can have at most %s") % _size(limit_of(self.path))
 
     def to_response(self, ident: str | None = None) -> tuple[str, list[tuple[str, str]], bytes]:
         """Status, headers and body: JSON below /api/, else a page."""
         from dstackweb.web.common.errors import refusal  # Django is loaded by now
 
-        answer = refusal(self.path, self.code, self.body)
+        request = HttpRequest()
+        request.META["HTTP_ACCEPT_LANGUAGE"] = self.languages
+        with translation.override(get_language_from_request(request)):
+            answer = refusal(self.path, self.code, self.detail())
         headers = list(answer.headers.items())
         if self.retry_after:
             headers.append(("Retry-After", str(self.retry_after)))
@@ -99,9 +112,8 @@ class TooMuchAtOnce(BodyTooLarge):
     reason = "Service Unavailable"
     retry_after = 5
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.body = "too many uploads at once; try again in a few seconds"
+    def detail(self) -> str:
+        return _("too many uploads at once; try again in a few seconds")
 
 
 def _size(limit: int) -> str:

@@ -100,9 +100,9 @@ class Parser(HTTPRequestParser):
         if self.chunked and not self.error and self._is_mostly_frames():
             self.error = BadRequest("The chunks are too small")
         if isinstance(self.error, RequestEntityTooLarge):
-            self.error = BodyTooLarge(self.path)
+            self.error = BodyTooLarge(self.path, self.headers.get("ACCEPT_LANGUAGE", ""))
         elif self.body_bytes_received > SMALL and not self.error and self._held() > AT_ONCE:
-            self.error = TooMuchAtOnce(self.path)
+            self.error = TooMuchAtOnce(self.path, self.headers.get("ACCEPT_LANGUAGE", ""))
         if self.error is None:
             self.has_more = bool(self.completed and not self.empty and data[taken:].strip())
             return len(data) if self.has_more else int(taken)

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Membership, Project, Role, TokenLimit, TokenScope, User
 from dstackweb.lib.errors import Forbidden, NotFound
@@ -76,7 +77,7 @@ def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEW
     role = project and (str(Role.ADMIN) if user.is_superuser else project.role_there)
     role = role and limited(user, project.pk, role)
     if not role:
-        raise NotFound(f"There is no project {name}, or you are not a member of it.")
+        raise NotFound(_("There is no project %(name)s, or you are not a member of it.") % {"name": name})
     need_role(role, name, at_least)
     return project, role
 
@@ -84,7 +85,10 @@ def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEW
 def need_role(role: str, name: str, at_least: str) -> None:
     """Raises Forbidden if the user's role in the project `name` is below `at_least`."""
     if not allows(role, at_least):
-        raise Forbidden(f"Your role in {name} is {role}; this needs the role {at_least}.")
+        raise Forbidden(
+            _("Your role in %(name)s is %(role)s; this needs the role %(at_least)s.")
+            % {"name": name, "role": role, "at_least": at_least}
+        )
 
 
 def may_change(role: str, owner_id: int, user: User) -> bool:

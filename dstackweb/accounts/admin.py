@@ -15,6 +15,8 @@ from django.contrib.auth.admin import UserAdmin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts import services
 from dstackweb.accounts.fields import SecretField
@@ -58,7 +60,7 @@ class MembershipFormSet(forms.BaseInlineFormSet[Any, Any, Any]):
         super().clean()
         kept = [form.cleaned_data for form in self.forms if getattr(form, "cleaned_data", None)]
         if not any(row.get("role") == Role.ADMIN and not row.get("DELETE") for row in kept):
-            raise forms.ValidationError("A project needs at least one member with the role admin.")
+            raise forms.ValidationError(_("A project needs at least one member with the role admin."))
 
 
 class MembershipForm(forms.ModelForm[Membership]):
@@ -95,11 +97,11 @@ class UserProjects(admin.TabularInline[Membership, User]):
 
 
 class TwoStepFilter(admin.SimpleListFilter):
-    title = "two-step sign-in"
+    title = gettext_lazy("two-step sign-in")
     parameter_name = "two_step"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("yes", "on"), ("no", "off")]
+        return [("yes", _("on")), ("no", _("off"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(has_two_step=self.value() == "yes") if self.value() in ("yes", "no") else queryset
@@ -120,18 +122,20 @@ class AccountAdmin(UserAdmin[User]):
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
         return super().get_queryset(request).annotate(has_two_step=HAS_TWO_STEP)
 
-    @admin.display(description="two-step sign-in", boolean=True, ordering="has_two_step")
+    @admin.display(description=gettext_lazy("two-step sign-in"), boolean=True, ordering="has_two_step")
     def two_step(self, user: User) -> bool:
         return bool(user.__dict__["has_two_step"])
 
-    @admin.action(description="Reset two-step sign-in of the selected users")
+    @admin.action(description=gettext_lazy("Reset two-step sign-in of the selected users"))
     def reset_two_step(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
         """For who has lost app, passkeys and codes. The audit log names what was removed, and by whom."""
         if not is_admin(request):
             raise PermissionDenied
         reset = [user for user in queryset if services.reset_second_step(user)]
         messages.success(
-            request, f"Two-step sign-in is off for {len(reset)} users: {', '.join(map(str, reset)) or '–'}."
+            request,
+            _("Two-step sign-in is off for %(count)s users: %(users)s.")
+            % {"count": len(reset), "users": ", ".join(map(str, reset)) or "–"},
         )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
@@ -185,14 +189,14 @@ class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
     def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
         row, token = create_token(obj.user, obj.name, scope=obj.scope, project=obj.project, expires_at=obj.expires_at)
         obj.pk = row.pk
-        messages.warning(request, f"Copy the token now. It is shown only once: {token}")
+        messages.warning(request, _("Copy the token now. It is shown only once: %(token)s") % {"token": token})
 
-    @admin.action(description="Revoke the selected tokens", permissions=["delete"])
+    @admin.action(description=gettext_lazy("Revoke the selected tokens"), permissions=["delete"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
         live = list(queryset.filter(revoked_at=None))
         for token in live:
             revoke_token(token.user, token.pk)
-        messages.success(request, f"Revoked tokens: {len(live)}.")
+        messages.success(request, _("Revoked tokens: %(count)s.") % {"count": len(live)})
 
 
 @admin.register(Invite)
@@ -233,7 +237,7 @@ class AddressFailuresAdmin(ViewAndDeleteAdmin):
 class ProjectSecretForm(forms.ModelForm[ProjectSecret]):
     """A secret's name, and a field for a new value."""
 
-    value = SecretField(help_text="Replaces the old value. Stored encrypted and never shown.")
+    value = SecretField(help_text=gettext_lazy("Replaces the old value. Stored encrypted and never shown."))
 
     class Meta:
         model = ProjectSecret

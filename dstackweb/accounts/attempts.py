@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from django.db.models import F
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import AddressFailures, User
 from dstackweb.lib.errors import TooMany
@@ -31,7 +32,7 @@ def count_failure(address: str) -> None:
 
 def check(address: str) -> None:
     """Raises TooMany after too many failures from there."""
-    _check(network_of(address), MOST, "there were too many wrong passwords or tokens from your address")
+    _check(network_of(address), MOST, _("there were too many wrong passwords or tokens from your address"))
 
 
 def count_wrong_code(address: str, user: User) -> None:
@@ -43,7 +44,7 @@ def count_wrong_code(address: str, user: User) -> None:
 def check_codes(address: str, user: User) -> None:
     """Raises TooMany after too many wrong codes of this user, or failures from this address."""
     check(address)
-    _check(f"codes of user {user.pk}", MOST_CODES, "there were too many wrong codes")
+    _check(f"codes of user {user.pk}", MOST_CODES, _("there were too many wrong codes"))
 
 
 def may_mail(user: User) -> bool:
@@ -54,7 +55,7 @@ def may_mail(user: User) -> bool:
 def begin(address: str) -> None:
     """Count a sign-in that begins. Raises TooMany after too many from there."""
     if not _take(f"begun by {network_of(address)}", MOST_BEGUN):
-        raise _too_many("there were too many sign-ins from your address")
+        raise _too_many(_("there were too many sign-ins from your address"))
 
 
 def forget_old() -> None:

@@ -14,9 +14,12 @@ from django.core.validators import MaxValueValidator, MinValueValidator, RegexVa
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 SECRET_NAME = RegexValidator(
-    r"^[A-Za-z_][A-Za-z0-9_]*\Z", "Use letters, digits and underscores, with no digit first, such as HF_TOKEN."
+    r"^[A-Za-z_][A-Za-z0-9_]*\Z",
+    gettext_lazy("Use letters, digits and underscores, with no digit first, such as HF_TOKEN."),
 )
 # The name of the API token that DSTACKWEB_ADMIN_TOKEN sets; no other token has it.
 ENVIRONMENT = "environment"
@@ -25,25 +28,25 @@ ENVIRONMENT = "environment"
 def not_the_environments(name: str) -> None:
     """Refuse the name of the environment's token, which is created and revoked with the variable's value."""
     if name == ENVIRONMENT:
-        raise ValidationError("This name is reserved for the token in DSTACKWEB_ADMIN_TOKEN.")
+        raise ValidationError(_("This name is reserved for the token in DSTACKWEB_ADMIN_TOKEN."))
 
 
 class Role(models.TextChoices):
     """Roles in a project, least first: each role includes the ones before it."""
 
-    VIEWER = "viewer", "viewer"
-    MEMBER = "member", "member"
-    MANAGER = "manager", "manager"
-    ADMIN = "admin", "admin"
+    VIEWER = "viewer", gettext_lazy("viewer")
+    MEMBER = "member", gettext_lazy("member")
+    MANAGER = "manager", gettext_lazy("manager")
+    ADMIN = "admin", gettext_lazy("admin")
 
 
 class TokenScope(models.TextChoices):
     """What a token may do at most, whatever its user may: as viewers, members, managers, or all."""
 
-    READ = "read", "read"
-    SUBMIT = "submit", "read and submit"
-    MANAGE = "manage", "read, submit and manage"
-    ADMIN = "admin", "everything"
+    READ = "read", gettext_lazy("read")
+    SUBMIT = "submit", gettext_lazy("read and submit")
+    MANAGE = "manage", gettext_lazy("read, submit and manage")
+    ADMIN = "admin", gettext_lazy("everything")
 
     @property
     def role(self) -> Role:
@@ -65,6 +68,7 @@ class User(AbstractUser):
     """
 
     time_zone = models.CharField(max_length=60, blank=True, help_text="Such as Europe/Berlin. Empty: the browser's.")
+    language = models.CharField(max_length=10, blank=True, help_text="Such as zh-hans. Empty: the browser's.")
 
     token_limit: TokenLimit | None = None
     token_name = ""
@@ -102,10 +106,10 @@ class Project(models.Model):
         max_length=10,
         blank=True,
         choices=[
-            ("user", "another user than the server's"),
-            ("project", "a user of the project's own"),
-            ("sandbox", "a sandbox"),
-            ("container", "a container"),
+            ("user", gettext_lazy("another user than the server's")),
+            ("project", gettext_lazy("a user of the project's own")),
+            ("sandbox", gettext_lazy("a sandbox")),
+            ("container", gettext_lazy("a container")),
         ],
         help_text="How hosts must isolate its jobs at least. Cloud instances run jobs of one project only.",
     )

@@ -12,6 +12,7 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Model, Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import (
@@ -44,7 +45,7 @@ def create_project(user: User, name: str) -> Project:
             project.save()
             Membership.objects.create(project=project, user=user, role=Role.ADMIN)
     except IntegrityError:
-        raise Conflict(f"A project named {name} already exists.") from None
+        raise Conflict(_("A project named %(name)s already exists.") % {"name": name}) from None
     return project
 
 
@@ -76,17 +77,23 @@ def _locked_membership(project: Project, user: User, stays_admin: bool) -> Membe
     Project.objects.select_for_update().get(pk=project.pk)
     membership = Membership.objects.filter(project=project, user=user).first()
     if membership is None:
-        raise NotFound(f"{user} is not a member of {project}.")
+        raise NotFound(_("%(user)s is not a member of %(project)s.") % {"user": user, "project": project})
     if membership.role == Role.ADMIN and not stays_admin:
         admins = Membership.objects.filter(project=project, role=Role.ADMIN, user__is_active=True)
         if not admins.exclude(user=user).exists():
-            raise Conflict(f"{user} is the last admin of {project}. Make another member an admin first.")
+            raise Conflict(
+                _("%(user)s is the last admin of %(project)s. Make another member an admin first.")
+                % {"user": user, "project": project}
+            )
     return membership
 
 
 def _check_role(role: str) -> None:
     if role not in Role.values:
-        raise Invalid.at("role", msg=f"Unknown role {role}. Roles are {', '.join(Role.values)}.")
+        raise Invalid.at(
+            "role",
+            msg=_("Unknown role %(role)s. Roles are %(values)s.") % {"role": role, "values": ", ".join(Role.values)},
+        )
 
 
 def invite(project: Project, by: User, role: str, ttl: timedelta = INVITE_TTL) -> tuple[Invite, str]:
@@ -102,7 +109,7 @@ def invite(project: Project, by: User, role: str, ttl: timedelta = INVITE_TTL) -
 def withdraw_invite(project: Project, invite_id: int) -> None:
     """Delete an unused invite of this project. Raises NotFound if there is none."""
     if not Invite.objects.filter(project=project, pk=invite_id, used_at=None).delete()[0]:
-        raise NotFound("This invite was already used or withdrawn.")
+        raise NotFound(_("This invite was already used or withdrawn."))
 
 
 def open_invite(token: str) -> Invite:
@@ -112,10 +119,13 @@ def open_invite(token: str) -> Invite:
     """
     row = Invite.objects.select_related("project", "created_by").filter(digest=digest(token)).first()
     if row is None:
-        raise NotFound("This invite does not exist or was withdrawn. Ask for a new one.")
-    _check_open(row, "invite")
+        raise NotFound(_("This invite does not exist or was withdrawn. Ask for a new one."))
+    _check_open(row, _("invite"))
     if role_in(row.project, row.created_by) != Role.ADMIN:
-        raise Conflict(f"The creator of this invite is no longer an admin of {row.project}. Ask for a new one.")
+        raise Conflict(
+            _("The creator of this invite is no longer an admin of %(project)s. Ask for a new one.")
+            % {"project": row.project}
+        )
     return row
 
 
@@ -133,7 +143,7 @@ def accept_invite(token: str, username: str, password: str) -> Membership:
             user.save()
             return _join(row, user)
     except IntegrityError:
-        raise Invalid.at("username", msg="This username is taken.") from None
+        raise Invalid.at("username", msg=_("This username is taken.")) from None
 
 
 def join_by_invite(token: str, user: User) -> Membership:
@@ -143,11 +153,11 @@ def join_by_invite(token: str, user: User) -> Membership:
         with transaction.atomic():
             return _join(row, user)
     except IntegrityError:
-        raise Conflict(f"You are already a member of {row.project}.") from None
+        raise Conflict(_("You are already a member of %(project)s.") % {"project": row.project}) from None
 
 
 def _join(row: Invite, user: User) -> Membership:
-    _use(row, "invite", used_by=user)
+    _use(row, _("invite"), used_by=user)
     return Membership.objects.create(project=row.project, user=user, role=row.role)
 
 
@@ -157,7 +167,7 @@ def _check_account(user: User, password: str) -> None:
         check(user, "username")
         # A username that differs only in case could impersonate another user.
         if User.objects.filter(username__iexact=user.username).exists():
-            errors.append({"loc": ["username"], "line": None, "msg": "This username is taken."})
+            errors.append({"loc": ["username"], "line": None, "msg": _("This username is taken.")})
     except Invalid as error:
         errors += error.errors
     try:
@@ -191,7 +201,7 @@ def create_token(
     Without `expires_at` it never expires. Raises Invalid at `name` or `scope`, NotFound for a project of others.
     """
     if project is not None and role_in(project, user) is None:
-        raise NotFound(f"There is no project {project.name}, or you are not a member of it.")
+        raise NotFound(_("There is no project %(project)s, or you are not a member of it.") % {"project": project.name})
     token = new_token("dw")
     row = ApiToken(
         user=user, name=name.strip(), digest=digest(token), hint=hint(token), scope=scope, project=project,
@@ -207,7 +217,7 @@ def revoke_token(user: User, token_id: int) -> None:
     with transaction.atomic():
         live = ApiToken.objects.select_for_update().filter(pk=token_id, user=user, revoked_at=None).first()
         if live is None:
-            raise NotFound("This token does not exist or was already revoked.")
+            raise NotFound(_("This token does not exist or was already revoked."))
         live.revoked_at = timezone.now()
         live.save(update_fields=["revoked_at"])
 
@@ -250,7 +260,7 @@ def authenticate_token(plaintext: str) -> User | None:
 def make_login_link(user: User, ttl: timedelta = LOGIN_LINK_TTL) -> str:
     """The token of a new single-use sign-in link. Raises Conflict for an inactive user."""
     if not user.is_active:
-        raise Conflict(f"{user} is not active and can't sign in.")
+        raise Conflict(_("%(user)s is not active and can't sign in.") % {"user": user})
     token = new_token("in")
     LoginLink.objects.create(user=user, digest=digest(token), expires_at=timezone.now() + ttl)
     return token
@@ -260,15 +270,15 @@ def open_login_link(token: str) -> LoginLink:
     """The valid link of a token. Raises NotFound if unknown, Conflict if used or expired."""
     link = LoginLink.objects.select_related("user").filter(digest=digest(token)).first()
     if link is None or not link.user.is_active:
-        raise NotFound("This sign-in link does not exist.")
-    _check_open(link, "sign-in link")
+        raise NotFound(_("This sign-in link does not exist."))
+    _check_open(link, _("sign-in link"))
     return link
 
 
 def use_login_link(token: str) -> User:
     """Mark the link as used, and return its user. Raises what `open_login_link` raises."""
     link = open_login_link(token)
-    _use(link, "sign-in link")
+    _use(link, _("sign-in link"))
     return link.user
 
 
@@ -282,9 +292,9 @@ def reset_second_step(user: User) -> int:
 
 def _check_open(row: Invite | LoginLink, what: str) -> None:
     if row.used_at is not None:
-        raise Conflict(f"This single-use {what} was already used. Ask for a new one.")
+        raise Conflict(_("This single-use %(what)s was already used. Ask for a new one.") % {"what": what})
     if row.expires_at <= timezone.now():
-        raise Conflict(f"This {what} has expired. Ask for a new one.")
+        raise Conflict(_("This %(what)s has expired. Ask for a new one.") % {"what": what})
 
 
 def _use(row: Invite | LoginLink, what: str, **values: Any) -> None:
@@ -295,7 +305,7 @@ def _use(row: Invite | LoginLink, what: str, **values: Any) -> None:
     now = timezone.now()
     unused = type(row)._default_manager.filter(pk=row.pk, used_at=None, expires_at__gt=now)
     if not unused.update(used_at=now, **values):
-        raise Conflict(f"This single-use {what} was already used. Ask for a new one.")
+        raise Conflict(_("This single-use %(what)s was already used. Ask for a new one.") % {"what": what})
 
 
 VALUE_LIMIT = 64 * 1024
@@ -307,16 +317,16 @@ def check_value(value: str) -> None:
     Up to 64 KiB in UTF-8, no NUL, at least 8 characters, no common word.
     """
     if not value:
-        raise Invalid.at("value", msg="The value is empty.")
+        raise Invalid.at("value", msg=_("The value is empty."))
     if "\0" in value:
-        raise Invalid.at("value", msg="The value can't contain NUL characters.")
+        raise Invalid.at("value", msg=_("The value can't contain NUL characters."))
     if len(value.encode()) > VALUE_LIMIT:
-        raise Invalid.at("value", msg="The value is larger than 64 KiB.")
+        raise Invalid.at("value", msg=_("The value is larger than 64 KiB."))
     if is_weak(value):
-        msg = (
-            f"The value has fewer than {SECRET_MIN} characters, or is a common word, so it can't be hidden in logs. "
+        msg = _(
+            "The value has fewer than %(secret_min)s characters, or is a common word, so it can't be hidden in logs. "
             "Choose another, or write what is not secret into env of the run file."
-        )
+        ) % {"secret_min": SECRET_MIN}
         raise Invalid.at("value", msg=msg)
 
 
@@ -324,7 +334,7 @@ def set_secret(project: Project, name: str, value: str, by: User) -> ProjectSecr
     """Create a secret or replace its value. Raises Invalid at `name` or `value`."""
     check(ProjectSecret(project=project, name=name), "name")
     check_value(value)
-    row, _ = ProjectSecret.objects.update_or_create(
+    row, _created = ProjectSecret.objects.update_or_create(
         project=project,
         name=name,
         defaults={"ciphertext": encrypt(value), "updated_by": by, "updated_at": timezone.now()},
@@ -335,7 +345,7 @@ def set_secret(project: Project, name: str, value: str, by: User) -> ProjectSecr
 def delete_secret(project: Project, name: str) -> None:
     """Delete a secret. Raises NotFound if there is none of this name."""
     if not ProjectSecret.objects.filter(project=project, name=name).delete()[0]:
-        raise NotFound(f"{project} has no secret {name}.")
+        raise NotFound(_("%(project)s has no secret %(name)s.") % {"project": project, "name": name})
 
 
 VIEWS_MOST = 50
@@ -351,8 +361,10 @@ def save_view(project: Project, user: User | None, name: str, query: str) -> Sav
     check(SavedView(project=project, user=user, name=name, query=query), "name", "query")
     views = SavedView.objects.filter(project=project, user=user)
     if not views.filter(name=name).exists() and views.count() >= VIEWS_MOST:
-        raise Conflict(f"There are {VIEWS_MOST} saved views already. Delete one first.")
-    row, _ = SavedView.objects.update_or_create(project=project, user=user, name=name, defaults={"query": query})
+        raise Conflict(
+            _("There are %(views_most)s saved views already. Delete one first.") % {"views_most": VIEWS_MOST}
+        )
+    row, _created = SavedView.objects.update_or_create(project=project, user=user, name=name, defaults={"query": query})
     return row
 
 
@@ -361,7 +373,7 @@ def delete_view(project: Project, view_id: int, user: User, shared: bool) -> Sav
     mine = Q(user=user) | Q(user=None) if shared else Q(user=user)
     row = SavedView.objects.filter(mine, project=project, pk=view_id).first()
     if row is None:
-        raise NotFound("This view does not exist or was already deleted.")
+        raise NotFound(_("This view does not exist or was already deleted."))
     row.delete()
     return row
 
@@ -387,7 +399,8 @@ def secret_values(project: Project) -> dict[str, str]:
             values[row.name] = decrypt(row.ciphertext)
         except DomainError:
             raise Conflict(
-                f"The secret {row.name} of {project} was encrypted with another secret key. Set it again."
+                _("The secret %(row)s of %(project)s was encrypted with another secret key. Set it again.")
+                % {"row": row.name, "project": project}
             ) from None
     return values
 

@@ -21,6 +21,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts import adapters, sign_in
 from dstackweb.accounts.models import Session, User
@@ -135,7 +136,7 @@ def of_user(user: User, this: str | None = None) -> list[SignedIn]:
 def end(user: User, handle: str, request: HttpRequest | None = None) -> None:
     """Sign a browser of this user out. Raises NotFound if it is signed out already."""
     if not _end([row for row in user.sessions.all() if constant_time_compare(_handle(row), handle)], user, request):
-        raise NotFound("This browser is signed out already.")
+        raise NotFound(_("This browser is signed out already."))
 
 
 def end_others(user: User, this: str, request: HttpRequest | None = None) -> int:

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
+from django.utils.translation import gettext as _
 from ninja import HeaderEx, NinjaAPI, P, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
@@ -43,7 +44,7 @@ class BodyParser(Parser):
 
 def _few(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MOST_KEYS:
-        raise Invalid(f"an object in the body has more than {MOST_KEYS:,} keys")
+        raise Invalid(_("an object in the body has more than %(most_keys)s keys") % {"most_keys": f"{MOST_KEYS:,}"})
     return dict(pairs)
 
 
@@ -89,8 +90,9 @@ api = NinjaAPI(
     title="dstackweb",
     version="1.0",
     description=(
-        'Runs, queues and hosts of a team that shares GPUs. Errors are `{"detail": …}`. Any request may get a 429 '
-        "(too many requests, see `Retry-After`), a 413 (too large) or a 503 (the database is not responding)."
+        'Runs, queues and hosts of a team that shares GPUs. Errors are `{"detail": …}`, in English or in the language '
+        "that the request accepts (`Accept-Language`). Any request may get a 429 (too many requests, see "
+        "`Retry-After`), a 413 (too large) or a 503 (the database is not responding)."
     ),
     urls_namespace="api",
     docs_url=None,
@@ -109,7 +111,7 @@ def on_domain_error(request: HttpRequest, error: DomainError) -> HttpResponse:
 
 @api.exception_handler(AuthenticationError)
 def on_no_token(request: HttpRequest, error: AuthenticationError) -> HttpResponse:
-    detail = "Send a valid API token as `Authorization: Bearer …`. Make one under Account → API tokens."
+    detail = _("Send a valid API token as `Authorization: Bearer …`. Make one under Account → API tokens.")
     response = api.create_response(request, {"detail": detail}, status=401)
     response["WWW-Authenticate"] = "Bearer"
     return response
@@ -122,7 +124,7 @@ def on_bad_body(request: HttpRequest, error: ValidationError) -> HttpResponse:
         for item in error.errors[:MOST_ERRORS]
     ]
     where = ".".join(str(part) for part in errors[0]["loc"]) if errors else ""
-    detail = f"{where}: {errors[0]['msg']}" if where else "the request does not match the schema"
+    detail = f"{where}: {errors[0]['msg']}" if where else _("the request does not match the schema")
     return api.create_response(request, {"detail": detail, "errors": errors}, status=422)
 
 
@@ -132,7 +134,7 @@ def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     detail, status = str(error), error.status_code
     if status == 400:
         cause = error.__cause__
-        detail, status = cause.detail if isinstance(cause, Invalid) else "the body is not valid JSON", 422
+        detail, status = cause.detail if isinstance(cause, Invalid) else _("the body is not valid JSON"), 422
     return api.create_response(request, {"detail": detail}, status=status)
 
 
@@ -140,25 +142,25 @@ def on_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 @api.exception_handler(UnicodeEncodeError)
 def on_unstorable(request: HttpRequest, error: Exception) -> HttpResponse:
     """A value that no row can store: PostgreSQL refuses NUL, and no database takes unpaired surrogates."""
-    return api.create_response(request, {"detail": "the request has a value that can't be stored"}, status=422)
+    return api.create_response(request, {"detail": _("the request has a value that can't be stored")}, status=422)
 
 
 @api.exception_handler(RequestDataTooBig)
 def on_too_large(request: HttpRequest, error: RequestDataTooBig) -> HttpResponse:
-    detail = f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB"
+    detail = _("a request can have at most %(size)s MiB") % {"size": settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20}
     return api.create_response(request, {"detail": detail}, status=413)
 
 
 @api.exception_handler(SuspiciousOperation)
 def on_unreadable(request: HttpRequest, error: SuspiciousOperation) -> HttpResponse:
     """More parameters than any client sends."""
-    return api.create_response(request, {"detail": "the request can't be read"}, status=400)
+    return api.create_response(request, {"detail": _("the request can't be read")}, status=400)
 
 
 @api.exception_handler(UnreadablePostError)
 def on_cut_off(request: HttpRequest, error: UnreadablePostError) -> HttpResponse:
     """The client is gone."""
-    return api.create_response(request, {"detail": "the body ended early"}, status=422)
+    return api.create_response(request, {"detail": _("the body ended early")}, status=422)
 
 
 @api.exception_handler(OperationalError)
@@ -166,7 +168,7 @@ def on_cut_off(request: HttpRequest, error: UnreadablePostError) -> HttpResponse
 def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
     """The database is not responding, too busy, or was lost during the request; a commit may have succeeded."""
     log.error("the database is not responding: %s", error)
-    detail = "The database is not responding. Your change was made completely or not at all: check, then try again."
+    detail = _("The database is not responding. Your change was made completely or not at all: check, then try again.")
     response = api.create_response(request, {"detail": detail}, status=503)
     response["Retry-After"] = "5"
     return response
@@ -176,13 +178,13 @@ def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
 def on_failure(request: HttpRequest, error: Exception) -> HttpResponse:
     """An unexpected error: logged, and answered in the API's form."""
     log.error("%s %s failed", request.method, request.path, exc_info=error)
-    detail = "Internal server error; details are in the server's log."
+    detail = _("Internal server error; details are in the server's log.")
     return api.create_response(request, {"detail": detail}, status=500)
 
 
 @api.exception_handler(Http404)
 def on_not_found(request: HttpRequest, error: Http404) -> HttpResponse:
-    return api.create_response(request, {"detail": "not found"}, status=404)
+    return api.create_response(request, {"detail": _("not found")}, status=404)
 
 
 class ErrorOut(Schema):
@@ -239,7 +241,10 @@ def project_of(request: HttpRequest, name: str, at_least: str = "viewer") -> tup
     project, role = cast(tuple[Project, str], vars(request)["entered"])
     limit = caller(request).token_limit
     if limit is not None and not allows(limit.scope.role, at_least):
-        raise Forbidden(f"This token has the scope {limit.scope.value}; this needs {scope_for(at_least).value}.")
+        raise Forbidden(
+            _("This token has the scope %(scope)s; this needs %(value)s.")
+            % {"scope": limit.scope.value, "value": scope_for(at_least).value}
+        )
     need_role(role, name, at_least)
     return project, role
 
@@ -254,7 +259,7 @@ def admin(request: HttpRequest, what: str) -> User:
     """The caller. Raises Forbidden unless they are a deployment admin."""
     found = caller(request)
     if not found.may_administer:
-        raise Forbidden(f"only deployment admins can manage {what}")
+        raise Forbidden(_("only deployment admins can manage %(what)s") % {"what": what})
     return found
 
 
@@ -262,7 +267,7 @@ def member_somewhere(request: HttpRequest) -> None:
     """Raises Forbidden unless the caller is a deployment admin or in some project."""
     found = caller(request)
     if not found.may_administer and not found.memberships.exists():
-        raise Forbidden("you are not a member of any project")
+        raise Forbidden(_("you are not a member of any project"))
 
 
 def caller(request: HttpRequest) -> User:

@@ -6,6 +6,7 @@ import datetime as dt
 from typing import Any
 
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 from ninja import P, Path, QueryEx, Router, Schema
 
 from dstackweb.api.app import admin, project_of, refusals
@@ -52,7 +53,7 @@ def deployment_log(
     request: HttpRequest, kind: Kind = None, actor: Actor = "", q: Text = "", limit: Limit = 100, cursor: Cursor = None
 ) -> dict[str, Any]:
     """For deployment admins: sign-ins, and changes of users, projects, members, settings, backends and hosts."""
-    admin(request, "the audit log")
+    admin(request, _("the audit log"))
     return _page(AuditFilter(kind=kind or "", actor=actor, text=q), limit, cursor)
 
 

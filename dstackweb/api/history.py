@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.api.app import project_of, refusals
@@ -151,7 +152,7 @@ def zone_called(name: str) -> dt.tzinfo:
 def view(days: int, step: str | None, tz: str) -> HistoryRange:
     zone = zone_called(tz)
     if step == "hour" and days > HOURLY_DAYS:
-        raise Invalid.at("step", msg=f"at most {HOURLY_DAYS} days by hour")
+        raise Invalid.at("step", msg=_("at most %(days)s days by hour") % {"days": HOURLY_DAYS})
     return HistoryRange(timezone.now(), days, hourly=step == "hour" if step else days <= 7, zone=zone)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from django.conf import settings
 from django.db import transaction
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 from ninja import Field, Path, Router, Schema, Status
 from ninja.security import HttpBearer
 from pydantic import BeforeValidator
@@ -212,7 +213,7 @@ def hosts(request: HttpRequest) -> dict[str, Any]:
 @router.post("/invites", response={201: NewHostInviteOut, **REFUSALS}, summary="Create a join token")
 def invite(request: HttpRequest) -> Status[dict[str, Any]]:
     """For deployment admins. It works once, within an hour, and makes one machine a host."""
-    made, token = joining.invite(admin(request, "hosts"))
+    made, token = joining.invite(admin(request, _("hosts")))
     url = settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
     command = f"dstackweb host join {url} --token {token}"
     own = {"token": token, "command": command, "obstacles": joining.loopback(url)}
@@ -221,13 +222,13 @@ def invite(request: HttpRequest) -> Status[dict[str, Any]]:
 
 @router.get("/invites", response={200: HostInvitesOut, **REFUSALS}, summary="Valid join tokens")
 def invites(request: HttpRequest) -> dict[str, Any]:
-    admin(request, "hosts")
+    admin(request, _("hosts"))
     return {"items": joining.open_invites()}
 
 
 @router.delete("/invites/{invite_id}", response={204: None, **REFUSALS}, summary="Revoke a join token")
 def withdraw(request: HttpRequest, invite_id: Path[int]) -> Status[None]:
-    admin(request, "hosts")
+    admin(request, _("hosts"))
     joining.withdraw(invite_id)
     return Status(204, None)
 
@@ -250,7 +251,7 @@ def join(request: HttpRequest, body: HostJoinIn) -> dict[str, Any]:
 @router.patch("/{name}", response={200: HostOut, **REFUSALS}, summary="Drain a host, or change its labels")
 def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> dict[str, Any]:
     """For deployment admins. `draining: false` also cancels a removal."""
-    who = admin(request, "hosts")
+    who = admin(request, _("hosts"))
     host = inventory.find(name)
     if body.labels is not None:
         inventory.set_labels(host, who, body.labels)
@@ -262,7 +263,7 @@ def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> dict[str,
 @router.post("/{name}/leave", response={200: HostOut, **REFUSALS}, summary="Remove a host")
 def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins. It gets no new jobs, and disappears when its jobs have ended."""
-    who = admin(request, "hosts")
+    who = admin(request, _("hosts"))
     with transaction.atomic():  # a host without jobs is removed as soon as this commits
         inventory.leave(inventory.find(name), who)
         return _one(name, who)
@@ -271,7 +272,7 @@ def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
 @router.post("/{name}/clear", response={200: HostOut, **REFUSALS}, summary="Place jobs on a host again")
 def clear(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins: a host that is held back because starts failed takes jobs again."""
-    who = admin(request, "hosts")
+    who = admin(request, _("hosts"))
     host_actions.take_jobs_again(inventory.find(name), who)
     return _one(name, who)
 
@@ -279,7 +280,7 @@ def clear(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
 @router.post("/{name}/revoke", response={200: HostOut, **REFUSALS}, summary="Revoke a host's token")
 def revoke(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins: its agent is refused until the machine joins again. Its running jobs continue."""
-    who = admin(request, "hosts")
+    who = admin(request, _("hosts"))
     joining.revoke(inventory.find(name), who)
     return _one(name, who)
 
@@ -287,14 +288,14 @@ def revoke(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
 @router.post("/{name}/gone", response={200: GoneOut, **REFUSALS}, summary="Declare a machine gone")
 def gone(request: HttpRequest, name: Path[str], body: GoneIn) -> dict[str, int]:
     """For deployment admins: ends the jobs of an offline host, and frees what they held. 409 while it is online."""
-    who = admin(request, "hosts")
+    who = admin(request, _("hosts"))
     return {"ended": host_actions.declare_gone(inventory.find(name), who, body.reason)}
 
 
 def _one(name: str, who: User) -> dict[str, Any]:
     found = list_hosts(name)
     if not found:
-        raise NotFound(f"there is no host {name}")
+        raise NotFound(_("there is no host %(name)s") % {"name": name})
     return _hosts(found, who)[0]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.api.app import ready, refusals, run_of
@@ -134,9 +135,9 @@ def _range(
         span = until - since
         to_ms(since), to_ms(until)
     except (OverflowError, ValueError, OSError):
-        raise Invalid.at("from", msg="the time range is out of bounds") from None
+        raise Invalid.at("from", msg=_("the time range is out of bounds")) from None
     if not dt.timedelta(0) < span <= LONGEST:
-        raise Invalid.at("from", msg=f"`from` is before `to`, by {LONGEST.days} days at most")
+        raise Invalid.at("from", msg=_("`from` is before `to`, by %(days)s days at most") % {"days": LONGEST.days})
     return since, until
 
 

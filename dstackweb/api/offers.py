@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from ninja import Field, P, Path, PathEx, QueryEx, Router, Schema, Status
 from pydantic import BeforeValidator
 
@@ -225,7 +226,9 @@ def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = N
     named = body.backends if body is not None and body.backends is not None else list(clouds)
     for place, name in enumerate(named):
         if name not in clouds:
-            raise Invalid.at("backends", place, msg=f"there is no enabled cloud backend {name[:80]!r}")
+            raise Invalid.at(
+                "backends", place, msg=_("there is no enabled cloud backend %(name)s") % {"name": repr(name[:80])}
+            )
     refreshed = listing.refresh((clouds[name] for name in dict.fromkeys(named)), timezone.now())
     return {"items": [found.name for found in refreshed]}
 
@@ -233,14 +236,14 @@ def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = N
 @backend_router.get("", response={200: BackendsOut, **REFUSALS}, summary="All backends")
 def backends(request: HttpRequest) -> dict[str, Any]:
     """For deployment admins. No secret is ever shown."""
-    admin(request, "backends")
+    admin(request, _("backends"))
     return {"items": Backend.objects.order_by("name")}
 
 
 @backend_router.get("/{name}", response={200: BackendOut, **REFUSALS}, summary="One backend")
 def detail(request: HttpRequest, name: Path[str]) -> Backend:
     """For deployment admins. No secret is ever shown."""
-    admin(request, "backends")
+    admin(request, _("backends"))
     return services.find(name)
 
 
@@ -254,7 +257,7 @@ def put(request: HttpRequest, name: NewName, body: PutBackendIn) -> Status[Backe
 
     Offers are fetched within seconds. Repeating the request changes nothing.
     """
-    admin(request, "backends")
+    admin(request, _("backends"))
     found, is_new = services.put(name, body.type, body.config, enabled=body.enabled)
     return Status(201 if is_new else 200, found)
 
@@ -262,7 +265,7 @@ def put(request: HttpRequest, name: NewName, body: PutBackendIn) -> Status[Backe
 @backend_router.delete("/{name}", response={204: None, **REFUSALS, **refusals(409)}, summary="Delete a backend")
 def delete(request: HttpRequest, name: Path[str]) -> Status[None]:
     """For deployment admins. Its offers disappear immediately. Its jobs continue; its instances end with them."""
-    admin(request, "backends")
+    admin(request, _("backends"))
     services.delete(name)
     return Status(204, None)
 

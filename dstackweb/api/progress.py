@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from ninja import Field, P, Path, Query, QueryEx, Router, Schema
 
 from dstackweb.api.app import project_of, ready, refusals, run_of
@@ -290,7 +291,9 @@ def tasks_of_run(
     of = _prefix(_of_run(request, project, name, attempt), wanted.prefix)
     bar = selectors.group(of.id, wanted.group)
     if bar is None:
-        raise NotFound(f"there is no group {wanted.group!r} in {wanted.prefix}")
+        raise NotFound(
+            _("there is no group %(group)s in %(prefix)s") % {"group": repr(wanted.group), "prefix": wanted.prefix}
+        )
     found, following = selectors.tasks(bar.id, wanted.cursor or None, wanted.limit)
     return ready(request, {"items": [task_of(task) for task in found], "next": following})
 
@@ -351,5 +354,5 @@ def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) 
 def _prefix(overview: ScopeProgress | None, name: str) -> ProgressBar:
     found = selectors.prefix(overview.scope_id, name, to_ms(timezone.now())) if overview is not None else None
     if found is None:
-        raise NotFound(f"there is no prefix {name!r} here")
+        raise NotFound(_("there is no prefix %(name)s here") % {"name": repr(name)})
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
 from ninja import P, Path, PathEx, Router, Schema, Status
 
 from dstackweb.accounts.access import limited, visible_projects
@@ -75,7 +76,7 @@ def archive_known(request: HttpRequest, project: Path[str], sha256: Sha256) -> H
     """200 when this content was uploaded before, 404 when not."""
     found, _role = project_of(request, project, "member")
     if files.use_archive(found, sha256) is None:
-        raise NotFound("not uploaded yet")
+        raise NotFound(_("not uploaded yet"))
     return HttpResponse(status=200)
 
 
@@ -90,7 +91,10 @@ def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Sta
     found, _role = project_of(request, project, "member")
     announced = request.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced) > files.archive_limit():
-        raise TooLarge(f"the archive exceeds the limit of {files.archive_limit() >> 20} MB. Nothing was stored")
+        raise TooLarge(
+            _("the archive exceeds the limit of %(archive_limit)s MB. Nothing was stored")
+            % {"archive_limit": files.archive_limit() >> 20}
+        )
     archive, created = files.store_archive(found, _chunks(request), sha256)
     return Status(201 if created else 200, ArchiveOut(sha256=archive.sha256, size=archive.size))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
 from ninja import Field, P, Path, QueryEx, Router, Schema, Status
 
 from dstackweb.accounts.models import Project
@@ -277,7 +278,7 @@ def change(request: HttpRequest, project: Path[str], name: str, body: PatchQueue
     queue = services.find_queue(found, name)
     settings = body.model_dump(exclude_unset=True)
     if not settings:
-        raise Invalid.at("paused", msg="send at least one setting to change")
+        raise Invalid.at("paused", msg=_("send at least one setting to change"))
     return ready(request, _page(queues.change_queue(queue, caller(request), role, **settings), 50, 0))
 
 
@@ -304,7 +305,7 @@ def move(
             else reorder.preview(runs, user, role, target)
         )
     if if_match is not None and len(runs) > 1:
-        raise Invalid.at("runs", msg="If-Match names one run: send it with `run`")
+        raise Invalid.at("runs", msg=_("If-Match names one run: send it with `run`"))
     seen = None if if_match is None else {runs[0].pk: if_match}
     done = (
         transfer.transfer(runs, user, role, target, seen)
@@ -325,26 +326,32 @@ def undo(request: HttpRequest, project: Path[str], name: str, body: UndoIn | Non
     if move_id is None:
         latest = reorder.undoable(queue, caller(request))
         if latest is None:
-            raise Conflict(f"you moved nothing in queue {name} in the last {reorder.UNDO_S} seconds")
+            raise Conflict(
+                _("you moved nothing in queue %(name)s in the last %(seconds)s seconds")
+                % {"name": name, "seconds": reorder.UNDO_S}
+            )
         move_id = latest.pk
     return MoveOut.from_orm(reorder.undo(move_id, caller(request)))
 
 
 def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
     if sum(given is not None for given in (body.run, body.runs, body.member)) != 1:
-        raise Invalid.at("run", msg="send one of `run`, `runs` or `member`")
+        raise Invalid.at("run", msg=_("send one of `run`, `runs` or `member`"))
     if body.member is not None:
         if body.queue is None:
-            raise Invalid.at("member", msg="`member` is only for moving to another `queue`")
+            raise Invalid.at("member", msg=_("`member` is only for moving to another `queue`"))
         return transfer.waiting_of(services.find_queue(project, queue), body.member)
     names = [body.run] if body.run is not None else body.runs or []
     if not names:
-        raise Invalid.at("runs", msg="name at least one run")
+        raise Invalid.at("runs", msg=_("name at least one run"))
     runs = selectors.find_runs(project, list(dict.fromkeys(names)))
     services.find_queue(project, queue)
     for run in runs:
         if run.queue.name != queue:
-            raise Stale(f"run {run.name} is in queue {run.queue.name}; nothing was moved", queue=run.queue.name)
+            raise Stale(
+                _("run %(run)s is in queue %(queue)s; nothing was moved") % {"run": run.name, "queue": run.queue.name},
+                queue=run.queue.name,
+            )
     return runs
 
 
@@ -358,7 +365,7 @@ def _target(project: Project, body: MoveIn) -> reorder.MoveTarget | str:
             return reorder.MoveTarget(where)
         case ["queue"]:
             return body.queue or ""
-    raise Invalid.at("before", msg="send one of `before`, `after`, `top`, `bottom` or `queue`")
+    raise Invalid.at("before", msg=_("send one of `before`, `after`, `top`, `bottom` or `queue`"))
 
 
 def _new_queue(moved: Transfer) -> NewQueueOut | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import RAW, IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
@@ -135,7 +136,7 @@ def change(
     """Change its priority or its queue. With `If-Match`, a stale write gets a 412."""
     run, role = run_of(request, project, name, "member")
     if (body.priority is None) == (body.queue is None):
-        raise Invalid.at("priority", msg="send either `priority` or `queue`")
+        raise Invalid.at("priority", msg=_("send either `priority` or `queue`"))
     if body.priority is not None:
         run = services.set_priority(run, caller(request), role, body.priority, if_match)
     else:

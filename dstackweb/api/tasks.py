@@ -17,6 +17,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
 from ninja import Field, Path, Router, Schema
 from ninja.security import HttpBearer
 from pydantic import TypeAdapter
@@ -112,7 +113,7 @@ class Gate:
         """Enter a limited section. Raises TooMany if it is full."""
         with self._lock:
             if self._inside.total() >= self._at_once or self._inside[project_id] >= max(PER_PROJECT, self._at_once - 1):
-                raise TooMany("too many task reports at once", AGAIN_S)
+                raise TooMany(_("too many task reports at once"), AGAIN_S)
             self._inside[project_id] += 1
         try:
             yield
@@ -132,7 +133,7 @@ class Gate:
             tokens, at_us = self._buckets.get(run_id, (self._burst, now_us))
             left = room(tokens, at_us, self._rate, self._burst, now_us)
             if left <= 0:
-                detail = f"this run reports more than {self._rate:,.0f} tasks per second"
+                detail = _("this run reports more than %(rate)s tasks per second") % {"rate": f"{self._rate:,.0f}"}
                 raise TooMany(detail, max(AGAIN_S, -left / self._rate))
             if len(self._buckets) >= REMEMBERED:
                 self._forget_full(now_us)
@@ -247,9 +248,9 @@ def _job(job_id: UUID, name: str) -> Job:
     """The job of a token, whose commands can report only for their own run."""
     job = Job.objects.select_related("run").filter(pk=job_id).first()
     if job is None:
-        raise NotFound("no such job")
+        raise NotFound(_("no such job"))
     if name not in (str(job.run.uid), job.run.name):
-        raise Forbidden("this token is for another run")
+        raise Forbidden(_("this token is for another run"))
     return job
 
 
@@ -257,7 +258,7 @@ def _json(raw: bytes) -> object:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise Invalid("the body is not valid JSON") from None
+        raise Invalid(_("the body is not valid JSON")) from None
 
 
 downloads = Router(tags=["progress"])

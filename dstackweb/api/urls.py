@@ -10,6 +10,7 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, URLResolver, path
+from django.utils.translation import gettext as _
 from django.views.decorators.http import condition, require_safe
 from ninja.responses import NinjaJSONEncoder
 
@@ -76,7 +77,10 @@ def _in_form(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         response = view(request, *args, **kwargs)
         if response.status_code != 405:
             return response
-        detail = f"{request.method} is not allowed here; allowed: {response['Allow']}"
+        detail = _("%(method)s is not allowed here; allowed: %(allow)s") % {
+            "method": request.method,
+            "allow": response["Allow"],
+        }
         return JsonResponse({"detail": detail}, status=405, headers={"Allow": response["Allow"]})
 
     return answer

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.accounts.models import Project
@@ -86,7 +87,7 @@ def of_deployment(
     request: HttpRequest, days: UsageDays = 30, month: Month = "", by: Groups = By.PROJECT
 ) -> dict[str, Any]:
     """For deployment admins."""
-    admin(request, "the usage of all projects")
+    admin(request, _("the usage of all projects"))
     return _report(None, days, month, by)
 
 
@@ -97,7 +98,7 @@ def export_deployment(
     request: HttpRequest, days: UsageDays = 30, month: Month = "", by: Groups = By.PROJECT, form: Format = "json"
 ) -> StreamingHttpResponse:
     """For deployment admins: a row per month, project and member or queue."""
-    admin(request, "the usage of all projects")
+    admin(request, _("the usage of all projects"))
     return _usage_file(None, days, month, by, form)
 
 
@@ -159,12 +160,12 @@ def _period(days: int, month: str) -> Period:
     try:
         return Period.of_month(month) if month else Period.up_to(timezone.now(), days)
     except ValueError:
-        raise Invalid.at("month", msg=f"{month!r} is not a month such as 2026-11") from None
+        raise Invalid.at("month", msg=_("%(month)s is not a month such as 2026-11") % {"month": repr(month)}) from None
 
 
 def _by(project: Project | None, by: By) -> By:
     if project is not None and by == By.PROJECT:
-        raise Invalid.at("by", msg="a project's usage is added up by `member` or `queue`")
+        raise Invalid.at("by", msg=_("a project's usage is added up by `member` or `queue`"))
     return by
 
 

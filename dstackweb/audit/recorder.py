@@ -20,6 +20,7 @@ from django.contrib.auth import signals as sessions
 from django.db.models import Model
 from django.db.models.signals import post_delete, post_save, pre_save
 from django.http import HttpRequest, HttpResponseBase
+from django.utils.translation import gettext_noop
 
 from dstackweb.accounts import sign_in
 from dstackweb.accounts.models import (
@@ -234,10 +235,10 @@ def _user_of(request: HttpRequest) -> User | None:
 
 def _nameless(request: HttpRequest | None) -> str:
     if request is not None:
-        return "nobody signed in"
+        return gettext_noop("nobody signed in")
     if sys.argv[1:2] and sys.argv[1] not in SERVER and sys.argv[0].endswith("manage.py"):
         return f"{getpass.getuser()} on the server's command line"
-    return "the server"
+    return gettext_noop("the server")
 
 
 def _name_of(row: Model) -> str:

@@ -11,6 +11,8 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT
@@ -20,27 +22,30 @@ from dstackweb.spec.labels import check_labels
 class Ports(models.TextChoices):
     """Whether jobs on the server's own machine can connect to its database and Redis."""
 
-    NONE = "", "no ports there"
-    CLOSED = "closed", "closed to jobs"
-    OPEN = "open", "open to jobs"
+    NONE = "", gettext_lazy("no ports there")
+    CLOSED = "closed", gettext_lazy("closed to jobs")
+    OPEN = "open", gettext_lazy("open to jobs")
 
 
 class Isolation(models.TextChoices):
     """How a host isolates jobs from the server's files and from each other (docs/design.md#execution)."""
 
-    SANDBOX = "sandbox", "a sandbox"
-    PROJECT = "project", "a user for each project"
-    USER = "user", "another user"
-    CONTAINER = "container", "a container"
-    SHARED = "shared", "none: jobs share the server's user"
-    NONE = "none", "none: jobs are refused"
+    SANDBOX = "sandbox", gettext_lazy("a sandbox")
+    PROJECT = "project", gettext_lazy("a user for each project")
+    USER = "user", gettext_lazy("another user")
+    CONTAINER = "container", gettext_lazy("a container")
+    SHARED = "shared", gettext_lazy("none: jobs share the server's user")
+    NONE = "none", gettext_lazy("none: jobs are refused")
 
 
 def check_host_name(name: str) -> None:
     """Raises ValueError unless it can be a host's name, and so part of its address in the API."""
     if not re.fullmatch(HOST_NAME, name):
         shown = name if len(name) <= 100 else f"{name[:20]}…"
-        raise ValueError(f"{shown!r} is not a valid host name: use {HOST_NAME_TEXT}")
+        raise ValueError(
+            _("%(name)s is not a valid host name: use %(allowed)s")
+            % {"name": repr(shown), "allowed": _(HOST_NAME_TEXT)}
+        )
 
 
 def validate_host_name(name: str) -> None:
@@ -97,7 +102,7 @@ def validate_labels(labels: object) -> None:
     try:
         check_labels(labels)
     except ValueError as error:
-        text = f'Invalid labels: {error}. Use an object of strings, such as {{"region": "cellar"}}.'
+        text = _('Invalid labels: %s. Use an object of strings, such as {"region": "cellar"}.') % error
         raise ValidationError(text) from None
 
 
@@ -294,14 +299,14 @@ class HostInvite(models.Model):
 
 
 class InstanceStatus(models.TextChoices):
-    REQUESTED = "requested", "requested"
+    REQUESTED = "requested", gettext_lazy("requested")
     """The launch may have been sent: repeating it launches no second instance."""
-    STARTING = "starting", "starting"
+    STARTING = "starting", gettext_lazy("starting")
     """The cloud has launched it; its agent has not called yet."""
-    RUNNING = "running", "running"
-    STOPPING = "stopping", "stopping"
+    RUNNING = "running", gettext_lazy("running")
+    STOPPING = "stopping", gettext_lazy("stopping")
     """Termination is requested, and not confirmed by the cloud."""
-    GONE = "gone", "gone"
+    GONE = "gone", gettext_lazy("gone")
     """The cloud refused it, or confirmed its end."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import InstanceEnd
@@ -21,7 +22,7 @@ def find(name: str) -> Backend:
     """The backend of that name. Raises NotFound."""
     found = Backend.objects.filter(name=name).first()
     if found is None:
-        raise NotFound(f"backend {name[:80]!r} does not exist")
+        raise NotFound(_("backend %(name)s does not exist") % {"name": repr(name[:80])})
     return found
 
 
@@ -32,11 +33,18 @@ def put(name: str, kind: str, config: Mapping[str, Any], *, enabled: bool = True
     `config`, and Conflict if the name belongs to a backend of another kind.
     """
     if kind not in registry.KINDS:
-        raise Invalid.at("type", msg=f"`type` should be one of {', '.join(sorted(registry.KINDS))}, not {kind[:80]!r}")
+        raise Invalid.at(
+            "type",
+            msg=_("`type` should be one of %(kinds)s, not %(kind)s")
+            % {"kinds": ", ".join(sorted(registry.KINDS)), "kind": repr(kind[:80])},
+        )
     with transaction.atomic():
         current = Backend.objects.select_for_update(no_key=True).filter(name=name).first()
         if current is not None and current.kind != kind:
-            raise Conflict(f"{name} is a backend of the type {current.kind}: delete it first, or choose another name")
+            raise Conflict(
+                _("%(name)s is a backend of the type %(kind)s: delete it first, or choose another name")
+                % {"name": name, "kind": current.kind}
+            )
         kept = current.secret if current is not None else ""
         settled, secret = _settle(kind, config, kept)
         if current is None:
@@ -45,7 +53,9 @@ def put(name: str, kind: str, config: Mapping[str, Any], *, enabled: bool = True
                     fields = {"config": settled, "secret": secret, "enabled": enabled}
                     return Backend.objects.create(name=name, kind=kind, **fields), True
             except IntegrityError:
-                raise Conflict(f"a backend named {name} was just created by someone else") from None
+                raise Conflict(
+                    _("a backend named %(name)s was just created by someone else") % {"name": name}
+                ) from None
         # Each time a secret is encrypted it looks different.
         same_secret = secret == kept or (bool(kept) and Kind.secrets_of(secret) == Kind.secrets_of(kept) != {})
         if (settled, same_secret, enabled) != (current.config, True, current.enabled):
@@ -65,13 +75,13 @@ def delete(name: str) -> None:
     with transaction.atomic():
         backend = find(name)
         if registry.is_hosts(backend):
-            raise Conflict("own hosts cannot be deleted as a backend: remove each host, or disable the backend")
+            raise Conflict(_("own hosts cannot be deleted as a backend: remove each host, or disable the backend"))
         # Before the backend's row: assigning an instance to a job locks in this order, too.
         idle = Instance.objects.filter(backend=backend, holder=None, status=InstanceStatus.RUNNING)
         idle.update(status=InstanceStatus.STOPPING, status_s=0, why=InstanceEnd.DELETED)
         held = Backend.objects.select_for_update().filter(pk=backend.pk).first()
         if held is None:
-            raise NotFound(f"backend {name!r} does not exist")
+            raise NotFound(_("backend %(name)s does not exist") % {"name": repr(name)})
         backend = held
         try:
             with transaction.atomic():

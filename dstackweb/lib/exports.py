@@ -14,6 +14,7 @@ from typing import Any
 
 from django.http import StreamingHttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import NotFound, TooMany
 
@@ -61,7 +62,10 @@ def response(name: str, form: str, columns: Sequence[str], rows: Rows) -> Stream
     while others are written.
     """
     if form not in FORMATS:
-        raise NotFound(f"tables are exported as {' or '.join(FORMATS)}, not as {form[:20]!r}")
+        raise NotFound(
+            _("tables are exported as %(formats)s, not as %(form)s")
+            % {"formats": " or ".join(FORMATS), "form": repr(form[:20])}
+        )
     write, content_type = FORMATS[form]
     place = _Place()
     try:
@@ -83,7 +87,7 @@ class _Place:
         self._blocks: Iterator[str] = iter(())
         self._is_taken = self._places.acquire(blocking=False)
         if not self._is_taken:
-            raise TooMany("other files are being written; try again in a few seconds", retry_after=5)
+            raise TooMany(_("other files are being written; try again in a few seconds"), retry_after=5)
 
     def of(self, blocks: Iterator[str]) -> _Place:
         self._blocks = blocks

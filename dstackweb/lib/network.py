@@ -9,9 +9,13 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from dstackweb.lib.language import gettext_noop
+
 HOST_NAME = r"(?!.{101})[\w.-]*[^\W_][\w.-]*"
 """A host's name, which is part of its address in the API."""
-HOST_NAME_TEXT = "up to 100 letters, digits, dots, dashes and underscores, with at least one letter or digit"
+HOST_NAME_TEXT = gettext_noop(
+    "up to 100 letters, digits, dots, dashes and underscores, with at least one letter or digit"
+)
 
 
 def machine_name() -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpcore
+from django.utils.translation import gettext as _
 
 TIMEOUT_S = 10.0
 """Of a request, from the connection to the answer's status."""
@@ -42,10 +43,10 @@ def check_url(url: str) -> str:
     """The host of an http(s) URL. Raises ValueError for anything else, and for one with a password."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
-        raise ValueError("expected a URL such as https://example.org/hook")
+        raise ValueError(_("expected a URL such as https://example.org/hook"))
     if parts.username or parts.password:
-        raise ValueError("a URL with a name or password is not supported")
-    _ = parts.port  # raises ValueError for one out of range
+        raise ValueError(_("a URL with a name or password is not supported"))
+    _port = parts.port  # raises ValueError for one out of range
     return parts.hostname
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from cryptography.fernet import Fernet, InvalidToken
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import DomainError
 
@@ -33,7 +34,7 @@ def decrypt(encrypted: str) -> str:
     try:
         return _fernet(settings.SECRET_KEY).decrypt(encrypted.encode()).decode()
     except InvalidToken:
-        raise DomainError("a stored secret can't be decrypted: it was encrypted with another secret key") from None
+        raise DomainError(_("a stored secret can't be decrypted: it was encrypted with another secret key")) from None
 
 
 @lru_cache(maxsize=2)

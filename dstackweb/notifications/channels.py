@@ -11,7 +11,8 @@ from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
-from django.utils import timezone
+from django.utils import timezone, translation
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import project_for, visible_projects
 from dstackweb.accounts.models import Project, Role, User
@@ -43,7 +44,7 @@ def find(user: User, channel_id: int) -> Channel:
     mine = Q(user=user) | Q(project__in=visible_projects(user))
     channel = Channel.objects.exclude(kind=ChannelKind.APP).select_related("project", "user").filter(pk=channel_id)
     if (found := channel.filter(mine).first()) is None:
-        raise NotFound("there is no such channel")
+        raise NotFound(_("there is no such channel"))
     if found.project is not None:
         project_for(user, found.project.name, Role.MANAGER)
     return found
@@ -60,10 +61,11 @@ def create(owner: User | Project, kind: ChannelKind, name: str, url: str = "") -
     whose: dict[str, Any] = {"user": owner} if isinstance(owner, User) else {"project": owner}
     with transaction.atomic():
         if Channel.objects.filter(**whose).exclude(kind=ChannelKind.APP).count() >= MOST:
-            raise Conflict(f"there are {MOST} channels already; delete one first")
+            raise Conflict(_("there are %(most)s channels already; delete one first") % {"most": MOST})
         channel = Channel.objects.create(
             kind=kind,
             name=name.strip(),
+            language=translation.get_language(),
             url=encrypt(url) if url else "",
             key=encrypt(new_key()) if kind == ChannelKind.WEBHOOK else "",
             **whose,
@@ -140,11 +142,11 @@ def send_again(user: User, uid: UUID) -> Delivery:
     """Send what was sent, or has failed, once more, with the same id. Raises NotFound, Conflict."""
     found = Delivery.objects.filter(uid=uid).first()
     if found is None:
-        raise NotFound("there is no such notification")
+        raise NotFound(_("there is no such notification"))
     find(user, found.channel_id)
     over = Delivery.objects.filter(pk=found.pk).exclude(status__in=[DeliveryStatus.WAITING, DeliveryStatus.SENDING])
     now = timezone.now()
     if not over.update(status=DeliveryStatus.WAITING, due_at=now, attempts=0, answer=None, problem=""):
-        raise Conflict("it is being sent already")
+        raise Conflict(_("it is being sent already"))
     _try_now(found.channel_id)
     return found

@@ -43,6 +43,9 @@ class Channel(models.Model):
     url = models.TextField(blank=True, editable=False, help_text="Encrypted, since it is the permission to post there")
     key = models.TextField(blank=True, editable=False, help_text="Of a webhook's signatures, encrypted")
     enabled = models.BooleanField(default=True)
+    language = models.CharField(
+        max_length=10, default="en", help_text="Of its messages: that of the page on which it was set up"
+    )
     zone = models.CharField(max_length=60, default="UTC", help_text="Time zone of the times of day")
     quiet_from = models.TimeField(null=True)
     quiet_until = models.TimeField(null=True, help_text="Until then nothing is sent")

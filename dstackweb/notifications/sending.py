@@ -22,8 +22,9 @@ from typing import NamedTuple
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Q
-from django.utils import timezone
+from django.utils import timezone, translation
 
+from dstackweb.accounts import languages
 from dstackweb.lib import outbound
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.network import full_jitter
@@ -136,16 +137,23 @@ def _take(channel: Channel, now: dt.datetime) -> tuple[uuid.UUID, list[Delivery]
 def _send(channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], now: dt.datetime) -> Result:
     """Send a message. No transaction is open, and nothing is written."""
     try:
-        notices = [messages.notice(one, settings.DSTACKWEB_PUBLIC_URL) for one in found]
-        if channel.kind == ChannelKind.EMAIL:
-            return _mail(channel, batch, notices)
-        return _post(channel, decrypt(channel.url), _request(channel, notices, now))
+        with translation.override(_language(channel)):
+            notices = [messages.notice(one, settings.DSTACKWEB_PUBLIC_URL) for one in found]
+            if channel.kind == ChannelKind.EMAIL:
+                return _mail(channel, batch, notices)
+            return _post(channel, decrypt(channel.url), _request(channel, notices, now))
     except DomainError:
         return Result(DeliveryStatus.FAILED, DeliveryProblem.BAD_KEY)
     except Exception:
         # A fault of ours must not keep the channel's other notifications from being sent.
         log.exception("notifications %s were not sent", [one.pk for one in found])
         return Result(DeliveryStatus.UNKNOWN, DeliveryProblem.INTERRUPTED)
+
+
+def _language(channel: Channel) -> str:
+    """That of its user's account; else the one that it was set up in."""
+    chosen = channel.user.language if channel.user is not None else ""
+    return next(filter(languages.is_known, (chosen, channel.language)), settings.LANGUAGE_CODE)
 
 
 def _request(channel: Channel, notices: Sequence[Notice], now: dt.datetime) -> Post:

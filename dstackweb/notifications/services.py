@@ -10,6 +10,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
@@ -135,7 +136,7 @@ def open_one(user: User, uid: UUID) -> Delivery:
     """A notification of the user, read from now on. Raises NotFound."""
     found = inbox(user).filter(uid=uid).select_related("project").first()
     if found is None:
-        raise NotFound("There is no such notification. It may have been deleted because it was old.")
+        raise NotFound(_("There is no such notification. It may have been deleted because it was old."))
     mark_read(user, [found.pk])
     return found
 

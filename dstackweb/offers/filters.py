@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from django.core import signing
+from django.utils.translation import gettext as _
 from pydantic import ValidationError
 
 from dstackweb.backends.contract import Availability, Offer
@@ -144,7 +145,10 @@ def read_order(text: str, *, within: tuple[str, ...] = ()) -> Order:
     """An order such as `price`, or `-memory` for the largest first. Raises Invalid."""
     by = text.strip().removeprefix("-") or "price"
     if by not in SORTS:
-        msg = f"`sort` should be one of {', '.join(SORTS)}, with a - in front for the largest first, not {text[:80]!r}"
+        msg = _("`sort` should be one of %(sorts)s, with a - in front for the largest first, not %(text)s") % {
+            "sorts": ", ".join(SORTS),
+            "text": repr(text[:80]),
+        }
         raise Invalid.at(*within, "sort", msg=msg)
     return Order(by, text.strip().startswith("-"))
 
@@ -198,7 +202,7 @@ def _read_cursor(cursor: str, order: Order, within: tuple[str, ...]) -> _Place:
     except signing.BadSignature:
         sort = None
     if sort != str(order):
-        raise Invalid.at(*within, "cursor", msg="`cursor` should be the `next` of a page of the same order")
+        raise Invalid.at(*within, "cursor", msg=_("`cursor` should be the `next` of a page of the same order"))
     known = value if value is None or order.by in _TEXTS else Decimal(value)
     return (known, Decimal(price), *rest)
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Offer, PlaceCode, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
@@ -98,7 +100,7 @@ def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
             sources.refresh_now(backend)
             refreshed.append(backend)
     if waits and not refreshed:
-        raise TooMany("they were refreshed just now", retry_after=min(waits))
+        raise TooMany(_("they were refreshed just now"), retry_after=min(waits))
     return refreshed
 
 

@@ -13,6 +13,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import lazy
 from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.profiles.models import Profile
@@ -44,7 +46,7 @@ class SettingsField(forms.CharField):
             return read(text).data
         except Invalid as error:
             raise ValidationError(
-                [f"Line {item['line']}: {item['msg']}" if item["line"] else item["msg"] for item in error.errors]
+                [_("Line %(line)s: %(msg)s") % item if item["line"] else item["msg"] for item in error.errors]
             ) from None
         except DomainError as error:
             raise ValidationError(error.detail) from None
@@ -57,9 +59,9 @@ class SettingsField(forms.CharField):
 def _help() -> str:
     """Links to the list of backends, which this app doesn't import."""
     keys = ", ".join(ProfileFields.model_fields)
-    text = "One `key: value` per line, as in a run file. Keys: {}. For the names in `backends` see {}."
+    text = _("One `key: value` per line, as in a run file. Keys: {}. For the names in `backends` see {}.")
     return format_html(
-        text, keys, format_html('<a href="{}">Backends</a>', reverse("admin:backends_backend_changelist"))
+        text, keys, format_html('<a href="{}">{}</a>', reverse("admin:backends_backend_changelist"), _("Backends"))
     )
 
 
@@ -84,19 +86,19 @@ class ProfileAdmin(admin.ModelAdmin[Profile]):
     autocomplete_fields = ("project",)
     actions = ("make_default",)
 
-    @admin.display(description="sets")
+    @admin.display(description=gettext_lazy("sets"))
     def sets(self, profile: Profile) -> str:
         return ", ".join(profile.settings) or "–"
 
-    @admin.action(description="Make the selected profile the default", permissions=["change"])
+    @admin.action(description=gettext_lazy("Make the selected profile the default"), permissions=["change"])
     def make_default(self, request: HttpRequest, profiles: QuerySet[Profile]) -> None:
         if profiles.count() != 1:
-            self.message_user(request, "Select one profile.", messages.WARNING)
+            self.message_user(request, _("Select one profile."), messages.WARNING)
             return
         profile = profiles.get()
         make_default(profile)
-        whose = profile.project or "all projects"
-        self.message_user(
-            request,
-            f"{profile.name} is now the default of {whose}. Submitted runs keep theirs.",
-        )
+        if profile.project is None:
+            text = _("%(profile)s is now the default of all projects. Submitted runs keep theirs.")
+        else:
+            text = _("%(profile)s is now the default of %(project)s. Submitted runs keep theirs.")
+        self.message_user(request, text % {"profile": profile.name, "project": profile.project})

@@ -8,12 +8,15 @@ from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.spec.run_file import parse_profile_settings
 
-NAME = RegexValidator(r"^[a-z][a-z0-9-]*\Z", "Use lower-case letters, digits and dashes, with a letter first.")
+NAME = RegexValidator(
+    r"^[a-z][a-z0-9-]*\Z", gettext_lazy("Use lower-case letters, digits and dashes, with a letter first.")
+)
 
 
 class Profile(models.Model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import DomainError, Invalid
@@ -50,11 +51,16 @@ def profile_for(project: Project, name: str | None) -> ProfileData | None:
         if name is None:
             return None
         known = ", ".join(found.name for found in visible(project)) or "none"
-        raise Invalid.at("profile", msg=f"no profile {name!r}. Available: {known}")
+        raise Invalid.at(
+            "profile", msg=_("no profile %(name)s. Available: %(known)s") % {"name": repr(name), "known": known}
+        )
     try:
         return ProfileData(profile.name, parse_profile_settings(profile.settings))
     except DomainError as error:
-        msg = f"the profile {profile.name!r} is invalid, ask an admin to fix it: {error.detail}"
+        msg = _("the profile %(profile)s is invalid, ask an admin to fix it: %(error)s") % {
+            "profile": repr(profile.name),
+            "error": error.detail,
+        }
         raise Invalid.at("profile", msg=msg) from None
 
 

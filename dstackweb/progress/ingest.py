@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from django.db import transaction
 from django.db.models import F
+from django.utils.translation import gettext as _
 
 from dstackweb.lib import bulk
 from dstackweb.lib.errors import Conflict, TooLarge
@@ -53,7 +54,7 @@ def ingest_batches(scope_id: int, batches: Sequence[Batch], now_ms: int) -> list
     with transaction.atomic():
         scope = lock_scope(scope_id)
         if scope.ended_ms is not None:
-            raise Conflict("this attempt has ended and accepts no more reports", reason=NoReports.ATTEMPT_OVER)
+            raise Conflict(_("this attempt has ended and accepts no more reports"), reason=NoReports.ATTEMPT_OVER)
         return [_apply(scope, batch, now_ms) for batch in batches]
 
 
@@ -97,7 +98,9 @@ def _reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
     reporter = Reporter.objects.filter(scope=scope, name=batch.reporter).first()
     if reporter is None:
         if Reporter.objects.filter(scope=scope).count() >= REPORTERS_MAX:
-            raise TooLarge(f"This attempt already has {REPORTERS_MAX:,} reporters.")
+            raise TooLarge(
+                _("This attempt already has %(reporters_max)s reporters.") % {"reporters_max": f"{REPORTERS_MAX:,}"}
+            )
         reporter = Reporter.objects.create(scope=scope, name=batch.reporter)
     seqs = [entry.seq for entries in (batch.events, batch.counts, batch.failures) for entry in entries]
     reporter.last_seq = max(reporter.last_seq, batch.ended_seq or 0, *seqs)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypeVar
 
+from django.utils.translation import gettext as _
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
@@ -236,7 +237,9 @@ def parse_request(given: object, reporter: str, seq: int) -> ParsedRequest:
         "failures": body.get("failures") or [],
     }
     if sum(map(len, lists.values())) > ENTRIES_MAX:
-        raise TooLarge(f"at most {ENTRIES_MAX:,} entries in one request", most=ENTRIES_MAX)
+        raise TooLarge(
+            _("at most %(entries_max)s entries in one request") % {"entries_max": f"{ENTRIES_MAX:,}"}, most=ENTRIES_MAX
+        )
     own_seq = body.get("seq")
     default = seq if own_seq is None else own_seq
     rejected: list[Rejection] = []

@@ -8,6 +8,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import Model
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import DomainError
@@ -82,11 +83,11 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         settings = {name: getattr(obj, name) for name in queues.SETTINGS}
         obj.pk = queues.create_queue(obj.project, user, Role.ADMIN, obj.name, **settings).pk
 
-    @admin.display(description="waiting")
+    @admin.display(description=gettext_lazy("waiting"))
     def waiting(self, queue: Queue) -> int:
         return queue.count.submitted + queue.count.pending
 
-    @admin.display(description="running")
+    @admin.display(description=gettext_lazy("running"))
     def running(self, queue: Queue) -> int:
         return queue.count.running
 
@@ -94,7 +95,7 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
 class PriorityForm(forms.ModelForm[Run]):
     """The priority, and the etag of the run as its editor saw it."""
 
-    priority = forms.IntegerField(min_value=0, max_value=100, help_text="0–100; higher goes first.")
+    priority = forms.IntegerField(min_value=0, max_value=100, help_text=gettext_lazy("0–100; higher goes first."))
     seen = forms.CharField(widget=forms.HiddenInput)
 
     class Meta:

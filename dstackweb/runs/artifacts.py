@@ -21,6 +21,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Gone, Invalid, NotFound, TooEarly
@@ -84,9 +85,9 @@ def take(job_id: UUID, offered: Offered, offset: int, data: bytes) -> Taken:
     StorageAway.
     """
     if not is_safe(offered.path):
-        raise Invalid.at("path", msg="this is not the path of an artifact")
+        raise Invalid.at("path", msg=_("this is not the path of an artifact"))
     if offset + len(data) > offered.size:
-        raise Invalid.at("offset", msg="the file has more bytes than announced")
+        raise Invalid.at("offset", msg=_("the file has more bytes than announced"))
     artifact = _row(job_id, offered)
     if isinstance(artifact, ArtifactLeft):
         return Taken(refused=artifact.value)
@@ -99,7 +100,7 @@ def take(job_id: UUID, offered: Offered, offset: int, data: bytes) -> Taken:
         _discard(artifact)  # it was written meanwhile
         return Taken(refused=ArtifactLeft.CHANGED.value)
     if not Artifact.objects.filter(pk=artifact.pk, key=artifact.key).update(stored_at=timezone.now()):
-        raise TooEarly("the file was replaced meanwhile")
+        raise TooEarly(_("the file was replaced meanwhile"))
     return Taken(end, done=True)
 
 
@@ -125,7 +126,7 @@ def _row(job_id: UUID, offered: Offered) -> Artifact | ArtifactLeft:
             return ArtifactLeft.FILE_LIMIT
         ids = Job.objects.filter(pk=job_id).values_list("run", "run__project").first()
         if ids is None:
-            raise NotFound("no such job")
+            raise NotFound(_("no such job"))
         try:
             return _reserve(job_id, *ids, offered)
         except IntegrityError:
@@ -235,7 +236,7 @@ def find(run: Run, path: str, node: int, attempt: int | None) -> Artifact:
         found = found.filter(job__attempt=attempt)
     artifact = found.first()
     if artifact is None:
-        raise NotFound(f"run {run.name} has no artifact {path!r} there")
+        raise NotFound(_("run %(run)s has no artifact %(path)s there") % {"run": run.name, "path": repr(path)})
     return artifact
 
 
@@ -245,5 +246,5 @@ def read(artifact: Artifact, start: int = 0, stop: int | None = None) -> Iterato
     try:
         first = next(rest, b"")
     except Missing:
-        raise Gone(f"the bytes of {artifact.path} are not in the storage any more") from None
+        raise Gone(_("the bytes of %(path)s are not in the storage any more") % {"path": artifact.path}) from None
     return chain([first], rest)

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.backends.hosts import starts
 from dstackweb.lib.errors import Conflict
@@ -71,7 +72,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
             if job.host is not None and job.host.start_failures:
                 starts.clear(job.host.pk, now)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
-        raise Conflict("another runner has this job, or it has ended")
+        raise Conflict(_("another runner has this job, or it has ended"))
     return job
 
 

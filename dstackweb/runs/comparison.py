@@ -10,6 +10,8 @@ from difflib import SequenceMatcher
 from enum import StrEnum
 from itertools import takewhile
 
+from django.utils.translation import gettext as _
+
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import selectors
@@ -100,7 +102,7 @@ def find_pair(project: Project, name: str, other: str) -> tuple[Run, Run]:
         return run, selectors.find_run(project, other)
     before = previous(run)
     if before is None:
-        raise NotFound(f"no earlier run is called {run.name!r}. Name the run to compare with")
+        raise NotFound(_("no earlier run is called %(run)s. Name the run to compare with") % {"run": repr(run.name)})
     return before, run
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from django.utils.translation import gettext as _
+
 from dstackweb.accounts import access
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
@@ -33,8 +35,11 @@ def matches(if_match: str | None, run: Run) -> bool:
 
 def stale_error(run: Run) -> Stale:
     return Stale(
-        f"run {run.name} was changed by {_last_editor(run)} since you looked: its priority is {run.priority} in queue "
-        f"{run.queue.name} now. Your change was not applied. Check the run and try again.",
+        _(
+            "run %(run)s was changed by %(run_)s since you looked: its priority is %(priority)s in queue %(queue)s "
+            "now. Your change was not applied. Check the run and try again."
+        )
+        % {"run": run.name, "run_": _last_editor(run), "priority": run.priority, "queue": run.queue.name},
         run=run.name,
         priority=run.priority,
         queue=run.queue.name,
@@ -57,16 +62,23 @@ def may_change(run: Run, user: User, role: str) -> None:
     """Members change their own runs, managers any. Raises Forbidden."""
     if access.may_change(role, run.user_id, user):
         return
-    raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: they or a manager can change it")
+    raise Forbidden(
+        _("run %(run)s belongs to %(user)s: they or a manager can change it")
+        % {"run": run.name, "user": run.user.get_username()}
+    )
 
 
 def check_priority(project: Project, role: str, priority: int, line: int | None = None) -> None:
     """Refuse what the caller may not ask for, rather than clamp it. Raises Invalid with the line of the file."""
     if not ordering.PRIORITY_MIN <= priority <= ordering.PRIORITY_MAX:
-        raise Invalid.at("priority", msg=f"priority is a whole number from 0 to 100, not {priority}", line=line)
-    if priority > project.member_max_priority and not allows(role, "manager"):
-        msg = (
-            f"members may ask for a priority of up to {project.member_max_priority} here; "
-            f"a manager can raise it to {priority}"
+        raise Invalid.at(
+            "priority",
+            msg=_("priority is a whole number from 0 to 100, not %(priority)s") % {"priority": priority},
+            line=line,
         )
+    if priority > project.member_max_priority and not allows(role, "manager"):
+        msg = _("members may ask for a priority of up to %(most)s here; a manager can raise it to %(priority)s") % {
+            "most": project.member_max_priority,
+            "priority": priority,
+        }
         raise Invalid.at("priority", msg=msg, line=line)

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
@@ -79,14 +80,14 @@ def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Colle
     A name of `beside`, the runs of the same file, has no predecessor yet.
     """
     if spec.after and spec.schedule:
-        msg = "a run has either a `schedule` or an `after`: both say when it enters its queue"
+        msg = _("a run has either a `schedule` or an `after`: both say when it enters its queue")
         raise Invalid.at("after", msg=msg, line=run_file.line("after"))
     found: dict[int | str, Dependency] = {}
     for number, wanted in enumerate(spec.after):
         line = run_file.line(f"after.{number}") or run_file.line("after")
         if wanted.run in beside:
             if wanted.run in found:
-                raise Invalid.at("after", number, msg=f"{wanted.run} is listed twice", line=line)
+                raise Invalid.at("after", number, msg=_("%(run)s is listed twice") % {"run": wanted.run}, line=line)
             waiting = DependencyOutcome.WAITING
             found[wanted.run] = Dependency(
                 name=wanted.run, on=wanted.on, otherwise=wanted.otherwise, outcome=waiting.value
@@ -98,10 +99,15 @@ def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Colle
             raise Invalid.at("after", number, "run", msg=str(error), line=line) from None
         became = outcome(wanted.on, predecessor.status)
         if became == DependencyOutcome.UNMET:
-            msg = f"{predecessor.name} is {predecessor.status}, so this run would never start"
+            msg = _("%(predecessor)s is %(status)s, so this run would never start") % {
+                "predecessor": predecessor.name,
+                "status": predecessor.status,
+            }
             raise Invalid.at("after", number, msg=msg, line=line)
         if predecessor.pk in found:
-            raise Invalid.at("after", number, msg=f"{predecessor.name} is listed twice", line=line)
+            raise Invalid.at(
+                "after", number, msg=_("%(predecessor)s is listed twice") % {"predecessor": predecessor.name}, line=line
+            )
         found[predecessor.pk] = Dependency(
             predecessor=predecessor,
             name=predecessor.name,
@@ -178,7 +184,7 @@ def release(run: Run, user: User, role: str) -> Run:
     with shared_rows_last():
         queue, fresh = _locked(run.pk)
         if fresh is None or fresh.status != RunStatus.PENDING or fresh.status_detail.get("code") != MessageCode.AFTER:
-            raise Conflict(f"run {run.name} doesn't wait for other runs")
+            raise Conflict(_("run %(run)s doesn't wait for other runs") % {"run": run.name})
         undecided = [DependencyOutcome.WAITING, DependencyOutcome.UNMET]
         fresh.dependencies.filter(outcome__in=undecided).update(outcome=DependencyOutcome.RELEASED)
         _enter(fresh, queue, RunEventKind.RELEASED, timezone.now(), actor=user)

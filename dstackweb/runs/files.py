@@ -18,6 +18,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, Sum
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid, TooLarge
@@ -71,7 +72,7 @@ def tail_offset(job_id: UUID, lines: int, window: int = 1 << 20) -> int:
     start = max(0, end - window)
     data = read_log(job_id, start, end - start)
     at = len(data) - 1 if data.endswith(b"\n") else len(data)
-    for _ in range(lines):
+    for _line in range(lines):
         found = data.rfind(b"\n", 0, at)
         if found < 0:
             return start
@@ -96,15 +97,21 @@ def store_archive(project: Project, chunks: Iterable[bytes], sha256: str | None 
             total += len(chunk)
             if total > limit:
                 raise TooLarge(
-                    f"the archive is over the limit of {settings.DSTACKWEB_ARCHIVE_LIMIT_MB} MB; nothing was kept. "
-                    "Leave data out with .gitignore, or fetch it in the run."
+                    _(
+                        "the archive is over the limit of %(limit_mb)s MB; nothing was kept. Leave data out with "
+                        ".gitignore, or fetch it in the run."
+                    )
+                    % {"limit_mb": settings.DSTACKWEB_ARCHIVE_LIMIT_MB}
                 )
             digest.update(chunk)
             file.write(chunk)
         file.flush()
         actual = digest.hexdigest()
         if sha256 is not None and actual != sha256:
-            raise Invalid.at("archive", msg=f"the bytes that arrived hash to {actual[:12]}…: upload it again")
+            raise Invalid.at(
+                "archive",
+                msg=_("the bytes that arrived hash to %(actual)s…: upload it again") % {"actual": actual[:12]},
+            )
         if (known := use_archive(project, actual)) is not None:
             return known, False
         _check_quota(project, actual, total)
@@ -132,9 +139,17 @@ def _check_quota(project: Project, sha256: str, size: int) -> None:
     quota_gb = settings.DSTACKWEB_PROJECT_CODE_GB
     if stored + size > quota_gb * 1024**3:
         raise TooLarge(
-            f"the code that {project} has uploaded takes {stored / 1024**3:.1f} of {quota_gb} GB: nothing was stored. "
-            f"Code is deleted {settings.DSTACKWEB_ARCHIVES_DAYS} days after its last use; "
-            "deployment admins can raise the quota (DSTACKWEB_PROJECT_CODE_GB)"
+            _(
+                "the code that %(project)s has uploaded takes %(stored)s of %(quota_gb)s GB: nothing was stored. "
+                "Code is deleted %(days)s days after its last use; deployment admins can raise the quota "
+                "(DSTACKWEB_PROJECT_CODE_GB)"
+            )
+            % {
+                "project": project,
+                "stored": f"{stored / 1024**3:.1f}",
+                "quota_gb": quota_gb,
+                "days": settings.DSTACKWEB_ARCHIVES_DAYS,
+            }
         )
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Conflict, DomainError, NotFound
 from dstackweb.lib.models import watch_time
@@ -80,12 +81,12 @@ def reach_barrier(pk: UUID, job: HeardJob) -> bool:
 
 def _refusal(job: HeardJob | None, nonce: str) -> DomainError | None:
     if job is None:
-        return NotFound("no such job")
+        return NotFound(_("no such job"))
     if not job.claim_nonce:
-        return Conflict("claim the job first")
+        return Conflict(_("claim the job first"))
     if job.claim_nonce != nonce:
-        return Conflict("another runner has this job")
-    return None if job.status in JOB_ACTIVE else Conflict("this job has ended")
+        return Conflict(_("another runner has this job"))
+    return None if job.status in JOB_ACTIVE else Conflict(_("this job has ended"))
 
 
 def _note(jobs: Collection[UUID]) -> None:

@@ -24,6 +24,7 @@ from django.db import transaction
 from django.db.models import BigIntegerField, Count, F, Min, Q, QuerySet, Sum, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.runs.models import Queue, QueueHour, QueueSlot, QueueSpan, Run
@@ -190,7 +191,7 @@ def parse_zone(name: str) -> dt.tzinfo:
     try:
         return ZoneInfo(name or "UTC")
     except (KeyError, OSError, ValueError) as error:  # an unknown name, a folder, a path out of the folder
-        raise ValueError(f"no time zone is called {name[:60]!r}") from error
+        raise ValueError(_("no time zone is called %(name)s") % {"name": repr(name[:60])}) from error
 
 
 LEAST_SPANS = 12

@@ -16,6 +16,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows, may_change
 from dstackweb.accounts.models import Project, User
@@ -51,7 +52,7 @@ def submit_hold(project: Project, user: User, role: str, wanted: HoldRequest, id
     if time > MEMBER_MAX_S and not allows(role, "manager"):
         raise _too_long(time)
     if not (wanted.gpu or wanted.cpu):
-        raise Invalid.at("gpu", msg="set `gpu`, such as 1 or A100:2, or `cpu`")
+        raise Invalid.at("gpu", msg=_("set `gpu`, such as 1 or A100:2, or `cpu`"))
     submission = services.Submission(run_config(wanted, time), hold=True)
     run, _made = services.submit(project, user, role, submission, idempotency_key)
     return run
@@ -147,7 +148,10 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
     limit, not placed, or ending.
     """
     if not may_change(role, run.user_id, user):
-        raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: only they or a manager can extend it")
+        raise Forbidden(
+            _("run %(run)s belongs to %(user)s: only they or a manager can extend it")
+            % {"run": run.name, "user": run.user.get_username()}
+        )
     more = parse_hold_time(duration)
     with transaction.atomic():
         fresh = lock_run(run.pk)
@@ -155,7 +159,10 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
         if total > MEMBER_MAX_S and not allows(role, "manager"):
             raise _too_long(total)
         if total > MAX_DURATION_S:
-            raise Invalid.at("for", msg=f"a run may last {MAX_DURATION_S // 86_400} days at most")
+            raise Invalid.at(
+                "for",
+                msg=_("a run may last %(max_duration_s)s days at most") % {"max_duration_s": MAX_DURATION_S // 86_400},
+            )
         Run.objects.filter(pk=fresh.pk).update(extended_s=F("extended_s") + more)
         record(fresh, RunEventKind.EXTENDED, {"by_s": more, "total_s": total}, actor=user)
         touch(fresh.queue_id)
@@ -165,15 +172,18 @@ def extend(run: Run, user: User, role: str, duration: str) -> Run:
 def _new_limit_s(run: Run, more: int) -> int:
     """A run's new limit in seconds, with `more` added. Raises Conflict if it cannot be extended."""
     if run.limit_s is None:
-        raise Conflict(f"run {run.name} has no max_duration to extend")
+        raise Conflict(_("run %(run)s has no max_duration to extend") % {"run": run.name})
     if run.status not in (RunStatus.PROVISIONING, RunStatus.RUNNING):
-        raise Conflict(f"run {run.name} is {run.status}: only provisioning and running runs can be extended")
+        raise Conflict(
+            _("run %(run)s is %(status)s: only provisioning and running runs can be extended")
+            % {"run": run.name, "status": run.status}
+        )
     started = run.jobs.filter(attempt=run.attempt, started_at__isnull=False).order_by("started_at").first()
     if started is not None and started.started_at is not None:
         ends = started.started_at + dt.timedelta(seconds=run.limit_s)
         # The runner enforces the limit itself, and learns of more time only with a heartbeat.
         if ends - timezone.now() < dt.timedelta(seconds=2 * settings.DSTACKWEB_HEARTBEAT_S):
-            raise Conflict(f"the time of run {run.name} is over, it is ending")
+            raise Conflict(_("the time of run %(run)s is over, it is ending") % {"run": run.name})
     return run.limit_s + more
 
 
@@ -182,12 +192,16 @@ def parse_hold_time(duration: str) -> int:
     try:
         found = parse_duration(duration)
     except ValueError as error:
-        raise Invalid.at("for", msg=f"`for` must be a duration such as 3h: {error}") from None
+        raise Invalid.at("for", msg=_("`for` must be a duration such as 3h: %(error)s") % {"error": error}) from None
     if found < 1:
-        raise Invalid.at("for", msg="`for` must be a duration of at least 1 s, such as 3h")
+        raise Invalid.at("for", msg=_("`for` must be a duration of at least 1 s, such as 3h"))
     return found
 
 
 def _too_long(seconds: int) -> Invalid:
     most, time = MEMBER_MAX_S // 86_400, format_duration(seconds)
-    return Invalid.at("for", msg=f"members may hold or extend a run for {most} days in all, not {time}. Ask a manager")
+    return Invalid.at(
+        "for",
+        msg=_("members may hold or extend a run for %(most)s days in all, not %(time)s. Ask a manager")
+        % {"most": most, "time": time},
+    )

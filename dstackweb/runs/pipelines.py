@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from django.db import IntegrityError
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Invalid
@@ -93,7 +94,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
         one = replace(submission, config=parts[0].config)
         return [Step(parts[0], one, services.prepare(project, user, role, one))]
     if "name" in submission.overrides:
-        raise Invalid.at("name", msg="the runs of a file with several can't be renamed on the command line")
+        raise Invalid.at("name", msg=_("the runs of a file with several can't be renamed on the command line"))
     names = _names(parts, submission)
     steps = {name: _step(project, user, role, submission, part, names) for name, part in zip(names, parts, strict=True)}
     try:
@@ -101,7 +102,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
     except Cycle as cycle:
         last = steps[cycle.path[-1]]
         number = last.waits_for[cycle.path[-2]]
-        raise last.wrong("after", number, msg=f"these runs wait for each other: {cycle}") from None
+        raise last.wrong("after", number, msg=_("these runs wait for each other: %s") % cycle) from None
 
 
 def _names(parts: Sequence[Part], submission: Submission) -> list[str]:
@@ -112,11 +113,11 @@ def _names(parts: Sequence[Part], submission: Submission) -> list[str]:
             run_file = parse_run_file(part.config, client_env=submission.env, overrides=submission.overrides)
         line = run_file.line("name") or run_file.line("type")
         if not run_file.fields.name:
-            raise part.at("name", msg="each run of a file with several needs a `name`", line=line)
+            raise part.at("name", msg=_("each run of a file with several needs a `name`"), line=line)
         if run_file.fields.name in names:
-            raise part.at("name", msg=f"two runs of the file are named {run_file.fields.name}", line=line)
+            raise part.at("name", msg=_("two runs of the file are named %s") % run_file.fields.name, line=line)
         if run_file.fields.array is not None:
-            msg = "a sweep can't be one of several runs in a file. Submit it by itself"
+            msg = _("a sweep can't be one of several runs in a file. Submit it by itself")
             raise part.at("array", msg=msg, line=run_file.line("array"))
         names.append(run_file.fields.name)
     return names

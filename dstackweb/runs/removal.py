@@ -16,6 +16,7 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.dispatch import Signal
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, NotFound
@@ -51,8 +52,11 @@ def delete(run: Run, user: User, role: str) -> None:
         return
     status = Run.objects.filter(pk=run.pk).values_list("status", flat=True).first()
     if status is None:
-        raise NotFound(f"run {run.name} was deleted before")
-    raise Conflict(f"run {run.name} is {status}: only ended runs can be deleted. Nothing was deleted. Stop it first.")
+        raise NotFound(_("run %(run)s was deleted before") % {"run": run.name})
+    raise Conflict(
+        _("run %(run)s is %(status)s: only ended runs can be deleted. Nothing was deleted. Stop it first.")
+        % {"run": run.name, "status": status}
+    )
 
 
 def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 from django.db.models import Max, Q, QuerySet, Sum
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Gpu, Host
@@ -31,7 +32,7 @@ def find_run(project: Project, name: str) -> Run:
     newest = Run.objects.filter(project=project, name=name).order_by("-id").values("pk")[:1]
     run = (runs.filter(uid=uid).first() if (uid := _uuid(name)) else None) or runs.filter(pk=newest).first()
     if run is None:
-        raise NotFound(f"no run is called {name!r} in {project.name}")
+        raise NotFound(_("no run is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
     return run
 
 
@@ -46,7 +47,9 @@ def find_runs(project: Project, names: Sequence[str]) -> list[Run]:
     found |= {run.name: run for run in runs.filter(pk__in=newest)}
     for name in names:
         if name not in found:
-            raise NotFound(f"no run is called {name!r} in {project.name}")
+            raise NotFound(
+                _("no run is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name}
+            )
     return [found[name] for name in names]
 
 
@@ -285,14 +288,20 @@ def log_part(
             offset = files.tail_offset(job.pk, tail)
         data = files.read_log(job.pk, offset, limit)
     except Missing as error:
-        raise Gone(f"part of the log of {run.name} is lost ({error} is not there); its status is right") from error
+        raise Gone(
+            _("part of the log of %(run)s is lost (%(error)s is not there); its status is right")
+            % {"run": run.name, "error": error}
+        ) from error
     following = offset + len(data)
     stored, acknowledged = files.log_size(job.pk), (job.log_size or 0) if over else 0
     if not data and stored <= offset < acknowledged:
         raise Gone(
-            f"the log of {run.name} had {acknowledged} bytes, and {stored} of them are here; its status is right. If "
-            "each server keeps logs on its own disk, look on the other ones (and set DSTACKWEB_STORAGE). If it is in a "
-            "backup, copy the folder joblogs from there"
+            _(
+                "the log of %(run)s had %(acknowledged)s bytes, and %(stored)s of them are here; its status is "
+                "right. If each server keeps logs on its own disk, look on the other ones (and set "
+                "DSTACKWEB_STORAGE). If it is in a backup, copy the folder joblogs from there"
+            )
+            % {"run": run.name, "acknowledged": acknowledged, "stored": stored}
         )
     complete = over and following >= max(stored, acknowledged)
     return LogPart(data, following, job.attempt, complete, job, job.log_missing, job.log_cut, stored)
@@ -306,11 +315,21 @@ def log_job(run: Run, *, node: int = 0, attempt: int | None = None) -> Job | Non
     jobs = Job.objects.filter(run=run, node=node)
     job = jobs.filter(attempt=attempt).first() if attempt else jobs.order_by("-attempt").first()
     if job is None and (attempt is not None or node):
-        raise NotFound(f"{run.name} has no node {node} in attempt {attempt or run.attempt}")
+        raise NotFound(
+            _("%(run)s has no node %(node)s in attempt %(attempt)s")
+            % {"run": run.name, "node": node, "attempt": attempt or run.attempt}
+        )
     if job is not None and job.log_removed_at is not None:
         raise Gone(
-            f"the log of {run.name} was removed on {job.log_removed_at:%Y-%m-%d}: logs are kept for "
-            f"{settings.DSTACKWEB_LOGS_DAYS} days after the end of a run"
+            _(
+                "the log of %(run)s was removed on %(log_removed_at)s: logs are kept for %(days)s days after the end "
+                "of a run"
+            )
+            % {
+                "run": run.name,
+                "log_removed_at": f"{job.log_removed_at:%Y-%m-%d}",
+                "days": settings.DSTACKWEB_LOGS_DAYS,
+            }
         )
     return job
 

@@ -12,6 +12,7 @@ from typing import Any
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
@@ -89,7 +90,7 @@ def ensure_queue(project: Project, name: str = "default") -> Queue:
     queue = selectors.queue_called(project, name)
     if queue is None:
         with transaction.atomic():
-            queue, _ = Queue.objects.get_or_create(project=project, name=name)
+            queue, _created = Queue.objects.get_or_create(project=project, name=name)
             QueueCount.objects.get_or_create(queue=queue)
     return queue
 
@@ -98,7 +99,7 @@ def find_queue(project: Project, name: str) -> Queue:
     """The queue of this name; `default` is created if missing. Raises NotFound."""
     queue = ensure_queue(project) if name == "default" else selectors.queue_called(project, name)
     if queue is None:
-        raise NotFound(f"no queue is called {name!r} in {project.name}")
+        raise NotFound(_("no queue is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
     return queue
 
 
@@ -110,7 +111,7 @@ def prepare(
     `beside` are the names of the runs in the same file, which it may wait for before they are stored.
     """
     if not allows(role, "member"):
-        raise Forbidden("Viewers cannot submit runs. Ask a manager of the project for the role of member.")
+        raise Forbidden(_("Viewers cannot submit runs. Ask a manager of the project for the role of member."))
     run_file = parse_run_file(submission.config, client_env=submission.env, overrides=submission.overrides)
     profile = _profile(project, run_file)
     effective = resolve(run_file, profile)
@@ -120,13 +121,19 @@ def prepare(
     queue = selectors.queue_called(project, spec.queue)
     if queue is None and spec.queue != "default":
         known = ", ".join(Queue.objects.filter(project=project).values_list("name", flat=True)) or "default"
-        raise Invalid.at("queue", msg=f"no queue {spec.queue!r}. Available: {known}", line=run_file.line("queue"))
+        raise Invalid.at(
+            "queue",
+            msg=_("no queue %(queue)s. Available: %(known)s") % {"queue": repr(spec.queue), "known": known},
+            line=run_file.line("queue"),
+        )
     if queue is not None:
         refuse_draining(queue)
     check_priority(project, role, spec.priority, line=run_file.line("priority"))
     wanted = secret_names(spec.with_secrets())
     if wanted and (missing := sorted(wanted - set(project_secret_names(project)))):
-        msg = f"the project has no secret {missing[0]!r}. Admins can add it on the secrets page"
+        msg = _("the project has no secret %(missing)s. Admins can add it on the secrets page") % {
+            "missing": repr(missing[0])
+        }
         place = "env" if missing[0] in secret_names(spec.env) else "registry_auth"
         raise Invalid.at(place, msg=msg, line=run_file.line(place))
     archive = _archive(project, submission.archive) if submission.archive else None
@@ -140,7 +147,7 @@ def _archive(project: Project, sha256: str) -> Archive:
     """An uploaded archive, in use from now on. Raises Invalid when it isn't there."""
     archive = files.use_archive(project, sha256)
     if archive is None:
-        raise Invalid.at("archive", msg="this archive was not uploaded, or was removed. Upload it again")
+        raise Invalid.at("archive", msg=_("this archive was not uploaded, or was removed. Upload it again"))
     return archive
 
 
@@ -163,7 +170,7 @@ def submit(
         return earlier, False
     prepared = prepare(project, user, role, submission)
     if prepared.effective.spec.array is not None:
-        raise Invalid.at("array", msg="this is the file of a sweep, not of one run")
+        raise Invalid.at("array", msg=_("this is the file of a sweep, not of one run"))
     return submit_prepared(project, user, prepared, submission, idempotency_key)
 
 
@@ -239,14 +246,21 @@ def count_large(project: Project, size: int, runs: int = 1) -> None:
         return
     most = settings.DSTACKWEB_PROJECT_SUBMIT_MB << 20
     if runs > 1 and size * runs > most:
-        msg = f"{runs:,} runs with {size >> 10} KB each are more than {most >> 20} MB: put what is large into the code"
+        msg = _("%(runs)s runs with %(size)s KB each are more than %(most)s MB: put what is large into the code") % {
+            "runs": f"{runs:,}",
+            "size": size >> 10,
+            "most": most >> 20,
+        }
         raise Invalid.at("array", msg=msg)
     try:
         Bucket.reserve(f"submit:{project.pk}", most / 3600, most, 0.0, amount=size * runs)
     except Busy as busy:
         raise TooMany(
-            f"project {project.name} has submitted {settings.DSTACKWEB_PROJECT_SUBMIT_MB} MB of large run files "
-            "within an hour. Nothing was submitted. Try again later, or put what is large into the code or a secret",
+            _(
+                "project %(project)s has submitted %(limit_mb)s MB of large run files within an hour. Nothing was "
+                "submitted. Try again later, or put what is large into the code or a secret"
+            )
+            % {"project": project.name, "limit_mb": settings.DSTACKWEB_PROJECT_SUBMIT_MB},
             retry_after=busy.wait_s,
         ) from None
 
@@ -255,7 +269,7 @@ def replayed(project: Project, user: User, key: str, submission: Submission) -> 
     """The run created with this key before. Raises Conflict if that was a different submission."""
     run = Run.objects.filter(project=project, user=user, idempotency_key=key).first()
     if run is not None and run.body_digest != submission.digest():
-        raise Conflict("this Idempotency-Key was used for another submission. Nothing was submitted.")
+        raise Conflict(_("this Idempotency-Key was used for another submission. Nothing was submitted."))
     return run
 
 
@@ -263,7 +277,8 @@ def name_taken(project: Project, name: str) -> Conflict:
     holder = Run.objects.filter(project=project, name=name, status__in=ACTIVE).first()
     status = holder.status if holder else "active"
     return Conflict(
-        f"a run named {name!r} is already {status}. Nothing was submitted. Choose another name, or stop that run.",
+        _("a run named %(name)s is already %(status)s. Nothing was submitted. Choose another name, or stop that run.")
+        % {"name": repr(name), "status": status},
         name=name,
     )
 
@@ -271,7 +286,7 @@ def name_taken(project: Project, name: str) -> Conflict:
 def free_name(project: Project, prefix: str = "") -> str:
     """A random name that no run has."""
     rnd = random.Random()
-    for _ in range(20):
+    for _attempt in range(20):
         name = prefix + random_name(rnd)
         if not Run.objects.filter(project=project, name=name).exists():
             return name
@@ -315,7 +330,9 @@ def _stop(run: Run, user: User | None, abort: bool) -> Run:
     with shared_rows_last():
         fresh = lock_run(run.pk)
         if fresh.status in ENDED:
-            raise Conflict(f"run {fresh.name} has already ended ({fresh.status})")
+            raise Conflict(
+                _("run %(run)s has already ended (%(status)s)") % {"run": fresh.name, "status": fresh.status}
+            )
         if fresh.status in WAITING:
             move_run(
                 fresh, RunStatus.TERMINATED, now=now, actor=user, termination_reason=reason, data={"reason": reason}
@@ -343,7 +360,7 @@ def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
         may_change(run, user, role)
     stopped = stop_runs(runs, user)
     if runs and not stopped:
-        raise Conflict(f"run {runs[0].name} has already ended")
+        raise Conflict(_("run %(name)s has already ended") % {"name": runs[0].name})
     return stopped
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts import starts
@@ -37,12 +38,14 @@ def declare_gone(host: Host, by: User, reason: str) -> int:
     """
     reason = reason.strip()
     if not reason:
-        raise Invalid.at("reason", msg="say how you know that the machine is gone")
+        raise Invalid.at("reason", msg=_("say how you know that the machine is gone"))
     if len(reason) > MAX_REASON:
-        raise Invalid.at("reason", msg=f"at most {MAX_REASON} characters")
+        raise Invalid.at("reason", msg=_("at most %(max_reason)s characters") % {"max_reason": MAX_REASON})
     host.refresh_from_db()
     if is_online(host):
-        raise Conflict(f"{host.name} is online, so its jobs may still use its GPUs. Stop their runs instead")
+        raise Conflict(
+            _("%(host)s is online, so its jobs may still use its GPUs. Stop their runs instead") % {"host": host.name}
+        )
     detail = {"code": MessageCode.GIVEN_UP, "host": host.name, "by": by.username, "reason": reason}
     ended = 0
     for job_id in Job.objects.filter(host=host, status__in=JOB_ACTIVE).order_by("pk").values_list("pk", flat=True):

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from dstackweb.lib.language import gettext as _
+from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.env import EnvError, check_sizes, read_env
 from dstackweb.spec.fields import Keys, key
 
@@ -22,12 +24,12 @@ def _parameters(value: Any) -> Any:
     if isinstance(value, dict):
         _check_number(len(value))
         return read_env(value)
-    raise ValueError("should be a mapping such as {LR: 0.1}")
+    raise ValueError(_("should be a mapping such as {LR: 0.1}"))
 
 
 def _check_number(parameters: int) -> None:
     if not 0 < parameters <= MOST_PARAMETERS:
-        raise ValueError(f"give 1 to {MOST_PARAMETERS} parameters")
+        raise ValueError(_("give 1 to %(most_parameters)s parameters") % {"most_parameters": MOST_PARAMETERS})
 
 
 def _matrix(value: Any) -> Any:
@@ -38,7 +40,7 @@ def _matrix(value: Any) -> Any:
     found: dict[str, tuple[str, ...]] = {}
     for name, values in value.items():
         if not isinstance(values, list | tuple) or not values:
-            raise EnvError(name, "should be a list of at least one value")
+            raise EnvError(name, _("should be a list of at least one value"))
         found[name] = tuple(text for each in values for text in read_env({name: each}).values())
     return found
 
@@ -47,18 +49,18 @@ class ArrayFields(Keys):
     """What makes a sweep of a run file: a number of runs, all combinations of values, or a list of parameters."""
 
     count: Annotated[int, Field(strict=True, ge=1)] | None = key(
-        "a whole number of at least 1", "So many runs, which differ in their index only.", default=None
+        gettext_noop("a whole number of at least 1"), "So many runs, which differ in their index only.", default=None
     )
     matrix: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_matrix)] | None = key(
-        "a mapping such as {LR: [0.1, 0.01], SEED: [1, 2]}",
+        gettext_noop("a mapping such as {LR: [0.1, 0.01], SEED: [1, 2]}"),
         "A run for each combination of the values. The last parameter changes first.",
         default=None,
     )
     list: Annotated[tuple[Annotated[Parameters, BeforeValidator(_parameters)], ...], Field(min_length=1)] | None = key(
-        "a list of mappings such as {LR: 0.1}", "A run for each item, with its parameters.", default=None
+        gettext_noop("a list of mappings such as {LR: 0.1}"), "A run for each item, with its parameters.", default=None
     )
     max_parallel: Annotated[int, Field(strict=True, ge=1)] | None = key(
-        "a whole number of at least 1",
+        gettext_noop("a whole number of at least 1"),
         "How many of the runs are queued or placed at once. No limit if empty.",
         default=None,
     )
@@ -67,9 +69,11 @@ class ArrayFields(Keys):
     def _check(self) -> Self:
         given = [name for name in ("count", "matrix", "list") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError("give exactly one of `count`, `matrix` and `list`")
+            raise ValueError(_("give exactly one of `count`, `matrix` and `list`"))
         if (size := Array.of(self).size) > MOST_RUNS:
-            raise ValueError(f"{size:,} runs are more than {MOST_RUNS:,}")
+            raise ValueError(
+                _("%(size)s runs are more than %(most_runs)s") % {"size": f"{size:,}", "most_runs": f"{MOST_RUNS:,}"}
+            )
         return self
 
 
@@ -78,7 +82,7 @@ def read_array(value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool):
         return value
     if value < 1:
-        raise ValueError("it makes no run")
+        raise ValueError(_("it makes no run"))
     return {"count": value}
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from dstackweb.lib.language import gettext as _
 from dstackweb.spec.env import bad_references, refers_to_secret
 from dstackweb.spec.fields import Text
 
@@ -29,9 +30,9 @@ _KERNELS = ("/proc", "/sys", "/dev")
 def check_image(image: str) -> str:
     """A name that registries know. Engines take others for options, ids, or for files of the host (`dir:/etc`)."""
     if len(image) > MAX_IMAGE:
-        raise ValueError(f"it has more than {MAX_IMAGE} characters")
+        raise ValueError(_("it has more than %(max_image)s characters") % {"max_image": MAX_IMAGE})
     if not _IMAGE.fullmatch(image):
-        raise ValueError(f"{image!r} is not valid")
+        raise ValueError(_("%(image)s is not valid") % {"image": repr(image)})
     return image
 
 
@@ -40,27 +41,29 @@ def check_entrypoint(text: str) -> str:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"it can't be split into words: {error}") from None
+        raise ValueError(_("it can't be split into words: %(error)s") % {"error": error}) from None
     if not words or not words[0] or words[0].startswith("-"):
-        raise ValueError("it does not begin with a program")
+        raise ValueError(_("it does not begin with a program"))
     return text
 
 
 def check_volume(text: str) -> str:
     """`/host/folder:/container/folder`, with `:ro` or `:rw` or without."""
     if len(text) > MAX_VOLUME:
-        raise ValueError(f"it has more than {MAX_VOLUME} characters")
-    host, _, rest = text.partition(":")
-    inside, _, mode = rest.partition(":")
+        raise ValueError(_("it has more than %(max_volume)s characters") % {"max_volume": MAX_VOLUME})
+    host, _sep, rest = text.partition(":")
+    inside, _sep, mode = rest.partition(":")
     if mode not in ("", "ro", "rw") or text.endswith(":"):
-        raise ValueError(f"{text!r} does not end with a folder, :ro or :rw")
+        raise ValueError(_("%(text)s does not end with a folder, :ro or :rw") % {"text": repr(text)})
     for folder in (host, inside):
         if not _FOLDER.fullmatch(folder):
-            raise ValueError(f"{folder!r} is not an absolute path without colons, commas and quotes")
+            raise ValueError(
+                _("%(folder)s is not an absolute path without colons, commas and quotes") % {"folder": repr(folder)}
+            )
         if posixpath.normpath(folder).lstrip("/") != folder.strip("/") or folder.strip("/") == "":
-            raise ValueError(f"{folder!r} is / or has parts such as . and ..")
+            raise ValueError(_("%(folder)s is / or has parts such as . and ..") % {"folder": repr(folder)})
     if any(inside == top or inside.startswith(f"{top}/") for top in _KERNELS):
-        raise ValueError(f"{inside!r} is the container's own")
+        raise ValueError(_("%(inside)s is the container's own") % {"inside": repr(inside)})
     return text
 
 
@@ -77,14 +80,16 @@ def is_listed(volume: str, listed: Iterable[str]) -> bool:
 def check_name(text: str) -> str:
     """Text that may refer to secrets of the project."""
     for reference in bad_references(text):
-        raise ValueError(f"{reference[:100]} is not supported; only ${{{{ secrets.NAME }}}} is")
+        raise ValueError(
+            _("%(reference)s is not supported; only ${{ secrets.NAME }} is") % {"reference": reference[:100]}
+        )
     return text
 
 
 def check_password(text: str) -> str:
     """A reference to a secret: the file is stored, and shown to all of the project."""
     if not refers_to_secret(text):
-        raise ValueError("a password in the file could be read by all; set a secret of the project")
+        raise ValueError(_("a password in the file could be read by all; set a secret of the project"))
     return check_name(text)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dstackweb.lib.errors import Invalid
+from dstackweb.lib.language import gettext as _
 
 OURS = ("DSTACK_", "DSTACKWEB_")
 RESERVED = frozenset({"CUDA_VISIBLE_DEVICES"})
@@ -54,11 +55,11 @@ def read_env(value: Any) -> Any:
     found: dict[str, str | None] = {}
     for index, entry in enumerate(value):
         if not isinstance(entry, str):
-            raise EnvError(index, "should be NAME=value or a bare NAME")
+            raise EnvError(index, _("should be NAME=value or a bare NAME"))
         name, equals, text = entry.partition("=")
         name = name.strip()
         if name in found:
-            raise EnvError(index, f"{name} is given twice")
+            raise EnvError(index, _("%(name)s is given twice") % {"name": name})
         found[name] = _check(index, name, text if equals else None)
     return found
 
@@ -70,17 +71,23 @@ def _text(name: str, value: Any) -> str:
         case bool() | int() | float():
             return json.dumps(value)
         case None:
-            raise EnvError(name, 'has no value; write "" for an empty value')
-    raise EnvError(name, "should be text or a number")
+            raise EnvError(name, _('has no value; write "" for an empty value'))
+    raise EnvError(name, _("should be text or a number"))
 
 
 def _check(key: str | int, name: str, value: str | None) -> str | None:
     if not _NAME.fullmatch(name):
-        raise EnvError(key, f"{name!r} is not a valid variable name: use letters, digits, underscores; no digit first")
+        raise EnvError(
+            key,
+            _("%(name)s is not a valid variable name: use letters, digits, underscores; no digit first")
+            % {"name": repr(name)},
+        )
     if name in RESERVED or name.startswith(OURS):
-        raise EnvError(key, f"{name} is set by dstackweb; remove it")
+        raise EnvError(key, _("%(name)s is set by dstackweb; remove it") % {"name": name})
     for reference in bad_references(value or ""):
-        raise EnvError(key, f"{reference[:100]} is not supported; only ${{{{ secrets.NAME }}}} is")
+        raise EnvError(
+            key, _("%(reference)s is not supported; only ${{ secrets.NAME }} is") % {"reference": reference[:100]}
+        )
     return value
 
 
@@ -93,11 +100,11 @@ def fill_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str
     """The environment with all references replaced. Raises Invalid with the names of missing secrets."""
     missing = sorted(secret_names(env) - set(secrets))
     if missing:
-        raise Invalid.at("env", msg=f"the project has no secret {', '.join(missing)}")
+        raise Invalid.at("env", msg=_("the project has no secret %(missing)s") % {"missing": ", ".join(missing)})
     texts = env.values()
     plain = sum(len(key) + len(_REFERENCE.sub("", value)) for key, value in env.items())
     if plain + sum(len(secrets[name]) for text in texts for name in _REFERENCE.findall(text)) > MAX_ENV:
-        raise Invalid.at("env", msg=too_large("all values with their secrets", MAX_ENV))
+        raise Invalid.at("env", msg=too_large(_("all values with their secrets"), MAX_ENV))
     filled = {key: _REFERENCE.sub(lambda found: secrets[found[1]], value) for key, value in env.items()}
     try:
         check_sizes(filled)
@@ -108,7 +115,10 @@ def fill_secrets(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str
 
 def too_large(what: str, limit: int) -> str:
     """The error for a value, or all of them."""
-    return f"`env` has more than {(limit + 1) // 1024} KB in {what}; pass large data in files"
+    return _("`env` has more than %(size)s KB in %(what)s; pass large data in files") % {
+        "size": (limit + 1) // 1024,
+        "what": what,
+    }
 
 
 def check_sizes(env: Mapping[str, str]) -> None:
@@ -118,7 +128,7 @@ def check_sizes(env: Mapping[str, str]) -> None:
         if size > MAX_VALUE:
             raise EnvError(name, too_large(name, MAX_VALUE))
     if sum(sizes.values()) > MAX_ENV:
-        raise EnvError("", too_large("all values", MAX_ENV))
+        raise EnvError("", too_large(_("all values"), MAX_ENV))
 
 
 def bad_references(value: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf
 
+from dstackweb.lib.language import gettext as _
 from dstackweb.spec.units import Range, parse_count, parse_duration, parse_memory, parse_range, positive
 
 MOST_NAMES, MAX_NAME = 100, 100
@@ -29,14 +30,17 @@ def key(expects: str, description: str, *, default: Any = ..., **constraints: An
 
 def _not_blank(text: str) -> str:
     if not text.strip():
-        raise ValueError("the text is empty")
+        raise ValueError(_("the text is empty"))
     return text
 
 
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(values))
     if len(found) > MOST_NAMES or any(len(name) > MAX_NAME for name in found):
-        raise ValueError(f"it has more than {MOST_NAMES} names, or one with more than {MAX_NAME} characters")
+        raise ValueError(
+            _("it has more than %(most_names)s names, or one with more than %(max_name)s characters")
+            % {"most_names": MOST_NAMES, "max_name": MAX_NAME}
+        )
     return found
 
 

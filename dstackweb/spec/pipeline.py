@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from dstackweb.lib.errors import Invalid
+from dstackweb.lib.language import gettext as _
 from dstackweb.spec.source import Config, check_size
 
 MAX_RUNS = 20
@@ -47,13 +48,13 @@ def split(config: Config) -> list[Part]:
         return _limited(parts) if len(parts) > 1 else [Part(config)]
     parts = [Part(one) for one in (config if isinstance(config, list) else [config])]
     if not parts:
-        raise Invalid.at("config", msg="the list has no run")
+        raise Invalid.at("config", msg=_("the list has no run"))
     return _limited(parts)
 
 
 def _limited(parts: list[Part]) -> list[Part]:
     if len(parts) > MAX_RUNS:
-        raise parts[MAX_RUNS].at(msg=f"a file has {MAX_RUNS} runs at most")
+        raise parts[MAX_RUNS].at(msg=_("a file has %d runs at most") % MAX_RUNS)
     return parts
 
 

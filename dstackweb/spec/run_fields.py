@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
+from dstackweb.lib.language import gettext as _
+from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.array import ArrayFields, read_array
 from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Password, Username, Volume
@@ -35,16 +37,21 @@ _RANDOM = re.compile(r"(?<![A-Z])[RH](?![A-Z])")
 def check_cron(line: str) -> str:
     """A cron expression of five fields that is due at some time. Raises ValueError with the reason."""
     if len(line) > MAX_CRON:
-        raise ValueError(f"a cron expression has more than {MAX_CRON} characters")
+        raise ValueError(_("a cron expression has more than %(max_cron)s characters") % {"max_cron": MAX_CRON})
     text = " ".join(line.split())
     if _RANDOM.search(text.upper()):
-        raise ValueError(f"{line!r} has R or H, which stand for random times")
+        raise ValueError(_("%(line)s has R or H, which stand for random times") % {"line": repr(line)})
     try:
         if len(text.split(" ")) != 5:
-            raise ValueError(f"{line!r} has {len(text.split())} fields instead of minute, hour, day, month, weekday")
+            raise ValueError(
+                _("%(line)s has %(count)s fields instead of minute, hour, day, month, weekday")
+                % {"line": repr(line), "count": len(text.split())}
+            )
         croniter(text, dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).get_next()
     except CroniterError as error:
-        raise ValueError(f"{line!r} is not a cron expression such as `0 2 * * *`: {error}") from None
+        raise ValueError(
+            _("%(line)s is not a cron expression such as `0 2 * * *`: %(error)s") % {"line": repr(line), "error": error}
+        ) from None
     return text
 
 
@@ -52,20 +59,20 @@ class RetryFields(Keys):
     """When a failed run is retried."""
 
     on_events: Annotated[tuple[RetryEvent, ...], Field(min_length=1)] = key(
-        "a list of `no-capacity`, `interruption` and `error`",
+        gettext_noop("a list of `no-capacity`, `interruption` and `error`"),
         "The failures after which the run is retried: `no-capacity` (not all nodes started in time), "
         "`interruption` (its host or runner was lost), `error` (a command failed).",
         default=RETRY_EVENTS,
     )
     duration: Seconds = key(
-        "a duration such as 4h or 7d",
+        gettext_noop("a duration such as 4h or 7d"),
         "How long after its first failure the run is retried. The last retry enters the queue within this time.",
         default="1h",
         validate_default=True,
         ge=1,
     )
     max_attempts: Annotated[int, Field(strict=True, ge=1)] | None = key(
-        "a whole number of at least 1",
+        gettext_noop("a whole number of at least 1"),
         "How often the run is started at most, the first attempt included. No limit if empty.",
         default=None,
     )
@@ -75,21 +82,21 @@ class UtilizationFields(Keys):
     """The minimum GPU utilization of a run."""
 
     min_gpu_utilization: Annotated[int, Field(strict=True, ge=0, le=100)] = key(
-        "a whole number of percent from 0 to 100", "A GPU below this value counts as idle."
+        gettext_noop("a whole number of percent from 0 to 100"), "A GPU below this value counts as idle."
     )
     time_window: Annotated[Seconds, Field(ge=MIN_TIME_WINDOW_S)] = key(
-        "a duration of at least 1m, such as 30m", "How long a GPU must stay below the minimum."
+        gettext_noop("a duration of at least 1m, such as 30m"), "How long a GPU must stay below the minimum."
     )
     scope: UtilizationScope = key(
-        "`any` or `all`",
+        gettext_noop("`any` or `all`"),
         "Whether one idle GPU is enough, or all GPUs of a job must be idle.",
         default=UtilizationScope.ANY,
     )
     warmup: Annotated[Seconds, Field(ge=0)] = key(
-        "a duration such as 10m", "Time after the start of a job that is ignored.", default=0
+        gettext_noop("a duration such as 10m"), "Time after the start of a job that is ignored.", default=0
     )
     action: UtilizationAction = key(
-        "`terminate` or `notify`",
+        gettext_noop("`terminate` or `notify`"),
         "Stop the run, or only send a warning.",
         default=UtilizationAction.TERMINATE,
     )
@@ -100,7 +107,7 @@ Cron = Annotated[str, AfterValidator(check_cron)]
 
 def _one_or_more(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) > MAX_CRONS:
-        raise ValueError(f"a schedule has at most {MAX_CRONS} expressions")
+        raise ValueError(_("a schedule has at most %(max_crons)s expressions") % {"max_crons": MAX_CRONS})
     return [value] if isinstance(value, str) else value
 
 
@@ -108,7 +115,7 @@ class ScheduleFields(Keys):
     """When a run is started automatically."""
 
     cron: Annotated[tuple[Cron, ...], Field(min_length=1), BeforeValidator(_one_or_more)] = key(
-        "a cron expression such as `0 2 * * *`, or a list of them",
+        gettext_noop("a cron expression such as `0 2 * * *`, or a list of them"),
         "When the run enters its queue: minute, hour, day, month, weekday, in UTC. At most 20 expressions.",
     )
 
@@ -116,14 +123,16 @@ class ScheduleFields(Keys):
 class AfterFields(Keys):
     """A run that must end before this one enters its queue."""
 
-    run: Annotated[Text, Field(max_length=60)] = key("a run's name or id", "The newest run of this name, or one by id.")
+    run: Annotated[Text, Field(max_length=60)] = key(
+        gettext_noop("a run's name or id"), "The newest run of this name, or one by id."
+    )
     on: On = key(
-        "`done`, `failed` or `ended`",
+        gettext_noop("`done`, `failed` or `ended`"),
         "How it must end: `done`, `failed` (in any other way, stopped runs included), or `ended` (in any way).",
         default=On.DONE,
     )
     otherwise: Otherwise = key(
-        "`cancel` or `keep`",
+        gettext_noop("`cancel` or `keep`"),
         "What happens to this run when it ends differently: it is canceled, or it is kept until somebody releases it.",
         default=Otherwise.CANCEL,
     )
@@ -145,17 +154,17 @@ def _labels(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if not 0 < len(value) <= MOST:
-        raise ValueError(f"give 1 to {MOST} labels")
+        raise ValueError(_("give 1 to %(most)s labels") % {"most": MOST})
     found = {check_name(name): _label_values(accepted) for name, accepted in value.items()}
     if sum(map(len, found.values())) > MOST_VALUES:
-        raise ValueError(f"the labels have more than {MOST_VALUES} accepted values")
+        raise ValueError(_("the labels have more than %(most_values)s accepted values") % {"most_values": MOST_VALUES})
     return found
 
 
 def _label_values(accepted: Any) -> tuple[str, ...]:
     found = accepted if isinstance(accepted, list | tuple) else [accepted]
     if not found:
-        raise ValueError("a label needs a value, or a list of accepted values")
+        raise ValueError(_("a label needs a value, or a list of accepted values"))
     return tuple(dict.fromkeys(check_value(value) for value in found))
 
 
@@ -163,58 +172,64 @@ class ProfileFields(Keys):
     """A profile's settings. A key that is not set is None, and missing in `model_fields_set`."""
 
     backends: Names | None = key(
-        "a list of backends such as [hosts]",
+        gettext_noop("a list of backends such as [hosts]"),
         "Backends that the run may use: the cheapest, and of equal ones the first here. Default: all that are free.",
         default=None,
     )
-    regions: Names | None = key("a list of regions such as [eu-west-1]", "Regions that the run may use.", default=None)
+    regions: Names | None = key(
+        gettext_noop("a list of regions such as [eu-west-1]"), "Regions that the run may use.", default=None
+    )
     instance_types: Names | None = key(
-        "a list of instance types such as [p4d.24xlarge]", "Instance types that the run may use.", default=None
+        gettext_noop("a list of instance types such as [p4d.24xlarge]"),
+        "Instance types that the run may use.",
+        default=None,
     )
     labels: Annotated[dict[str, tuple[str, ...]] | None, BeforeValidator(_labels)] = key(
-        "a mapping such as {disk: nvme, region: [eu, us]}",
+        gettext_noop("a mapping such as {disk: nvme, region: [eu, us]}"),
         "Labels that a host must have, each with one of the values. The run then uses only hosts, no clouds.",
         default=None,
     )
     spot_policy: Literal["spot", "on-demand", "auto"] | None = key(
-        "`spot`, `on-demand` or `auto`",
+        gettext_noop("`spot`, `on-demand` or `auto`"),
         "Whether to use spot instances, which the cloud can take back at any time: always, never, or if cheaper.",
         default=None,
     )
     max_price: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = key(
-        "a number of dollars per hour such as 1.5", "Maximum price per hour of one node.", default=None
+        gettext_noop("a number of dollars per hour such as 1.5"), "Maximum price per hour of one node.", default=None
     )
     image: Image | None = key(
-        "a container image such as python:3.12",
+        gettext_noop("a container image such as python:3.12"),
         "The commands run in a container of this image, on hosts with Docker or Podman. Without any, its own program.",
         default=None,
     )
     pull_policy: Literal["always", "missing", "never"] | None = key(
-        "`always`, `missing` or `never`", "Whether the host pulls the image before each start.", default=None
+        gettext_noop("`always`, `missing` or `never`"),
+        "Whether the host pulls the image before each start.",
+        default=None,
     )
     max_duration: SecondsOrOff = key(
-        "a duration such as 24h, or off", "A job is stopped after this time.", default=None
+        gettext_noop("a duration such as 24h, or off"), "A job is stopped after this time.", default=None
     )
     stop_duration: Annotated[Seconds, Field(ge=0, le=86_400)] | None = key(
-        "a duration of at most 24h, such as 30s",
+        gettext_noop("a duration of at most 24h, such as 30s"),
         "Time between SIGTERM and SIGKILL when a job is stopped.",
         default=None,
     )
     retry: Annotated[RetryFields | None, BeforeValidator(_retry)] = key(
-        "true, false, or a mapping with `on_events`, `duration` and `max_attempts`",
+        gettext_noop("true, false, or a mapping with `on_events`, `duration` and `max_attempts`"),
         "Whether a failed run is retried. It keeps its position in the queue.",
         default=None,
     )
     utilization_policy: UtilizationFields | None = key(
-        "a mapping with `min_gpu_utilization` and `time_window`",
+        gettext_noop("a mapping with `min_gpu_utilization` and `time_window`"),
         "What happens to a run whose GPUs are idle.",
         default=None,
     )
     schedule: ScheduleFields | None = key(
-        "a mapping with `cron`", "When the run enters its queue, instead of immediately.", default=None
+        gettext_noop("a mapping with `cron`"), "When the run enters its queue, instead of immediately.", default=None
     )
     idle_duration: SecondsOrOff = key(
-        "a duration such as 5m, or off",
+        gettext_noop("a duration such as 5m, or off"),
         "How long an idle cloud instance is kept for the next run.",
         default=None,
     )
@@ -222,24 +237,24 @@ class ProfileFields(Keys):
 
 def _name(name: str) -> str:
     if not _RUN_NAME.fullmatch(name):
-        raise ValueError(f"{name[:70]!r} is not valid")
+        raise ValueError(_("%(name)s is not valid") % {"name": repr(name[:70])})
     if _UUID.fullmatch(name):
-        raise ValueError("it looks like the id of a run")
+        raise ValueError(_("it looks like the id of a run"))
     return name
 
 
 def _shell(shell: str) -> str:
     path = SHELLS.get(shell, shell)
     if not path.startswith("/") or any(char.isspace() for char in path):
-        raise ValueError(f"{shell!r} is not valid")
+        raise ValueError(_("%(shell)s is not valid") % {"shell": repr(shell)})
     return path
 
 
 class RegistryAuthFields(Keys):
     """How to sign in to the image's registry."""
 
-    username: Username = key("a name, or ${{ secrets.NAME }}", "Its user.")
-    password: Password = key("${{ secrets.NAME }}", "Its password or token, a secret of the project.")
+    username: Username = key(gettext_noop("a name, or ${{ secrets.NAME }}"), "Its user.")
+    password: Password = key(gettext_noop("${{ secrets.NAME }}"), "Its password or token, a secret of the project.")
 
 
 def _gpu_names(value: Any) -> Any:
@@ -252,23 +267,27 @@ class GpuFields(Keys):
     """The GPUs of one node."""
 
     name: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_gpu_names)] | None = key(
-        "a GPU's name such as A100, or a list of them", "Any of these models.", default=None
+        gettext_noop("a GPU's name such as A100, or a list of them"), "Any of these models.", default=None
     )
     memory: Annotated[InstanceOf[Range], read_text(parse_gpu_memory)] | None = key(
-        "a size or a range such as 40GB or 24GB..", "Memory of each GPU.", default=None
+        gettext_noop("a size or a range such as 40GB or 24GB.."), "Memory of each GPU.", default=None
     )
     count: Annotated[InstanceOf[Range], read_text(parse_gpu_count)] = key(
-        "a number or a range such as 2 or 1..4", "GPUs per node.", default="1", validate_default=True
+        gettext_noop("a number or a range such as 2 or 1..4"), "GPUs per node.", default="1", validate_default=True
     )
 
 
 class ResourcesFields(Keys):
     """Resources of each node."""
 
-    cpu: Cores | None = key("a number of cores or a range such as 4 or 2..8", "CPU cores per node.", default=None)
-    memory: Memory | None = key("a size or a range such as 8GB or 8GB..", "Memory per node.", default=None)
+    cpu: Cores | None = key(
+        gettext_noop("a number of cores or a range such as 4 or 2..8"), "CPU cores per node.", default=None
+    )
+    memory: Memory | None = key(
+        gettext_noop("a size or a range such as 8GB or 8GB.."), "Memory per node.", default=None
+    )
     gpu: Annotated[GpuFields, read_text(parse_gpu)] | None = key(
-        "a GPU request such as A100:40GB:2, 24GB.., 2, or a mapping with `name`, `memory` and `count`",
+        gettext_noop("a GPU request such as A100:40GB:2, 24GB.., 2, or a mapping with `name`, `memory` and `count`"),
         "GPUs per node.",
         default=None,
     )
@@ -277,74 +296,78 @@ class ResourcesFields(Keys):
 class RunFields(ProfileFields):
     """All keys of a run file."""
 
-    type: Literal["task"] = key("`task`", "The type of the file.")
+    type: Literal["task"] = key(gettext_noop("`task`"), "The type of the file.")
     name: Annotated[str, AfterValidator(_name)] | None = key(
-        "a name of up to 60 lower-case letters, digits and dashes, with a letter first",
+        gettext_noop("a name of up to 60 lower-case letters, digits and dashes, with a letter first"),
         "The run's name, unique among the project's active runs. Generated if empty.",
         default=None,
     )
     commands: Annotated[tuple[Text, ...], Field(min_length=1)] = key(
-        "a list of shell commands, at least one",
+        gettext_noop("a list of shell commands, at least one"),
         "Run in order in one shell; the first one that fails ends the run. Required without `image`.",
         default=(),
     )
     shell: Annotated[str, AfterValidator(_shell)] | None = key(
-        "sh, bash, or the absolute path of a shell", "The shell that runs the commands.", default=None
+        gettext_noop("sh, bash, or the absolute path of a shell"), "The shell that runs the commands.", default=None
     )
     working_dir: Text | None = key(
-        "a directory",
+        gettext_noop("a directory"),
         "Working directory of the commands, relative to the run's directory; absolute ones are the image's.",
         default=None,
     )
     env: Annotated[dict[str, str | None], BeforeValidator(read_env)] | None = key(
-        "a mapping such as {LR: 0.1}, or a list of NAME=value and bare NAME",
+        gettext_noop("a mapping such as {LR: 0.1}, or a list of NAME=value and bare NAME"),
         "Environment variables. A bare name copies the value from the shell that runs `dstackweb apply`, and masks it.",
         default=None,
     )
     entrypoint: Entrypoint | None = key(
-        "a program with its arguments",
+        gettext_noop("a program with its arguments"),
         "What the container runs instead of a shell, with `commands` as further arguments.",
         default=None,
     )
     registry_auth: RegistryAuthFields | None = key(
-        "a mapping with `username` and `password`", "How to sign in to the image's registry.", default=None
+        gettext_noop("a mapping with `username` and `password`"),
+        "How to sign in to the image's registry.",
+        default=None,
     )
     volumes: Annotated[tuple[Volume, ...], Field(min_length=1, max_length=MOST_VOLUMES)] | None = key(
-        "a list of /host/folder:/container/folder, each with :ro or :rw at its end or not",
+        gettext_noop("a list of /host/folder:/container/folder, each with :ro or :rw at its end or not"),
         "Folders of the host in the container, of those that its admin has listed for jobs.",
         default=None,
     )
     nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = key(
-        f"a whole number from 1 to {MAX_NODES}",
+        gettext_noop("a whole number from 1 to 1000"),
         "Number of machines that run the commands together.",
         default=None,
     )
     resources: ResourcesFields | None = key(
-        "a mapping with `cpu`, `memory` and `gpu`", "Resources of each node.", default=None
+        gettext_noop("a mapping with `cpu`, `memory` and `gpu`"), "Resources of each node.", default=None
     )
     priority: Annotated[int, Field(strict=True, ge=PRIORITY_MIN, le=PRIORITY_MAX)] | None = key(
-        f"a whole number from {PRIORITY_MIN} to {PRIORITY_MAX}", "Higher starts first.", default=None
+        gettext_noop("a whole number from 0 to 100"), "Higher starts first.", default=None
     )
-    queue: Text | None = key("a queue's name", "The project's queue in which the run waits.", default=None)
+    queue: Text | None = key(
+        gettext_noop("a queue's name"), "The project's queue in which the run waits.", default=None
+    )
     after: Annotated[
         tuple[AfterFields, ...] | None,
         Field(min_length=1, max_length=MOST_PREDECESSORS),
         BeforeValidator(_predecessors),
     ] = key(
-        "a run's name, a mapping with `run`, `on` and `otherwise`, or a list of them",
+        gettext_noop("a run's name, a mapping with `run`, `on` and `otherwise`, or a list of them"),
         "Runs of the project that must end before this one enters its queue.",
         default=None,
     )
     array: Annotated[ArrayFields | None, BeforeValidator(read_array)] = key(
-        "a number of runs, or a mapping with `count`, `matrix` or `list`",
+        gettext_noop("a number of runs, or a mapping with `count`, `matrix` or `list`"),
         "Makes a sweep: many runs of this file, each with its index and parameters in its environment.",
         default=None,
     )
     preemptible: Annotated[bool, Field(strict=True)] | None = key(
-        "true or false",
+        gettext_noop("true or false"),
         "Whether the run may be displaced by one of higher priority, and queued again, where its queue has preemption.",
         default=None,
     )
     profile: Text | None = key(
-        "a profile's name", "Profile with defaults for keys that this file doesn't set.", default=None
+        gettext_noop("a profile's name"), "Profile with defaults for keys that this file doesn't set.", default=None
     )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from dstackweb.lib.errors import FieldError, Invalid
+from dstackweb.lib.language import gettext as _
 from dstackweb.spec.env import EnvError, check_sizes, read_env
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.run_fields import ProfileFields, RunFields
@@ -98,9 +99,11 @@ def _override_env(value: Any) -> dict[str, str | None]:
     try:
         found = read_env(value)
     except EnvError as error:
-        raise Invalid.at("env", error.key, msg=f"`env.{error.key}`: {error}") from None
+        raise Invalid.at(
+            "env", error.key, msg=_("`env.%(key)s`: %(error)s") % {"key": error.key, "error": error}
+        ) from None
     if not isinstance(found, dict):
-        raise Invalid.at("env", msg="`env` should be a mapping of names to values")
+        raise Invalid.at("env", msg=_("`env` should be a mapping of names to values"))
     return found
 
 
@@ -108,12 +111,12 @@ def _check_client_env(names: Iterable[str], given: Mapping[str, str], source: So
     """Raises Invalid for a bare name without a value that a process can have."""
     for name in sorted(names):
         if name not in given:
-            msg = (
-                f"`env` copies {name} from your shell, where it is not set; "
-                f"export it before `dstackweb apply`, or write {name}=value"
-            )
+            msg = _(
+                "`env` copies %(name)s from your shell, where it is not set; export it before "
+                "`dstackweb apply`, or write %(name)s=value"
+            ) % {"name": name}
         elif (problem := unusable(given[name])) is not None:
-            msg = f"`env` copies {name} from your shell: {problem}"
+            msg = _("`env` copies %(name)s from your shell: %(problem)s") % {"name": name, "problem": problem}
         else:
             continue
         raise _invalid([at(source, _entry(source, name), msg)])

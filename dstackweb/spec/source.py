@@ -14,13 +14,12 @@ from typing import Any
 import yaml
 
 from dstackweb.lib.errors import FieldError, Invalid, TooLarge
+from dstackweb.lib.language import gettext as _
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
 MAX_VALUES = 20_000
 """More than any real run file has: hostile text, and aliases that expand endlessly, stop here."""
-TOO_MANY = f"the file expands to more than {MAX_VALUES:,} values"
-TOO_LONG = f"the file expands to more than {MAX_BYTES // 1024} KB of text"
 MAX_PATH = 500
 """Characters of a value's dotted path: hostile keys, which each of many items would repeat, stop here."""
 MAX_ERRORS = 20
@@ -64,7 +63,7 @@ def read(config: Config | Mapping[str, Any]) -> Source:
     """The plain data of YAML text, or of an object; a mapping. Raises TooLarge, or Invalid."""
     source = _read_text(config) if isinstance(config, str) else _read_object(config)
     if not isinstance(source.data, dict):
-        msg = "expected a mapping of keys to values, such as `max_duration: 24h`"
+        msg = _("expected a mapping of keys to values, such as `max_duration: 24h`")
         raise Invalid.at(msg=msg, line=1 if isinstance(config, str) else None)
     return source
 
@@ -81,7 +80,7 @@ def _read_text(text: str) -> Source:
     except UnicodeEncodeError as error:
         raise _invalid_character(text, error.start, ord(text[error.start])) from None
     if node is None:
-        raise Invalid.at(msg="the file is empty; it needs at least `type: task` and `commands`", line=1)
+        raise Invalid.at(msg=_("the file is empty; it needs at least `type: task` and `commands`"), line=1)
     reader = _Reader()
     data = reader.value(node, ())
     if reader.errors:
@@ -95,7 +94,9 @@ def _line_of(event: yaml.Event) -> int:
 
 def _invalid_character(text: str, position: int, code: int) -> Invalid:
     line = text.count("\n", 0, position) + 1
-    return Invalid.at(msg=f"line {line} has an invalid character (code {code})", line=line)
+    return Invalid.at(
+        msg=_("line %(line)s has an invalid character (code %(code)s)") % {"line": line, "code": code}, line=line
+    )
 
 
 def _check_events(text: str) -> None:
@@ -107,7 +108,7 @@ def _check_events(text: str) -> None:
         elif isinstance(event, yaml.NodeEvent):
             values += 1
             if values > MAX_VALUES:
-                raise Invalid.at(msg=TOO_MANY, line=_line_of(event))
+                raise Invalid.at(msg=_too_many(), line=_line_of(event))
             if isinstance(event, yaml.CollectionStartEvent):
                 if depth > MAX_DEPTH:
                     raise _too_deep(_line_of(event))
@@ -120,12 +121,12 @@ def _read_object(config: Any) -> Source:
     except RecursionError:
         raise _too_deep(None) from None
     except (TypeError, ValueError) as error:
-        raise Invalid.at(msg=f"a value can't be converted to JSON: {error}") from None
+        raise Invalid.at(msg=_("a value can't be converted to JSON: %(error)s") % {"error": error}) from None
     check_size(len(text))
     data = json.loads(text)
     errors: list[FieldError] = []
     if _check(data, (), errors) > MAX_VALUES:
-        raise Invalid.at(msg=TOO_MANY)
+        raise Invalid.at(msg=_too_many())
     if errors:
         raise Invalid(errors[0]["msg"], errors[:MAX_ERRORS])
     return Source(data)
@@ -134,7 +135,10 @@ def _read_object(config: Any) -> Source:
 def check_size(size: int) -> None:
     """Raises TooLarge for a run file of so many bytes."""
     if size > MAX_BYTES:
-        raise TooLarge(f"the run file has {size / 1024:.0f} KB; the limit is {MAX_BYTES // 1024} KB")
+        raise TooLarge(
+            _("the run file has %(size)s KB; the limit is %(max_bytes)s KB")
+            % {"size": f"{size / 1024:.0f}", "max_bytes": MAX_BYTES // 1024}
+        )
 
 
 def _check(value: Any, path: Path, errors: list[FieldError]) -> int:
@@ -148,7 +152,7 @@ def _check(value: Any, path: Path, errors: list[FieldError]) -> int:
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
         if isinstance(key, str) and unusable(key):
-            errors.append({"loc": list(path), "line": None, "msg": "a key must be plain text"})
+            errors.append({"loc": list(path), "line": None, "msg": _("a key must be plain text")})
         else:
             values += _check(child, (*path, key), errors)
     return values
@@ -156,11 +160,22 @@ def _check(value: Any, path: Path, errors: list[FieldError]) -> int:
 
 def _check_path(path: Path, line: int | None) -> None:
     if sum(len(str(part)) for part in path) > MAX_PATH:
-        raise Invalid.at(msg=f"a key, with those around it, has more than {MAX_PATH} characters", line=line)
+        raise Invalid.at(
+            msg=_("a key, with those around it, has more than %(max_path)s characters") % {"max_path": MAX_PATH},
+            line=line,
+        )
+
+
+def _too_many() -> str:
+    return _("the file expands to more than %(most)s values") % {"most": f"{MAX_VALUES:,}"}
+
+
+def _too_long() -> str:
+    return _("the file expands to more than %(most)s KB of text") % {"most": MAX_BYTES // 1024}
 
 
 def _too_deep(line: int | None) -> Invalid:
-    return Invalid.at(msg=f"nesting is deeper than {MAX_DEPTH} levels", line=line)
+    return Invalid.at(msg=_("nesting is deeper than %(max_depth)s levels") % {"max_depth": MAX_DEPTH}, line=line)
 
 
 def _syntax_error(error: yaml.MarkedYAMLError, text: str) -> Invalid:
@@ -170,12 +185,16 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str) -> Invalid:
     lines = text.splitlines() or [""]
     if line > len(lines):
         line, column = len(lines), len(lines[-1]) + 1
-    what = error.problem or error.context or "it can't be parsed"
-    msg = f"invalid YAML in line {line}, column {column}: {what}"
+    what = error.problem or error.context or _("it can't be parsed")
+    msg = _("invalid YAML in line %(line)s, column %(column)s: %(what)s") % {
+        "line": line,
+        "column": column,
+        "what": what,
+    }
     if "tab" in what or ("cannot start any token" in what and "\t" in lines[line - 1]):
-        msg += "; indent with spaces, not tabs"
+        msg += _("; indent with spaces, not tabs")
     elif "mapping values are not allowed" in what:
-        msg += "; quote text that contains `: `"
+        msg += _("; quote text that contains `: `")
     return Invalid(msg, [{"loc": [], "line": line, "col": column, "msg": msg}])
 
 
@@ -233,9 +252,9 @@ class _Reader:
         line = node.start_mark.line + 1
         self.seen += 1
         if self.seen > MAX_VALUES:
-            raise Invalid.at(*path, msg=TOO_MANY, line=line)
+            raise Invalid.at(*path, msg=_too_many(), line=line)
         if id(node) in self.open:
-            raise Invalid.at(*path, msg="this value contains itself", line=line)
+            raise Invalid.at(*path, msg=_("this value contains itself"), line=line)
         if len(path) > MAX_DEPTH:
             raise _too_deep(line)
         _check_path(path, line)
@@ -256,16 +275,21 @@ class _Reader:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                self._wrong(path, line, "a key must be plain text")
+                self._wrong(path, line, _("a key must be plain text"))
                 continue
             key = self._counted(key_node, path)
             _check_path((*path, key), line)
             if unusable(key):
-                self._wrong(path, line, "a key must be plain text")
+                self._wrong(path, line, _("a key must be plain text"))
                 continue
             here = (*path, key)
             if key in found:
-                self._wrong(here, line, f"`{dotted(here)}` is given twice; first in line {self.lines[dotted(here)]}")
+                self._wrong(
+                    here,
+                    line,
+                    _("`%(here)s` is given twice; first in line %(lines)s")
+                    % {"here": dotted(here), "lines": self.lines[dotted(here)]},
+                )
                 continue
             self.lines[dotted(here)] = line
             found[key] = self.value(value_node, here)
@@ -298,14 +322,14 @@ class _Reader:
                     return float(text)
         except (KeyError, ValueError):
             pass
-        self._wrong(path, node.start_mark.line + 1, f"the tag {node.tag} is not supported")
+        self._wrong(path, node.start_mark.line + 1, _("the tag %(tag)s is not supported") % {"tag": node.tag})
         return None
 
     def _counted(self, node: yaml.Node, path: Path) -> str:
         text: str = node.value
         self.size += len(text)
         if self.size > MAX_BYTES:
-            raise Invalid.at(*path, msg=TOO_LONG, line=node.start_mark.line + 1)
+            raise Invalid.at(*path, msg=_too_long(), line=node.start_mark.line + 1)
         return text
 
     def _wrong(self, path: Path, line: int, msg: str) -> None:
@@ -317,9 +341,9 @@ class _Reader:
 def unusable(text: str) -> str | None:
     """Why a text can't be stored or passed to a process; None if it can."""
     if "\0" in text:
-        return "text can't contain NUL characters"
+        return _("text can't contain NUL characters")
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "text can't contain unpaired surrogates"
+        return _("text can't contain unpaired surrogates")
     return None

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from dstackweb.lib.language import gettext as _
+
 MAX_COUNT = 100_000
 MAX_MEMORY_MIB = 1 << 30
 MAX_DURATION_S = 3650 * 86_400
@@ -41,9 +43,9 @@ def parse_count(text: str) -> int:
     """A whole number of things. Raises ValueError with what was expected."""
     text = text.strip()
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{text!r} is not a whole number")
+        raise ValueError(_("%(text)s is not a whole number") % {"text": repr(text)})
     if len(text) > 9 or int(text) > MAX_COUNT:
-        raise ValueError(f"{text} is more than {MAX_COUNT}")
+        raise ValueError(_("%(text)s is more than %(max_count)s") % {"text": text, "max_count": MAX_COUNT})
     return int(text)
 
 
@@ -51,10 +53,13 @@ def parse_memory(text: str) -> int:
     """MiB of `512MB`, `8GB`, `1.5TB`; a bare number means GB. Raises ValueError with what was expected."""
     found = _SIZE.fullmatch(text.strip().lower())
     if not found:
-        raise ValueError(f"{text.strip()!r} is not a size such as 8GB, 512MB or 1TB")
+        raise ValueError(_("%(text)s is not a size such as 8GB, 512MB or 1TB") % {"text": repr(text.strip())})
     mib = round(Decimal(found[1]) * _MIB[found[2] or "gb"])
     if mib > MAX_MEMORY_MIB:
-        raise ValueError(f"{text.strip()} is more than {format_memory(MAX_MEMORY_MIB)}")
+        raise ValueError(
+            _("%(text)s is more than %(max_memory_mib)s")
+            % {"text": text.strip(), "max_memory_mib": format_memory(MAX_MEMORY_MIB)}
+        )
     return mib
 
 
@@ -72,10 +77,13 @@ def parse_duration(text: str) -> int:
     bare = text.isascii() and text.isdigit() and len(text) <= 12
     spans = [(text, "s")] if bare else _SPAN.findall(text)
     if not spans or not (bare or re.fullmatch(f"(?:{_SPAN.pattern})+", text, re.ASCII)):
-        raise ValueError(f"{text!r} is not a duration such as 30m, 24h or 3600 (seconds)")
+        raise ValueError(_("%(text)s is not a duration such as 30m, 24h or 3600 (seconds)") % {"text": repr(text)})
     seconds = sum(int(amount) * _SECONDS[unit] for amount, unit in spans)
     if seconds > MAX_DURATION_S:
-        raise ValueError(f"{text} is more than {MAX_DURATION_S // 86_400} days")
+        raise ValueError(
+            _("%(text)s is more than %(max_duration_s)s days")
+            % {"text": text, "max_duration_s": MAX_DURATION_S // 86_400}
+        )
     return seconds
 
 
@@ -94,17 +102,17 @@ def parse_range(text: str, parse: Callable[[str], int]) -> Range:
         return Range(only, only)
     low, high = (side.strip() for side in text.split("..", 1))
     if not low and not high:
-        raise ValueError(f"{text.strip()!r} needs a number on at least one side")
+        raise ValueError(_("%(text)s needs a number on at least one side") % {"text": repr(text.strip())})
     found = Range(parse(low) if low else None, parse(high) if high else None)
     if found.min is not None and found.max is not None and found.min > found.max:
-        raise ValueError(f"{text.strip()} starts above its end")
+        raise ValueError(_("%(text)s starts above its end") % {"text": text.strip()})
     return found
 
 
 def positive(value: Range) -> Range:
     """The range if neither end is zero. Raises ValueError."""
     if value.min == 0 or value.max == 0:
-        raise ValueError("it must be greater than zero")
+        raise ValueError(_("it must be greater than zero"))
     return value
 
 
@@ -128,10 +136,10 @@ def parse_gpu(text: str) -> dict[str, Any]:
         if part.lower() == "nvidia":
             continue
         if not part:
-            raise ValueError(f"{text!r} has an empty part")
+            raise ValueError(_("%(text)s has an empty part") % {"text": repr(text)})
         key, value = _gpu_part(part)
         if key in found:
-            raise ValueError(f"{text!r} has two values for {key}")
+            raise ValueError(_("%(text)s has two values for %(key)s") % {"text": repr(text), "key": key})
         found[key] = value
     return found
 
@@ -148,12 +156,15 @@ def parse_names(names: list[str]) -> list[str]:
     """GPU names without spaces around them. Raises ValueError for an invalid name or an unsupported vendor."""
     stripped = list(dict.fromkeys(name.strip() for name in names))
     if len(stripped) > MOST_GPU_NAMES:
-        raise ValueError(f"it has more than {MOST_GPU_NAMES} names")
+        raise ValueError(_("it has more than %(most_gpu_names)s names") % {"most_gpu_names": MOST_GPU_NAMES})
     for name in stripped:
         if not _GPU_NAME.fullmatch(name):
-            raise ValueError(f"{name[:120]!r} is not a GPU name such as A100")
+            raise ValueError(_("%(name)s is not a GPU name such as A100") % {"name": repr(name[:120])})
         if name.lower() in OTHER_VENDORS:
-            raise ValueError(f"{OTHER_VENDORS[name.lower()]} GPUs are not supported, only NVIDIA GPUs")
+            raise ValueError(
+                _("%(other_vendors)s GPUs are not supported, only NVIDIA GPUs")
+                % {"other_vendors": OTHER_VENDORS[name.lower()]}
+            )
     return stripped
 
 

@@ -12,45 +12,50 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dstackweb.lib.errors import FieldError
+from dstackweb.lib.language import gettext as _
+from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.containers import NEEDS_IMAGE
 from dstackweb.spec.env import EnvError, refers_to_secret
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.source import Path, Source, dotted
 
 REFUSED_TYPES = {
-    "service": "use `type: task`, and start the server in its `commands`",
-    "dev-environment": "use `dstackweb hold` to get GPUs for interactive work; in a file, use `type: task`",
-    "fleet": "add hosts with `dstackweb host join`; admins set up cloud backends",
-    "gateway": "services are not supported, so gateways are not needed",
-    "volume": "use a directory that your hosts share",
+    "service": gettext_noop("use `type: task`, and start the server in its `commands`"),
+    "dev-environment": gettext_noop(
+        "use `dstackweb hold` to get GPUs for interactive work; in a file, use `type: task`"
+    ),
+    "fleet": gettext_noop("add hosts with `dstackweb host join`; admins set up cloud backends"),
+    "gateway": gettext_noop("services are not supported, so gateways are not needed"),
+    "volume": gettext_noop("use a directory that your hosts share"),
 }
 
 REFUSED_KEYS = {
-    "services": "a run file has one task; start other processes in its `commands`, or submit more runs",
-    "ports": "ports are not forwarded; commands listen on the host's own network",
-    "files": "`dstackweb apply` uploads the current directory",
-    "repos": "`dstackweb apply` uploads the current directory; or clone in the `commands`",
-    "python": "call the interpreter in `commands`",
-    "nvcc": "install it on the hosts, or with the `commands`",
-    "docker": "jobs can't start containers",
-    "privileged": "jobs get no privileges on the host",
-    "user": "the host's admin sets the user of jobs",
-    "fleets": "use `backends`, `regions` or `instance_types`",
-    "availability_zones": "use `regions`",
-    "reservation": "use `instance_types`",
-    "creation_policy": "free hosts are always used before cloud instances",
-    "tags": "put them into the run's `name`",
-    "startup_order": "all nodes start together",
-    "stop_criteria": "a run ends when all its nodes have ended",
-    "resources.shm_size": "jobs use the host's own /dev/shm; in containers it may fill the job's memory",
-    "resources.disk": "jobs use the host's own disk",
-    "resources.gpu.vendor": "only NVIDIA GPUs are supported; remove this key",
-    "resources.gpu.total_memory": "use `memory` (of each GPU) and `count`",
-    "resources.gpu.compute_capability": "use the names of GPUs that have it",
+    "services": gettext_noop("a run file has one task; start other processes in its `commands`, or submit more runs"),
+    "ports": gettext_noop("ports are not forwarded; commands listen on the host's own network"),
+    "files": gettext_noop("`dstackweb apply` uploads the current directory"),
+    "repos": gettext_noop("`dstackweb apply` uploads the current directory; or clone in the `commands`"),
+    "python": gettext_noop("call the interpreter in `commands`"),
+    "nvcc": gettext_noop("install it on the hosts, or with the `commands`"),
+    "docker": gettext_noop("jobs can't start containers"),
+    "privileged": gettext_noop("jobs get no privileges on the host"),
+    "user": gettext_noop("the host's admin sets the user of jobs"),
+    "fleets": gettext_noop("use `backends`, `regions` or `instance_types`"),
+    "availability_zones": gettext_noop("use `regions`"),
+    "reservation": gettext_noop("use `instance_types`"),
+    "creation_policy": gettext_noop("free hosts are always used before cloud instances"),
+    "tags": gettext_noop("put them into the run's `name`"),
+    "startup_order": gettext_noop("all nodes start together"),
+    "stop_criteria": gettext_noop("a run ends when all its nodes have ended"),
+    "resources.shm_size": gettext_noop("jobs use the host's own /dev/shm; in containers it may fill the job's memory"),
+    "resources.disk": gettext_noop("jobs use the host's own disk"),
+    "resources.gpu.vendor": gettext_noop("only NVIDIA GPUs are supported; remove this key"),
+    "resources.gpu.total_memory": gettext_noop("use `memory` (of each GPU) and `count`"),
+    "resources.gpu.compute_capability": gettext_noop("use the names of GPUs that have it"),
 }
 """Keys and types of other tools that are not supported, and what to use instead. They are refused, not ignored."""
 
-_KINDS = {"string_type": "text", "string_too_short": "text", "int_type": "a whole number"}
+TEXT = gettext_noop("text")
+_KINDS = {"string_type": TEXT, "string_too_short": TEXT, "int_type": gettext_noop("a whole number")}
 
 
 def field_errors(error: ValidationError, model: type[Keys], source: Source) -> list[FieldError]:
@@ -66,7 +71,7 @@ def missing_values(source: Source, value: Any, path: Path = ()) -> Iterator[Fiel
     for name, child in value.items() if isinstance(value, dict) else ():
         here = (*path, name)
         if child is None:
-            yield at(source, here, f"`{dotted(here)}` has no value; remove the key or give it one")
+            yield at(source, here, _("`%(here)s` has no value; remove the key or give it one") % {"here": dotted(here)})
         elif here != ("env",):
             yield from missing_values(source, child, here)
 
@@ -76,13 +81,13 @@ def without_image(source: Source) -> Iterator[FieldError]:
     data = source.data
     if "image" not in data:
         for name in (name for name in NEEDS_IMAGE if name in data):
-            yield at(source, (name,), f"`{name}` is for containers; it needs an `image`")
+            yield at(source, (name,), _("`%(name)s` is for containers; it needs an `image`") % {"name": name})
         if "commands" not in data:
             yield at(
-                source, ("commands",), "`commands` is missing; it should be a list of shell commands, at least one"
+                source, ("commands",), _("`commands` is missing; it should be a list of shell commands, at least one")
             )
     elif "entrypoint" in data and "shell" in data:
-        yield at(source, ("shell",), "`shell` runs nothing where there is an `entrypoint`; remove one of them")
+        yield at(source, ("shell",), _("`shell` runs nothing where there is an `entrypoint`; remove one of them"))
 
 
 def secrets_elsewhere(source: Source, value: Any, path: Path = ()) -> Iterator[FieldError]:
@@ -93,7 +98,9 @@ def secrets_elsewhere(source: Source, value: Any, path: Path = ()) -> Iterator[F
         if here in (("env",), ("registry_auth",)):
             continue
         if isinstance(child, str) and refers_to_secret(child):
-            msg = f"`{dotted(here)}` can't contain a secret; set a variable in `env` to it, and use the variable here"
+            msg = _("`%(here)s` can't contain a secret; set a variable in `env` to it, and use the variable here") % {
+                "here": dotted(here)
+            }
             yield at(source, here, msg)
         yield from secrets_elsewhere(source, child, here)
 
@@ -107,7 +114,7 @@ def _field_error(item: ErrorDetails, model: type[Keys], source: Source) -> Field
     cause = item.get("ctx", {}).get("error")
     if isinstance(cause, EnvError):
         path = (*path, cause.key)
-        return at(source, path, f"`{dotted(path)}`: {cause}")
+        return at(source, path, _("`%(path)s`: %(cause)s") % {"path": dotted(path), "cause": cause})
     return at(source, path, _message(item, path, cause, model, source))
 
 
@@ -116,16 +123,19 @@ def _message(item: ErrorDetails, path: Path, cause: object, model: type[Keys], s
     if item["type"] == "extra_forbidden":
         return _unknown_key(path, model)
     if path == ("type",) and isinstance(value, str) and value in REFUSED_TYPES:
-        return f"`type: {value}` is not supported: {REFUSED_TYPES[value]}"
+        return _("`type: %(type)s` is not supported: %(hint)s") % {"type": value, "hint": _(REFUSED_TYPES[value])}
     found = _field(model, path)
-    expects = expected(found) if found else _KINDS.get(item["type"]) or item.get("ctx", {}).get("expected", "")
+    wanted = expected(found) if found else _KINDS.get(item["type"]) or item.get("ctx", {}).get("expected", "")
+    values = {"name": name, "expects": _(wanted) if wanted else "", "cause": cause, "value": _shown(value)}
     if item["type"] == "missing":
-        return f"`{name}` is missing; it should be {expects}"
+        return _("`%(name)s` is missing; it should be %(expects)s") % values
     if cause is not None:
-        return f"`{name}` should be {expects}: {cause}" if expects else f"`{name}`: {cause}"
-    if isinstance(value, dict) and expects == "text":
-        return f"`{name}` should be text; quote text that contains `: `"
-    return f"`{name}` should be {expects}, not {_shown(value)}" if expects else f"`{name}`: {item['msg'].lower()}"
+        return (_("`%(name)s` should be %(expects)s: %(cause)s") if wanted else "`%(name)s`: %(cause)s") % values
+    if isinstance(value, dict) and wanted == TEXT:
+        return _("`%(name)s` should be text; quote text that contains `: `") % values
+    if not wanted:
+        return f"`{name}`: {item['msg'].lower()}"
+    return _("`%(name)s` should be %(expects)s, not %(value)s") % values
 
 
 def expected(found: FieldInfo) -> str:
@@ -138,11 +148,16 @@ def _unknown_key(path: Path, model: type[Keys]) -> str:
     """The message for an unknown key, with the nearest known key, or all keys."""
     *parent, key = path
     if (hint := REFUSED_KEYS.get(dotted(path))) is not None:
-        return f"`{dotted(path)}` is not supported: {hint}"
+        return _("`%(key)s` is not supported: %(hint)s") % {"key": dotted(path), "hint": _(hint)}
     known = list((keys_at(model, tuple(parent)) or model).model_fields)
     near = difflib.get_close_matches(str(key).lower(), known, n=1)
-    hint = f"did you mean `{dotted((*parent, near[0]))}`?" if near else f"known keys: {', '.join(known)}"
-    return f"unknown key `{dotted(path)[:80]}`; {hint}"
+    text = (
+        _("unknown key `%(key)s`; did you mean `%(near)s`?")
+        if near
+        else _("unknown key `%(key)s`; known keys: %(known)s")
+    )
+    values = {"key": dotted(path)[:80], "near": dotted((*parent, *near)), "known": ", ".join(known)}
+    return text % values
 
 
 def keys_at(model: type[Keys], path: Path) -> type[Keys] | None:
@@ -169,8 +184,8 @@ def _keys_in(annotation: Any) -> type[Keys] | None:
 def _shown(value: Any) -> str:
     """A value in the run file's notation, shortened for a message."""
     if isinstance(value, dict):
-        return "a mapping"
+        return _("a mapping")
     if isinstance(value, list):
-        return "a list" if value else "an empty list"
+        return _("a list") if value else _("an empty list")
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -129,7 +129,7 @@ def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthCheck]:
             "Starts fail: %s. Runs that could not start went back to the queue, running jobs continue. It takes jobs "
             "again once a start works."
         )
-        text = hint % events.start_error(host.start_error).rstrip(".")
+        text = hint % events.start_error(host.start_error).rstrip(".。")
         yield HealthCheck(name, "bad", _("held back"), text, host.held_back_at)
     if late := causes.host_tickers.get(host.name):
         yield HealthCheck(name, "bad", _("its ticker is not running"), _all_late(late))

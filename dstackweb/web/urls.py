@@ -145,6 +145,7 @@ account_pages = [
     path("p/<str:project>/secrets/set/", accounts.secret_set, name="secret-set"),
     path("p/<str:project>/secrets/<str:name>/delete/", accounts.secret_delete, name="secret-delete"),
     path("account/", account_views.account, name="account"),
+    path("language/", account_views.choose_language, name="language"),
     path("account/sso/disconnect/", account_views.disconnect, name="single-sign-on-disconnect"),
     path("account/confirm/", second_step.ConfirmPassword.as_view(), name="account_reauthenticate"),
     path("account/confirm/code/", mfa.reauthenticate, name="mfa_reauthenticate"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -56,7 +55,7 @@ def changes(entry: AuditEntry) -> list[str]:
 
 
 def _change(entry: AuditEntry, name: str, values: list[Any] | None) -> str:
-    label: str | Promise = name.replace("_", " ")
+    label = _(name.replace("_", " "))  # of the models and their fields
     if values is None:
         return _("%(field)s: not shown") % {"field": _("value") if name == "ciphertext" else label}
     old, new = values

@@ -119,7 +119,7 @@ def _budget(data: Data) -> Label:
 
 def _held_back(data: Data) -> Label:
     text = _("Starts fail: %s. Running jobs continue. It gets jobs again once a start works.")
-    return Label(_("Host %(host)s is held back") % data, text % events.start_error(data["error"]).rstrip("."), "bad")
+    return Label(_("Host %(host)s is held back") % data, text % events.start_error(data["error"]).rstrip(".。"), "bad")
 
 
 def _stops_soon(data: Data) -> Label:

@@ -44,7 +44,7 @@ def rule(policy: UtilizationPolicy) -> str:
     text = _rule(policy.action) % {"what": _stays(policy.scope), "min": policy.min_gpu_utilization, "window": window}
     if policy.warmup_s:
         text += _(", not counting the first %s") % exact_duration(policy.warmup_s)
-    return text + "."
+    return text + _(".")
 
 
 throttled = words(

@@ -133,7 +133,7 @@ def spread(known: Left | None) -> str:
 def stuck(paused: int, impossible: int) -> str:
     """`27 paused, 1 impossible`."""
     each = ((paused, _("%s paused")), (impossible, _("%s impossible")))
-    return ", ".join(text % count(number) for number, text in each if number)
+    return _(", ").join(text % count(number) for number, text in each if number)
 
 
 def rate_spread(known: Rate | None) -> str:
@@ -151,6 +151,6 @@ def parts(counts: Mapping[TaskState, int]) -> list[tuple[TaskState, str]]:
 
 def sentence(name: str, counts: Mapping[TaskState, int], finished: int, total: int) -> str:
     """A bar for screen readers: the counts of all its states."""
-    each = ", ".join(f"{count(n)} {state(one)}" for one, n in counts.items() if n)
+    each = _(", ").join(f"{count(n)} {state(one)}" for one, n in counts.items() if n)
     begin = _("%(finished)s of %(total)s finished") % {"finished": count(finished), "total": count(total)}
     return f"{name}: {begin}; {each}"

@@ -181,7 +181,7 @@ def move_preview(preview: MoveEffect, reader: User) -> str:
     slips = [_slip(change, reader) for change in preview.slips[:1]]
     if slips and (others := (preview.slips_total or 0) - 1) > 0:
         slips.append(ngettext("%d other run moves", "%d other runs move", others) % others)
-    return "; ".join(filter(None, (*parts, ", ".join(slips))))
+    return _("; ").join(filter(None, (*parts, _(", ").join(slips))))
 
 
 def moved(result: MoveEffect) -> str:
@@ -249,7 +249,7 @@ def foreseen(found: Sequence[tuple[Run, Wait | None]]) -> list[tuple[str, Label]
 
 def move_undone(result: MoveEffect) -> str:
     """`Undone: eval`."""
-    names, more = ", ".join(change.run.name for change in result.changes[:3]), len(result.changes) - 3
+    names, more = _(", ").join(change.run.name for change in result.changes[:3]), len(result.changes) - 3
     return _("Undone: %s") % (_("%(names)s and %(n)d more") % {"names": names, "n": more} if more > 0 else names)
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from django.utils import timezone
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 
@@ -32,7 +33,9 @@ class Sentence(str):
         return Sentence(other, self)
 
     def capitalized(self) -> Sentence:
-        """With its first letter in upper case; the rest stays."""
+        """With its first letter in upper case in languages that write so; the rest stays."""
+        if (get_language() or "").startswith("zh"):
+            return self
         first, *rest = self.parts or ("",)
         return Sentence(first[:1].upper() + first[1:] if isinstance(first, str) else first, *rest)
 
@@ -51,7 +54,7 @@ def _clean(value: Any) -> Any:
 
 def enumeration(names: Sequence[str]) -> str:
     """`ann`, `ann and bob`, `ann, bob and mia`."""
-    return _(" and ").join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return _(" and ").join(filter(None, (_(", ").join(names[:-1]), *names[-1:])))
 
 
 def joined(separator: str, sentences: Iterable[str]) -> Sentence:

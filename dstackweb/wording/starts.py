@@ -21,9 +21,11 @@ def basis(code: StartBasis, data: Mapping[str, Any]) -> Label:
         case StartBasis.NOW:
             return Label(_("now"), _("what it needs is free"), "go")
         case StartBasis.LEARNED:
-            return Label(_("estimated"), joined("; ", filter(None, (_end(told), _learned(told)))), "info")
+            return Label(_("estimated"), joined(_("; "), filter(None, (_end(told), _learned(told)))), "info")
         case StartBasis.MAX_DURATION:
-            return Label(_("estimated"), joined(", ", filter(None, (_end(told), _("from its max_duration")))), "info")
+            return Label(
+                _("estimated"), joined(_(", "), filter(None, (_end(told), _("from its max_duration")))), "info"
+            )
         case StartBasis.NO_END:
             other = told.get("run") or _("a run ahead")
             return Label(_("no estimate"), fill(_("%(run)s has no max_duration and no history"), run=other), "info")

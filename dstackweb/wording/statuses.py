@@ -112,7 +112,7 @@ def exited(code: int) -> str:
     if not usual and code - 128 in SIGNALS:
         usual = _("killed by %s") % SIGNALS[code - 128]
     text = _("Exit code %d") % code
-    return f"{text}: {usual}." if usual else f"{text}."
+    return f"{text}: {usual}" + _(".") if usual else text + _(".")
 
 
 Listed = TypeVar("Listed", bound=RunRow)
@@ -134,7 +134,7 @@ def silent(run: Run, hosts: Sequence[SilentHost]) -> Sentence:
     """What a placed run waits for while hosts of it are silent; empty if none is."""
     if not hosts:
         return Sentence("")
-    names, stopping = ", ".join(one.host for one in hosts), run.status == RunStatus.TERMINATING
+    names, stopping = _(", ").join(one.host for one in hosts), run.status == RunStatus.TERMINATING
     if stopping:
         text = fill(
             gettext("Waits for %(hosts)s, which is silent: its processes may still be running there."), hosts=names
@@ -221,12 +221,12 @@ def code_refused(data: Mapping[str, Any]) -> str:
 def after(data: Mapping[str, Any]) -> str:
     """Which runs a run waits for, or which ended so that it can't start by itself."""
     if unmet := data.get("unmet"):
-        return ", ".join(str(_UNMET(one["on"]) % one) for one in unmet) + "."
+        return _(", ").join(str(_UNMET(one["on"]) % one) for one in unmet) + _(".")
     waits = data.get("waits", ())
     named = [str(_AWAITED(one["on"]) % one) for one in waits[:MOST_NAMED]]
     if more := len(waits) - len(named):
         named.append(ngettext("%d more", "%d more", more) % more)
-    return str(_("Enters its queue after: %s.") % ", ".join(named))
+    return str(_("Enters its queue after: %s.") % _(", ").join(named))
 
 
 MOST_NAMED = 5
@@ -299,7 +299,7 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
         case MessageCode.AFTER:
             return after(data)
         case MessageCode.LOW_UTILIZATION:
-            return f"{policy.was_low(data)}."
+            return policy.was_low(data) + _(".")
         case MessageCode.LATE:
             late = _("it did not start within %s") % exact_duration(int(data["deadline_s"]))
             cause = message(data.get("cause", {}), text)

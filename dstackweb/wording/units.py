@@ -4,27 +4,39 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
 
-from dstackweb.spec.units import duration_text, memory_text, price_text, size_text
+from dstackweb.spec.units import duration_parts, memory_text, price_text, size_text
+
+UNITS = {"s": gettext_noop("%d s"), "min": gettext_noop("%d min"), "h": gettext_noop("%d h"), "d": gettext_noop("%d d")}
 
 
 def duration(seconds: float | None) -> str:
     """`12 s`, `4 min`, `2 h 5 min`, `1 d 2 h`; static/js/times.js writes the same."""
-    return "–" if seconds is None else duration_text(seconds)
+    return "–" if seconds is None else _joined(*duration_parts(seconds))
 
 
 def elapsed(seconds: float) -> str:
     """`duration` of what goes on: with its seconds for an hour, `4 min 12 s`. static/js/times.js writes the same."""
     whole = max(0, int(seconds))
-    return f"{whole // 60} min {whole % 60} s" if 60 <= whole < 3600 else duration_text(whole)
+    return _joined((whole // 60, "min"), (whole % 60, "s")) if 60 <= whole < 3600 else duration(whole)
 
 
 def exact_duration(seconds: int) -> str:
     """A setting such as a window: with its seconds or minutes where `duration` leaves them out."""
     if seconds % 60 or not seconds:
-        return f"{seconds} s"
-    return f"{seconds // 60} min" if seconds >= 86_400 and seconds % 3600 else duration_text(seconds)
+        return _joined((seconds, "s"))
+    return _joined((seconds // 60, "min")) if seconds >= 86_400 and seconds % 3600 else duration(seconds)
+
+
+def _joined(*parts: tuple[int, str]) -> str:
+    return " ".join(_(UNITS[unit]) % number for number, unit in parts)
+
+
+def for_scripts() -> dict[str, str]:
+    """The units with `%s` in the place of the number, for static/js/times.js."""
+    return {unit: _(text).replace("%d", "%s") for unit, text in UNITS.items()}
 
 
 def mebibytes(mib: float | None) -> str:
@@ -34,7 +46,7 @@ def mebibytes(mib: float | None) -> str:
 
 def size(count: int) -> str:
     """Bytes: `312 bytes`, `1.5 MB`."""
-    return size_text(count)
+    return ngettext("%d byte", "%d bytes", count) % count if count < 1024 else size_text(count)
 
 
 def gpus(count: int) -> str:

@@ -1,5 +1,9 @@
 // <time datetime="…" data-when="clock|hour|moment|ago|for|elapsed|in"> in the reader's own zone; the server renders UTC.
 // "ago", "for", "elapsed" and "in" count on by themselves, by the server's clock, so that a poll need not send them again.
+import { word } from "./words.js";
+
+const units = JSON.parse(word("units") || "null") ?? { s: "%s s", min: "%s min", h: "%s h", d: "%s d" };
+const counted = (number, unit) => units[unit].replace("%s", number);
 const skewMs = Number(document.documentElement.dataset.now) - Date.now();
 const locale = document.documentElement.lang || undefined;
 const { zone: ownZone } = document.documentElement.dataset; // that of the reader's account; else the browser's
@@ -18,17 +22,17 @@ export const clockText = (date) => clock.format(date);
 // Writes what `dstackweb.wording.units.duration` writes.
 export function durationText(seconds) {
   const s = Math.max(0, Math.floor(seconds));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min`;
+  if (s < 60) return counted(s, "s");
+  if (s < 3600) return counted(Math.floor(s / 60), "min");
   const [first, firstS, second, secondS] = s < 86400 ? ["h", 3600, "min", 60] : ["d", 86400, "h", 3600];
   const rest = Math.floor((s % firstS) / secondS);
-  return `${Math.floor(s / firstS)} ${first}${rest ? ` ${rest} ${second}` : ""}`;
+  return counted(Math.floor(s / firstS), first) + (rest ? ` ${counted(rest, second)}` : "");
 }
 
 // Writes what `dstackweb.wording.units.elapsed` writes.
 export function elapsedText(seconds) {
   const s = Math.max(0, Math.floor(seconds));
-  return s >= 60 && s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : durationText(s);
+  return s >= 60 && s < 3600 ? `${counted(Math.floor(s / 60), "min")} ${counted(s % 60, "s")}` : durationText(s);
 }
 
 /** What is left, to the second in its last hour: `4:12`, `2 h 5 min`. */

@@ -18,6 +18,8 @@ from dstackweb.lib import bundles
 from dstackweb.lib.pages import STYLES, page_sources
 
 TABLER = "vendor/tabler/tabler.min.css"
+LANGUAGES = {"light": "en", "dark": "zh-hans"}
+"""Of the pages that are looked at in each theme."""
 CLASS = re.compile(r"\.(-?[_a-zA-Z][\w-]*)")
 SETTLED = """
 async () => {
@@ -114,11 +116,16 @@ def check_now(page: Page, name: str) -> None:
 
 
 def check_pages(page: Page, addresses: Mapping[str, str]) -> None:
-    """Each page fits a desktop and a phone in both themes; axe-core finds nothing in either theme or width."""
+    """Each page fits a desktop and a phone, in the light theme and in English, in the dark one and in Chinese.
+
+    axe-core finds nothing in either.
+    """
     faults = {}
     missing, unmarked = {}, {}
     for name, address in addresses.items():
         for look, other_width in ((Look("light", 1360), 390), (Look("dark", 390), 1360)):
+            cookie = {"name": settings.LANGUAGE_COOKIE_NAME, "value": LANGUAGES[look.theme], "url": address}
+            page.context.add_cookies([cookie])
             _open(page, look, address)
             check_fits(page, name)
             faults[f"{address} {look}"] = accessibility_faults(page)
@@ -126,6 +133,7 @@ def check_pages(page: Page, addresses: Mapping[str, str]) -> None:
             unmarked[address] = unmarked_links(page)
             page.set_viewport_size({"width": other_width, "height": 844})
             check_fits(page, name)
+    page.context.clear_cookies(name=settings.LANGUAGE_COOKIE_NAME)
     assert {address: found for address, found in faults.items() if found} == {}
     assert {address: found for address, found in missing.items() if found} == {}
     assert not (left := {address: found for address, found in unmarked.items() if found}), left

@@ -16,7 +16,7 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.debug import sensitive_post_parameters
 
 from dstackweb.backends import registry, services
@@ -39,18 +39,18 @@ class BackendAdmin(admin.ModelAdmin[Backend]):
         css = {"all": ("backend_admin.css",)}
         js = ("js/backend-admin.js",)
 
-    @admin.display(description="where")
+    @admin.display(description=gettext_lazy("where"))
     def where(self, backend: Backend) -> str:
         kind = registry.KINDS.get(backend.kind)
         return kind.location(backend.config) if kind else _("kind not installed")
 
-    @admin.display(description="machines now")
+    @admin.display(description=gettext_lazy("machines now"))
     def machines(self, backend: Backend) -> int:
         if registry.is_hosts(backend):
             return backend.hosts.filter(left_at=None).count()
         return backend.instances.exclude(status=InstanceStatus.GONE).count()
 
-    @admin.display(description="used by")
+    @admin.display(description=gettext_lazy("used by"))
     def used_by(self, backend: Backend) -> SafeString:
         """The profiles that use it."""
         named = [

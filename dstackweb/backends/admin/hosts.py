@@ -9,6 +9,7 @@ from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts import inventory
@@ -71,10 +72,10 @@ class HostAdmin(admin.ModelAdmin[Host]):
     )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "backend", "online", "leaving", "left_at", "error", "held_back_at", "start_error")}),
-        ("Settings", {"fields": ("draining", "labels", "setup")}),
-        ("Capacity", {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
+        (gettext_lazy("Settings"), {"fields": ("draining", "labels", "setup")}),
+        (gettext_lazy("Capacity"), {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
         (
-            "Reported by the host",
+            gettext_lazy("Reported by the host"),
             {
                 "fields": (
                     "address",
@@ -92,7 +93,7 @@ class HostAdmin(admin.ModelAdmin[Host]):
         ),
     )
 
-    @admin.display(boolean=True)
+    @admin.display(boolean=True, description=gettext_lazy("online"))
     def online(self, host: Host) -> bool:
         return inventory.is_online(host)
 
@@ -107,13 +108,16 @@ class HostAdmin(admin.ModelAdmin[Host]):
         if draining != before.draining:
             self._set_draining(request, [obj], draining)
 
-    @admin.action(description="Drain: running jobs continue, no new jobs start", permissions=["change"])
+    @admin.action(description=gettext_lazy("Drain: running jobs continue, no new jobs start"), permissions=["change"])
     def drain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        self.message_user(request, f"Draining {self._set_draining(request, hosts, True)} hosts.")
+        count = self._set_draining(request, hosts, True)
+        self.message_user(request, ngettext("Draining %d host.", "Draining %d hosts.", count) % count)
 
-    @admin.action(description="Stop draining: accept new jobs", permissions=["change"])
+    @admin.action(description=gettext_lazy("Stop draining: accept new jobs"), permissions=["change"])
     def undrain(self, request: HttpRequest, hosts: QuerySet[Host]) -> None:
-        self.message_user(request, f"{self._set_draining(request, hosts, False)} hosts accept jobs again.")
+        count = self._set_draining(request, hosts, False)
+        text = ngettext("%d host accepts jobs again.", "%d hosts accept jobs again.", count) % count
+        self.message_user(request, text)
 
     def _set_draining(self, request: HttpRequest, hosts: Iterable[Host], draining: bool) -> int:
         assert isinstance(request.user, User)

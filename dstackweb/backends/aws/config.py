@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from django.utils.translation import gettext
 from django.utils.translation import gettext_noop as _
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -35,7 +36,7 @@ _DSTACK_NAMES = {"access_key": "access_key_id", "secret_key": "secret_access_key
 def _like(pattern: re.Pattern[str]) -> AfterValidator:
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
-            raise ValueError(f"{text[:80]!r} is invalid")
+            raise ValueError(gettext("%(text)s is invalid") % {"text": repr(text[:80])})
         return text
 
     return AfterValidator(check)
@@ -44,7 +45,7 @@ def _like(pattern: re.Pattern[str]) -> AfterValidator:
 def _all_like(pattern: re.Pattern[str]) -> AfterValidator:
     def check(texts: tuple[str, ...]) -> tuple[str, ...]:
         if wrong := [text[:80] for text in texts if not pattern.fullmatch(text)]:
-            raise ValueError(f"{', '.join(map(repr, wrong))} is invalid")
+            raise ValueError(gettext("%(values)s is invalid") % {"values": ", ".join(map(repr, wrong))})
         return texts
 
     return AfterValidator(check)
@@ -53,22 +54,22 @@ def _all_like(pattern: re.Pattern[str]) -> AfterValidator:
 def _url(text: str) -> str:
     parts = urlsplit(text)
     if "@" in parts.netloc:
-        raise ValueError("it contains a user name or a password")
+        raise ValueError(gettext("it contains a user name or a password"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{text[:80]!r} is invalid")
+        raise ValueError(gettext("%(text)s is invalid") % {"text": repr(text[:80])})
     return text.rstrip("/")
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("text is expected")
+        raise ValueError(gettext("text is expected"))
     return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not listed:
-        raise ValueError("text or a list of texts is expected")
+        raise ValueError(gettext("text or a list of texts is expected"))
     return tuple(dict.fromkeys(_text(item) for item in listed))
 
 
@@ -79,7 +80,7 @@ def _by_region(read: Callable[[Any], Any]) -> BeforeValidator:
         if not isinstance(value, dict):
             return {EVERY_REGION: read(value)}
         if wrong := [name for name in value if not _REGION.fullmatch(str(name)) and name != EVERY_REGION]:
-            raise ValueError(f"{str(wrong[0])[:80]!r} is not a region")
+            raise ValueError(gettext("%(wrong)s is not a region") % {"wrong": repr(str(wrong[0])[:80])})
         return {region: read(item) for region, item in value.items()}
 
     return BeforeValidator(by_region)
@@ -88,9 +89,9 @@ def _by_region(read: Callable[[Any], Any]) -> BeforeValidator:
 def _tags(tags: dict[str, str]) -> dict[str, str]:
     """EC2's rules: it would refuse each launch otherwise."""
     if wrong := [text for text in (*tags, *tags.values()) if text.lower().startswith("aws:")]:
-        raise ValueError(f"{wrong[0][:80]!r} begins with aws:, which AWS reserves")
+        raise ValueError(gettext("%(wrong)s begins with aws:, which AWS reserves") % {"wrong": repr(wrong[0][:80])})
     if len(tags) > MAX_TAGS:
-        raise ValueError(f"at most {MAX_TAGS} are allowed")
+        raise ValueError(gettext("at most %(max_tags)s are allowed") % {"max_tags": MAX_TAGS})
     return tags
 
 
@@ -125,9 +126,9 @@ class CredentialsFields(Keys):
     @model_validator(mode="after")
     def _one_way(self) -> CredentialsFields:
         if self.access_key_id and self.profile:
-            raise ValueError("an access key and a profile exclude each other")
+            raise ValueError(gettext("an access key and a profile exclude each other"))
         if self.external_id and not self.role_arn:
-            raise ValueError("external_id requires a role_arn")
+            raise ValueError(gettext("external_id requires a role_arn"))
         return self
 
 
@@ -243,7 +244,7 @@ class AwsConfig(Keys):
     def _of_its_regions(cls, found: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         regions = info.data.get("regions")
         if regions and (others := sorted(set(found) - {EVERY_REGION, *regions})):
-            raise ValueError(f"{', '.join(others)} is not in `regions`")
+            raise ValueError(gettext("%(others)s is not in `regions`") % {"others": ", ".join(others)})
         return found
 
     def subnets_in(self, region: str) -> tuple[str, ...]:
@@ -295,19 +296,23 @@ def settle(given: Mapping[str, Any], stored: str = "") -> tuple[dict[str, Any], 
         config["credentials"] = credentials
     key_id = read(config).credentials.access_key_id
 
-    def wrong(text: str) -> Invalid:
-        return Invalid.at("credentials", "secret_access_key", msg=f"`credentials.secret_access_key` {text}")
+    def wrong(msg: str) -> Invalid:
+        return Invalid.at("credentials", "secret_access_key", msg=msg)
 
     if secret is not None and (not isinstance(secret, str) or not secret.strip()):
-        raise wrong("should be text")
+        raise wrong(gettext("`credentials.secret_access_key` should be text"))
     if key_id is None:
         if secret is not None:
-            raise wrong("belongs to an `access_key_id`")
+            raise wrong(gettext("`credentials.secret_access_key` belongs to an `access_key_id`"))
         return config, ""
     if secret is not None:
         return config, encrypt(json.dumps({key_id: secret.strip()}))
     if not secret_of(key_id, stored):
-        raise wrong(f"is missing: the secret of {key_id}, which AWS shows once, when the key is created")
+        msg = gettext(
+            "`credentials.secret_access_key` is missing: the secret of %(key)s, which AWS shows once, when the key is "
+            "created"
+        )
+        raise wrong(msg % {"key": key_id})
     return config, stored
 
 

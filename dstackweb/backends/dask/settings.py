@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Annotated, Any
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from pydantic import AfterValidator, Field, SecretStr
 
 from dstackweb.backends.dask.wire import Tls
@@ -33,10 +35,10 @@ def gpus(lines: Sequence[str]) -> list[Gpu]:
     """GPUs of lines such as `GPU`, `GPU=A100` and `GPU=A100:80GB`. Raises ValueError."""
     found = []
     for line in lines:
-        resource, _, about = line.partition("=")
-        name, _, memory = about.partition(":")
+        resource, _sep, about = line.partition("=")
+        name, _sep, memory = about.partition(":")
         if not resource.strip():
-            raise ValueError(f"`{line}` names no resource")
+            raise ValueError(_("`%(line)s` names no resource") % {"line": line})
         found.append(
             Gpu(resource.strip(), (name or resource).strip().upper(), parse_memory(memory.strip()) if memory else 0)
         )
@@ -52,7 +54,7 @@ def pem(text: str) -> str:
     """PEM with its line breaks, which fields of one line lose. Raises ValueError."""
     parts = _PEM.findall(text)
     if not parts:
-        raise ValueError("no PEM: it begins with -----BEGIN")
+        raise ValueError(_("no PEM: it begins with -----BEGIN"))
     return "".join(
         f"-----BEGIN {name}-----\n{fill(''.join(body.split()), 64)}\n-----END {name}-----\n" for name, body in parts
     )
@@ -62,25 +64,39 @@ class DaskSettings(Keys):
     """Flat, as the form and the API show them."""
 
     projects: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
-        "a list of projects, such as team-a",
-        "Projects that may use it. Their jobs have one user: they can read each other's files and secrets",
+        gettext_noop("a list of projects, such as team-a"),
+        gettext_noop(
+            "Projects that may use it. Their jobs have one user: they can read each other's files and secrets"
+        ),
     )
     scheduler: Annotated[str, Field(pattern=r"^(tcp|tls)://([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}$")] = key(
-        "an address such as tcp://dask.example:8786", "Address of the scheduler; tls:// needs the certificates below"
+        gettext_noop("an address such as tcp://dask.example:8786"),
+        gettext_noop("Address of the scheduler; tls:// needs the certificates below"),
     )
     gpus: Annotated[tuple[Text, ...], AfterValidator(_gpu_lines)] = key(
-        "a list such as GPU=A100:80GB",
-        "Resources of workers that count GPUs, with model and memory, which Dask does not know",
+        gettext_noop("a list such as GPU=A100:80GB"),
+        gettext_noop("Resources of workers that count GPUs, with model and memory, which Dask does not know"),
         default=("GPU",),
-        title="GPUs",
+        title=gettext_noop("GPUs"),
     )
     tls_ca: Annotated[str, AfterValidator(pem)] | None = key(
-        "a certificate in PEM", "Certificate of the cluster's CA", default=None, title="TLS CA"
+        gettext_noop("a certificate in PEM"),
+        gettext_noop("Certificate of the cluster's CA"),
+        default=None,
+        title=gettext_noop("TLS CA"),
     )
     tls_cert: Annotated[str, AfterValidator(pem)] | None = key(
-        "a certificate in PEM", "Certificate of this client", default=None, title="TLS certificate"
+        gettext_noop("a certificate in PEM"),
+        gettext_noop("Certificate of this client"),
+        default=None,
+        title=gettext_noop("TLS certificate"),
     )
-    tls_key: SecretStr | None = key("a key in PEM", "Private key of this client", default=None, title="TLS key")
+    tls_key: SecretStr | None = key(
+        gettext_noop("a key in PEM"),
+        gettext_noop("Private key of this client"),
+        default=None,
+        title=gettext_noop("TLS key"),
+    )
 
 
 def tls(config: Mapping[str, Any], secrets: Mapping[str, str]) -> Tls | None:
@@ -90,10 +106,12 @@ def tls(config: Mapping[str, Any], secrets: Mapping[str, str]) -> Tls | None:
     texts = {**config, **secrets}
     for name in ("tls_ca", "tls_cert", "tls_key"):
         if not texts.get(name):
-            raise Invalid.at(name, msg=f"`{name}` is needed for tls://")
+            raise Invalid.at(name, msg=_("`%(name)s` is needed for tls://") % {"name": name})
     try:
         found = Tls(pem(texts["tls_ca"]), pem(texts["tls_cert"]), pem(texts["tls_key"]))
         found.context()
     except (ssl.SSLError, ValueError, OSError) as error:
-        raise Invalid.at("tls_key", msg=f"`tls_key` and the certificates do not fit together: {error}") from error
+        raise Invalid.at(
+            "tls_key", msg=_("`tls_key` and the certificates do not fit together: %(error)s") % {"error": error}
+        ) from error
     return found

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts.fit import HOSTS, GpuView, HostView
@@ -30,7 +31,7 @@ def find(name: str) -> Host:
     """A joined host. Raises NotFound."""
     host = Host.joined.filter(name=name).first()
     if host is None:
-        raise NotFound(f"host {name} does not exist")
+        raise NotFound(_("host %(name)s does not exist") % {"name": name})
     return host
 
 
@@ -213,7 +214,9 @@ def leave(host: Host, by: User) -> None:
     Raises Conflict for the server's own machine, which would come back with the server.
     """
     if not may_leave(host):
-        raise Conflict(f"{host.name} is the server's own machine and can't leave; drain it to keep jobs away")
+        raise Conflict(
+            _("%(host)s is the server's own machine and can't leave; drain it to keep jobs away") % {"host": host.name}
+        )
     with transaction.atomic():
         if Host.joined.filter(pk=host.pk, leaving=False).update(leaving=True, draining=True):
             _record(host, by, HostEventKind.LEAVING)

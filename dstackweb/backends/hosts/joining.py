@@ -13,6 +13,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 import dstackweb
 from dstackweb.accounts.models import User
@@ -50,9 +51,9 @@ def invite(by: User) -> tuple[HostInvite, str]:
 
 def withdraw(invite_id: int) -> None:
     """Withdraw an unused invite. Raises NotFound."""
-    deleted, _ = HostInvite.objects.filter(pk=invite_id, used_at=None).delete()
+    deleted, _rows = HostInvite.objects.filter(pk=invite_id, used_at=None).delete()
     if not deleted:
-        raise NotFound("This join token has been used or withdrawn already.")
+        raise NotFound(_("This join token has been used or withdrawn already."))
 
 
 def open_invites() -> QuerySet[HostInvite]:
@@ -63,13 +64,12 @@ def open_invites() -> QuerySet[HostInvite]:
 def of_token(token: str) -> HostInvite:
     """The invite of a token, valid or used. Raises Forbidden, also if its creator is no longer an admin."""
     row = HostInvite.objects.select_related("created_by").filter(digest=digest(token)).first()
-    again = "make a new one on the hosts page"
     if row is None:
-        raise Forbidden(f"this join token doesn't exist or was withdrawn; {again}")
+        raise Forbidden(_("this join token doesn't exist or was withdrawn; make a new one on the hosts page"))
     if row.expires_at <= timezone.now():
-        raise Forbidden(f"this join token has expired; {again}")
+        raise Forbidden(_("this join token has expired; make a new one on the hosts page"))
     if not (row.created_by.is_superuser and row.created_by.is_active):
-        raise Forbidden("the creator of this join token is no longer an admin of the deployment; ask for a new one")
+        raise Forbidden(_("the creator of this join token is no longer an admin of the deployment; ask for a new one"))
     return row
 
 
@@ -129,7 +129,9 @@ def join(row: HostInvite, machine: JoinRequest) -> str:
     with transaction.atomic():
         mine = HostInvite.objects.filter(pk=row.pk, used_at=row.used_at, expires_at__gt=now)
         if not mine.update(used_at=now, host_name=machine.name, nonce=machine.nonce):
-            raise Forbidden("this join token was used already, and each works once; make a new one on the hosts page")
+            raise Forbidden(
+                _("this join token was used already, and each works once; make a new one on the hosts page")
+            )
         host, _created = Host.objects.get_or_create(
             name=machine.name, defaults={"backend": ensure_embedded_backend(), "labels": dict(machine.labels or {})}
         )
@@ -144,13 +146,16 @@ def join(row: HostInvite, machine: JoinRequest) -> str:
 def check_unused(row: HostInvite) -> None:
     """Raises Forbidden if the invite was used."""
     if row.used_at is not None:
-        raise Forbidden(f"this join token was used already by {row.host_name}, and each works once; make a new one")
+        raise Forbidden(
+            _("this join token was used already by %(host_name)s, and each works once; make a new one")
+            % {"host_name": row.host_name}
+        )
 
 
 def revoke(host: Host, by: User) -> None:
     """End the token of a host's agent: the machine must join again. Its running jobs continue. Raises Conflict."""
     if host.cluster:
-        raise Conflict(f"{host.name} is the server's own machine and has no token")
+        raise Conflict(_("%(host)s is the server's own machine and has no token") % {"host": host.name})
     with transaction.atomic():
         if Host.objects.filter(pk=host.pk).exclude(token_digest="").update(token_digest=""):
             HostEvent.objects.create(host=host, kind=HostEventKind.REVOKED, actor=by)

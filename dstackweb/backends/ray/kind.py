@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from dstackweb.backends.contract import SourceFailed, SourceFailure
@@ -21,9 +21,9 @@ from dstackweb.spec.fields import Keys, Text, key
 def _address(text: str) -> str:
     parts = urlsplit(text)
     if "@" in parts.netloc:
-        raise ValueError("it contains a user name or a password")
+        raise ValueError(_("it contains a user name or a password"))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"{text[:80]!r} is not an http(s) URL")
+        raise ValueError(_("%(text)s is not an http(s) URL") % {"text": repr(text[:80])})
     return text.rstrip("/")
 
 
@@ -34,7 +34,7 @@ def _sizes(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 def _resources(lines: tuple[str, ...]) -> tuple[str, ...]:
     if {"CPU", "GPU", "memory"} & set(amounts(lines)):
-        raise ValueError("CPUs, GPUs and memory are what the run asks for")
+        raise ValueError(_("CPUs, GPUs and memory are what the run asks for"))
     return lines
 
 
@@ -42,34 +42,45 @@ class RaySettings(Keys):
     """What an admin sets."""
 
     projects: Annotated[tuple[Text, ...], Field(min_length=1, max_length=100)] = key(
-        "a list of projects, such as team-a",
-        "Projects that may use it. Their jobs have one user: they can read each other's files and secrets",
+        gettext_noop("a list of projects, such as team-a"),
+        gettext_noop(
+            "Projects that may use it. Their jobs have one user: they can read each other's files and secrets"
+        ),
     )
     address: Annotated[str, AfterValidator(_address)] = key(
-        "a URL, such as https://ray.example:8265", "Address of the cluster's dashboard"
+        gettext_noop("a URL, such as https://ray.example:8265"), gettext_noop("Address of the cluster's dashboard")
     )
-    token: SecretStr | None = key("text", "Token, where the dashboard wants one", default=None)
+    token: SecretStr | None = key(
+        gettext_noop("text"), gettext_noop("Token, where the dashboard wants one"), default=None
+    )
     ca_file: Text | None = key(
-        "a path", "Certificates to trust, a file of the server; empty: the system's", default=None, title="CA file"
+        gettext_noop("a path"),
+        gettext_noop("Certificates to trust, a file of the server; empty: the system's"),
+        default=None,
+        title=gettext_noop("CA file"),
     )
     insecure: bool = key(
-        "true or false", "Allow plain HTTP to another machine", default=False, title="Plain HTTP over a network"
+        gettext_noop("true or false"),
+        gettext_noop("Allow plain HTTP to another machine"),
+        default=False,
+        title=gettext_noop("Plain HTTP over a network"),
     )
     resources: Annotated[tuple[Text, ...], AfterValidator(_resources)] = key(
-        "a list such as batch=1", "Custom resources that each job takes, which keep runs on nodes that have them",
+        gettext_noop("a list such as batch=1"),
+        gettext_noop("Custom resources that each job takes, which keep runs on nodes that have them"),
         default=(),
     )  # fmt: skip
     gpu_memory: Annotated[tuple[Text, ...], AfterValidator(_sizes)] = key(
-        "a list such as A100=80GB, L4=24GB",
-        "Memory of each model of GPU, which Ray does not know",
+        gettext_noop("a list such as A100=80GB, L4=24GB"),
+        gettext_noop("Memory of each model of GPU, which Ray does not know"),
         default=(),
-        title="GPU memory",
+        title=gettext_noop("GPU memory"),
     )
 
     @model_validator(mode="after")
     def _not_exposed(self) -> Self:
         if is_exposed(self.address) and not self.insecure:
-            raise ValueError("`address` is plain HTTP to another machine: use HTTPS, or set `insecure`")
+            raise ValueError(_("`address` is plain HTTP to another machine: use HTTPS, or set `insecure`"))
         return self
 
 

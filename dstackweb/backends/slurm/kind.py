@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 from pydantic import AfterValidator, Field
 
 from dstackweb.backends.contract import SourceFailed
@@ -54,36 +54,49 @@ class SlurmSettings(Keys):
     """What an admin sets."""
 
     projects: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
-        "a list of projects, such as team-a",
-        "Projects that may use it. Their jobs have one user: they can read each other's files and secrets",
+        gettext_noop("a list of projects, such as team-a"),
+        gettext_noop(
+            "Projects that may use it. Their jobs have one user: they can read each other's files and secrets"
+        ),
     )
     partitions: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
-        "a list of partitions, such as gpu", "Partitions to use"
+        gettext_noop("a list of partitions, such as gpu"), gettext_noop("Partitions to use")
     )
     ssh_host: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9][\w.:-]*$")] | None = key(
-        "a host, such as slurm@login.example",
-        "Login node to reach by SSH; empty: Slurm's commands are here",
-        title="SSH host",
+        gettext_noop("a host, such as slurm@login.example"),
+        gettext_noop("Login node to reach by SSH; empty: Slurm's commands are here"),
+        title=gettext_noop("SSH host"),
         default=None,
     )
     ssh_key_file: Text | None = key(
-        "a path", "Private key for SSH, a file of the server", default=None, title="SSH key file"
+        gettext_noop("a path"),
+        gettext_noop("Private key for SSH, a file of the server"),
+        default=None,
+        title=gettext_noop("SSH key file"),
     )
-    account: Name | None = key("a name", "Account to submit with", default=None)
-    qos: Name | None = key("a name", "Quality of service", default=None, title="QOS")
-    constraint: Name | None = key("a list of features", "Features that nodes need", default=None)
-    reservation: Name | None = key("a name", "Reservation to use", default=None)
+    account: Name | None = key(gettext_noop("a name"), gettext_noop("Account to submit with"), default=None)
+    qos: Name | None = key(
+        gettext_noop("a name"), gettext_noop("Quality of service"), default=None, title=gettext_noop("QOS")
+    )
+    constraint: Name | None = key(
+        gettext_noop("a list of features"), gettext_noop("Features that nodes need"), default=None
+    )
+    reservation: Name | None = key(gettext_noop("a name"), gettext_noop("Reservation to use"), default=None)
     gpu_memory: Annotated[tuple[Text, ...], AfterValidator(_sizes)] = key(
-        "a list such as a100=80GB, v100=32GB",
-        "Memory of each type of GPU, which Slurm does not know",
+        gettext_noop("a list such as a100=80GB, v100=32GB"),
+        gettext_noop("Memory of each type of GPU, which Slurm does not know"),
         default=(),
-        title="GPU memory",
+        title=gettext_noop("GPU memory"),
     )
     most_waiting: Annotated[int, Field(ge=1, le=1000)] = key(
-        "a number from 1", "Jobs waiting in a partition, from which it gets no more", default=1
+        gettext_noop("a number from 1"),
+        gettext_noop("Jobs waiting in a partition, from which it gets no more"),
+        default=1,
     )
     login_environment: bool = key(
-        "true or false", "Jobs start with the environment of a login, which may take a node seconds", default=False
+        gettext_noop("true or false"),
+        gettext_noop("Jobs start with the environment of a login, which may take a node seconds"),
+        default=False,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows, may_change
 from dstackweb.accounts.models import Project, User
@@ -50,14 +51,21 @@ def exempt(run: Run, user: User, role: str, reason: str, *, minutes: int | None 
     Invalid (no reason, minutes out of range) or Conflict (no policy would stop it, or no exemptions left).
     """
     if not may_change(role, run.user_id, user):
-        raise Forbidden(f"run {run.name} belongs to {run.user.get_username()}: only they or a manager can keep it")
+        raise Forbidden(
+            _("run %(run)s belongs to %(user)s: only they or a manager can keep it")
+            % {"run": run.name, "user": run.user.get_username()}
+        )
     reason = " ".join(reason.split())
     if not reason:
-        raise Invalid.at("reason", msg="a reason is required: other runs may be waiting for its GPUs")
+        raise Invalid.at("reason", msg=_("a reason is required: other runs may be waiting for its GPUs"))
     if why := unusable(reason):
         raise Invalid.at("reason", msg=why)
     if len(reason) > REASON_MAX:
-        raise Invalid.at("reason", msg=f"at most {REASON_MAX} characters, got {len(reason)}")
+        raise Invalid.at(
+            "reason",
+            msg=_("at most %(reason_max)s characters, got %(reason)s")
+            % {"reason_max": REASON_MAX, "reason": len(reason)},
+        )
     now = timezone.now()
     with transaction.atomic():
         fresh = lock_run(run.pk)
@@ -66,7 +74,10 @@ def exempt(run: Run, user: User, role: str, reason: str, *, minutes: int | None 
         _check_stoppable(fresh, policies)
         used = fresh.policy_exemptions.count()
         if used >= policies.max_exemptions:
-            raise Conflict(f"run {fresh.name} was kept {used} times already, the most that {fresh.project} allows")
+            raise Conflict(
+                _("run %(run)s was kept %(used)s times already, the most that %(project)s allows")
+                % {"run": fresh.name, "used": used, "project": fresh.project}
+            )
         until = max(now, exempt_until(fresh.pk) or now) + dt.timedelta(minutes=duration)
         exemption = PolicyExemption.objects.create(run=fresh, by=user, at=now, until=until, reason=reason)
         left = policies.max_exemptions - used - 1
@@ -80,18 +91,30 @@ def _minutes(requested: int | None, usual: int, role: str) -> int:
     most = MINUTES_MAX if allows(role, "manager") else usual
     minutes = usual if requested is None else requested
     if not 1 <= minutes <= most:
-        raise Invalid.at("minutes", msg=f"a run can be kept for 1 to {most} minutes at a time, not {minutes}")
+        raise Invalid.at(
+            "minutes",
+            msg=_("a run can be kept for 1 to %(most)s minutes at a time, not %(minutes)s")
+            % {"most": most, "minutes": minutes},
+        )
     return minutes
 
 
 def _check_stoppable(run: Run, policies: ProjectPolicies) -> None:
     """Raises Conflict where no policy would stop the run."""
     if run.status not in (RunStatus.PROVISIONING, RunStatus.RUNNING):
-        raise Conflict(f"run {run.name} is {run.status}: only provisioning or running runs can be kept")
+        raise Conflict(
+            _("run %(run)s is %(status)s: only provisioning or running runs can be kept")
+            % {"run": run.name, "status": run.status}
+        )
     policy = policy_of(run)
     if policy is None:
-        raise Conflict(f"run {run.name} has no utilization policy: no policy would stop it")
+        raise Conflict(_("run %(run)s has no utilization policy: no policy would stop it") % {"run": run.name})
     if policy.action == UtilizationAction.NOTIFY:
-        raise Conflict(f"the utilization policy of run {run.name} only notifies: it would not be stopped")
+        raise Conflict(
+            _("the utilization policy of run %(run)s only notifies: it would not be stopped") % {"run": run.name}
+        )
     if policies.observe_only:
-        raise Conflict(f"{run.project} only observes its utilization policies: the run would not be stopped")
+        raise Conflict(
+            _("%(project)s only observes its utilization policies: the run would not be stopped")
+            % {"project": run.project}
+        )

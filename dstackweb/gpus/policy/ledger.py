@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project
 from dstackweb.gpus.models import PolicyStop, ProjectPolicies
@@ -100,5 +102,8 @@ def _reclaimed_hours(stop: PolicyStop, now: dt.datetime) -> float | None:
 def set_observe_only(project: Project, role: str, observe_only: bool) -> ProjectPolicies:
     """Have a project's policies only report, or be enforced again. Raises Forbidden."""
     if not allows(role, "manager"):
-        raise Forbidden(f"only managers of {project} can change whether its utilization policies are enforced")
+        raise Forbidden(
+            _("only managers of %(project)s can change whether its utilization policies are enforced")
+            % {"project": project}
+        )
     return ProjectPolicies.objects.update_or_create(project=project, defaults={"observe_only": observe_only})[0]

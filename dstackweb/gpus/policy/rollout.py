@@ -16,6 +16,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.policy import binding
@@ -149,7 +150,7 @@ def apply(profile: Profile, run_ids: Collection[int], shown: str, actor: User) -
     """
     policy = policy_set_by(profile)
     if fingerprint(policy) != shown:
-        raise Conflict("the profile has changed since you opened this page: review the list again")
+        raise Conflict(_("the profile has changed since you opened this page: review the list again"))
     mine = affected(profile).filter(pk__in=run_ids).order_by("pk").values_list("pk", flat=True)
     return sum(_apply(profile, policy, run_id, actor) for run_id in list(mine))
 

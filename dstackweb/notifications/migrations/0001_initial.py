@@ -27,6 +27,7 @@ class Migration(migrations.Migration):
                 ('url', models.TextField(blank=True, editable=False, help_text='Encrypted, since it is the permission to post there')),
                 ('key', models.TextField(blank=True, editable=False, help_text="Of a webhook's signatures, encrypted")),
                 ('enabled', models.BooleanField(default=True)),
+                ('language', models.CharField(default='en', help_text='Of its messages: that of the page on which it was set up', max_length=10)),
                 ('zone', models.CharField(default='UTC', help_text='Time zone of the times of day', max_length=60)),
                 ('quiet_from', models.TimeField(null=True)),
                 ('quiet_until', models.TimeField(help_text='Until then nothing is sent', null=True)),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from django.utils.translation import gettext as _
+
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
@@ -143,18 +145,25 @@ def read_to_move(
 ) -> tuple[dict[int, Run], MoveTarget]:
     """Read the runs to move and the target. Raises Invalid for no or too many runs, NotFound, Conflict."""
     if not run_ids:
-        raise Invalid.at("runs", msg="name at least one run")
+        raise Invalid.at("runs", msg=_("name at least one run"))
     if len(run_ids) > MAX_MOVED:
-        raise Invalid.at("runs", msg=f"at most {MAX_MOVED} runs can be moved at once, not {len(run_ids)}")
+        raise Invalid.at(
+            "runs",
+            msg=_("at most %(max_moved)s runs can be moved at once, not %(count)s")
+            % {"max_moved": MAX_MOVED, "count": len(run_ids)},
+        )
     found = read_runs(queue, [*run_ids, *([target.anchor.pk] if target.anchor else [])], lock=lock)
     runs = {pk: found[pk] for pk in run_ids if pk in found}
     if len(runs) < len(set(run_ids)):
-        raise NotFound("one of these runs no longer exists. Nothing was moved.")
+        raise NotFound(_("one of these runs no longer exists. Nothing was moved."))
     if target.anchor is None:
         return runs, target
     anchor = found.get(target.anchor.pk)
     if anchor is None or anchor.queue_id != queue.pk:
-        raise Conflict(f"run {target.anchor.name} is no longer in queue {queue.name}. Nothing was moved.")
+        raise Conflict(
+            _("run %(anchor)s is no longer in queue %(queue)s. Nothing was moved.")
+            % {"anchor": target.anchor.name, "queue": queue.name}
+        )
     return runs, MoveTarget(target.where, anchor)
 
 
@@ -162,7 +171,11 @@ def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str)
     for run in runs.values():
         may_change(run, user, role)
         if run.queue_id != queue.pk:
-            raise Stale(f"run {run.name} is in queue {run.queue.name} now. Nothing was moved.", queue=run.queue.name)
+            raise Stale(
+                _("run %(run)s is in queue %(queue)s now. Nothing was moved.")
+                % {"run": run.name, "queue": run.queue.name},
+                queue=run.queue.name,
+            )
         _check_waits(run)
 
 
@@ -171,12 +184,12 @@ def _check_waits(run: Run) -> None:
     if run.status == RunStatus.SUBMITTED:
         return
     if run.status == RunStatus.PENDING:
-        why = "is pending: it has no position until it enters the queue"
+        why = _("run %(run)s is pending: it has no position until it enters the queue. Nothing was moved.")
     elif run.status in PLACED:
-        why = f"has left the queue: it is {run.status}"
+        why = _("run %(run)s has left the queue: it is %(status)s. Nothing was moved.")
     else:
-        why = f"has already ended ({run.status})"
-    raise Conflict(f"run {run.name} {why}. Nothing was moved.", run=run.name, status=run.status)
+        why = _("run %(run)s has already ended (%(status)s). Nothing was moved.")
+    raise Conflict(why % {"run": run.name, "status": run.status}, run=run.name, status=run.status)
 
 
 def _cut(queue: Queue, target: MoveTarget, moved: Collection[int]) -> RankKey:
@@ -184,9 +197,11 @@ def _cut(queue: Queue, target: MoveTarget, moved: Collection[int]) -> RankKey:
     if target.where in ("top", "bottom"):
         return FIRST if target.where == "top" else LAST
     if target.anchor is None:
-        raise Invalid.at(target.where, msg=f"name the run to move {target.where}")
+        raise Invalid.at(target.where, msg=_("name the run to move %(where)s") % {"where": target.where})
     if target.anchor.pk in moved:
-        raise Invalid.at(target.where, msg=f"run {target.anchor.name} cannot be moved next to itself")
+        raise Invalid.at(
+            target.where, msg=_("run %(anchor)s cannot be moved next to itself") % {"anchor": target.anchor.name}
+        )
     _check_waits(target.anchor)
     rank, pk = target.anchor.rank, target.anchor.pk
     return (rank, pk) if target.where == "before" else (rank, pk + 1)
@@ -268,7 +283,9 @@ def _among_own(move: _Move) -> PlannedMove:
     slots = to_slots(runs_between(waiting.filter(user=user), first, (last[0], last[1] + 1)))
     if left := runs.keys() - {place.id for place in slots}:
         # Stopped or placed meanwhile: neither waits for the queue's lock.
-        raise Conflict(f"run {runs[min(left)].name} has just left the queue. Nothing was moved. Try again.")
+        raise Conflict(
+            _("run %(name)s has just left the queue. Nothing was moved. Try again.") % {"name": runs[min(left)].name}
+        )
     staying = [place for place in slots if place.id not in runs]
     index = sum(place.key < cut for place in staying)
     order = [*staying[:index], *moved, *staying[index:]]
@@ -277,8 +294,11 @@ def _among_own(move: _Move) -> PlannedMove:
             return NOTHING
         names = ", ".join(runs[place.id].name for place in moved[:MAX_NAMED])
         raise Forbidden(
-            f"only other members' runs are between {names} and that position; only managers can move a run past them. "
-            "Nothing was moved."
+            _(
+                "only other members' runs are between %(names)s and that position; only managers can move a run past "
+                "them. Nothing was moved."
+            )
+            % {"names": names}
         )
     try:
         written = plan_permutation(
@@ -287,8 +307,11 @@ def _among_own(move: _Move) -> PlannedMove:
     except PriorityTooHigh as above:
         name = read_runs(queue, [above.run_id])[above.run_id].name
         raise Forbidden(
-            f"run {name} would need priority {above.priority} there; the maximum for members is "
-            f"{queue.project.member_max_priority} here. Nothing was moved."
+            _(
+                "run %(name)s would need priority %(priority)s there; the maximum for members is %(most)s here. "
+                "Nothing was moved."
+            )
+            % {"name": name, "priority": above.priority, "most": queue.project.member_max_priority}
         ) from None
     place_of_first, place_of_last = slots[index].key, slots[index + len(moved) - 1].key
     exact = not runs_between(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()

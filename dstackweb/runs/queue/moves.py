@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dstackweb.lib.errors import Conflict
+from dstackweb.lib.language import gettext as _
 from dstackweb.runs.queue.ordering import MIN_GAP_US, PRIORITY_MAX, PRIORITY_MIN
 
 NUDGE_US = 64
@@ -160,7 +161,7 @@ def _slot(run: Slot, rank: int, bounds: MoveBounds, most: int) -> tuple[int, int
 
 
 def _no_room() -> Conflict:
-    return Conflict("no rank is left between the runs there. Try again in a moment")
+    return Conflict(_("no rank is left between the runs there. Try again in a moment"))
 
 
 def _changes(planned: Iterable[Slot], was: Iterable[Slot]) -> list[RankChange]:
@@ -273,7 +274,7 @@ def _fit(
         edge = Slot(run.id, rank, 0, 0)
     ranks: list[int] = []
     edge = left
-    for run, (low, _), last, want in zip(runs, windows, reversed(latest), wanted, strict=True):
+    for run, (low, _high), last, want in zip(runs, windows, reversed(latest), wanted, strict=True):
         first = max(low, _behind(edge, run, gap))
         if first > last:
             return None

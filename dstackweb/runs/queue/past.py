@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.db.models import QuerySet, Sum
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.lib import sql
@@ -103,11 +104,11 @@ def parse_moment(text: str, zone: dt.tzinfo, now: dt.datetime) -> dt.datetime:
         at = dt.datetime.fromisoformat(text.strip())
         at = (at if at.tzinfo else at.replace(tzinfo=zone)).astimezone(dt.UTC)
     except (ValueError, OverflowError):
-        raise Invalid.at("t", msg="give a date and a time, such as 2026-11-26T14:00") from None
+        raise Invalid.at("t", msg=_("give a date and a time, such as 2026-11-26T14:00")) from None
     if at < now - KEPT:
-        raise Invalid.at("t", msg=f"the past of queues is kept for {KEPT.days} days")
+        raise Invalid.at("t", msg=_("the past of queues is kept for %(days)s days") % {"days": KEPT.days})
     if at > now + dt.timedelta(minutes=1):
-        raise Invalid.at("t", msg="this time is still to come")
+        raise Invalid.at("t", msg=_("this time is still to come"))
     return min(at, now)
 
 

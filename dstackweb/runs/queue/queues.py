@@ -12,6 +12,8 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import BigIntegerField, F, QuerySet, Value
 from django.db.models.functions import Cast
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
@@ -23,7 +25,7 @@ from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import ACTIVE
 
 LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
-NAME = "letters, digits, dashes and underscores, at most 60"
+NAME = gettext_noop("letters, digits, dashes and underscores, at most 60")
 FAIR_SHARE = ("fair_share_minutes", "fair_share_half_life_days")
 COHORT = ("cohort", "borrow_gpus", "lend_gpus")
 SETTINGS = (
@@ -67,7 +69,10 @@ def lock_queue(queue_id: int) -> Queue:
 def refuse_draining(queue: Queue) -> None:
     """Raises Conflict when a queue accepts no new runs."""
     if queue.draining:
-        raise Conflict(f"queue {queue.name} is draining: waiting runs still start, but it accepts no new runs")
+        raise Conflict(
+            _("queue %(queue)s is draining: waiting runs still start, but it accepts no new runs")
+            % {"queue": queue.name}
+        )
 
 
 def change_queue(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
@@ -77,7 +82,7 @@ def change_queue(queue: Queue, user: User, role: str, **settings: Any) -> Queue:
     one for each member, but for runs that were moved by hand. Raises Forbidden, Invalid.
     """
     if not allows(role, "manager"):
-        raise Forbidden("only managers can change a queue's settings")
+        raise Forbidden(_("only managers can change a queue's settings"))
     _check_names(settings)
     with transaction.atomic():
         held = lock_queue(queue.pk)
@@ -123,7 +128,7 @@ def create_queue(project: Project, user: User, role: str, name: str, **settings:
     Raises Forbidden, Invalid for an invalid name, Conflict when it is taken.
     """
     if not allows(role, "manager"):
-        raise Forbidden("only managers can create queues")
+        raise Forbidden(_("only managers can create queues"))
     _check_names(settings)
     queue = Queue(project=project, name=name, **settings)
     _check(queue)
@@ -135,13 +140,13 @@ def create_queue(project: Project, user: User, role: str, name: str, **settings:
                 queue=queue, actor=user, data={key: [None, value] for key, value in {"name": name, **settings}.items()}
             )
     except IntegrityError:
-        raise Conflict(f"queue {name!r} exists already") from None
+        raise Conflict(_("queue %(name)s exists already") % {"name": repr(name)}) from None
     return queue
 
 
 def _check_names(settings: Mapping[str, Any]) -> None:
     if unknown := settings.keys() - set(SETTINGS):
-        raise Invalid.at(min(unknown), msg=f"unknown queue setting {min(unknown)!r}")
+        raise Invalid.at(min(unknown), msg=_("unknown queue setting %(unknown)s") % {"unknown": repr(min(unknown))})
 
 
 def _check(queue: Queue) -> None:
@@ -150,7 +155,12 @@ def _check(queue: Queue) -> None:
         queue.clean_fields()
     except ValidationError as error:
         name, messages = next(iter(error.message_dict.items()))
-        message = f"invalid queue name {queue.name[:60]!r}: use {NAME}" if name == "name" else f"{name}: {messages[0]}"
+        message = f"{name}: {messages[0]}"
+        if name == "name":
+            message = _("invalid queue name %(name)s: use %(allowed)s") % {
+                "name": repr(queue.name[:60]),
+                "allowed": _(NAME),
+            }
         raise Invalid.at(name, msg=message) from None
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows, role_in
 from dstackweb.accounts.models import User
@@ -104,7 +105,9 @@ def move(
         along = read_runs(queue, {change.id for change in plan.written} - found.keys(), lock=True)
         for run in along.values():
             if run.status != RunStatus.SUBMITTED:
-                raise Conflict(f"run {run.name} has just left the queue. Nothing was moved. Try again.")
+                raise Conflict(
+                    _("run %(run)s has just left the queue. Nothing was moved. Try again.") % {"run": run.name}
+                )
         before = found | along
         moved = {change.run.pk for change in effect.changes}
         written = {change.id: change for change in plan.written}
@@ -140,7 +143,10 @@ def set_priorities(
         fresh = _check_seen(runs, before, if_match)
         for run in fresh:
             if run.status in ENDED:
-                raise Conflict(f"run {run.name} has already ended ({run.status}). Its priority was not changed.")
+                raise Conflict(
+                    _("run %(run)s has already ended (%(status)s). Its priority was not changed.")
+                    % {"run": run.name, "status": run.status}
+                )
         at = timezone.now()
         changed = [run for run in fresh if run.priority != priority]
         if not changed:
@@ -183,18 +189,21 @@ def undo(move_id: int, user: User) -> MoveEffect:
     """
     found = Move.objects.select_related("queue__project").filter(pk=move_id).first()
     if found is None:
-        raise NotFound("this move no longer exists and cannot be undone")
+        raise NotFound(_("this move no longer exists and cannot be undone"))
     role = role_in(found.queue.project, user)
     if found.user_id != user.pk or role is None or not allows(role, "member"):
-        raise Forbidden("only the author of a move can undo it")
+        raise Forbidden(_("only the author of a move can undo it"))
     with transaction.atomic():
         queue = lock_queue(found.queue_id)
         found.refresh_from_db()
         at = timezone.now()
         if found.undone_at is not None:
-            raise Conflict("this move was undone already")
+            raise Conflict(_("this move was undone already"))
         if at - found.at > dt.timedelta(seconds=UNDO_S + UNDO_GRACE_S):
-            raise Conflict(f"a move can be undone for {UNDO_S} seconds; this one is older. Nothing was changed.")
+            raise Conflict(
+                _("a move can be undone for %(seconds)s seconds; this one is older. Nothing was changed.")
+                % {"seconds": UNDO_S}
+            )
         changes = _undo_changes(queue, found.changes, user, at)
         Move.objects.filter(pk=found.pk).update(undone_at=at)
         touch(queue.pk)
@@ -230,9 +239,9 @@ def _undo_changes(queue: Queue, changes: list[Any], user: User, at: dt.datetime)
 def _queue_of(runs: Sequence[Run]) -> Queue:
     """The queue of these runs as they were read. Raises Invalid without one, or with several."""
     if not runs:
-        raise Invalid.at("runs", msg="name at least one run")
+        raise Invalid.at("runs", msg=_("name at least one run"))
     if len({run.queue_id for run in runs}) > 1:
-        raise Invalid.at("runs", msg="these runs are in different queues")
+        raise Invalid.at("runs", msg=_("these runs are in different queues"))
     return runs[0].queue
 
 
@@ -240,7 +249,7 @@ def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[i
     """The runs as they are `now`, in the given order. Raises Stale for one that has changed since it was seen."""
     for run in runs:
         if run.pk not in now:
-            raise NotFound(f"run {run.name} no longer exists. Nothing was changed.")
+            raise NotFound(_("run %(run)s no longer exists. Nothing was changed.") % {"run": run.name})
         fresh = now[run.pk]
         if fresh.queue_id != run.queue_id or not matches((if_match or {}).get(run.pk), fresh):
             raise stale_error(fresh)
@@ -317,6 +326,10 @@ def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
 def _gone(run: Run | None) -> Stale:
     """The error for a moved run that is no longer in the queue."""
     if run is None:
-        return Stale("a run of this move no longer exists. Nothing was undone.")
-    where = f"is in queue {run.queue.name}" if run.status in WAITING else f"is {run.status}"
-    return Stale(f"run {run.name} {where} now. Nothing was undone.", run=run.name, status=run.status)
+        return Stale(_("a run of this move no longer exists. Nothing was undone."))
+    if run.status in WAITING:
+        text = _("run %(run)s is in queue %(queue)s now. Nothing was undone.")
+    else:
+        text = _("run %(run)s is %(status)s now. Nothing was undone.")
+    values = {"run": run.name, "queue": run.queue.name, "status": run.status}
+    return Stale(text % values, run=run.name, status=run.status)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from django.db.models import BigIntegerField, F, Value
 from django.db.models.functions import Greatest
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound, Stale
@@ -62,7 +63,9 @@ def waiting_of(queue: Queue, username: str) -> list[Run]:
         .select_related("queue", "project", "user")[: MAX_MOVED + 1]
     )
     if not found:
-        raise NotFound(f"no run of {username} waits in queue {queue.name}")
+        raise NotFound(
+            _("no run of %(username)s waits in queue %(queue)s") % {"username": username, "queue": queue.name}
+        )
     _check_count(found)
     return found
 
@@ -82,7 +85,7 @@ def transfer(
         fresh = _locked(runs)
         for run in runs:
             if run.pk not in fresh:
-                raise NotFound(f"run {run.name} no longer exists. Nothing was moved.")
+                raise NotFound(_("run %(run)s no longer exists. Nothing was moved.") % {"run": run.name})
             if fresh[run.pk].queue_id != source.pk or not matches((if_match or {}).get(run.pk), fresh[run.pk]):
                 raise stale_error(fresh[run.pk])
         effect = _planned(source, target, _movable(list(fresh.values()), source, target), MAX_COUNTED)
@@ -94,22 +97,26 @@ def transfer(
 def _check(runs: Sequence[Run], user: User, role: str, name: str) -> tuple[Queue, Queue]:
     """The queue of these runs, and the one that they go to."""
     if not runs:
-        raise Invalid.at("runs", msg="name at least one run")
+        raise Invalid.at("runs", msg=_("name at least one run"))
     _check_count(runs)
     source = runs[0].queue
     for run in runs:
         may_change(run, user, role)
         if run.queue_id != source.pk:
-            raise Stale(f"run {run.name} is in queue {run.queue.name} now. Nothing was moved.", queue=run.queue.name)
+            raise Stale(
+                _("run %(run)s is in queue %(queue)s now. Nothing was moved.")
+                % {"run": run.name, "queue": run.queue.name},
+                queue=run.queue.name,
+            )
     target = Queue.objects.select_related("project").filter(project=source.project_id, name=name).first()
     if target is None:
-        raise Invalid.at("queue", msg=f"no queue {name!r} in this project")
+        raise Invalid.at("queue", msg=_("no queue %(name)s in this project") % {"name": repr(name)})
     return source, target
 
 
 def _check_count(runs: Collection[Run]) -> None:
     if len(runs) > MAX_MOVED:
-        raise Invalid.at("runs", msg=f"at most {MAX_MOVED} runs can be moved at once")
+        raise Invalid.at("runs", msg=_("at most %(max_moved)s runs can be moved at once") % {"max_moved": MAX_MOVED})
 
 
 def _locked(runs: Sequence[Run]) -> dict[int, Run]:
@@ -129,7 +136,8 @@ def _movable(runs: Sequence[Run], source: Queue, target: Queue) -> list[Run]:
     for run in runs:
         if run.status not in WAITING:
             raise Conflict(
-                f"run {run.name} is {run.status}: only waiting runs can change their queue",
+                _("run %(run)s is %(status)s: only waiting runs can change their queue")
+                % {"run": run.name, "status": run.status},
                 run=run.name,
                 status=run.status,
             )

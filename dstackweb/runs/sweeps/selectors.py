@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import NotFound
@@ -31,7 +32,7 @@ def find_sweep(project: Project, name: str) -> Sweep:
     except ValueError:
         found = sweeps.filter(name=name).order_by("-id").first()
     if found is None:
-        raise NotFound(f"no sweep is called {name!r} in {project.name}")
+        raise NotFound(_("no sweep is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
     return found
 
 

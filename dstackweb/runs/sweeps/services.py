@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import IntegrityError
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.accounts import access
 from dstackweb.accounts.models import Project, User
@@ -97,7 +98,7 @@ def _replayed(project: Project, user: User, key: str, submission: Submission) ->
     )
     found = sweep.first()
     if found is not None and found.body_digest != submission.digest():
-        raise Conflict("this Idempotency-Key was used for another submission. Nothing was submitted.")
+        raise Conflict(_("this Idempotency-Key was used for another submission. Nothing was submitted."))
     return found
 
 
@@ -108,16 +109,23 @@ def _as_sweep(found: Run | Sweep) -> Sweep:
 
 def _name_taken(project: Project, name: str) -> Conflict:
     if Sweep.objects.filter(project=project, name=name, ended_at=None).exists():
-        msg = f"a sweep named {name!r} has not ended. Nothing was submitted. Choose another name, or stop that sweep."
+        msg = _(
+            "a sweep named %(name)s has not ended. Nothing was submitted. Choose another name, or stop that sweep."
+        ) % {"name": repr(name)}
         return Conflict(msg, name=name)
-    msg = f"a run with the name of one of {name!r} was submitted at the same moment. Nothing was submitted. Try again."
+    msg = _(
+        "a run with the name of one of %(name)s was submitted at the same moment. Nothing was submitted. Try again."
+    ) % {"name": repr(name)}
     return Conflict(msg, name=name)
 
 
 def may_change(sweep: Sweep, user: User, role: str) -> None:
     """Members change their own sweeps, managers any. Raises Forbidden."""
     if not access.may_change(role, sweep.user_id, user):
-        raise Forbidden(f"sweep {sweep.name} belongs to {sweep.user.get_username()}: they or a manager can change it")
+        raise Forbidden(
+            _("sweep %(sweep)s belongs to %(user)s: they or a manager can change it")
+            % {"sweep": sweep.name, "user": sweep.user.get_username()}
+        )
 
 
 def stop(sweep: Sweep, user: User, role: str, abort: bool = False) -> Sweep:
@@ -129,7 +137,7 @@ def stop(sweep: Sweep, user: User, role: str, abort: bool = False) -> Sweep:
     with shared_rows_last():
         fresh = _locked(sweep)[1]
         if fresh.ended_at is not None:
-            raise Conflict(f"sweep {sweep.name} has already ended")
+            raise Conflict(_("sweep %(sweep)s has already ended") % {"sweep": sweep.name})
         fresh.stopped_at = fresh.stopped_at or timezone.now()
         fresh.stopped_by, fresh.is_stopping, fresh.is_aborted = user, True, fresh.is_aborted or abort
         fresh.retry_before, fresh.waits_for_name = None, ""
@@ -157,7 +165,9 @@ def set_priority(sweep: Sweep, user: User, role: str, priority: int) -> Sweep:
         queues = {queue_id: lock_queue(queue_id) for queue_id in sorted({sweep.queue_id, *others})}
         fresh = _fresh(sweep)
         if fresh.ended_at is not None:
-            raise Conflict(f"sweep {sweep.name} has already ended. Its priority was not changed.")
+            raise Conflict(
+                _("sweep %(sweep)s has already ended. Its priority was not changed.") % {"sweep": sweep.name}
+            )
         Sweep.objects.filter(pk=sweep.pk).update(priority=priority)
         for queue in queues.values():
             mine = Run.objects.filter(sweep=sweep, status__in=ACTIVE, queue=queue)
@@ -179,17 +189,23 @@ def retry(sweep: Sweep, user: User, role: str) -> Sweep:
             queue, fresh = _locked(sweep)
             refuse_draining(queue)
             if fresh.is_stopping:
-                raise Conflict(f"sweep {sweep.name} is being stopped. Nothing was retried. Try again in a moment.")
+                raise Conflict(
+                    _("sweep %(sweep)s is being stopped. Nothing was retried. Try again in a moment.")
+                    % {"sweep": sweep.name}
+                )
             if not creation.failed_runs(fresh).exists():
-                raise Conflict(f"no run of sweep {sweep.name} has failed")
+                raise Conflict(_("no run of sweep %(sweep)s has failed") % {"sweep": sweep.name})
             fresh.retry_before, fresh.ended_at = now, None
             fresh.save(update_fields=["retry_before", "ended_at"])
             touch_sweep(fresh)
             creation.fill(queue, fresh, now)
     except (IntegrityError, RunChanged):
         others = Sweep.objects.filter(project=sweep.project, name=sweep.name, ended_at=None).exclude(pk=sweep.pk)
-        why = f"another sweep named {sweep.name!r} has not ended" if others.exists() else "a run of it has just changed"
-        raise Conflict(f"{why}. Nothing was retried. Try again later.") from None
+        if others.exists():
+            text = _("another sweep named %(sweep)s has not ended. Nothing was retried. Try again later.")
+        else:
+            text = _("a run of it has just changed. Nothing was retried. Try again later.")
+        raise Conflict(text % {"sweep": repr(sweep.name)}) from None
     return find_sweep(sweep.project, str(sweep.uid))
 
 
@@ -203,5 +219,5 @@ def _fresh(sweep: Sweep) -> Sweep:
     """Raises NotFound where it was removed with its last run."""
     fresh = Sweep.objects.select_related("user", "count").filter(pk=sweep.pk).first()
     if fresh is None:
-        raise NotFound(f"sweep {sweep.name} no longer exists")
+        raise NotFound(_("sweep %(sweep)s no longer exists") % {"sweep": sweep.name})
     return fresh

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.utils.translation import gettext as _
+
 from dstackweb.lib.errors import Invalid
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.env import EnvError
@@ -17,16 +19,23 @@ def check_array(spec: EffectiveSpec, run_file: RunFile) -> None:
     line = run_file.line("array")
     if spec.schedule is not None or spec.after:
         other = "schedule" if spec.schedule is not None else "after"
-        raise Invalid.at("array", msg=f"a sweep can't have `{other}`: submit it when its runs may start", line=line)
+        raise Invalid.at(
+            "array",
+            msg=_("a sweep can't have `%(other)s`: submit it when its runs may start") % {"other": other},
+            line=line,
+        )
     if twice := sorted(set(array.names) & run_file.masked_env):
-        msg = f"{twice[0]} is a parameter of the `array`; remove the bare {twice[0]} from `env`"
+        msg = _("%(twice)s is a parameter of the `array`; remove the bare %(twice)s from `env`") % {"twice": twice[0]}
         raise Invalid.at("array", msg=msg, line=line)
     try:
         array.check_env(spec.env)
     except EnvError as error:
         raise Invalid.at("array", msg=str(error), line=line) from None
     if spec.name is not None and len(last := run_name(spec.name, array.size - 1)) > MAX_NAME:
-        msg = f"the name of the last run, {last}, has more than {MAX_NAME} characters"
+        msg = _("the name of the last run, %(last)s, has more than %(max_name)s characters") % {
+            "last": last,
+            "max_name": MAX_NAME,
+        }
         raise Invalid.at("name", msg=msg, line=run_file.line("name"))
 
 

@@ -1,4 +1,4 @@
-"""The reader's account, new passwords by a link, and signing in at an identity provider."""
+"""The reader's account and language, new passwords by a link, and signing in at an identity provider."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse, reverse_lazy
+from django.utils import translation
+from django.utils.translation import get_language, get_language_from_request, gettext_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
+from django.views.i18n import set_language
 from requests import RequestException
 
-from dstackweb.accounts import adapters, attempts
+from dstackweb.accounts import adapters, attempts, languages
 from dstackweb.accounts.models import User
 from dstackweb.accounts.sessions import BEGUN_S
 from dstackweb.lib.errors import Conflict, TooMany
@@ -53,13 +55,19 @@ class ProfileForm(Styled, forms.ModelForm[User]):
 
     class Meta:
         model = User
-        fields = ("first_name", "last_name", "email", "time_zone")
+        fields = ("first_name", "last_name", "email", "language", "time_zone")
         labels = {
             "first_name": gettext_lazy("First name"),
             "last_name": gettext_lazy("Last name"),
             "email": gettext_lazy("E-mail address"),
         }
 
+    language = forms.ChoiceField(
+        label=gettext_lazy("Language"),
+        choices=lambda: [("", gettext_lazy("the language of the browser")), *settings.LANGUAGES],
+        required=False,
+        help_text=gettext_lazy("Of all pages, and of mails to you."),
+    )
     time_zone = forms.ChoiceField(
         label=gettext_lazy("Time zone"),
         choices=_zones,
@@ -72,6 +80,8 @@ class ProfileForm(Styled, forms.ModelForm[User]):
         self.fields["email"].help_text = (
             _("Links for a new password go there.") if mail.is_on() else _("Shown to admins.")
         )
+        if len(settings.LANGUAGES) < 2:
+            del self.fields["language"]
 
     def clean_email(self) -> str:
         email: str = self.cleaned_data["email"]
@@ -84,13 +94,19 @@ class ProfileForm(Styled, forms.ModelForm[User]):
 @account_page
 @page_or_form
 def account(request: PageRequest) -> HttpResponse:
-    """Name, address, time zone and theme, and what leads to the rest."""
+    """Name, address, language, time zone and theme, and what leads to the rest."""
     form = ProfileForm(request.POST if request.method == "POST" else None, instance=request.user)
     if request.method == "POST" and form.is_valid():
         if "email" in form.changed_data:  # who has the mails can set a password
             raise_if_reauthentication_required(request, app="allauth.account")
         form.save()
-        return done(request, _("Saved."), reverse("account"))
+        if "language" not in form.changed_data:
+            return done(request, _("Saved."), reverse("account"))
+        language = form.cleaned_data["language"]
+        with translation.override(language or get_language_from_request(request)):
+            response = done(request, _("Saved."), reverse("account"))
+        languages.keep(response, language)
+        return response
     if request.method == "POST":
         request.user.refresh_from_db()  # what was refused is in the form, and nowhere else on the page
     kinds = set(Authenticator.objects.filter(user=request.user).values_list("type", flat=True))
@@ -103,6 +119,15 @@ def account(request: PageRequest) -> HttpResponse:
         "connected": SocialAccount.objects.filter(user=request.user).first(),
     }
     return render(request, "accounts/account.html", values, status=422 if form.errors else 200)
+
+
+@require_POST
+def choose_language(request: HttpRequest) -> HttpResponse:
+    """Chosen in the menu, or before signing in: kept by the account and by this browser, and back to the page."""
+    code = request.POST.get("language", "")
+    if isinstance(request.user, User) and languages.is_known(code):
+        User.objects.filter(pk=request.user.pk).update(language=code)
+    return set_language(request)
 
 
 @require_POST
@@ -165,7 +190,7 @@ def password_forgot(request: HttpRequest) -> HttpResponse:
         for user in User.objects.filter(email__iexact=form.cleaned_data["email"], is_active=True):
             if user.has_usable_password() and attempts.may_mail(user):  # else they sign in elsewhere
                 cluster = settings.DSTACKWEB_CLUSTERS["cloud"]
-                tasks.enqueue(password_mail.send, user.pk, public_url(request), cluster=cluster)
+                tasks.enqueue(password_mail.send, user.pk, public_url(request), get_language(), cluster=cluster)
     return render(request, "accounts/password_forgot.html", {"form": form, "sent": sent})
 
 

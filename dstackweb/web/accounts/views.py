@@ -195,7 +195,7 @@ def password_link(request: PageRequest, user_id: int) -> HttpResponse:
     """A link that sets a member's password, to be given to them by hand."""
     member = _member(request, user_id)
     if not access.may_set_passwords(request.user, [member]):
-        raise Forbidden("You can't make this link: they have as many rights as you, or rights in other projects.")
+        raise Forbidden(_("You can't make this link: they have as many rights as you, or rights in other projects."))
     recorder.record(AuditKind.PASSWORD_LINK, AuditAction.CREATED, member.get_username(), project=request.project)
     url = public_url(request) + password_mail.path(member)
     return _members_page(request, InviteForm(), password_of=member, password_url=url)
@@ -240,7 +240,7 @@ def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
     """Admins remove members; members may leave."""
     member = _member(request, user_id)
     if member != request.user and not request.may["admin"]:
-        raise Forbidden("Only project admins can remove other members.")
+        raise Forbidden(_("Only project admins can remove other members."))
     try:
         services.remove_member(request.project, member)
     except Conflict as error:
@@ -253,7 +253,7 @@ def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
 def _member(request: PageRequest, user_id: int) -> User:
     member = User.objects.filter(pk=user_id, memberships__project=request.project).first()
     if member is None:
-        raise NotFound("Not a member of this project.")
+        raise NotFound(_("Not a member of this project."))
     return member
 
 

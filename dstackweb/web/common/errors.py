@@ -16,17 +16,15 @@ from django.views import defaults
 from dstackweb.web.common.pages import notice
 
 API = "/api/"
-AWAY = "The database is not responding. Your change was made completely or not at all: check, then try again."
-FAILED = "Internal server error; details are in the server's log."
 
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     """400; 413 for a body that is too large."""
     if isinstance(exception, RequestDataTooBig):
-        limit = f"a request can have at most {settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20} MiB"
+        limit = _("a request can have at most %(size)s MiB") % {"size": settings.DATA_UPLOAD_MAX_MEMORY_SIZE >> 20}
         return refusal(request.path, 413, limit)
     if request.path.startswith(API):
-        return _json(400, "the request can't be read")
+        return _json(400, _("the request can't be read"))
     return render(request, "400.html", status=400)
 
 
@@ -40,13 +38,13 @@ def refusal(path: str, status: int, detail: str) -> HttpResponse:
 
 def denied(request: HttpRequest, exception: Exception) -> HttpResponse:
     if request.path.startswith(API):
-        return _json(403, "not allowed")
+        return _json(403, _("not allowed"))
     return defaults.permission_denied(request, exception)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     if request.path.startswith(API):
-        return _json(404, f"{request.path} does not exist; see /api/v1/openapi.json")
+        return _json(404, _("%s does not exist; see /api/v1/openapi.json") % request.path)
     return defaults.page_not_found(request, exception)
 
 
@@ -55,7 +53,11 @@ def server_error(request: HttpRequest) -> HttpResponse:
     away = isinstance(sys.exc_info()[1], OperationalError | InterfaceError)
     status = 503 if away else 500
     if request.path.startswith(API):
-        response: HttpResponse = _json(status, AWAY if away else FAILED)
+        failed = _("Internal server error; details are in the server's log.")
+        lost = _(
+            "The database is not responding. Your change was made completely or not at all: check, then try again."
+        )
+        response: HttpResponse = _json(status, lost if away else failed)
     else:
         response = HttpResponse(render_to_string("500.html", {"away": away}), status=status)
     if away:

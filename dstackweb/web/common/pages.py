@@ -91,7 +91,7 @@ def _guarded(request: HttpRequest, answer: Callable[[PageRequest], HttpResponseB
         response = _error_response(page, error)
     except DataError:
         # PostgreSQL holds no NUL character: nothing can have a name with one.
-        response = _error_response(page, NotFound("nothing has such an address"))
+        response = _error_response(page, NotFound(_("nothing has such an address")))
     patch_vary_headers(response, ["HX-Request"])
     patch_cache_control(response, no_store=True, private=True)
     return response
@@ -114,7 +114,7 @@ def _error_response(request: PageRequest, error: DomainError) -> HttpResponse:
 def sentence(text: str) -> str:
     """An error's detail as a sentence: capitalized, with a full stop. What was typed may be in it, and be megabytes."""
     text = text[:1].upper() + text[1:SENTENCE_MAX] + ("…" if len(text) > SENTENCE_MAX else "")
-    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+    return text if text.endswith((".", "!", "?", "…", "。", "！", "？")) else text + _(".")
 
 
 def fingerprint(*shown: object) -> str:

@@ -126,7 +126,9 @@ def _priority(text: str | None) -> int:
     try:
         return int((text or "").strip())
     except ValueError:
-        raise Invalid.at("priority", msg=f"priority must be an integer from 0 to 100, not {text!r}") from None
+        raise Invalid.at(
+            "priority", msg=_("priority must be an integer from 0 to 100, not %(text)s") % {"text": repr(text)}
+        ) from None
 
 
 def _reread(run: Run) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.utils.http import content_disposition_header
+from django.utils.translation import gettext as _
 
 from dstackweb.lib.downloads import SANDBOX
 from dstackweb.lib.errors import Gone
@@ -50,7 +51,7 @@ def lines(request: PageRequest, run: str) -> HttpResponseBase:
         job = _job(request, run)
         part = log_index.lines(job.pk, whole_number(request.GET.get("first"))) if job else log_index.Lines(0, [], False)
     except Missing as error:
-        return _gone(request, Gone(f"part of the log is lost ({error} is not there)"))
+        return _gone(request, Gone(_("part of the log is lost (%(error)s is not there)") % {"error": error}))
     except Gone as error:
         return _gone(request, error)
     return JsonResponse({"size": part.size, "block": log_index.BLOCK, "counts": part.counts, "more": part.more})
@@ -64,7 +65,7 @@ def search(request: PageRequest, run: str) -> HttpResponseBase:
         text, start = request.GET.get("q", ""), whole_number(request.GET.get("offset"))
         found = log_index.search(job.pk, text, start) if job else log_index.Matches([], None)
     except Missing as error:
-        return _gone(request, Gone(f"part of the log is lost ({error} is not there)"))
+        return _gone(request, Gone(_("part of the log is lost (%(error)s is not there)") % {"error": error}))
     except Gone as error:
         return _gone(request, error)
     return JsonResponse({"offsets": found.offsets, "next": found.following})

@@ -90,7 +90,10 @@ def _attached(request: PageRequest) -> Archive | None:
         held = request.POST.get("archive_sha256")
         return Archive.objects.filter(project=request.project, sha256=held).first() if held else None
     if upload.read(2) != GZIP_MAGIC:
-        raise Invalid.at("archive", msg=f"{upload.name} is not a .tar.gz file. Create one with tar -czf code.tar.gz .")
+        raise Invalid.at(
+            "archive",
+            msg=_("%(upload)s is not a .tar.gz file. Create one with tar -czf code.tar.gz .") % {"upload": upload.name},
+        )
     upload.seek(0)
     return files.store_archive(request.project, upload.chunks())[0]
 

@@ -170,6 +170,7 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
     view = next((page.view for page in open_pages if page.at_least == "viewer"), "web:queue")
     return {
         "csrf_token": context.get("csrf_token"),
+        "request": request,
         "user": user,
         "project": project,
         "projects": [(one, reverse(view, args=[one.name])) for one in projects],
@@ -282,6 +283,12 @@ def now_ms() -> int:
 def icon(name: str) -> SafeString:
     """An icon of static/icons.svg; decoration only, so hidden from screen readers."""
     return mark_safe(f'<svg class="icon dw-icon" aria-hidden="true"><use href="{static("icons.svg")}#{name}"/></svg>')
+
+
+@register.simple_tag
+def units_json() -> str:
+    """The units of durations, for scripts."""
+    return json.dumps(units.for_scripts())
 
 
 @register.filter
