@@ -18,7 +18,7 @@ from dstackweb.accounts.models import User
 from dstackweb.backends.models import Host
 from dstackweb.runs.history import hour_of
 from dstackweb.runs.models import QueueHour
-from dstackweb.scheduler.models import PeriodicJob
+from dstackweb.scheduler.models import PassState, PeriodicJob
 from dstackweb.scheduler.passes import forecast_pass
 from dstackweb.scheduler.processes import tasks
 from dstackweb.web import health
@@ -122,6 +122,9 @@ def fill(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PeriodicJob.objects.update(due_at=now + timedelta(minutes=2), last_started_at=now, last_ended_at=now)
     workers = SimpleNamespace(status="Idle", workers=[1, 2], tob=now - timedelta(days=3))
     monkeypatch.setattr(health.Stat, "get_all", lambda: [workers])
+    disk = SimpleNamespace(total=4 << 40, used=1 << 40, free=3 << 40)
+    monkeypatch.setattr(health.shutil, "disk_usage", lambda _path: disk)
+    PassState.objects.update(duration_ms=31)
 
 
 def file_name(name: str, language: str, theme: str) -> str:
