@@ -28,7 +28,7 @@ from tests.browser.support import settle
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
-LANGUAGES = {"en": "en-GB"}
+LANGUAGES = {"en": "en-GB", "zh": "zh-CN"}
 """What a browser is set to."""
 LIMIT, LIMIT_ALL = 150_000, 2_500_000
 """Bytes of a picture, and of all of them."""
