@@ -233,9 +233,8 @@ class ShareOut(Schema):
 class QueueOut(QueueSettings):
     """A queue with a page of its runs. `shares` are the members' with fair share, the highest first."""
 
-    shares: list[ShareOut]
     borrowed_gpus: int = Field(description="GPUs above its limit that the queue's runs hold, lent by its cohort")
-
+    shares: list[ShareOut]
     items: list[QueueItem]
     next: str | None
 
