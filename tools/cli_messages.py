@@ -7,26 +7,22 @@ texts of the option parser.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import typer
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract_from_dir
-from babel.messages.mofile import write_mo
-from babel.messages.pofile import read_po, write_po
+from babel.messages.pofile import read_po
 
 from dstackweb.cli import language, main, manual
+from tools.catalogues import empty, mo_bytes, po_bytes
 
 ROOT = Path(__file__).parents[1]
 FOLDER = language.LOCALE / language.CHINESE / "LC_MESSAGES"
 PO, MO = (FOLDER / f"{language.DOMAIN}.{end}" for end in ("po", "mo"))
 MARKS = {"_": None, "N_": None, "_n": (1, 2), "_p": ((1, "c"), 2), "Column": None}
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-"""Not the time of writing: the same texts give the same file."""
 PARSER = Path(typer.__file__).parent
 Text = tuple[str | tuple[str, str], str | None, str]
 """One, or its singular and plural; its context; where it stands."""
@@ -34,18 +30,7 @@ Text = tuple[str | tuple[str, str], str | None, str]
 
 def extracted() -> Catalog:
     """All texts that the code has now, without translations."""
-    found = Catalog(
-        locale=language.CHINESE,
-        domain=language.DOMAIN,
-        project="dstackweb",
-        header_comment="# The command line's texts in Simplified Chinese. `make messages` writes this file.",
-        creation_date=EPOCH,
-        revision_date=EPOCH,
-        last_translator="dstackweb",
-        language_team="dstackweb",
-        msgid_bugs_address="-",
-        fuzzy=False,
-    )
+    found = empty("The command line's texts")
     texts = {*_declared(), *_marked(Path(main.__file__).parent), *_marked(PARSER)}
     for text, context, file in sorted(texts, key=str):
         found.add(text, context=context, locations=[(file, 0)])
@@ -85,20 +70,6 @@ def merged(known: Catalog) -> Catalog:
         if message.id and (old := known.get(message.id, message.context)) and old.id == message.id:
             message.string = old.string
     return found
-
-
-def po_bytes(catalogue: Catalog) -> bytes:
-    file = io.BytesIO()
-    write_po(
-        file, catalogue, width=120, omit_header=False, sort_output=True, include_lineno=False, ignore_obsolete=True
-    )
-    return file.getvalue()
-
-
-def mo_bytes(catalogue: Catalog) -> bytes:
-    file = io.BytesIO()
-    write_mo(file, catalogue)
-    return file.getvalue()
 
 
 def known() -> Catalog:

@@ -11,19 +11,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
 import django
 from babel.messages.catalog import Catalog
-from babel.messages.mofile import write_mo
-from babel.messages.pofile import read_po, write_po
+from babel.messages.pofile import read_po
 from django.apps import apps
 
+from tools.catalogues import LANGUAGE, empty, mo_bytes, po_bytes
+
 ROOT = Path(__file__).resolve().parents[1]
-LANGUAGE = "zh_Hans"
 CATALOGUE = ROOT / "locale" / LANGUAGE / "LC_MESSAGES" / "django.po"
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 ELSEWHERE = ("cli", "devtools")
 """Packages whose texts are not in this catalogue."""
 
@@ -49,17 +47,7 @@ def extracted(folder: Path) -> Catalog:
 
 def _plain(merged: Catalog) -> Catalog:
     """The same texts give the same file: without places in the code, and with a header that does not change."""
-    found = Catalog(
-        locale=LANGUAGE,
-        project="dstackweb",
-        header_comment="# Texts of pages, mails and the API in Simplified Chinese. `make messages` writes this file.",
-        creation_date=EPOCH,
-        revision_date=EPOCH,
-        last_translator="dstackweb",
-        language_team="dstackweb",
-        msgid_bugs_address="-",
-        fuzzy=False,
-    )
+    found = empty("Texts of pages, mails and the API")
     for one in merged:
         if one.id:
             found.add(one.id, one.string, flags=one.flags & {"fuzzy"}, context=one.context)
@@ -91,9 +79,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = extracted(Path(folder))
     CATALOGUE.parent.mkdir(parents=True, exist_ok=True)
-    with CATALOGUE.open("wb") as text, CATALOGUE.with_suffix(".mo").open("wb") as compiled:
-        write_po(text, found, width=120, sort_output=True)
-        write_mo(compiled, found)
+    CATALOGUE.write_bytes(po_bytes(found))
+    CATALOGUE.with_suffix(".mo").write_bytes(mo_bytes(found))
     open_ = [one for one in found if one.id and (one.fuzzy or not one.string)]
     print(f"{CATALOGUE.relative_to(ROOT)}: {len(found)} texts, {len(open_)} without a translation or doubtful (fuzzy)")
 

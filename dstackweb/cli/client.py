@@ -12,8 +12,10 @@ from urllib.parse import quote
 import httpx
 
 from dstackweb.cli.config import Settings, tokens_page
-from dstackweb.cli.language import _, tag
+from dstackweb.cli.language import ENGLISH, _, tag
 from dstackweb.cli.output import (
+    FOR_PROGRAMS,
+    GIVEN,
     OUTAGE,
     ApiError,
     ChangeInterrupted,
@@ -61,7 +63,7 @@ class Api:
                 headers={
                     "Authorization": f"Bearer {settings.token}",
                     "Accept": "application/json",
-                    "Accept-Language": tag(),
+                    "Accept-Language": ENGLISH if GIVEN.get("form") in FOR_PROGRAMS else tag(),
                 },
                 timeout=TIMEOUT if patience_s is None else patience_s,
                 transport=transport,

@@ -68,6 +68,8 @@ class TryLater(ApiError):
     """A 5xx or a 429: the same request may succeed later."""
 
 
+FOR_PROGRAMS = ("--json", "--csv")
+"""Forms that are the same in every language."""
 OUTAGE = (Unreachable, TryLater)
 """Temporary errors: commands that follow a run continue after them."""
 
@@ -78,10 +80,10 @@ RunName = Annotated[
     ),
 ]
 GIVEN: dict[str, str] = {}
-"""Of this call: `server` and `project` where these options were given, and `form` for --json, --quiet or --watch."""
+"""Of this call: `server` and `project` where these options were given, and `form` (--json, --csv, --quiet, --watch)."""
 
 
-def _form(param: typer.CallbackParam, value: bool) -> bool:
+def one_form(param: typer.CallbackParam, value: bool) -> bool:
     """Raises UsageError for a second form of output."""
     if value:
         form = param.opts[0]
@@ -92,13 +94,13 @@ def _form(param: typer.CallbackParam, value: bool) -> bool:
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.", callback=_form)]
+Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.", callback=one_form)]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print only ids, one a line; names where there are no ids.", callback=_form),
+    typer.Option("--quiet", "-q", help="Print only ids, one a line; names where there are no ids.", callback=one_form),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Update until Ctrl-C.", callback=_form)]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Update until Ctrl-C.", callback=one_form)]
 
 DIM, RED, YELLOW = "2", "31;1", "33"
 

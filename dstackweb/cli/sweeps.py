@@ -24,6 +24,7 @@ from dstackweb.cli.output import (
     clean,
     clean_lines,
     note,
+    one_form,
     show_answer,
     show_ids,
     show_json,
@@ -67,7 +68,7 @@ def sweep(
     follow: Watch = False,
     as_json: Json = False,
     quiet: Quiet = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the whole table as CSV.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the whole table as CSV.", callback=one_form)] = False,
 ) -> None:
     """Show a sweep and its runs with their parameters, or list the sweeps."""
     api = config.connect()

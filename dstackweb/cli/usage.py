@@ -9,7 +9,7 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import _
-from dstackweb.cli.output import Json, UsageError, clean_lines, note, show_json
+from dstackweb.cli.output import Json, UsageError, clean_lines, note, one_form, show_json
 from dstackweb.cli.tables import Column, bar, show_table
 from dstackweb.spec.units import price_text
 
@@ -32,7 +32,7 @@ def usage(
     ] = None,
     whole: Annotated[bool, typer.Option("--all", help="All projects, for deployment admins.")] = False,
     as_json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a row per month as CSV.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a row per month as CSV.", callback=one_form)] = False,
 ) -> None:
     """Show GPU-hours, idle share and cost by member, queue or project."""
     if month and not re.fullmatch(r"\d{4}-\d\d", month):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import json
 import os
 import re
@@ -226,7 +227,7 @@ def test_long_chinese_text_is_broken_into_lines_and_nothing_of_it_is_lost(
     monkeypatch.setattr(Text, "rstrip_end", Text.rstrip_end)
     text = "以 JSON 格式打印 API 的响应，只用于程序（见文档）：“原样”。"
     for width in range(8, 40):
-        console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console = Console(width=width, record=True, file=io.StringIO())
         tables.draw_table(console, [Column("VALUE", wide=True)], [[text]])
         lines = [line.strip() for line in console.export_text().splitlines()][2:]
         assert re.sub(r"\s", "", "".join(lines)) == re.sub(r"\s", "", text), width

@@ -36,7 +36,8 @@ def test_each_document_is_a_file_by_itself_with_its_lines() -> None:
     assert (second.config, second.before) == ("    # the second\nname: two\n", 4)
     assert (third.config, third.before) == ("- |\n  ---\n  text\n", 9)
     [error] = second.at("name", msg="wrong", line=2).errors
-    assert text.splitlines()[error["line"] - 1] == "name: two"  # type: ignore[operator]
+    assert error["line"] is not None
+    assert text.splitlines()[error["line"] - 1] == "name: two"
 
 
 VALUES = st.recursive(
