@@ -371,7 +371,7 @@ def _new_queue(moved: Transfer) -> NewQueueOut | None:
     """Where runs go, with what holds them up there; None if they are there already."""
     if moved.target is None or not moved.entries:
         return None
-    told, data = starts_of(moved.beside) if moved.beside else (None, {})
+    estimate, data = starts_of(moved.beside) if moved.beside else (None, {})
     waits = foresee_waits([run for run, _share in moved.entries])
     reasons = [
         (run.name, wait.reason, wait.data) if wait else (run.name, WaitReason.STARTING, {}) for run, wait in waits
@@ -384,7 +384,7 @@ def _new_queue(moved: Transfer) -> NewQueueOut | None:
             for name, reason, data in reasons
         ],
         beside=moved.beside.name if moved.beside else None,
-        starts=starts.told(told, data) if told else None,
+        starts=starts.worded(estimate, data) if estimate else None,
     )
 
 

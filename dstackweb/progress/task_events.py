@@ -162,8 +162,8 @@ def _write_rows(tasks: TaskChanges, fresh: list[tuple[Any, ...]], moved: list[tu
         bulk.insert("progress_task", insert_types, fresh)
     else:
         bulk.insert("progress_task", insert_types, [row for row in fresh if row[2] not in tasks.messages])
-        told = [(*row, tasks.messages[row[2]]) for row in fresh if row[2] in tasks.messages]
-        bulk.insert("progress_task", {**insert_types, **MESSAGE}, told)
+        messages = [(*row, tasks.messages[row[2]]) for row in fresh if row[2] in tasks.messages]
+        bulk.insert("progress_task", {**insert_types, **MESSAGE}, messages)
         rows = {row.key: row.id for row, _, _ in tasks.moved}
         changed = [(message, rows[key]) for key, message in tasks.messages.items() if key in rows]
         bulk.update("progress_task", MESSAGE, changed)

@@ -375,7 +375,7 @@ class Runner:
         self.group.remove()
 
     def _send_artifacts(self) -> dict[str, Any]:
-        """Send what the commands left; what of it was left out is told with the end."""
+        """Send what the commands left; what of it was left out is reported with the end."""
         if not (limits := self.link.spec.get("artifacts")) or not self.state.has("started"):
             return {}
         try:

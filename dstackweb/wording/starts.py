@@ -16,18 +16,18 @@ from dstackweb.wording.sentence import Label, Sentence, fill, joined
 
 def basis(code: StartBasis, data: Mapping[str, Any]) -> Label:
     """The label is for a run without times: why it has none."""
-    told = cast(StartData, data)
+    known = cast(StartData, data)
     match code:
         case StartBasis.NOW:
             return Label(_("now"), _("what it needs is free"), "go")
         case StartBasis.LEARNED:
-            return Label(_("estimated"), joined(_("; "), filter(None, (_end(told), _learned(told)))), "info")
+            return Label(_("estimated"), joined(_("; "), filter(None, (_end(known), _learned(known)))), "info")
         case StartBasis.MAX_DURATION:
             return Label(
-                _("estimated"), joined(_(", "), filter(None, (_end(told), _("from its max_duration")))), "info"
+                _("estimated"), joined(_(", "), filter(None, (_end(known), _("from its max_duration")))), "info"
             )
         case StartBasis.NO_END:
-            other = told.get("run") or _("a run ahead")
+            other = known.get("run") or _("a run ahead")
             return Label(_("no estimate"), fill(_("%(run)s has no max_duration and no history"), run=other), "info")
         case StartBasis.LIMIT:
             return Label(_("no estimate"), _("a limit of the queue holds it up"), "info")
@@ -36,7 +36,7 @@ def basis(code: StartBasis, data: Mapping[str, Any]) -> Label:
         case StartBasis.IMPOSSIBLE:
             return Label(_("never"), _("nothing that is set up can run it"), "bad")
         case StartBasis.UNAVAILABLE:
-            return Label(_("no estimate"), waiting.reason(told.get("reason", ""), {}).label, "info")
+            return Label(_("no estimate"), waiting.reason(known.get("reason", ""), {}).label, "info")
         case StartBasis.ELSEWHERE:
             return Label(_("no estimate"), _("it depends on what clouds or clusters have"), "info")
         case StartBasis.AFTER_RUNS:
@@ -59,6 +59,6 @@ def _learned(data: StartData) -> str:
     return text % {"n": count, "prefix": data.get("prefix", "")}
 
 
-def told(starts: Starts, data: Mapping[str, Any]) -> Starts:
+def worded(starts: Starts, data: Mapping[str, Any]) -> Starts:
     """With `detail`, in words."""
     return starts.model_copy(update={"detail": str(basis(starts.basis, data).text)})

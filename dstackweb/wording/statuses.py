@@ -122,7 +122,7 @@ def worded(row: Listed) -> Listed:
     """The row with its whole message as `status_message`, and what its start rests on."""
     row.status_message = message(row.status_detail, row.status_message)
     if row.starts is not None:
-        row.starts = starts.told(row.starts, row.start_data)
+        row.starts = starts.worded(row.starts, row.start_data)
     return row
 
 

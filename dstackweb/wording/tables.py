@@ -98,7 +98,7 @@ def queue_items(found: Sequence[QueueRow]) -> list[dict[str, Any]]:
     items = sent(found)
     for item, row in zip(items, found, strict=True):
         item["reason_detail"] = words[row.shape]
-        item["starts"] = starts.told(row.starts, row.start_data)
+        item["starts"] = starts.worded(row.starts, row.start_data)
     return items
 
 
@@ -129,5 +129,5 @@ def _spans(name: str, past: History) -> Iterator[dict[str, Any]]:
 
 def _with_starts(item: dict[str, Any]) -> dict[str, Any]:
     """With the fields of `starts` beside the others."""
-    told = item.pop("starts", None)
-    return item | ({f"starts_{name}": value for name, value in told if value != ""} if told else {})
+    found = item.pop("starts", None)
+    return item | ({f"starts_{name}": value for name, value in found if value != ""} if found else {})

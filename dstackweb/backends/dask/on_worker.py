@@ -102,9 +102,9 @@ def guard(script: str, env: dict[str, str], grace_s: float, limit_s: float | Non
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
-    told: list[int] = []
+    stops: list[int] = []
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _: stops.append(number))
     file, said = os.memfd_create("script"), os.memfd_create("said")
     os.write(file, script.encode())
     process = subprocess.Popen(
@@ -112,7 +112,7 @@ def guard(script: str, env: dict[str, str], grace_s: float, limit_s: float | Non
         stderr=subprocess.STDOUT, env={**os.environ, **env},
     )  # fmt: skip
     ends = None if limit_s is None else time.monotonic() + limit_s
-    while process.pid not in _reap() and not told:
+    while process.pid not in _reap() and not stops:
         left = None if ends is None else ends - time.monotonic()
         if left is not None and left <= 0:
             break

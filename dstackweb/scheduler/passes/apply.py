@@ -211,8 +211,8 @@ def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
         DisplacedWork.objects.filter(queue=one.queue, at__lte=now - DAY).delete()
         lost_ms = held_gpu_ms(one.victims, now)
         DisplacedWork.objects.create(queue=one.queue, user_id=one.run.user_id, at=now, gpu_ms=lost_ms)
-        told = [{"run": victim.name, "user": victim.user} for victim in one.victims]
-        record(runs[one.run.pk], RunEventKind.DISPLACES, {"runs": told}, at=now)
+        displaced = [{"run": victim.name, "user": victim.user} for victim in one.victims]
+        record(runs[one.run.pk], RunEventKind.DISPLACES, {"runs": displaced}, at=now)
 
 
 def _nodes(one: Placement) -> list[dict[str, object]]:

@@ -127,7 +127,7 @@ def _as_choice(scope: Scope) -> str:
 
 
 def _choices(about: About, channel: Channel, user: User) -> list[tuple[str, str]]:
-    """Of what a channel may be told: values and labels."""
+    """Of what a channel may be notified: values and labels."""
     if channel.project is not None:
         return [(OFF, _("off")), (f"{OF_PROJECT}{channel.project.pk}", _("on"))]
     projects = [(f"{OF_PROJECT}{one.pk}", one.name) for one in visible_projects(user).order_by("name")]

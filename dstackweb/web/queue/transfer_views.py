@@ -78,7 +78,7 @@ def _context(request: PageRequest, queue: Queue, runs: list[Run]) -> dict[str, A
 
 def _effect(effect: Transfer) -> dict[str, Any]:
     """What the page shows of a preview."""
-    told, data = rows.starts_of(effect.beside) if effect.beside else (None, {})
+    estimate, data = rows.starts_of(effect.beside) if effect.beside else (None, {})
     shares = {run.pk: share for run, share in effect.entries}
     return {
         "changes": [
@@ -91,6 +91,6 @@ def _effect(effect: Transfer) -> dict[str, Any]:
         "reordered": effect.is_reordered,
         "waits": move_words.foreseen(foresee_waits([run for run, _share in effect.entries])),
         "beside": effect.beside,
-        "starts": told,
-        "basis": starts.basis(told.basis, data) if told else None,
+        "starts": estimate,
+        "basis": starts.basis(estimate.basis, data) if estimate else None,
     }

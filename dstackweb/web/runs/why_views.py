@@ -91,16 +91,16 @@ class PlaceInQueue:
 
 def place_in_queue(run: Run) -> PlaceInQueue | None:
     """A run's place in its queue; None unless it waits."""
-    told, data = starts_of(run)
-    if run.status != RunStatus.SUBMITTED or told is None:
+    estimate, data = starts_of(run)
+    if run.status != RunStatus.SUBMITTED or estimate is None:
         return None
     total = QueueCount.objects.values_list("submitted", flat=True).get(queue=run.queue_id)
     return PlaceInQueue(
         factors=rank_factors(run, timezone.now()),
         total=total,
         reserved=Reservation.kept().filter(run=run).first(),
-        starts=told,
-        basis=starts.basis(told.basis, data),
+        starts=estimate,
+        basis=starts.basis(estimate.basis, data),
     )
 
 
