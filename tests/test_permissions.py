@@ -29,7 +29,7 @@ CHANGES = ("post", "put", "patch", "delete")
 OF_ALL = {
     "/", "/favicon.ico", "/login/", "/logout/", "/healthz", "/readyz", "/metrics", "/login/{token}/",
     "/invite/{token}/", "/login/passkey/", "/login/code/", "/login/sso/", "/login/sso/callback/",
-    "/login/sso/cancelled/", "/password/forgot/", "/password/{uidb64}/{token}/",
+    "/login/sso/cancelled/", "/language/", "/password/forgot/", "/password/{uidb64}/{token}/",
 }  # fmt: skip
 """Pages without a project, for everybody or with a secret in the address."""
 DOWNLOADS = "/api/v1/tracking.zip"
