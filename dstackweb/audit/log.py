@@ -56,8 +56,17 @@ def page(wanted: AuditFilter, limit: int, before: int | None = None) -> tuple[Se
 
 
 def every(wanted: AuditFilter) -> Iterator[dict[str, Any]]:
-    """All entries of a filter, with COLUMNS."""
-    return (facts(entry) for entry in wanted.rows().iterator(CHUNK))
+    """All entries of a filter, with COLUMNS, read page by page.
+
+    A cursor of the database would be open until a reader who left is noticed. Closed by the garbage collection in the
+    middle of another query, it waits for that query, which waits for it.
+    """
+    before: int | None = None
+    while True:
+        entries, before = page(wanted, CHUNK, before)
+        yield from map(facts, entries)
+        if before is None:
+            return
 
 
 def facts(entry: AuditEntry) -> dict[str, Any]:

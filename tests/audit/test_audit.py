@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
-from django.db import transaction
+from django.db import connection, transaction
 from django.http import HttpRequest
 from django.test import Client, RequestFactory
 from django.utils import timezone
@@ -27,7 +27,7 @@ from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from dstackweb.backends import services as backends
 from dstackweb.backends.hosts import inventory
 from dstackweb.gpus.policy.ledger import set_observe_only
-from dstackweb.lib import exports
+from dstackweb.lib import exports, sql
 from dstackweb.lib.errors import NotFound
 from dstackweb.notifications import channels
 from dstackweb.notifications.models import ChannelKind
@@ -289,6 +289,22 @@ def test_admins_of_a_project_see_its_entries_alone_and_others_none(project: Proj
                 assert ("of-main" in text, "of-other" in text) == (True, False), form
         assert client.get("/api/v1/projects/main/audit", headers=headers).status_code == api
         assert client.get("/api/v1/audit", headers=headers).status_code == 403
+
+
+@pytest.mark.django_db
+@pytest.mark.both_sides
+def test_an_export_that_is_not_read_to_its_end_leaves_nothing_open_in_the_database(
+    member: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "CHUNK", 2)
+    for number in range(5):
+        services.create_token(member, f"token-{number}")
+    found = log.every(AuditFilter(kind=AuditKind.TOKEN))
+    newest = next(found)["name"]
+    if connection.vendor == "postgresql":
+        assert sql.rows("SELECT name FROM pg_cursors", []) == []
+    names = [newest, *(entry["name"] for entry in found)]
+    assert [name.split()[0] for name in names] == [f"token-{number}" for number in (4, 3, 2, 1, 0)]
 
 
 def test_no_field_of_the_csv_is_a_formula() -> None:
