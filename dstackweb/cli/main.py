@@ -108,7 +108,7 @@ def _declare(context: Any, *owners: Any) -> None:
         if isinstance(owner, TyperOption) and owner.metavar is None:
             owner.metavar = METAVARS.get(owner.display_type(context))
         elif isinstance(owner, TyperArgument):
-            owner.display_type_rich = _no_type  # type: ignore[method-assign]
+            owner.display_type_rich = _no_type  # type: ignore[method-assign]  # typer has no option for it
     for owner, attribute, text in manual.texts(*owners):
         setattr(owner, attribute, _(text))
 

@@ -63,7 +63,7 @@ def translate_usage(context: Any) -> None:
     if language() == ENGLISH or formatter.__module__ == __name__:
         return
 
-    class Formatter(formatter):  # type: ignore[misc,valid-type]
+    class Formatter(formatter):  # type: ignore[misc,valid-type]  # the class that the parser has at run time
         def __init__(self, **values: Any) -> None:
             super().__init__(**values)
             wrapping.use()

@@ -28,7 +28,7 @@ def use() -> None:
         from rich.text import Text
 
         _wrap.re_word = word()
-        Text.rstrip_end = _rstrip_end  # type: ignore[assignment,method-assign]
+        Text.rstrip_end = _rstrip_end  # type: ignore[assignment,method-assign]  # rich has no option for it
 
 
 def _rstrip_end(line: Text, width: int) -> None:

@@ -155,7 +155,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Moment(datetime, metaclass=_Moments):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        def now(cls, tz: tzinfo | None = None) -> datetime:
             return datetime.fromtimestamp(now_ns() / 1e9, tz)
 
     monkeypatch.setattr(timezone, "datetime", Moment)

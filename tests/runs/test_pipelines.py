@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.utils import timezone
@@ -15,6 +16,7 @@ from dstackweb.runs.queue.queues import create_queue
 from dstackweb.runs.recount import differences
 from dstackweb.runs.services import Submission
 from dstackweb.runs.states import Reason
+from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.passes.decision import plan_all
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -158,6 +160,15 @@ def test_a_plan_has_each_run_with_its_position_behind_those_of_the_file(
     assert Run.objects.count() == 1
     runs = submit(project, member, config)
     assert [selectors.position(run) for run in runs if run.status == "submitted"] == [3, 1, 4]
+
+
+def test_the_capacity_is_read_once_for_the_plans_of_a_file(
+    project: Project, member: User, earlier: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock(wraps=loading.load_capacity)
+    monkeypatch.setattr(loading, "load_capacity", read)
+    assert len(plan_all(project, member, "member", Submission(FILE))) == 3
+    assert read.call_count == 1
 
 
 def test_one_document_is_a_run_as_before(project: Project, member: User) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -273,14 +273,30 @@ class Plan:
 
 def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
     """Plan the submission of one run, or of a sweep. Raises what `services.prepare` raises."""
-    return _plan(project, user, submission, prepare(project, user, role, submission))
+    prepared = prepare(project, user, role, submission)
+    return _plan(project, user, submission, prepared, _Present.of([prepared.queue]))
 
 
 def plan_all(project: Project, user: User, role: str, submission: Submission) -> list[Plan]:
     """Plan each run of a file, in the order in which they would be stored. Raises what `pipelines.prepare` raises."""
     steps = pipelines.prepare(project, user, role, submission)
-    plans = [_plan(project, user, step.submission, step.prepared) for step in steps]
+    present = _Present.of({step.prepared.queue.pk: step.prepared.queue for step in steps}.values())
+    plans = [_plan(project, user, step.submission, step.prepared, present) for step in steps]
     return [replace(one, position=_position_beside(plans, number)) for number, one in enumerate(plans)]
+
+
+@dataclass(frozen=True)
+class _Present:
+    """What plans of the same moment are made of."""
+
+    now: dt.datetime
+    reader: OfferReader
+    capacity: Capacity
+
+    @classmethod
+    def of(cls, queues: Iterable[Queue]) -> _Present:
+        now, reader = timezone.now(), OfferReader()
+        return cls(now, reader, loading.load_capacity(list(queues), reader, now, loading.load_reservations()))
 
 
 def _position_beside(plans: Sequence[Plan], number: int) -> int | None:
@@ -295,8 +311,10 @@ def _position_beside(plans: Sequence[Plan], number: int) -> int | None:
     return None if mine.position is None else mine.position + ahead
 
 
-def _plan(project: Project, user: User, submission: Submission, prepared: PreparedSubmission) -> Plan:
-    spec, queue, now = prepared.effective.spec, prepared.queue, timezone.now()
+def _plan(
+    project: Project, user: User, submission: Submission, prepared: PreparedSubmission, present: _Present
+) -> Plan:
+    spec, queue, now, capacity = prepared.effective.spec, prepared.queue, present.now, present.capacity
     seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
     follows = dependencies.waits(prepared.dependencies)
     share = NO_PENALTY if follows else member_shares.foresee(queue, user.pk, gpus_requested(spec))
@@ -312,15 +330,13 @@ def _plan(project: Project, user: User, submission: Submission, prepared: Prepar
         queued_at=now,
         spec=spec.of_project(project.name, project.least_isolation),
     )
-    reader = OfferReader()
-    capacity = loading.load_capacity([queue], reader, now, loading.load_reservations())
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at or follows else position_at(queue, rank, None)
     waits, notes = next(iter(_blockers(run, queue, capacity)), None), _notes(prepared, submission)
     displaces = capacity.would_displace(run, spec.priority, waits) if waits and position else ()
     return Plan(
-        prepared, share, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits, notes, now,
-        displaces, capacity.work_budget(run, displaces),
+        prepared, share, _offers(run, capacity), _outlooks(run, capacity, present.reader), position, next_at, waits,
+        notes, now, displaces, capacity.work_budget(run, displaces),
     )  # fmt: skip
 
 
