@@ -294,7 +294,8 @@ INSTALLED_APPS = [
     "allauth.account",
     "allauth.mfa",
     "allauth.socialaccount",
-    "allauth.socialaccount.providers.openid_connect",
+    # It loads an HTTP client, which is a tenth of the time in which a process starts.
+    *(["allauth.socialaccount.providers.openid_connect"] if DSTACKWEB_OIDC_URL else []),
     "axes",
     "csp",
     "django_q",

@@ -37,12 +37,14 @@ if _worker and "REDIS_URL" in os.environ:
     os.environ["REDIS_URL"] = os.environ["REDIS_URL"].rsplit("/", 1)[0] + f"/{int(_worker[2:]) + 1}"
 
 from dstackweb.settings import *  # noqa: E402, F403
-from dstackweb.settings import DATABASES, DSTACKWEB_HOME  # noqa: E402
+from dstackweb.settings import DATABASES, DSTACKWEB_HOME, INSTALLED_APPS  # noqa: E402
 
 # A file, not memory: threads and processes of a test see the same rows.
 DATABASES["default"]["TEST"] = {
     "NAME": f"test_{_worker or 'main'}" if "DATABASE_URL" in os.environ else str(DSTACKWEB_HOME / "test.sqlite3")
 }
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+if (_sso := "allauth.socialaccount.providers.openid_connect") not in INSTALLED_APPS:
+    INSTALLED_APPS.append(_sso)  # for tests of single sign-on, which set the rest
 DSTACKWEB_METRICS_TOKEN = "of-the-tests-scraper"
 WHITENOISE_AUTOREFRESH = True  # found when asked for: each test client otherwise lists all files

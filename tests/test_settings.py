@@ -236,6 +236,29 @@ def test_through_a_pgbouncer_nothing_lasts_longer_than_a_transaction(tmp_path: P
     assert found["OPTIONS"]["tcp_user_timeout"] == 25_000
 
 
+def test_no_process_loads_what_only_a_call_needs(tmp_path: Path) -> None:
+    """Clients of clouds and clusters, and what collects static files: a third of the time in which a process starts."""
+    code = """
+import sys, django
+django.setup()
+import dstackweb.urls, dstackweb.backends.registry, dstackweb.backends.aws.kind, dstackweb.backends.aws.errors
+print({name.partition(".")[0] for name in sys.modules} & {"boto3", "botocore", "httpx", "requests", "tinycss2"})
+"""
+    assert start(tmp_path, "-c", code).stdout == "set()\n"
+
+
+def test_single_sign_on_is_installed_with_its_address(tmp_path: Path) -> None:
+    code = """
+import django
+django.setup()
+from allauth.socialaccount.providers import registry
+print(registry.get_class_list())
+"""
+    given = {"DSTACKWEB_OIDC_URL": "https://id.example.org", "DSTACKWEB_OIDC_CLIENT_ID": "dstackweb"}
+    assert "OpenIDConnectProvider" in start(tmp_path, "-c", code, **given).stdout
+    assert start(tmp_path, "-c", code).stdout == "[]\n"
+
+
 @pytest.mark.parametrize("name", ["dstackweb", "host-box"])
 def test_a_cluster_of_any_name_starts(tmp_path: Path, name: str) -> None:
     code = "import django; django.setup(); from django_q.conf import Conf; print(Conf.CLUSTER_NAME, Conf.PREFIX)"

@@ -12,8 +12,6 @@ from django.core.files.base import ContentFile
 from django.http import HttpRequest
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
-from dstackweb.lib import bundles
-
 STYLES, SCRIPT = "site.css", "app.js"
 """What each page loads."""
 
@@ -59,6 +57,8 @@ class HashedStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
             storage, name = paths[path]
             with storage.open(name) as source:
                 return bytes(source.read()).decode()
+
+        from dstackweb.lib import bundles  # late: no process but the one that collects static files parses CSS
 
         used = bundles.words(path.read_text() for path in page_sources())
         made = {STYLES: bundles.stylesheet(STYLES, read, used), SCRIPT: bundles.script(SCRIPT, read)}

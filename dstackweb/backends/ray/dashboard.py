@@ -9,11 +9,12 @@ import math
 import ssl
 import time
 from dataclasses import dataclass, field
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.contract import SourceFailed, SourceFailure
+
+if TYPE_CHECKING:
+    import httpx
 
 CONNECT_S, READ_S, TOTAL_S = 5.0, 20.0, 40.0
 ANSWER_MAX = 64 << 20
@@ -47,6 +48,8 @@ class Dashboard:
 
     def call(self, method: str, path: str, body: Any = None) -> Answer:
         """Raises CallFailed, or SourceFailed where nothing was decided."""
+        import httpx  # late: it is a tenth of the time in which a process starts
+
         # Nothing packed: a few KB of it can become gigabytes, more than once.
         headers = {"Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -96,7 +99,7 @@ def _content(response: httpx.Response) -> bytes:
         if len(found) > ANSWER_MAX:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=f"an answer of more than {ANSWER_MAX >> 20} MiB")
         if time.monotonic() > until:
-            raise httpx.ReadTimeout("the answer takes too long")
+            raise TimeoutError("the answer takes too long")
     return bytes(found)
 
 

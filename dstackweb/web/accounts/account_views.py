@@ -10,7 +10,6 @@ from allauth.account.internal.flows.reauthentication import raise_if_reauthentic
 from allauth.mfa.models import Authenticator
 from allauth.socialaccount.internal.flows.connect import validate_disconnect
 from allauth.socialaccount.models import SocialAccount
-from allauth.socialaccount.providers.openid_connect import views as openid_connect
 from django import forms
 from django.conf import settings
 from django.contrib.auth.forms import SetPasswordForm
@@ -25,7 +24,6 @@ from django.utils.translation import get_language, get_language_from_request, ge
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 from django.views.i18n import set_language
-from requests import RequestException
 
 from dstackweb.accounts import adapters, attempts, languages
 from dstackweb.accounts.models import User
@@ -135,6 +133,9 @@ def single_sign_on(request: HttpRequest) -> HttpResponse:
     """To the identity provider: to sign in, or with `process=connect` to have one's account known there."""
     if not settings.DSTACKWEB_OIDC_URL:
         raise Http404
+    from allauth.socialaccount.providers.openid_connect.views import login
+    from requests import RequestException
+
     try:
         attempts.begin(request.META.get("REMOTE_ADDR", ""))
     except TooMany as error:
@@ -143,7 +144,7 @@ def single_sign_on(request: HttpRequest) -> HttpResponse:
         request.session.set_expiry(BEGUN_S)
         request.session[adapters.INVITE] = request.POST.get("invite", "")
     try:
-        answer: HttpResponse = openid_connect.login(request, PROVIDER)
+        answer: HttpResponse = login(request, PROVIDER)
     except (RequestException, KeyError, ValueError):
         return render(request, "socialaccount/authentication_error.html", status=502)
     return answer
@@ -151,8 +152,12 @@ def single_sign_on(request: HttpRequest) -> HttpResponse:
 
 def single_sign_on_answer(request: HttpRequest, provider_id: str) -> HttpResponse:
     """Back from the identity provider."""
+    if not settings.DSTACKWEB_OIDC_URL:
+        raise Http404
+    from allauth.socialaccount.providers.openid_connect.views import callback
+
     try:
-        answer: HttpResponse = openid_connect.callback(request, provider_id)
+        answer: HttpResponse = callback(request, provider_id)
     except (KeyError, ValueError, TypeError):  # of what it answered something is missing
         return render(request, "socialaccount/authentication_error.html", status=502)
     return answer
