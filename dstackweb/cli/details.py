@@ -22,7 +22,7 @@ from dstackweb.spec.units import price_text
 EVENTS_SHOWN = 12
 SIGNS = {"both": " ", "left": "-", "right": "+"}
 COLOURS = {"left": "31", "right": "32"}
-TIMES = {"waited_s": N_("waited"), "starting_s": N_("started in"), "ran_s": N_("ran"), "total_s": N_("in all")}
+TIMES = {"waited_s": N_("waited"), "starting_s": N_("started in"), "ran_s": N_("ran"), "total_s": N_("total")}
 OUTCOME = {
     "status": N_("status"),
     "exit_code": N_("exit code"),
@@ -50,7 +50,7 @@ def show(run: RunName, follow: Watch = False, as_json: Json = False, quiet: Quie
 def view_of(run: dict[str, Any]) -> View:
     """A run, an answer of the API, from its status to its events."""
     yield status_text(run)
-    yield Rows([Column("FACT"), FACTS], list(_facts(run)))
+    yield Rows([Column(), FACTS], list(_facts(run)))
     if run["jobs"]:
         yield ""
         yield Rows(*_nodes(run))
@@ -59,7 +59,7 @@ def view_of(run: dict[str, Any]) -> View:
     if run["events"]:
         yield ""
         events = run["events"][-EVENTS_SHOWN:]
-        yield Rows([Column("AT"), Column("EVENT", wide=True), Column("BY")], [_event(run, one) for one in events])
+        yield Rows([Column("TIME"), Column("EVENT", wide=True), Column("BY")], [_event(run, one) for one in events])
         if len(run["events"]) > EVENTS_SHOWN or run["events_next"]:
             yield Note(_("The newest {n} events. All: --json", n=EVENTS_SHOWN))
 
@@ -74,7 +74,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
     if starts := start_text(run.get("starts")):
         yield _("starts"), starts
     if run["max_duration_s"]:
-        yield _("at most"), duration_text(run["max_duration_s"])
+        yield _("max duration"), duration_text(run["max_duration_s"])
     if run["cost"]:
         yield _("cost"), price_text(round(run["cost"], 2))
     for one in run["after"]:

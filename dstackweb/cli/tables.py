@@ -52,6 +52,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 @dataclass(frozen=True)
 class Column:
     """A table's column. A `wide` one takes the room that is left, and wraps; others stay on one line where they fit.
+    A table whose columns have no titles has no heading.
 
     The title is shown in the user's language; where it is `given`, for example the name of a run, as it is.
     """
@@ -183,6 +184,7 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[RenderableTyp
 
     wrapping.use()
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True, show_edge=False)
+    table.show_header = any(column.title for column in columns)
     for column in columns:
         table.add_column(
             Text(clean(column.heading)),
@@ -205,8 +207,9 @@ def _styled(cell: RenderableType, column: Column) -> RenderableType:
 
 
 def _print_columns(columns: Sequence[Column], cells: Sequence[Sequence[str]], stream: IO[str]) -> None:
-    lines = [[column.heading for column in columns], *cells]
-    widths = [max(cells_of(line[index]) for line in lines) for index in range(len(columns))]
+    headings = [column.heading for column in columns]
+    lines = [headings, *cells] if any(headings) else cells
+    widths = [max((cells_of(line[index]) for line in lines), default=0) for index in range(len(columns))]
     for line in lines:
         padded = (
             padding_of(cell, width) + cell if column.right else cell + padding_of(cell, width)
