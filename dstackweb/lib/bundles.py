@@ -43,7 +43,7 @@ class Rule(NamedTuple):
 
 
 def words(texts: Iterable[str]) -> set[str]:
-    """All words of these texts that may be a class: what pages and scripts name has to stay."""
+    """All words of these texts that may be a class, or the beginning of one, such as `st-` of `st-{{ run.status }}`."""
     return {word for text in texts for word in _WORD.findall(text)}
 
 
@@ -117,12 +117,17 @@ def _matches(selector: Sequence[Any], used: set[str]) -> bool:
     one of its alternatives; what is in `:not()` does not matter."""
     for before, token in pairwise([None, *selector]):
         is_class = token.type == "ident" and before == "."
-        if is_class and not set(_WORD.findall(token.value)) <= used:
+        if is_class and not all(_is_used(word, used) for word in _WORD.findall(token.value)):
             return False
         has_alternatives = token.type == "function" and token.lower_name != "not"
         if has_alternatives and not any(_matches(one, used) for one in _parts(token.arguments)):
             return False
     return True
+
+
+def _is_used(name: str, used: set[str]) -> bool:
+    """Whether the name, or a beginning of it up to a hyphen, is used."""
+    return name in used or any(name[: hyphen.end()] in used for hyphen in re.finditer("-", name))
 
 
 def _without_unused(rules: Sequence[Rule], used: set[str]) -> list[Rule]:

@@ -185,6 +185,7 @@ function makeSortable() {
   window.Sortable.create(list, {
     handle: ".grip",
     draggable: "tr",
+    ghostClass: "dw-ghost",
     forceFallback: true, // the same for mouse and finger
     fallbackTolerance: 4, // less is a click, which opens the menu
     animation: 120,

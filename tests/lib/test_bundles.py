@@ -10,6 +10,7 @@ from django.conf import settings
 
 from dstackweb.lib import bundles
 from dstackweb.lib.pages import SCRIPT, STYLES, page_sources
+from dstackweb.runs.states import RunStatus
 
 STATIC = Path(settings.BASE_DIR) / "static"
 TEMPLATES = Path(settings.BASE_DIR) / "templates"
@@ -53,6 +54,7 @@ def _made(css: str, used: str) -> str:
         ("p{--tblr-a:1;--tblr-b:var(--tblr-a);width:0}", "", "p{width:0}"),
         ("p{--tblr-a:1;width:0}", "css('--tblr-a')", "p{--tblr-a:1;width:0}"),
         ("p{color:red/* ; } */;top:0}", "", "p{color:red;top:0}"),
+        (".st-done{color:red}.step{color:red}.st{color:red}", "st-{{ status }}", ".st-done{color:red}"),
     ],
 )  # fmt: skip
 def test_rules_that_no_page_can_match_are_left_out(css: str, used: str, made: str) -> None:
@@ -71,7 +73,6 @@ def test_imported_stylesheets_stand_where_they_are_imported() -> None:
 
 
 def test_no_class_of_a_template_is_missing(stylesheet: str) -> None:
-    """Those that templates put together from variables are checked by the browser tests, on the pages."""
     before, after = set(CLASS.findall(_source("vendor/tabler/tabler.min.css"))), set(CLASS.findall(stylesheet))
     used = {
         name
@@ -84,8 +85,11 @@ def test_no_class_of_a_template_is_missing(stylesheet: str) -> None:
     assert len(after) < len(before) / 3
 
 
-def test_our_own_stylesheet_is_in_it(stylesheet: str) -> None:
-    assert ".dw-side{" in stylesheet
+def test_all_of_our_own_stylesheet_is_in_it(stylesheet: str) -> None:
+    """Also classes whose names templates and scripts put together, and none that no page has any more."""
+    own = set(CLASS.findall(re.sub(r"/\*.*?\*/", "", _source("app.css"), flags=re.DOTALL)))
+    assert own - set(CLASS.findall(stylesheet)) == set()
+    assert {one.value for one in RunStatus if f".st-{one.value}{{" not in stylesheet} == set()
     assert "@import" not in stylesheet
 
 
