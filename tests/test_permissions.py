@@ -51,7 +51,7 @@ _LIMITS = dict.fromkeys(
         *("preempt_points", "preempt_gpu_hours", "cohort", "borrow_gpus", "lend_gpus"),
     ),
     "",
-)
+) | {"reclaim": "never"}
 BODIES: dict[str, dict[str, Any]] = {
     "/p/{project}/queues/{queue}/settings/": {
         "ageing_minutes": "1",

@@ -19,6 +19,7 @@ from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.queue import fair_share, ordering
 from dstackweb.runs.queue.fair_share import Load
 from dstackweb.scheduler.placement.capacity import Capacity
+from dstackweb.scheduler.placement.displacing import Displacer
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun
 from dstackweb.scheduler.placement.offers import OfferPlacement
 from dstackweb.scheduler.placement.preemption import PlacedRun
@@ -298,6 +299,7 @@ class Deployment:
             placed_runs=lambda queue_id: self._preemptible(),
             turns=Turns.of(self._rows.values()),
         )
+        displacer = Displacer(capacity)
         capacity.review_reservations()
         blocked: set[tuple[int, int]] = set()
         started = []
@@ -311,7 +313,7 @@ class Deployment:
                 started.append((waiting, outcome))
                 continue
             blocked.add(waiting.shape)
-            if victims := capacity.displace_for(waiting.run, self._priority(waiting.job), outcome):
+            if victims := displacer.displace_for(waiting.run, self._priority(waiting.job), outcome):
                 self._stop(victims, second)
             elif self.exact or not any(is_ahead(one.run, waiting.run) for one in capacity.turns.kept.values()):
                 capacity.reserve_for(waiting.run, outcome)  # none where all hosts are alike and one ahead has one
@@ -341,7 +343,7 @@ class Deployment:
         return [
             PlacedRun(
                 active.run.id, active.run.name, active.job.member, str(active.job.member), 1, active.run.rank,
-                self._priority(active.job), after(active.since), STOP_S,
+                self._priority(active.job), after(active.since), STOP_S, active.run.queue_id,
             )
             for active in self.active.values()
             if active.job.preemptible and not active.is_stopping

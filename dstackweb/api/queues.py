@@ -37,6 +37,7 @@ from dstackweb.wording.tables import queue_items
 router = Router(tags=["queues"])
 REFUSALS = refusals(403, 404, 422)
 MOVE_REFUSALS = {**REFUSALS, **refusals(409), 412: StaleOut}
+ReclaimChoice = Literal["never", "lower_priority", "any"]
 Limit = Annotated[int, Field(ge=0, le=MAX_LIMIT, strict=True)]
 
 
@@ -65,6 +66,7 @@ class PatchQueueIn(Schema):
     )
     borrow_gpus: Limit | None = None
     lend_gpus: Limit | None = None
+    reclaim: ReclaimChoice = Field("never", description="Whether its runs displace those that hold its lent GPUs")
     preempt_points: int | None = Field(
         None,
         ge=1,
@@ -103,6 +105,7 @@ class QueueSettings(Schema):
     cohort: str
     borrow_gpus: int | None
     lend_gpus: int | None
+    reclaim: str
     preempt_points: int | None
     preempt_gpu_hours: int | None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -28,7 +27,6 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.scheduler.placement import preemption
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.scheduler.placement.preemption import PlacedRun, WorkBudget
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.spec.source import Config
 from dstackweb.wording import accounting, events, fair_share, statuses, waiting
@@ -408,6 +406,7 @@ class DisplacedOut(Schema):
 
     run: str
     user: str
+    queue: str
     placed_at: dt.datetime
 
 
@@ -415,6 +414,7 @@ class DisplacesOut(Schema):
     """Whom the run displaces once no run ahead of it waits for the same hosts."""
 
     runs: list[DisplacedOut]
+    reclaims: bool = Field(description="Whether its queue takes back what it has lent to the queues of these runs")
     work_s: int = Field(description="The time that they have held what they hold, together")
     detail: str
     allowed_at: dt.datetime | None = Field(
@@ -422,12 +422,14 @@ class DisplacesOut(Schema):
     )
 
     @classmethod
-    def of(cls, runs: Sequence[PlacedRun], at: dt.datetime, budget: WorkBudget | None) -> DisplacesOut | None:
+    def of(cls, found: Plan | Decision) -> DisplacesOut | None:
+        runs, at, budget = found.displaces, found.at, found.work_budget
         if not runs:
             return None
-        parts = filter(None, (queue_words.would_displace(runs, at), queue_words.budget_of_work(budget, at)))
+        parts = filter(None, (queue_words.would_displace(found), queue_words.budget_of_work(budget, at)))
         return cls(
-            runs=[DisplacedOut(run=one.name, user=one.user, placed_at=one.since) for one in runs],
+            runs=[DisplacedOut(run=one.name, user=one.user, queue=one.queue, placed_at=one.since) for one in runs],
+            reclaims=found.reclaims,
             work_s=preemption.work_s(runs, at),
             detail=str(joined("; ", parts)),
             allowed_at=budget.allowed_at if budget else at,
@@ -475,7 +477,7 @@ class PlanOut(Schema):
                 "after_detail": statuses.after(plan.follows) if plan.follows else None,
                 "warnings": [{"code": "impossible", "message": text or ""}] if plan.impossible else [],
                 "notes": [{"code": code, "message": waiting.plan_note(code)} for code in plan.notes],
-                "displaces": DisplacesOut.of(plan.displaces, plan.at, plan.work_budget),
+                "displaces": DisplacesOut.of(plan),
             }
         )
 
@@ -568,7 +570,7 @@ class DecisionOut(Schema):
 
     @staticmethod
     def resolve_displaces(decision: Decision) -> DisplacesOut | None:
-        return DisplacesOut.of(decision.displaces, decision.at, decision.work_budget)
+        return DisplacesOut.of(decision)
 
     @staticmethod
     def resolve_detail(decision: Decision) -> str:

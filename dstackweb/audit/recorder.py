@@ -73,7 +73,7 @@ WATCHED: dict[type[Model], Watched] = {
         (
             "name", "ageing_minutes", "fair_share_minutes", "fair_share_half_life_days", "paused", "draining",
             "max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user", "preempt_points",
-            "preempt_gpu_hours", "cohort", "borrow_gpus", "lend_gpus",
+            "preempt_gpu_hours", "cohort", "borrow_gpus", "lend_gpus", "reclaim",
         ),
     ),
     Profile: Watched(AuditKind.PROFILE, ("name", "is_default", "settings", "description")),

@@ -43,6 +43,12 @@ LIMITS: dict[str, tuple[str, Callable[[int], str]]] = {
 }
 
 
+RECLAIM = {
+    "lower_priority": N_("takes back lent GPUs from preemptible runs of lower priority"),
+    "any": N_("takes back lent GPUs from preemptible runs"),
+}
+
+
 def queue(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The queue.", autocompletion=queue_names)] = "default",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 20,
@@ -81,6 +87,13 @@ def queue(
         str | None, typer.Option(metavar="N|none", help="Maximum GPUs to borrow in the cohort.")
     ] = None,
     lend_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs to lend in the cohort.")] = None,
+    reclaim: Annotated[
+        str | None,
+        typer.Option(
+            metavar="never|lower_priority|any",
+            help="Displace preemptible runs of other queues that hold lent GPUs, of a lower or any priority.",
+        ),
+    ] = None,
     preempt_points: Annotated[
         str | None,
         typer.Option(metavar="N|off", help="Displace preemptible runs whose priority is at least N lower; off: never."),
@@ -103,6 +116,8 @@ def queue(
     settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in limits.items() if text is not None}
     if cohort is not None:
         settings["cohort"] = "" if cohort == "none" else cohort
+    if reclaim is not None:
+        settings["reclaim"] = reclaim.replace("-", "_")
     if ageing is not None:
         settings["ageing_minutes"] = _number("ageing", ageing, "strict")
     switches = {"fair_share": ("fair_share_minutes", fair_share), "preempt_points": ("preempt_points", preempt_points)}
@@ -186,6 +201,8 @@ def settings_text(row: dict[str, Any]) -> list[str]:
         parts.append(_("a member's runs displace at most {n} GPU-h in 24 h", n=hours))
     if cohort := row.get("cohort"):
         parts.append(_("cohort {name}", name=clean(cohort)))
+    if cohort and (priority := RECLAIM.get(row.get("reclaim", ""))):
+        parts.append(_(priority))
     if borrowed := row.get("borrowed_gpus"):
         parts.append(_n("{n:,} GPU borrowed", "{n:,} GPUs borrowed", borrowed))
     minutes = row["ageing_minutes"]

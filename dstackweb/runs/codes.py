@@ -88,6 +88,15 @@ class LimitCode(StrEnum):
     """What the queues of its cohort lend each other, which is in use."""
 
 
+class Reclaim(StrEnum):
+    """Whether runs of a queue displace those that hold the GPUs which it has lent to other queues of its cohort."""
+
+    NEVER = "never"
+    LOWER_PRIORITY = "lower_priority"
+    """Those of a lower priority."""
+    ANY = "any"
+
+
 class LimitData(TypedDict):
     """Of USER_LIMIT and QUEUE_LIMIT. `never`: the run alone asks for more than the limit."""
 

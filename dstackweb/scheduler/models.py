@@ -208,6 +208,10 @@ class Reservation(models.Model):
     starts_at = models.DateTimeField(null=True, help_text="All of it is free by then; null: unknown")
     expires_at = models.DateTimeField(null=True, help_text="When it ends if the start is unknown; it never moves")
     lapsed_at = models.DateTimeField(null=True, help_text="When it expired; null: it is kept")
+    reclaims = models.BooleanField(
+        default=False,
+        help_text="Runs of other queues of its cohort were displaced for it, and their GPUs are kept for it",
+    )
     nodes: models.JSONField[Any, Any] = models.JSONField(
         help_text="One per node: host_id, host, cpus, memory_mib, gpus (UUIDs)"
     )

@@ -365,7 +365,8 @@ class RunFields(ProfileFields):
     )
     preemptible: Annotated[bool, Field(strict=True)] | None = key(
         gettext_noop("true or false"),
-        "Whether the run may be displaced by one of higher priority, and queued again, where its queue has preemption.",
+        "Whether the run may be displaced, and queued again: by one of higher priority where its queue has preemption, "
+        "or by a queue of its cohort that takes lent GPUs back.",
         default=None,
     )
     profile: Text | None = key(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, assert_never
 
@@ -15,7 +15,7 @@ from dstackweb.runs.codes import LogCut, ReservationEnd, RunEventKind, ScheduleW
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import Reason
 from dstackweb.wording import policy, statuses
-from dstackweb.wording.sentence import Sentence, as_text, fill, known, words
+from dstackweb.wording.sentence import Sentence, as_text, enumeration, fill, known, words
 from dstackweb.wording.statuses import exited, instance_end, status, termination
 from dstackweb.wording.units import cpus, dollars, duration, gpus, mebibytes, size
 
@@ -84,9 +84,9 @@ def _worded(kind: RunEventKind, data: Data) -> str:
         case RunEventKind.RELEASED:
             return _("released: it no longer waits for other runs")
         case RunEventKind.DISPLACED:
-            return _("displaced by %s: it stops and is queued again") % whose(data)
+            return _displaced(data)
         case RunEventKind.DISPLACES:
-            return _("displaces %s") % ", ".join(map(whose, data.get("runs", ())))
+            return _displaces(data.get("runs", ()))
         case RunEventKind.RETURNED if data.get("job_reason") == Reason.PREEMPTED:
             return _("back in its place in the queue after it was displaced")
         case RunEventKind.RETURNED:
@@ -149,6 +149,21 @@ def _worded(kind: RunEventKind, data: Data) -> str:
 def whose(data: Data) -> str:
     """A run that displaces or is displaced, and its member: `train of ann`."""
     return _("%(run)s of %(user)s") % {"run": data.get("run", ""), "user": data.get("user", "")}
+
+
+def _displaced(data: Data) -> str:
+    if data.get("queue"):
+        why = _("displaced by %(whose)s, which takes back GPUs that queue %(queue)s lent: it stops and is queued again")
+        return why % {"whose": whose(data), "queue": data["queue"]}
+    return _("displaced by %s: it stops and is queued again") % whose(data)
+
+
+def _displaces(runs: Sequence[Data]) -> str:
+    names, queues = ", ".join(map(whose, runs)), dict.fromkeys(one["queue"] for one in runs if "queue" in one)
+    if queues:
+        text = _("takes back GPUs that its queue lent to %(queues)s: displaces %(runs)s")
+        return text % {"queues": enumeration(list(queues)), "runs": names}
+    return _("displaces %s") % names
 
 
 def _log_cut(data: Data) -> str:

@@ -72,8 +72,7 @@ def notification(event: str, data: Data) -> Label:
         case NotificationEvent.RUN_STOPS_SOON:
             return _stops_soon(data)
         case NotificationEvent.RUN_DISPLACED:
-            text = _("It stops for %s, keeps its place in the queue and starts again.")
-            return Label(_("%(run)s is displaced") % data, text % events.whose(data["data"]), "wait")
+            return Label(_("%(run)s is displaced") % data, _displaced(data["data"]), "wait")
         case NotificationEvent.RUN_KEPT:
             text = fill("%(text)s.", text=policy.kept(data["data"]).capitalized())
             return Label(_("%(by)s keeps %(run)s") % data, text, "info")
@@ -93,6 +92,16 @@ def notification(event: str, data: Data) -> Label:
             return Label(as_text(event), "", "info")
         case never:
             assert_never(never)
+
+
+def _displaced(data: Data) -> str:
+    if data.get("queue"):
+        text = _(
+            "It stops for %(whose)s, which takes back GPUs that queue %(queue)s lent, keeps its place in the queue and "
+            "starts again."
+        )
+        return text % {"whose": events.whose(data), "queue": data["queue"]}
+    return _("It stops for %s, keeps its place in the queue and starts again.") % events.whose(data)
 
 
 def _ended(data: Data) -> Label:

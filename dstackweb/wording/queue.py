@@ -10,16 +10,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
-from dstackweb.runs.codes import LimitCode, PlaceEnd
+from dstackweb.runs.codes import LimitCode, PlaceEnd, Reclaim
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.reorder import MoveEffect, RunChange
 from dstackweb.runs.queue.transfer import Transfer
+from dstackweb.scheduler.passes.decision import Decision, Plan
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.scheduler.placement.preemption import HOUR_MS, PlacedRun, WorkBudget, work_s
+from dstackweb.scheduler.placement.preemption import HOUR_MS, WorkBudget, work_s
 from dstackweb.wording import waiting
 from dstackweb.wording.fair_share import hours
 from dstackweb.wording.sentence import Label, Sentence, enumeration, fill, words
-from dstackweb.wording.units import duration
+from dstackweb.wording.units import duration, gpus
 
 HOUR = 60
 DAY = 24 * HOUR
@@ -34,6 +35,14 @@ setting = words(
     }
 )
 """The names of settings."""
+reclaim = words(
+    {
+        Reclaim.NEVER: gettext_lazy("wait until they are free"),
+        Reclaim.LOWER_PRIORITY: gettext_lazy("take back from preemptible runs of lower priority"),
+        Reclaim.ANY: gettext_lazy("take back from preemptible runs of any priority"),
+    }
+)
+"""What a queue's runs do for the GPUs that it has lent."""
 
 
 def ageing(minutes: int | None) -> str:
@@ -88,6 +97,8 @@ def _changed(name: str, old: Any, new: Any) -> str:
             return _("GPUs to borrow: %(old)s → %(new)s") % {"old": _limit(old), "new": _limit(new)}
         case "lend_gpus":
             return _("GPUs to lend: %(old)s → %(new)s") % {"old": _limit(old), "new": _limit(new)}
+        case "reclaim":
+            return _("lent GPUs: %(old)s → %(new)s") % {"old": reclaim(old or Reclaim.NEVER), "new": reclaim(new)}
         case "preempt_gpu_hours":
             limits = {"old": _limit(old), "new": _limit(new)}
             return _("preemption, GPU-hours per member and day: %(old)s → %(new)s") % limits
@@ -101,7 +112,7 @@ def _changed(name: str, old: Any, new: Any) -> str:
 def preemption(points: int | None, gpu_hours: int | None = None) -> str:
     """What the queue's setting means; None is off."""
     if points is None:
-        return _("Off: no running run is stopped for a waiting one.")
+        return _("Off: no running run is stopped for a waiting one of this queue.")
     text = _(
         "A waiting run may stop preemptible runs behind it whose priority is at least %d lower, if no run ahead of it "
         "waits for the same hosts."
@@ -122,14 +133,29 @@ def fair_share(minutes: int | None, half_life_days: int) -> str:
     ) % (parts)
 
 
-def would_displace(runs: Sequence[PlacedRun], now: dt.datetime) -> str:
-    """What a preemption would cost: `when its turn comes, it displaces 2 runs of ann and bob: 35 min of work`."""
+def would_displace(found: Decision | Plan) -> str:
+    """What a preemption would cost: `when its turn comes, it displaces 2 runs of ann and bob: 35 min of work`.
+
+    A reclaim says `…, it takes back 2 GPUs from train: 2 runs of bob stop, 35 min of work`. Empty without any.
+    """
+    runs = found.displaces
+    if not runs:
+        return ""
     members = list(dict.fromkeys(one.user for one in runs))
-    numbers = {
+    numbers: dict[str, Any] = {
         "n": len(runs),
         "who": enumeration(members),
-        "work": duration(work_s(runs, now)),
+        "work": duration(work_s(runs, found.at)),
     }
+    if found.reclaims:
+        numbers["gpus"] = gpus(sum(one.gpus for one in runs))
+        numbers["queues"] = enumeration(list(dict.fromkeys(one.queue for one in runs)))
+        text = ngettext(
+            "when its turn comes, it takes back %(gpus)s from %(queues)s: %(n)d run of %(who)s stops, %(work)s of work",
+            "when its turn comes, it takes back %(gpus)s from %(queues)s: %(n)d runs of %(who)s stop, %(work)s of work",
+            len(runs),
+        )
+        return text % numbers
     text = ngettext(
         "when its turn comes, it displaces %(n)d run of %(who)s: %(work)s of work",
         "when its turn comes, it displaces %(n)d runs of %(who)s: %(work)s of work",
@@ -225,14 +251,14 @@ def transferred(result: Transfer) -> str:
     return _("%(run)s moved to %(queue)s, position %(position)d") % values
 
 
-def borrowed(gpus: int, lenders: Sequence[str]) -> str:
+def borrowed(count: int, lenders: Sequence[str]) -> str:
     """`2 GPUs borrowed from eval`; empty without any."""
-    if not gpus:
+    if not count:
         return ""
     if not lenders:
-        return ngettext("%d GPU borrowed", "%d GPUs borrowed", gpus) % gpus
-    text = ngettext("%(n)d GPU borrowed from %(queues)s", "%(n)d GPUs borrowed from %(queues)s", gpus)
-    return text % {"n": gpus, "queues": enumeration(lenders)}
+        return ngettext("%d GPU borrowed", "%d GPUs borrowed", count) % count
+    text = ngettext("%(n)d GPU borrowed from %(queues)s", "%(n)d GPUs borrowed from %(queues)s", count)
+    return text % {"n": count, "queues": enumeration(lenders)}
 
 
 def pushed_back(result: Transfer) -> str:

@@ -147,7 +147,7 @@ _NEVER_WITHIN = words(
 plan_note = words(
     {
         PlanNote.NOT_PREEMPTED: gettext_lazy(
-            "preemptible has no effect in this queue: preemption is off, so no run is stopped for another one"
+            "preemptible has no effect in this queue: preemption is off, and no queue takes back GPUs from it"
         ),
         PlanNote.WEAK_VALUE: gettext_lazy(
             "env copies a value from your shell that is too short or too common to be hidden in logs; "

@@ -63,6 +63,8 @@ def test_a_queue_is_made_listed_changed_and_used(api: Api, manager: Api, line: d
         {"preempt_gpu_hours": 0},
         {"cohort": "no name"},
         {"cohort": None},
+        {"reclaim": "always"},
+        {"reclaim": None},
         {"borrow_gpus": -1},
         {"ageing_minutes": 10**9},
         {"ageing_minutes": "30"},
@@ -252,7 +254,7 @@ def test_runs_go_to_another_queue_with_a_preview(api: Api, manager: Api, line: d
 
 
 def test_a_queue_joins_a_cohort_and_leaves_it(manager: Api, line: dict[str, Run]) -> None:
-    body = {"cohort": "team", "max_gpus": 4, "lend_gpus": 1}
+    body = {"cohort": "team", "max_gpus": 4, "lend_gpus": 1, "reclaim": "lower_priority"}
     joined = manager("PATCH", f"{QUEUES}/default", body).json()
     assert {name: joined[name] for name in body} == body
     assert (joined["borrow_gpus"], joined["borrowed_gpus"]) == (None, 0)

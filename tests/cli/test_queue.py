@@ -133,6 +133,8 @@ def test_managers_change_a_queues_settings_and_all_members_see_them(
     assert "displaces preemptible runs whose priority is at least 5 lower" in told
     assert "at most 2 GPUs" in told
     assert "paused" not in told
+    told = manager("queue", "--cohort", "team", "--max-gpus", "4", "--reclaim", "lower-priority").stderr
+    assert "cohort team; takes back lent GPUs from preemptible runs of lower priority" in told
     assert "4 runs" not in told
     refused = cli("queue", "--pause")
     assert (refused.exit_code, "only managers" in refused.stderr) == (1, True)

@@ -8,6 +8,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
 
+from dstackweb.runs.codes import Reclaim
 from dstackweb.runs.models.base import MAX_LIMIT, StatusCount, count_field, limit_field
 from dstackweb.runs.queue import ordering
 
@@ -39,6 +40,12 @@ class Queue(models.Model):
     )
     borrow_gpus = limit_field("GPUs above its limit that the queue may borrow in its cohort.")
     lend_gpus = limit_field("GPUs of its limit that the queue lends in its cohort.")
+    reclaim = models.CharField(
+        max_length=16,
+        choices=[(each.value, each.value) for each in Reclaim],
+        default=Reclaim.NEVER,
+        help_text="Whether its runs displace preemptible ones of its cohort that hold the GPUs which it has lent.",
+    )
     max_running_per_user = limit_field("Runs that one member may have placed at once.")
     max_gpus_per_user = limit_field("GPUs that one member's runs may hold at once.")
     preempt_points = models.PositiveSmallIntegerField(

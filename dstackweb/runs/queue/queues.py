@@ -19,6 +19,7 @@ from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs import usage, wakeups
+from dstackweb.runs.codes import Reclaim
 from dstackweb.runs.models import Queue, QueueCount, QueueEvent, Run
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.shared_rows import touch
@@ -27,7 +28,7 @@ from dstackweb.runs.states import ACTIVE
 LIMITS = ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")
 NAME = gettext_noop("letters, digits, dashes and underscores, at most 60")
 FAIR_SHARE = ("fair_share_minutes", "fair_share_half_life_days")
-COHORT = ("cohort", "borrow_gpus", "lend_gpus")
+COHORT = ("cohort", "borrow_gpus", "lend_gpus", "reclaim")
 SETTINGS = (
     "paused",
     "draining",
@@ -116,6 +117,14 @@ def count_shares(now: dt.datetime) -> int:
                 if [one.shown for one in shown] != [one.shown for one in member_shares.shares(queue)]:
                     touch(queue.pk)
     return len(queues)
+
+
+def may_be_displaced(queue: Queue) -> bool:
+    """Whether preemptible runs of this queue may have to stop for others: of the queue, or of its cohort."""
+    if queue.preempt_points is not None:
+        return True
+    others = Queue.objects.filter(project=queue.project_id, cohort=queue.cohort).exclude(pk=queue.pk)
+    return bool(queue.cohort) and others.exclude(reclaim=Reclaim.NEVER).exists()
 
 
 def has_fair_queues() -> bool:

@@ -92,6 +92,7 @@ class Migration(migrations.Migration):
                 ('starts_at', models.DateTimeField(help_text='All of it is free by then; null: unknown', null=True)),
                 ('expires_at', models.DateTimeField(help_text='When it ends if the start is unknown; it never moves', null=True)),
                 ('lapsed_at', models.DateTimeField(help_text='When it expired; null: it is kept', null=True)),
+                ('reclaims', models.BooleanField(default=False, help_text='Runs of other queues of its cohort were displaced for it, and their GPUs are kept for it')),
                 ('nodes', models.JSONField(help_text='One per node: host_id, host, cpus, memory_mib, gpus (UUIDs)')),
             ],
             options={

@@ -29,6 +29,7 @@ from dstackweb.runs.transitions import RunChanged, lock_run, move_run, move_runs
 from dstackweb.scheduler.cloud.instances import assign_offer, new_instance, take_idle
 from dstackweb.scheduler.models import PassState, Reservation
 from dstackweb.scheduler.passes.loading import StoredReservation
+from dstackweb.scheduler.placement.displacing import is_reclaim
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
 from dstackweb.scheduler.placement.offers import OfferPlacement
 from dstackweb.scheduler.placement.preemption import DAY, PlacedRun, held_gpu_ms
@@ -57,11 +58,17 @@ class Placement:
 
 @dataclass(frozen=True)
 class Displacement:
-    """A waiting run, its queue, and whom the pass stops for it; all as read."""
+    """A waiting run, its queue, and whom the pass stops for it, which may be of other `queues`; all as read."""
 
     run: Run
     queue: Queue
     victims: Sequence[PlacedRun]
+    queues: Sequence[Queue] = ()
+
+    @property
+    def reclaims(self) -> bool:
+        """Whether its queue takes back what it has lent to others."""
+        return is_reclaim(self.queue.pk, self.victims)
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,7 @@ def write_displacements(
     now = timezone.now()
     with shared_rows_last():
         PassState.renew(generation)
-        _lock_queues({one.queue for one in displacements})
+        _lock_queues({queue for one in displacements for queue in (one.queue, *one.queues)})
         for change in sorted(changes, key=lambda change: change.run_id):
             _write_reservation(change, now)
         _displace(displacements, now)
@@ -186,10 +193,9 @@ def write_displacements(
 
 def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
     waiting = {one.run.pk: one.run for one in displacements}
-    victims = {victim.id: (victim, one.run) for one in displacements for victim in one.victims}
-    queue_of = {
-        run_id: one.queue.pk for one in displacements for run_id in (one.run.pk, *(victim.id for victim in one.victims))
-    }
+    victims = {victim.id: (victim, one) for one in displacements for victim in one.victims}
+    queue_of = {one.run.pk: one.queue.pk for one in displacements}
+    queue_of |= {victim.id: victim.queue_id for victim, _by in victims.values()}
     runs: dict[int, Run] = {}
     for run_id in sorted(queue_of):
         try:
@@ -202,16 +208,22 @@ def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
         if run.status not in expected or not same or run.queue_id != queue_of[run_id]:
             raise InputsChanged(f"run {run.name} was changed")
     for run_id, (_victim, by) in sorted(victims.items()):
-        run, first = runs[run_id], runs[by.pk]
+        run, first = runs[run_id], runs[by.run.pk]
         data = {"reason": Reason.PREEMPTED, "run": first.name, "user": first.user.get_username()}
+        if by.reclaims:
+            data["queue"] = by.queue.name
         move_run(run, RunStatus.TERMINATING, now=now, event=RunEventKind.DISPLACED, data=data)
         stop_jobs(run, Reason.PREEMPTED, grace_s=None)
         settle_run(run)
     for one in displacements:
-        DisplacedWork.objects.filter(queue=one.queue, at__lte=now - DAY).delete()
-        lost_ms = held_gpu_ms(one.victims, now)
-        DisplacedWork.objects.create(queue=one.queue, user_id=one.run.user_id, at=now, gpu_ms=lost_ms)
-        displaced = [{"run": victim.name, "user": victim.user} for victim in one.victims]
+        if not one.reclaims:
+            DisplacedWork.objects.filter(queue=one.queue, at__lte=now - DAY).delete()
+            lost_ms = held_gpu_ms(one.victims, now)
+            DisplacedWork.objects.create(queue=one.queue, user_id=one.run.user_id, at=now, gpu_ms=lost_ms)
+        displaced = [
+            {"run": victim.name, "user": victim.user, **({"queue": victim.queue} if one.reclaims else {})}
+            for victim in one.victims
+        ]
         record(runs[one.run.pk], RunEventKind.DISPLACES, {"runs": displaced}, at=now)
 
 
@@ -319,6 +331,7 @@ def _write_reservation(change: ReservationChange, now: dt.datetime) -> None:
             "starts_at": after.starts_at,
             "expires_at": after.expires_at,
             "lapsed_at": after.lapsed_at,
+            "reclaims": after.reclaims,
             "nodes": [asdict(node) for node in after.nodes],
         }
         Reservation.objects.update_or_create(run_id=after.run.id, defaults=row)

@@ -23,7 +23,7 @@ from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.fair_share import NO_PENALTY, Penalty
-from dstackweb.runs.queue.queues import now_us
+from dstackweb.runs.queue.queues import may_be_displaced, now_us
 from dstackweb.runs.recurrence import next_time
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import PreparedSubmission, Submission, prepare
@@ -33,6 +33,7 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Budget, Capacity, by_permanence, may_use_hosts
+from dstackweb.scheduler.placement.displacing import Displacer, is_reclaim
 from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, fit_nodes, host_refusal
 from dstackweb.scheduler.placement.limits import gpus_requested
 from dstackweb.scheduler.placement.preemption import PlacedRun, WorkBudget
@@ -73,6 +74,8 @@ class Decision:
     budget: Budget | None = None
     displaces: Sequence[PlacedRun] = ()
     """Whom it will displace once no run ahead of it waits for the same hosts."""
+    reclaims: bool = False
+    """Whether it then takes back what its queue has lent."""
     work_budget: WorkBudget | None = None
     """Its member's budget for that, where its queue has one."""
 
@@ -121,7 +124,8 @@ def decide_now(run: Run) -> Decision:
     blockers = _blockers(waiting, run.queue, capacity)
     first = blockers[0] if blockers else Wait(WaitReason.STARTING)
     candidates = list(list_candidates(waiting, capacity))
-    displaces = capacity.would_displace(waiting, run.priority, first)
+    displacer = Displacer(capacity)
+    displaces = displacer.would_displace(waiting, run.priority, first)
     reserved = capacity.turns.kept.get(run.pk) or capacity.reservation_against(waiting)
     return Decision(
         outcome=first.reason,
@@ -132,7 +136,8 @@ def decide_now(run: Run) -> Decision:
         blockers=blockers,
         budget=project_budget(run.project_id, now) if any(one.price for one in candidates) else None,
         displaces=displaces,
-        work_budget=capacity.work_budget(waiting, displaces),
+        reclaims=is_reclaim(run.queue_id, displaces),
+        work_budget=displacer.work_budget(waiting, displaces),
     )
 
 
@@ -252,6 +257,8 @@ class Plan:
     at: dt.datetime
     displaces: Sequence[PlacedRun] = ()
     """Whom it would displace once no run ahead of it waits for the same hosts."""
+    reclaims: bool = False
+    """Whether it would then take back what its queue has lent."""
     work_budget: WorkBudget | None = None
 
     @property
@@ -333,10 +340,11 @@ def _plan(
     next_at = next_time(spec.schedule.cron, now) if spec.schedule else None
     position = None if next_at or follows else position_at(queue, rank, None)
     waits, notes = next(iter(_blockers(run, queue, capacity)), None), _notes(prepared, submission)
-    displaces = capacity.would_displace(run, spec.priority, waits) if waits and position else ()
+    displacer = Displacer(capacity)
+    displaces = displacer.would_displace(run, spec.priority, waits) if waits and position else ()
     return Plan(
         prepared, share, _offers(run, capacity), _outlooks(run, capacity, present.reader), position, next_at, waits,
-        notes, now, displaces, capacity.work_budget(run, displaces),
+        notes, now, displaces, is_reclaim(queue.pk, displaces), displacer.work_budget(run, displaces),
     )  # fmt: skip
 
 
@@ -365,7 +373,7 @@ def _notes(prepared: PreparedSubmission, submission: Submission) -> list[PlanNot
     """Settings that do not do what their name promises."""
     copied = [submission.env[name] for name in prepared.run_file.masked_env if name in submission.env]
     notes = {
-        PlanNote.NOT_PREEMPTED: prepared.effective.spec.preemptible and prepared.queue.preempt_points is None,
+        PlanNote.NOT_PREEMPTED: prepared.effective.spec.preemptible and not may_be_displaced(prepared.queue),
         PlanNote.WEAK_VALUE: any(map(is_weak, copied)),
     }
     return [note for note, applies in notes.items() if applies]

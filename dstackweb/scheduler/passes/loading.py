@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors
-from dstackweb.runs.codes import ReservationEnd
+from dstackweb.runs.codes import Reclaim, ReservationEnd
 from dstackweb.runs.models import Allocation, DisplacedWork, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
-from dstackweb.runs.states import JOB_ACTIVE, JobStatus, RunStatus
+from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.placement.capacity import Capacity
@@ -30,13 +30,19 @@ from dstackweb.spec.effective import EffectiveSpec
 
 
 def load_capacity(
-    queues: Sequence[Queue], reader: OfferReader, now: dt.datetime, stored: Sequence[StoredReservation]
+    queues: Sequence[Queue],
+    reader: OfferReader,
+    now: dt.datetime,
+    stored: Sequence[StoredReservation],
+    beside: Sequence[Queue] | None = None,
 ) -> Capacity:
-    """The capacity for runs of these queues, with the reservations."""
+    """The capacity for runs of these queues, with the reservations. `beside`: the other queues of their cohorts, where
+    they are known."""
     turns = Turns.of(each.reserved for each in stored if each.reserved)
     # Jobs before hosts: what ends between the two queries then counts as free.
     known = job_usage(now) if turns.kept else None
-    limits = {queue.pk: limits_of(queue) for queue in (*queues, *cohort_queues(queues))}
+    limits = {queue.pk: limits_of(queue) for queue in (*queues, *(cohort_queues(queues) if beside is None else beside))}
+    read_placed = functools.cache(placed_runs)
     capacity = Capacity(
         now=now,
         reserve_after_s=settings.DSTACKWEB_RESERVE_AFTER_S,
@@ -53,7 +59,7 @@ def load_capacity(
             queue.pk: queue.preempt_gpu_hours for queue in queues if queue.preempt_gpu_hours is not None
         },
         displaced_work=functools.cache(lambda queue_id: displaced_work(queue_id, now)),
-        placed_runs=functools.cache(preemptible_runs),
+        placed_runs=lambda queue_id: read_placed()[queue_id],
         turns=turns,
     )
     for each in stored:
@@ -99,7 +105,8 @@ def _stored(row: Reservation) -> StoredReservation:
     if run.queue.paused and is_kept:
         return StoredReservation(run.pk, run.queue_id, None, ReservationEnd.QUEUE_PAUSED, is_kept, host_ids)
     of = waiting_run(run, run.queue, spec)
-    reserved = HostReservation(of, nodes, row.made_at, row.starts_at, row.expires_at, row.lapsed_at)
+    times = (row.made_at, row.starts_at, row.expires_at, row.lapsed_at)
+    reserved = HostReservation(of, nodes, *times, reclaims=row.reclaims)
     return StoredReservation.of(reserved)
 
 
@@ -124,7 +131,8 @@ def limits_of(queue: Queue) -> QueueLimits:
     if not queue.cohort or queue.max_gpus is None:
         return limits
     cohort = queue.project_id, queue.cohort
-    return replace(limits, cohort=cohort, borrow_gpus=queue.borrow_gpus, lend_gpus=queue.lend_gpus)
+    bounds = {"borrow_gpus": queue.borrow_gpus, "lend_gpus": queue.lend_gpus}
+    return replace(limits, cohort=cohort, **bounds, reclaim=Reclaim(queue.reclaim))
 
 
 def limits_without_cohorts(queues: Sequence[Queue]) -> dict[int, QueueLimits]:
@@ -184,27 +192,32 @@ def _ends_at(
     return stopped if by_limit is None or stopped is None else min(by_limit, stopped)
 
 
-def preemptible_runs(queue_id: int) -> list[PlacedRun]:
-    """The queue's starting and running runs that may be displaced."""
-    columns = ("pk", "name", "user_id", "user__username", "attempt", "rank", "priority", "queue_id",
-               "spec__stop_duration_s", "spec__nodes", "spec__requirements__gpu_count_min")  # fmt: skip
-    # By status alone: placed runs are few, and SQLite would search the queue's waiting runs otherwise.
-    found = Run.objects.filter(status__in=(RunStatus.PROVISIONING, RunStatus.RUNNING), spec__preemptible=True)
-    rows = [row for row in found.values_list(*columns) if row[7] == queue_id]
+def placed_runs() -> dict[int, list[PlacedRun]]:
+    """All runs that are placed and have jobs, by queue id."""
+    columns = ("pk", "name", "user_id", "user__username", "attempt", "rank", "priority", "queue_id", "queue__name",
+               "status", "spec__preemptible", "spec__stop_duration_s", "spec__nodes",
+               "spec__requirements__gpu_count_min")  # fmt: skip
+    # By status alone: placed runs are few, and SQLite would search the queues' waiting runs otherwise.
+    rows = list(Run.objects.filter(status__in=PLACED).values_list(*columns))
     placed = dict(
         Job.objects.filter(run__in=[row[0] for row in rows], status__in=JOB_ACTIVE)
         .order_by("run_id")
         .values_list("run_id")
         .annotate(at=Max("placed_at"))
     )
-    return [
-        PlacedRun(
-            id=run_id, name=name, user_id=user_id, user=user, attempt=attempt, rank=rank, priority=priority,
-            since=placed[run_id], stop_s=stop_s or 0, gpus=(nodes or 1) * (gpus or 0),
-        )
-        for run_id, name, user_id, user, attempt, rank, priority, _queue_id, stop_s, nodes, gpus in rows
-        if run_id in placed
-    ]  # fmt: skip
+    found: defaultdict[int, list[PlacedRun]] = defaultdict(list)
+    for (run_id, name, user_id, user, attempt, rank, priority, queue_id, queue, status, preemptible, stop_s, nodes,
+         gpus) in rows:  # fmt: skip
+        if run_id in placed:
+            found[queue_id].append(
+                PlacedRun(
+                    id=run_id, name=name, user_id=user_id, user=user, attempt=attempt, rank=rank, priority=priority,
+                    since=placed[run_id], stop_s=stop_s or 0, queue_id=queue_id, queue=queue,
+                    gpus=(nodes or 1) * (gpus or 0), preemptible=bool(preemptible),
+                    stopping=status == RunStatus.TERMINATING,
+                )
+            )  # fmt: skip
+    return found
 
 
 def displaced_work(queue_id: int, now: dt.datetime) -> dict[int, list[Displaced]]:

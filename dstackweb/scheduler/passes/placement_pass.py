@@ -29,6 +29,7 @@ from dstackweb.scheduler.passes.apply import STALE, Displacement, Placement, Res
 from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.passes.queue_scan import QueueScan
 from dstackweb.scheduler.placement.capacity import by_permanence
+from dstackweb.scheduler.placement.displacing import Displacer
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
 from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key
 
@@ -96,7 +97,10 @@ class PlacementPass:
         self.paused = [QueueScan(queue) for queue in queues if queue.paused]
         reader = OfferReader()
         self.backends = {HOSTS: ensure_embedded_backend(), **reader.backends}
-        self.capacity = loading.load_capacity(queues, reader, timezone.now(), self.stored)
+        beside = loading.cohort_queues(queues)
+        self.queues = {queue.pk: queue for queue in (*queues, *beside)}
+        self.capacity = loading.load_capacity(queues, reader, timezone.now(), self.stored, beside)
+        self.displacer = Displacer(self.capacity)
         self.held = _usage_by_project()
         self.known: apply.KnownWaits = {
             (v.queue_id, v.shape): StoredWait(v.reason, v.data, v.logged_at)
@@ -181,8 +185,9 @@ class PlacementPass:
         outcome = self.capacity.decide(waiting)
         if isinstance(outcome, Wait):
             self._skip(scan, run, outcome)
-            if victims := self.capacity.displace_for(waiting, run.priority, outcome):
-                self.displacements.append(Displacement(run, scan.queue, victims))
+            if victims := self.displacer.displace_for(waiting, run.priority, outcome):
+                others = [self.queues[queue_id] for queue_id in sorted({one.queue_id for one in victims})]
+                self.displacements.append(Displacement(run, scan.queue, victims, others))
             else:
                 self.capacity.reserve_for(waiting, outcome)
             return

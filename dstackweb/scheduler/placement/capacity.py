@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -16,14 +16,22 @@ from typing import Any
 
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HOSTS, HostView, gpus_matching, taken
-from dstackweb.runs.codes import BudgetData, ReservationEnd, ReservedData, Unavailable, WaitReason, permanence
-from dstackweb.scheduler.placement import limits, offers, preemption, reservation
+from dstackweb.runs.codes import (
+    BudgetData,
+    LimitCode,
+    ReservationEnd,
+    ReservedData,
+    Unavailable,
+    WaitReason,
+    permanence,
+)
+from dstackweb.scheduler.placement import limits, offers, reservation
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
-from dstackweb.scheduler.placement.preemption import Displaced, PlacedRun, WorkBudget
+from dstackweb.scheduler.placement.preemption import Displaced, PlacedRun
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
-from dstackweb.scheduler.placement.turns import Turns, is_ahead, usable_hosts
+from dstackweb.scheduler.placement.turns import Turns, is_ahead
 from dstackweb.spec.effective import EffectiveSpec
 
 WAITS_FOR_HOSTS = (WaitReason.WAITING_FOR_CAPACITY, WaitReason.RESERVED_FOR_OTHER)
@@ -66,7 +74,7 @@ class Capacity:
     preempt_points: Mapping[int, int] = field(default_factory=dict)
     """By queue id: how many points of priority less a displaced run has; a queue without them displaces none."""
     placed_runs: Callable[[int], Sequence[PlacedRun]] = lambda queue_id: ()
-    """A queue's placed runs that are `preemptible`, by queue id."""
+    """A queue's placed runs, by queue id."""
     preempt_gpu_hours: Mapping[int, int] = field(default_factory=dict)
     """By queue id: what a member's runs may displace within a day, in GPU-hours; a queue without it has no limit."""
     displaced_work: Callable[[int], Mapping[int, Sequence[Displaced]]] = lambda queue_id: {}
@@ -80,9 +88,8 @@ class Capacity:
         self._job_usage: Sequence[JobUsage] | None = None
         self._added: list[JobUsage] = []
         self._unreserved: dict[frozenset[int], Sequence[HostView]] = {}
-        self._waited_for: defaultdict[int, set[int]] = defaultdict(set)
         self._promised: dict[int, tuple[int, int, int]] = {}
-        self._displaced: defaultdict[tuple[int, int], list[Displaced]] = defaultdict(list)
+        self._told_to_stop: set[int] = set()
 
     @property
     def job_usage(self) -> Sequence[JobUsage]:
@@ -114,14 +121,18 @@ class Capacity:
         promised = self._withdraw(run.id)
         found = limits.exceeded_limits(queue_limits, self.queue_usage, run.queue_id, run.user_id, gpus)
         if promised:
-            self._promise(run)
+            self.promise(run)
         return found
 
-    def _promise(self, run: WaitingRun) -> None:
+    def promise(self, run: WaitingRun) -> None:
         """Count a run for which others are stopping as placed: no limit may keep it from what they leave."""
         self._withdraw(run.id)
         self._promised[run.id] = counted = (run.queue_id, run.user_id, gpus_requested(run.spec))
         self.queue_usage.add(*counted)
+
+    def is_promised(self, run_id: int) -> bool:
+        """Whether it is counted so."""
+        return run_id in self._promised
 
     def _withdraw(self, run_id: int) -> bool:
         """Count it no longer; whether it was counted."""
@@ -196,67 +207,9 @@ class Capacity:
         self.reserve(planned, instead_of=outranked)
         return planned
 
-    def displace_for(self, run: WaitingRun, priority: int, waits: Wait) -> Sequence[PlacedRun]:
-        """The runs that must stop so that `run` can start; what it needs is then reserved for it until they are gone.
-
-        Call for waiting runs in their order. None where its queue has no preemption, it is no help, or a run ahead of
-        it waits for the same hosts: it would overtake that one. Also none while what was stopped for it is ending.
-        """
-        if waits.reason not in WAITS_FOR_HOSTS or run.queue_id not in self.preempt_points:
-            return ()
-        if not may_use_hosts(run.spec):
-            return ()
-        ahead = self._waited_for[run.queue_id]
-        if len(ahead) >= sum(host.takes_jobs for host in self.hosts):
-            return ()  # the usual case in a long queue, and cheaper
-        usable = usable_hosts(run, self.hosts)
-        is_first = not usable & ahead
-        ahead |= usable
-        victims = self.would_displace(run, priority, waits) if is_first else ()
-        outranked = self.turns.outranked_by(run, self.hosts) if victims else None
-        budget = self.work_budget(run, victims)
-        if outranked is None or (budget and budget.allowed_at != self.now):
-            return ()
-        self._stop(victims)
-        self._displaced[run.queue_id, run.user_id].append((self.now, preemption.held_gpu_ms(victims, self.now)))
-        planned = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
-        assert planned is not None, "it fits once the victims are gone"
-        self.reserve(planned, instead_of=outranked)
-        self._promise(run)
-        return victims
-
-    def would_displace(self, run: WaitingRun, priority: int, waits: Wait) -> Sequence[PlacedRun]:
-        """Whom the run would displace if no run ahead of it in its queue waited for the same hosts."""
-        points = self.preempt_points.get(run.queue_id)
-        if points is None or waits.reason not in WAITS_FOR_HOSTS or not may_use_hosts(run.spec):
-            return ()
-        allowed = preemption.displaceable(run, priority, points, self.placed_runs(run.queue_id))
-        if not allowed or self.turns.outranked_by(run, self.hosts) is None:
-            return ()
-        usable = usable_hosts(run, self.hosts)
-        hosts = [host for host in self.hosts if host.id in usable]
-        victims = preemption.choose_victims(run, allowed, hosts, self.job_usage)
-        if not victims:
-            return ()
-        alone = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
-        is_soon = alone and alone.starts_at and alone.starts_at <= max(map(self._stopped_by, victims))
-        return () if is_soon else victims
-
-    def work_budget(self, run: WaitingRun, victims: Sequence[PlacedRun]) -> WorkBudget | None:
-        """The budget of the run's member for displacing these; None where its queue has none, or it displaces none."""
-        hours = self.preempt_gpu_hours.get(run.queue_id)
-        if hours is None or not victims:
-            return None
-        earlier = self.displaced_work(run.queue_id).get(run.user_id, ())
-        displaced = [*earlier, *self._displaced[run.queue_id, run.user_id]]
-        return WorkBudget.of(hours, displaced, victims, self.now)
-
-    def _stopped_by(self, victim: PlacedRun) -> dt.datetime:
-        """When it has ended at the latest if it is stopped now."""
-        return self.now + dt.timedelta(seconds=victim.stop_s + reservation.MARGIN_S)
-
-    def _stop(self, victims: Sequence[PlacedRun]) -> None:
-        ends = {one.id: self._stopped_by(one) for one in victims}
+    def stop(self, ends: Mapping[int, dt.datetime]) -> None:
+        """Count runs as stopping; `ends`: by run id, when they are gone at the latest."""
+        self._told_to_stop |= ends.keys()
         self._added += [
             replace(used, ends_at=min(used.ends_at or ends[used.job[0]], ends[used.job[0]]), stopping=True)
             for used in self.job_usage
@@ -264,6 +217,21 @@ class Capacity:
         ]
         self._job_usage = None
         self._unreserved.clear()
+
+    def cohort_runs(self, queue_id: int) -> list[PlacedRun]:
+        """The placed runs of all queues of its cohort; those that this pass stops are `stopping`."""
+        cohort = self.queue_usage.cohorts.get(queue_id)
+        return [
+            replace(one, stopping=True) if one.id in self._told_to_stop else one
+            for other in (cohort.queues if cohort else ())
+            for one in self.placed_runs(other)
+        ]
+
+    def limits_after_stops(self, run: WaitingRun) -> list[Wait]:
+        """The limits that the run would exceed once all runs of its cohort have ended that are stopping already."""
+        stopping = [one.counted for one in self.cohort_runs(run.queue_id) if one.stopping]
+        with self.queue_usage.without(stopping):
+            return self.exceeded_limits(run)
 
     def review_reservations(self) -> None:
         """Renew the reservations in a new pass, or end them."""
@@ -273,8 +241,8 @@ class Capacity:
                 self.end_reservation(reserved.run.id, judged)
             else:
                 self.reserve(judged)
-                if self._waits_for_stopping(judged):
-                    self._promise(judged.run)
+                if (judged.reclaims and judged.starts_at) or self._waits_for_stopping(judged):
+                    self.promise(judged.run)
 
     def _waits_for_stopping(self, reserved: HostReservation) -> bool:
         """Whether it starts when jobs that were told to stop have left its hosts."""
@@ -285,21 +253,37 @@ class Capacity:
     def _review(self, reserved: HostReservation) -> HostReservation | ReservationEnd | WaitReason:
         """The renewed reservation, or the code of why it ends."""
         outcome = self.decide(reserved.run)
-        if isinstance(outcome, Wait) and outcome.reason not in WAITS_FOR_HOSTS:
+        if isinstance(outcome, Wait) and outcome.reason not in WAITS_FOR_HOSTS and not self._is_met(reserved, outcome):
             return outcome.reason
         kept = reservation.renew_reservation(reserved, self.hosts, self.job_usage, self.now, self.reserve_for_s)
         # If the reserved nodes are gone, it is still the run's turn: reserve others.
         kept = kept or self._plan_again(reserved)
         if kept is None:
             return ReservationEnd.VANISHED
+        if reserved.reclaims:
+            kept = self.not_before_limits(kept, reserved.starts_at)
         return ReservationEnd.EXPIRED if kept.has_expired(self.now) else kept
+
+    def _is_met(self, reserved: HostReservation, waits: Wait) -> bool:
+        """Whether it waits for a limit that runs which stop for it leave to it."""
+        return reserved.reclaims and waits_for_gpu_limit(waits) and not self.limits_after_stops(reserved.run)
+
+    def not_before_limits(self, reserved: HostReservation, before: dt.datetime | None = None) -> HostReservation:
+        """With a start no earlier than the end of what its cohort's limits wait for; `before` is its previous start."""
+        if reserved.starts_at is None or not self.exceeded_limits(reserved.run):
+            return reserved
+        stopping = {one.id for one in self.cohort_runs(reserved.run.queue_id) if one.stopping}
+        ends = [used.ends_at for used in self.job_usage if used.job[0] in stopping and used.ends_at is not None]
+        starts_at = max([reserved.starts_at, *ends])
+        return replace(reserved, starts_at=reservation.stable_start(before, starts_at, self.now))
 
     def _plan_again(self, reserved: HostReservation) -> HostReservation | None:
         """Other nodes, not on hosts of other reservations; the time when it ends stays."""
         others = [other.host_ids for other in self.turns.kept.values() if other.run.id != reserved.run.id]
         hosts = [host for host in self.hosts if not any(host.id in ids for ids in others)]
         made = reservation.plan_reservation(reserved.run, hosts, self.job_usage, self.now, self.reserve_for_s)
-        return replace(made, expires_at=reserved.expires_at or made.expires_at) if made else None
+        expires_at = reserved.expires_at or (made.expires_at if made else None)
+        return replace(made, expires_at=expires_at, reclaims=reserved.reclaims) if made else None
 
     def binding_reservations(self, run: WaitingRun) -> list[HostReservation]:
         """Those of which the run must use nothing, because it may still run when they start."""
@@ -417,6 +401,12 @@ def _reserved_data(run: WaitingRun, reserved: HostReservation) -> ReservedData:
 def may_use_hosts(spec: EffectiveSpec) -> bool:
     """Whether the run may use the team's own hosts."""
     return spec.backends is None or HOSTS in spec.backends
+
+
+def waits_for_gpu_limit(waits: Wait) -> bool:
+    """Whether it waits for a limit of GPUs of its queue or cohort, which runs that are stopping still count towards."""
+    codes = (LimitCode.MAX_GPUS, LimitCode.COHORT_GPUS)
+    return waits.reason == WaitReason.QUEUE_LIMIT and waits.data.get("code") in codes
 
 
 def by_permanence(found: Iterable[Wait]) -> list[Wait]:

@@ -6,10 +6,11 @@ A run counts from its placement until it has ended, with the GPUs that its spec 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from dstackweb.runs.codes import LimitCode, LimitData, WaitReason
+from dstackweb.runs.codes import LimitCode, LimitData, Reclaim, WaitReason
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -26,6 +27,7 @@ class QueueLimits:
     """Project and name, of a queue with `max_gpus` that lends and borrows."""
     borrow_gpus: int | None = None
     lend_gpus: int | None = None
+    reclaim: Reclaim = Reclaim.NEVER
 
     @property
     def lends(self) -> int:
@@ -104,6 +106,23 @@ class QueueUsage:
             self.gpus[key] += gpus
         if (cohort := self.cohorts.get(queue_id)) is not None:
             cohort.used += cohort.of_shared(queue_id, before + gpus) - cohort.of_shared(queue_id, before)
+
+    @contextmanager
+    def without(self, ended: Sequence[tuple[int, int, int]]) -> Iterator[None]:
+        """As it is once runs with these (queue, user, GPUs) have ended, for a `with` block."""
+        for counted in ended:
+            self.remove(*counted)
+        try:
+            yield
+        finally:
+            for counted in ended:
+                self.add(*counted)
+
+    def above_limits(self, queue_id: int) -> dict[int, int]:
+        """By queue: how many GPUs above their own limits the other queues of its cohort hold, those that borrow."""
+        cohort = self.cohorts[queue_id]
+        held = {other: self.gpus[other, None] - (each.max_gpus or 0) for other, each in cohort.queues.items()}
+        return {other: over for other, over in held.items() if over > 0 and other != queue_id}
 
     def borrowed(self, queue_id: int) -> tuple[int, list[int]]:
         """How many GPUs above its limit a queue's runs hold, and which queues of its cohort leave some of theirs."""

@@ -2,14 +2,16 @@
 
 Pure. The most that a preemption stops is decided from the top: of the runs that may be displaced, the highest priority
 and then the earliest start is spared first. So none is stopped without need, and runs end whole, on all their hosts.
-Rationale: docs/decisions/0023-preemption.md.
+Within a queue a run displaces those that are behind it and lower; in a cohort those that hold what its queue has lent.
+Rationale: docs/decisions/0023-preemption.md, 0030-cohorts.md.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from dstackweb.backends.hosts.fit import HostView
@@ -19,7 +21,7 @@ from dstackweb.scheduler.placement.reservation import JobUsage, hosts_after
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """A run of a queue that is starting or running and is marked `preemptible`."""
+    """A run of a queue that holds something: it is starting, running or stopping."""
 
     id: int
     name: str
@@ -32,7 +34,22 @@ class PlacedRun:
     """When it was placed."""
     stop_s: int
     """Its `stop_duration`: the longest that it takes to end."""
+    queue_id: int
+    queue: str = ""
     gpus: int = 0
+    """Those that it requests, on all its nodes."""
+    preemptible: bool = True
+    stopping: bool = False
+
+    @property
+    def counted(self) -> tuple[int, int, int]:
+        """Queue, member and GPUs, as its queue's limits count it."""
+        return self.queue_id, self.user_id, self.gpus
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it may be displaced at all: marked so, and not stopping yet."""
+        return self.preemptible and not self.stopping
 
     @property
     def place(self) -> tuple[int, int]:
@@ -95,22 +112,48 @@ class WorkBudget:
 
 def displaceable(run: WaitingRun, priority: int, points: int, placed: Sequence[PlacedRun]) -> list[PlacedRun]:
     """Of the placed runs of its queue those that `run` may displace: behind it, by at least `points` of priority."""
-    return [one for one in placed if one.priority <= priority - points and one.place > run.place]
+    lower = priority - points
+    return [one for one in placed if one.may_stop and one.priority <= lower and one.place > run.place]
+
+
+def borrowing_runs(above: Mapping[int, int], placed: Iterable[PlacedRun]) -> list[PlacedRun]:
+    """The runs that hold what their queues have borrowed, in the order in which they are displaced.
+
+    `above` has the GPUs that a queue holds above its own limit, by queue id. Of its preemptible runs the least
+    protected count as borrowing, as many as hold no more than that together: whichever of them stop, the queue keeps
+    what it owns.
+    """
+    left = Counter(above)
+    found = []
+    for one in sorted(placed, key=lambda one: one.protection):
+        if one.may_stop and 0 < one.gpus <= left[one.queue_id]:
+            left[one.queue_id] -= one.gpus
+            found.append(one)
+    return found
 
 
 def choose_victims(
-    run: WaitingRun, allowed: Sequence[PlacedRun], hosts: Sequence[HostView], holders: Sequence[JobUsage]
+    run: WaitingRun,
+    allowed: Sequence[PlacedRun],
+    hosts: Sequence[HostView],
+    holders: Sequence[JobUsage],
+    within_limits: Callable[[Sequence[PlacedRun]], bool] = lambda stopped: True,
 ) -> list[PlacedRun]:
     """The runs to stop so that `run` fits on these hosts, the most protected first; none where it is no help or need.
 
     Jobs that are stopping count as ended: a run that waits for their end displaces nobody else. `hosts` are those
-    that the run may use, without what is kept for others.
+    that the run may use, without what is kept for others; only runs with jobs on hosts are stopped. `within_limits`:
+    whether limits let it start once some have stopped; stopping more must never make it false.
     """
-    room = _Room(run, hosts, holders)
-    return _fewest([one for one in allowed if one.id in room.holding], room.is_enough_without)
+    room = Room(run, hosts, holders)
+    there = {holder.job[0] for holder in holders if not holder.stopping}
+    return _fewest(
+        [one for one in allowed if one.id in there],
+        lambda stopped: within_limits(stopped) and room.is_enough_without({one.id for one in stopped}),
+    )
 
 
-class _Room:
+class Room:
     """How many nodes of a run each host holds once some runs have stopped; each combination is counted once.
 
     Nodes need the same and hosts are independent of each other, so the run fits where the hosts together hold them.
@@ -126,15 +169,13 @@ class _Room:
             host_id: frozenset(holder.job[0] for holder in around if not holder.stopping)
             for host_id, around in self._around.items()
         }
-        self.holding = frozenset().union(*self._runs.values())
-        """The runs that hold something here and aren't stopping yet."""
         self._nodes: dict[tuple[int, frozenset[int]], int] = {}
 
-    def is_enough_without(self, stopped: Sequence[PlacedRun]) -> bool:
-        """Whether the run fits once these have ended, and all that are stopping already."""
-        ids, nodes = frozenset(one.id for one in stopped), 0
+    def is_enough_without(self, stopped: Set[int]) -> bool:
+        """Whether the run fits once the runs with these ids have ended, and all that are stopping already."""
+        nodes = 0
         for host in self._hosts:
-            nodes += self._nodes_on(host, ids & self._runs[host.id])
+            nodes += self._nodes_on(host, self._runs[host.id] & stopped)
             if nodes >= self._spec.nodes:
                 return True
         return False

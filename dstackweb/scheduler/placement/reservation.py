@@ -68,6 +68,8 @@ class HostReservation:
     expires_at: dt.datetime | None
     lapsed_at: dt.datetime | None = None
     """When it expired: since then nothing is reserved, and it is another run's turn."""
+    reclaims: bool = False
+    """Whether runs of other queues of its cohort were displaced for it: its queue's share is kept for it as well."""
 
     @property
     def host_ids(self) -> frozenset[int]:
@@ -228,10 +230,10 @@ def _with_start(
     if starts_at is None:
         expires_at = reserved.expires_at or now + dt.timedelta(seconds=hold_s)
         return replace(reserved, starts_at=None, expires_at=expires_at)
-    return replace(reserved, starts_at=_stable_start(reserved.starts_at, starts_at, now))
+    return replace(reserved, starts_at=stable_start(reserved.starts_at, starts_at, now))
 
 
-def _stable_start(before: dt.datetime | None, after: dt.datetime, now: dt.datetime) -> dt.datetime:
+def stable_start(before: dt.datetime | None, after: dt.datetime, now: dt.datetime) -> dt.datetime:
     """The previous start, unless it has passed, moved by more than the margin, or came nearer.
 
     The end of a job that is starting moves with each pass. If the start followed, runs ending just before it could be

@@ -7,7 +7,7 @@ another run, so there is one for each disjoint set of hosts. Rationale: docs/dec
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from dstackweb.backends.hosts.fit import HostView, could_ever_fit
@@ -64,15 +64,19 @@ class Turns:
             if other.run.id != run_id and host_ids & (other.host_ids | usable_hosts(other.run, hosts)):
                 del self.lapsed[other.run.id]
 
-    def outranked_by(self, run: WaitingRun, hosts: Sequence[HostView]) -> list[HostReservation] | None:
-        """The reservations that end if the run gets one; None if it is another's turn.
+    def outranked_by(
+        self, run: WaitingRun, hosts: Sequence[HostView], also: Set[int] = frozenset()
+    ) -> list[HostReservation] | None:
+        """The reservations that end if the run gets one; None if it is another's turn. `also`: runs of other queues
+        that it goes before.
 
         Without its turn, the run still goes before those that are decided after it in this pass: see `want`.
         """
         usable = usable_hosts(run, hosts)
         others = [reserved for reserved in self.kept.values() if reserved.run.id != run.id]
         in_the_way = [reserved for reserved in others if reserved.host_ids & usable]
-        if usable & self._wanted or not all(is_ahead(run, reserved.run) for reserved in in_the_way):
+        outranked = (is_ahead(run, reserved.run) or reserved.run.id in also for reserved in in_the_way)
+        if usable & self._wanted or not all(outranked):
             return None
         return in_the_way if len(others) - len(in_the_way) < MOST else None
 

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
 from dstackweb.runs import services
+from dstackweb.runs.codes import Reclaim
 from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
@@ -78,6 +79,13 @@ class QueueForm(SettingsForm):
     )
     borrow_gpus = _limit(gettext_lazy("Max GPUs to borrow"))
     lend_gpus = _limit(gettext_lazy("Max GPUs to lend"))
+    reclaim = forms.ChoiceField(
+        label=gettext_lazy("When its own runs need lent GPUs"),
+        help_text=gettext_lazy(
+            "Only runs with “preemptible: true” are displaced; they are queued again. Each queue keeps what it owns."
+        ),
+        choices=[(each.value, queue_words.reclaim(each)) for each in Reclaim],
+    )
     preempt_points = forms.IntegerField(
         label=gettext_lazy("Minimum difference in priority"),
         help_text=gettext_lazy("Empty: off. Only runs with “preemptible: true” are displaced; they are queued again."),
@@ -154,6 +162,7 @@ def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
         "fair_share": queue_words.fair_share(queue.fair_share_minutes, queue.fair_share_half_life_days),
         "shares": share_bars(queue),
         "preemption": queue_words.preemption(queue.preempt_points, queue.preempt_gpu_hours),
+        "reclaim": queue_words.reclaim(queue.reclaim),
         "usage": usage(queue, request.user, usage_of(queue)),
         "changes": [(event, queue_words.changed(event.data)) for event in events],
     }

@@ -149,7 +149,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
         "sweep": sweep_words.size(array.size, array.max_parallel) if array else "",
         "waits": waiting.reason(planned.waits.reason, planned.waits.data) if planned.waits else None,
         "impossible": planned.impossible,
-        "displaces": queue_words.would_displace(planned.displaces, planned.at) if planned.displaces else "",
+        "displaces": queue_words.would_displace(planned),
         "work_budget": queue_words.budget_of_work(planned.work_budget, planned.at),
         "notes": [waiting.plan_note(code) for code in planned.notes],
         "offers": [

@@ -141,7 +141,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
         "max_priority": lists.max_priority(request),
         "also": [waiting.reason(waits.reason, waits.data) for waits in decision.blockers[1:]],
         "starting": _starting(run),
-        "displaces": queue_words.would_displace(decision.displaces, decision.at) if decision.displaces else "",
+        "displaces": queue_words.would_displace(decision),
         "work_budget": queue_words.budget_of_work(decision.work_budget, decision.at),
         "tried": [_tried(one, hosts) for one in decision.candidates],
     }

@@ -298,7 +298,7 @@ def test_plan_and_why_say_what_it_would_cost_until_it_is_done(project: Project, 
     config = {"type": "task", "commands": ["true"], "priority": 80, **GPU}
     planned = plan(project, member, "member", services.Submission(config))
     text = f"when its turn comes, it displaces 1 run of {member}: 35 min of work"
-    assert queue_words.would_displace(planned.displaces, planned.at) == text
+    assert queue_words.would_displace(planned) == text
     assert not plan(project, member, "member", services.Submission(config | {"priority": 29})).displaces
     first = urgent(project, member)
     assert [one.name for one in decide_now(fresh(first)).displaces] == ["low"]

@@ -20,7 +20,7 @@ from tests.support import examples
 
 
 def placed(number: int, priority: int = 10, since: float = 0, rank: int = 100) -> PlacedRun:
-    return PlacedRun(number, f"victim-{number}", 1, "ann", 1, rank, priority, after(since), 20)
+    return PlacedRun(number, f"victim-{number}", 1, "ann", 1, rank, priority, after(since), 20, 1)
 
 
 def holding(run: int, box: int, gpus: Sequence[str] = (), cpus: int = 1, *, stopping: bool = False) -> JobUsage:

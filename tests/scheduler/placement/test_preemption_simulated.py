@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hypothesis import given
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.scheduler.placement.capacity import Capacity
+from dstackweb.scheduler.placement.displacing import Displacer
 from dstackweb.scheduler.placement.hosts import HostPlacement, WaitingRun
+from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
 from dstackweb.scheduler.placement.preemption import PlacedRun
 from dstackweb.scheduler.placement.reservation import MARGIN_S, HostReservation, JobUsage, latest_end
 from dstackweb.scheduler.placement.turns import Turns, is_ahead
@@ -59,6 +62,7 @@ class Active:
 class World:
     hosts: list[HostView]
     rnd: random.Random
+    limits: dict[int, QueueLimits] = field(default_factory=dict)
     waiting: list[Submitted] = field(default_factory=list)
     active: dict[int, Active] = field(default_factory=dict)
     rows: dict[int, HostReservation] = field(default_factory=dict)
@@ -73,17 +77,8 @@ class World:
     def do_pass(self, second: float) -> set[float]:
         """What ends by now ends, then one pass as scheduler.passes does it; returns when to look again."""
         self._end(second)
-        holders = [holder for active in self.active.values() for holder in active.holders(second)]
-        capacity = Capacity(
-            now=after(second),
-            reserve_after_s=300,
-            reserve_for_s=HOLD_S,
-            hosts=with_held(self.hosts, holders),
-            read_job_usage=lambda: holders,
-            preempt_points={1: POINTS},
-            placed_runs=lambda queue_id: self._placed(),
-            turns=Turns.of(self.rows.values()),
-        )
+        capacity = self.capacity(second)
+        displacer = Displacer(capacity)
         capacity.review_reservations()
         events = set()
         for one in sorted(self.waiting, key=lambda one: one.run.place):
@@ -91,7 +86,7 @@ class World:
             if isinstance(outcome, HostPlacement):
                 events.add(self._start(one, outcome, second))
                 capacity.take(one.run, outcome)
-            elif victims := capacity.displace_for(one.run, one.priority, outcome):
+            elif victims := displacer.displace_for(one.run, one.priority, outcome):
                 events |= self._displace(one, victims, second, capacity)
             else:
                 capacity.reserve_for(one.run, outcome)
@@ -100,13 +95,37 @@ class World:
             assert second <= by, f"run {run_id} displaced others and did not start when they were gone"
         return events
 
-    def _placed(self) -> list[PlacedRun]:
+    def capacity(self, second: float) -> Capacity:
+        holders = [holder for active in self.active.values() for holder in active.holders(second)]
+        placed = self.placed()
+        return Capacity(
+            now=after(second),
+            reserve_after_s=300,
+            reserve_for_s=HOLD_S,
+            hosts=with_held(self.hosts, holders),
+            limits=self.limits,
+            queue_usage=QueueUsage.of((one.counted for one in placed), self.limits),
+            read_job_usage=lambda: holders,
+            preempt_points={1: POINTS},
+            placed_runs=lambda queue_id: [one for one in placed if one.queue_id == queue_id],
+            turns=Turns.of(self.rows.values()),
+        )
+
+    def placed(self) -> list[PlacedRun]:
         return [
             PlacedRun(one.of.run.id, one.of.run.name, 1, "ann", 1, one.of.run.rank, one.of.priority,
-                      after(one.since), one.of.run.spec.stop_duration_s)
+                      after(one.since), one.of.run.spec.stop_duration_s, one.of.run.queue_id,
+                      gpus=gpus_requested(one.of.run.spec), preemptible=one.of.preemptible,
+                      stopping=one.stopping_since is not None)
             for one in self.active.values()
-            if one.of.preemptible and one.stopping_since is None
         ]  # fmt: skip
+
+    def check(self, by: Submitted, victims: Sequence[PlacedRun]) -> None:
+        """That the run may displace these."""
+        for one in (self.active[victim.id].of for victim in victims):
+            assert by.priority - one.priority >= POINTS
+            assert is_ahead(by.run, one.run), "who is ahead is never displaced"
+            assert by.at < one.at + (by.priority - one.priority) * STEP_S, "ageing protects"
 
     def _end(self, second: float) -> None:
         for run_id, active in list(self.active.items()):
@@ -129,17 +148,13 @@ class World:
         self.active[one.run.id] = Active(one, outcome, second, second + one.work_s)
         return second + one.work_s
 
-    def _displace(
-        self, by: Submitted, victims: list[PlacedRun] | tuple[PlacedRun, ...], second: float, capacity: Capacity
-    ) -> set[float]:
+    def _displace(self, by: Submitted, victims: Sequence[PlacedRun], second: float, capacity: Capacity) -> set[float]:
         assert by.run.id not in self.owed, "nobody displaces again before those it displaced are gone"
+        self.check(by, victims)
         self.displacing[by.run.id] += 1
         events = set()
         for victim in victims:
             active = self.active[victim.id]
-            assert by.priority - active.of.priority >= POINTS
-            assert is_ahead(by.run, active.of.run), "who is ahead is never displaced"
-            assert by.at < active.of.at + (by.priority - active.of.priority) * STEP_S, "ageing protects"
             self.displaced[victim.id] += 1
             active.stopping_since = second
             active.ends = min(active.ends, second + self.rnd.randint(0, active.of.run.spec.stop_duration_s))
@@ -163,6 +178,12 @@ def simulate(seed: int, runs: int = 40) -> tuple[World, list[Submitted]]:
         run = waiting(asked, number, 1, round(at) - priority * STEP_S, at)
         work = (limit or 3000) * rnd.uniform(0.05, 1)
         coming.append(Submitted(run, priority, rnd.random() < 0.8, at, work))
+    play(world, coming)
+    return world, coming
+
+
+def play(world: World, coming: Sequence[Submitted]) -> None:
+    """These arrive in time; passes go on until nothing happens any more."""
     events = {one.at for one in coming}
     while events:
         second = min(events)
@@ -174,8 +195,7 @@ def simulate(seed: int, runs: int = 40) -> tuple[World, list[Submitted]]:
             for row in world.rows.values()
             if row.lapsed_at is None and row.until is not None and row.until > after(second)
         }
-        assert sum(world.starts.values()) < 60 * runs, "it goes on and on"
-    return world, coming
+        assert sum(world.starts.values()) < 60 * len(coming), "it goes on and on"
 
 
 def could_ever_start(world: World, one: Submitted) -> bool:

@@ -29,6 +29,7 @@ FILLED = {
     "preempt_points": "",
     "preempt_gpu_hours": "",
     "cohort": "",
+    "reclaim": "never",
     "borrow_gpus": "",
     "lend_gpus": "",
 }
@@ -185,6 +186,17 @@ def test_all_members_see_why_the_queue_is_held_up(project: Project, ann: User, m
     assert "is draining" in page
     own = as_user(ann).get("/p/main/queue/").content.decode()
     assert "you: 2 of 2 GPUs" in own
+
+
+def test_a_manager_has_a_queue_take_back_what_it_lends(project: Project, mia: User, ann: User, as_user: SignIn) -> None:
+    client = as_user(mia)
+    assert client.post(URL, FILLED | COHORT | {"reclaim": "always"}).status_code == 422
+    assert client.post(URL, FILLED | COHORT | {"reclaim": "any"}).status_code == 302
+    assert Queue.objects.get(project=project).reclaim == "any"
+    page = client.get(URL).content.decode()
+    assert "lent GPUs: wait until they are free → take back from preemptible runs of any priority" in page
+    read = as_user(ann).get(URL).content.decode()
+    assert "When its own runs need lent GPUs: take back from preemptible runs of any priority" in read
 
 
 def test_a_queue_in_a_cohort_shows_what_it_borrows_from_whom(
