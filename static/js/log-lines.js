@@ -124,3 +124,11 @@ export function rendered(line) {
   nodes.append(styled(visible(text.slice(at)), style));
   return nodes;
 }
+
+const decoder = new TextDecoder("utf-8");
+
+/** Whether the end of a long line overwrites its beginning, as progress bars do. */
+export const isRedrawn = ({ last }) => Boolean(last?.includes(13));
+
+/** What to show of a line's bytes: of a long one its beginning, or its end where that overwrites it. */
+export const shownOf = (found) => decoder.decode(isRedrawn(found) ? found.last : found.bytes);

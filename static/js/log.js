@@ -1,8 +1,10 @@
 // The log of one job, live. Only the lines in view are on the page, and only the blocks around them in memory.
 import { LogBytes } from "./log-bytes.js";
-import { LINE_CHARS, groupOf, levelOf, plain, rendered } from "./log-lines.js";
+import { LogGroups } from "./log-groups.js";
+import { LINE_CHARS } from "./log-lines.js";
+import { logRow } from "./log-row.js";
+import { LogSearch } from "./log-search.js";
 import { delayMs, report } from "./polling.js";
-import { clockText, timeZone } from "./times.js";
 import { word } from "./words.js";
 
 const EVERY_S = 1;
@@ -13,13 +15,10 @@ const QUIET_AFTER_MS = 10_000;
 const SHORT = 8; // lines
 const MOST_PX = 6_000_000; // browsers end near 17 million; above this, scrolling is scaled
 const NEAR_END = 0.5; // lines
-const SEARCH_MS = 250;
-const MATCHES = 5000;
 const CUTS = { job_limit: "logLimit", project_quota: "logQuota" };
 const HASH = /^#(?:(\d+)\.(\d+)-)?L(\d+)(?:-L?(\d+))?$/;
 
 const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
-const clock = (ms) => `${clockText(new Date(ms))}.${String(ms % 1000).padStart(3, "0")}`;
 
 class LogView {
   constructor(root) {
@@ -30,8 +29,7 @@ class LogView {
     this.note = root.querySelector("[data-log-note]");
     this.below = root.querySelector("[data-log-below]");
     this.nodes = root.querySelector("[data-log-nodes]");
-    this.find = root.querySelector("[data-log-find]");
-    this.found = root.querySelector("[data-log-found]");
+    this.search = new LogSearch(root, { goTo: (line) => this.showMatch(line), redraw: () => this.draw() });
     this.buttons = Object.fromEntries(
       ["follow", "wrap", "times", "tall"].map((name) => [name, root.querySelector(`[data-log-${name}]`)]),
     );
@@ -39,7 +37,6 @@ class LogView {
     this.chosen = false; // whether the reader picked a job; until then the newest attempt is shown
     this.timer = null;
     this.grewAt = 0; // performance.now() when output came last
-    this.decoder = new TextDecoder("utf-8");
     this.listen();
     this.fromHash();
     this.open();
@@ -68,16 +65,6 @@ class LogView {
       this.open();
     });
     this.nodes.addEventListener("click", (event) => this.nodeClicked(event));
-    this.find.addEventListener("input", () => this.searchSoon());
-    this.find.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1);
-      else if (event.key === "Escape") this.find.value = "";
-      else return;
-      event.preventDefault();
-      if (event.key === "Escape") this.search();
-    });
-    for (const [name, by] of [["previous", -1], ["next", 1]])
-      this.root.querySelector(`[data-log-${name}]`).addEventListener("click", () => this.step(by));
     document.addEventListener("htmx:after:swap", () => this.jobsChanged());
     this.root.addEventListener("changed", () => this.changed());
     document.addEventListener("visibilitychange", () => document.hidden || this.schedule(0));
@@ -150,8 +137,7 @@ class LogView {
     this.top = 0; // the first line in view, counted without those of closed groups
     this.last = 0; // the highest `top`
     this.seen = 0;
-    this.closed = []; // closed groups, ascending: [first hidden line, line behind the last]
-    this.matches = [];
+    this.groups = new LogGroups();
     this.rows.replaceChildren();
     this.view.hidden = true; // until there is a line
     this.below.hidden = true;
@@ -161,7 +147,7 @@ class LogView {
     for (const link of this.root.querySelectorAll("[data-log-download], [data-log-raw]"))
       if (this.job) link.search = new URLSearchParams({ [link.dataset.logAs]: "1", attempt, node });
     this.schedule(0);
-    this.search();
+    this.search.open(this.job ? this.log : null);
   }
 
   async ask(path, query, signal) {
@@ -236,74 +222,15 @@ class LogView {
     if (!this.log.lines) return;
     this.view.hidden = false;
     if (this.goTo !== undefined && (this.goTo < this.log.lines || this.over)) {
-      this.top = Math.max(0, this.rowOf(Math.min(this.goTo, this.log.lines - 1)) - 3);
+      this.top = Math.max(0, this.groups.rowOf(Math.min(this.goTo, this.log.lines - 1)) - 3);
       this.goTo = undefined;
     }
     this.draw();
   }
 
-  // Closed groups hide lines: rows are the lines that are left
-
-  get count() {
-    return this.log.lines - this.closed.reduce((sum, [first, behind]) => sum + behind - first, 0);
-  }
-
-  lineAt(row) {
-    let line = row;
-    for (const [first, behind] of this.closed) if (first <= line) line += behind - first;
-    return line;
-  }
-
-  rowOf(line) {
-    let row = line;
-    for (const [first, behind] of this.closed) if (first <= line) row -= Math.min(behind, line + 1) - first;
-    return row;
-  }
-
-  /** Close or open the group that begins at a line. Its end is found by the server, wherever it is. */
   async toggleGroup(line) {
-    const open = this.closed.findIndex(([first]) => first === line + 1);
-    if (open >= 0) this.closed.splice(open, 1);
-    else {
-      const { log } = this;
-      const own = log.line(line, LINE_CHARS);
-      if (!own) return;
-      const behind = (await this.endOfGroup(own.offset + own.bytes.length)) ?? log.lines;
-      if (log !== this.log || behind <= line + 1) return;
-      this.closed = this.closed.filter(([first]) => first <= line || first >= behind);
-      this.closed.push([line + 1, behind]);
-      this.closed.sort(([a], [b]) => a - b);
-    }
+    await this.groups.toggle(line, this.log);
     this.draw();
-  }
-
-  /** The line behind the group that is open at an offset: its own end, or the next group's beginning. */
-  async endOfGroup(start) {
-    for (let from = start; from !== null; ) {
-      const found = await this.log.search("group", from);
-      for (const offset of found.offsets) {
-        const line = await this.log.lineOf(offset);
-        const text = line === null ? null : this.text(line);
-        const kind = text === null ? null : groupOf(text);
-        if (kind !== null) return kind === "" ? line + 1 : line;
-      }
-      from = found.next;
-    }
-    return null;
-  }
-
-  text(line) {
-    const found = this.log.line(line, LINE_CHARS);
-    return found && plain(this.textOf(found));
-  }
-
-  /** What to show of a line: of a long one its beginning, or its end where that overwrites it, as progress bars do. */
-  textOf(found) {
-    return this.decoder.decode(this.redrawn(found) ? found.last : found.bytes);
-  }
-
-  redrawn({ last }) {
-    return Boolean(last?.includes(13));
   }
 
   // Drawing
@@ -319,7 +246,8 @@ class LogView {
   draw() {
     if (this.view.hidden || this.drawing) return;
     this.drawing = true; // what is missing is fetched meanwhile, and draws again
-    const { view, rows, count } = this;
+    const { view, rows } = this;
+    const count = this.groups.rowsOf(this.log.lines);
     const digits = String(this.log.lines).length;
     if (view.dataset.digits !== String(digits)) {
       view.dataset.digits = digits;
@@ -368,7 +296,7 @@ class LogView {
     inner.className = "log-window";
     const made = [];
     const kept = new Map([...inner.children].map((row) => [row.dataset.key, row]));
-    for (let row = first; row < behind; row += 1) made.push(this.rowFor(this.lineAt(row), kept));
+    for (let row = first; row < behind; row += 1) made.push(this.rowFor(this.groups.lineAt(row), kept));
     const same = made.length === inner.children.length && made.every((row, at) => row === inner.children[at]);
     if (!same) inner.replaceChildren(...made);
     if (!inner.isConnected) this.rows.append(inner);
@@ -379,63 +307,16 @@ class LogView {
     const found = this.log.line(line, LINE_CHARS);
     const marked = this.marked && line + 1 >= this.marked.first && line + 1 <= this.marked.last;
     const mark = found && this.log.markAt(found.offset);
-    const closed = this.closed.find(([from]) => from === line + 1);
-    const hit = found && this.isHit(found);
-    const state = [found?.bytes.length, found?.last?.length, mark?.time, mark?.stream, marked, closed?.[1], hit];
+    const hidden = this.groups.hiddenAt(line);
+    const hit = found && this.search.isHit(found);
+    const state = [found?.bytes.length, found?.last?.length, mark?.time, mark?.stream, marked, hidden, hit];
     const key = `${line} ${state}`;
     const old = kept.get(key);
     if (old) return old;
-    const row = document.createElement("div");
+    const href = this.hashOf({ first: line + 1, last: line + 1 });
+    const row = logRow({ line, found, mark, marked, hidden, hit, href });
     row.dataset.key = key;
-    row.dataset.line = line + 1;
-    row.className = "log-line";
-    const link = document.createElement("a");
-    link.className = "log-number";
-    link.href = this.hashOf({ first: line + 1, last: line + 1 });
-    link.dataset.number = line + 1;
-    link.tabIndex = -1;
-    link.setAttribute("aria-label", word("logLine").replace("%s", line + 1));
-    row.append(link);
-    if (!found) {
-      row.classList.add("log-coming");
-      return row;
-    }
-    const text = this.textOf(found);
-    const shown = plain(text.slice(0, 400));
-    const level = levelOf(shown);
-    const group = groupOf(shown);
-    if (level) row.classList.add(`log-${level}`);
-    if (mark?.stream === 1) row.classList.add("log-stderr");
-    if (marked) row.classList.add("log-marked");
-    if (hit) row.classList.add(hit === "now" ? "log-hit-now" : "log-hit");
-    const time = document.createElement("span");
-    time.className = "log-time";
-    if (mark) time.dataset.time = clock(mark.time);
-    if (mark) time.title = new Date(mark.time).toLocaleString(undefined, { timeZone }) + (mark.stream === 1 ? " · stderr" : "");
-    const body = document.createElement("span");
-    body.className = "log-body";
-    if (group) body.append(this.groupButton(line, group, closed));
-    else if (group === "") row.classList.add("log-group-end");
-    else body.append(rendered(text));
-    if (found.last && !this.redrawn(found)) body.append(this.shortened());
-    row.append(time, body);
     return row;
-  }
-
-  groupButton(line, title, closed) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "log-group";
-    button.dataset.group = line;
-    button.setAttribute("aria-expanded", String(!closed));
-    button.textContent = title + (closed ? word("logHidden").replace("%s", closed[1] - closed[0]) : "");
-    return button;
-  }
-
-  shortened() {
-    const more = document.createElement("i");
-    more.textContent = word("logLong");
-    return more;
   }
 
   drawBelow(atEnd) {
@@ -520,76 +401,11 @@ class LogView {
     this.draw();
   }
 
-  // Search
-
-  searchSoon() {
-    clearTimeout(this.searchTimer);
-    this.searchTimer = setTimeout(() => this.search(), SEARCH_MS);
-  }
-
-  async search() {
-    const { log } = this;
-    const q = this.find.value;
-    this.query = q;
-    this.matches = [];
-    this.now = -1;
-    this.drawFound(false);
-    if (!q || !this.job) {
-      this.draw();
-      return;
-    }
-    try {
-      for (let from = 0; from !== null && this.matches.length < MATCHES; ) {
-        const found = await log.search(q, from);
-        if (log !== this.log || q !== this.query) return;
-        const first = !this.matches.length && found.offsets.length;
-        this.matches.push(...found.offsets);
-        this.drawFound(found.next !== null);
-        if (first) await this.step(1);
-        from = found.next;
-      }
-    } catch (error) {
-      if (error.name !== "AbortError") report(false);
-      return;
-    }
-    this.drawFound(false);
-    this.draw();
-  }
-
-  drawFound(going) {
-    const { matches } = this;
-    const many = matches.length.toLocaleString() + (going || matches.length >= MATCHES ? "+" : "");
-    this.found.textContent = this.query ? `${this.now + 1} / ${many}` : "";
-    for (const name of ["previous", "next"]) this.root.querySelector(`[data-log-${name}]`).disabled = !matches.length;
-  }
-
-  async step(by) {
-    const { matches, log } = this;
-    if (!matches.length) return;
-    this.now = (this.now + by + matches.length) % matches.length;
-    const line = await log.lineOf(matches[this.now]);
-    if (line === null || log !== this.log) return;
-    this.closed = this.closed.filter(([first, behind]) => line < first || line >= behind);
+  showMatch(line) {
+    this.groups.reveal(line);
     this.setFollow(false);
-    this.top = clamp(this.rowOf(line) - Math.floor(this.fits / 3), 0, this.last);
-    this.drawFound(false);
+    this.top = clamp(this.groups.rowOf(line) - Math.floor(this.fits / 3), 0, this.last);
     this.draw();
-  }
-
-  /** Whether a line has a match: "now" for the one that was gone to. */
-  isHit({ offset, bytes }) {
-    const { matches } = this;
-    if (!matches.length) return "";
-    const current = matches[this.now];
-    if (current >= offset && current < offset + bytes.length) return "now";
-    let low = 0;
-    let high = matches.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (matches[middle] < offset) low = middle + 1;
-      else high = middle;
-    }
-    return matches[low] < offset + bytes.length ? "hit" : "";
   }
 }
 
