@@ -12,7 +12,7 @@ from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.api.app import project_of, refusals
 from dstackweb.lib.errors import Invalid
-from dstackweb.runs import history, services, start_estimates
+from dstackweb.runs import history, services, start_estimates, wait_stats
 from dstackweb.runs.history import KEPT_DAYS, History, HistoryRange, parse_zone
 from dstackweb.runs.start_estimates import Calibration
 
@@ -159,10 +159,10 @@ def view(days: int, step: str | None, tz: str) -> HistoryRange:
 def _values(past: History) -> dict[str, Any]:
     columns = past.columns()
     for band, numbers in enumerate(columns["bands"]):
-        numbers["total"] = history.numbers(past.since(past.times[0], band))
-    today = history.numbers(past.since(past.today))
-    return {**columns, "all": history.columns(past.all), "today": today, "total": _total(past)}
+        numbers["total"] = wait_stats.numbers(past.since(past.times[0], band))
+    today = wait_stats.numbers(past.since(past.today))
+    return {**columns, "all": wait_stats.columns(past.all), "today": today, "total": _total(past)}
 
 
 def _total(past: History) -> SpanOut:
-    return SpanOut(**history.numbers(past.since(past.times[0])))
+    return SpanOut(**wait_stats.numbers(past.since(past.times[0])))

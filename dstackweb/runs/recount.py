@@ -18,7 +18,7 @@ from dstackweb.progress.recount import Difference
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import learned_durations, prefix_counters, usage
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.history import BUCKETS, KEPT_DAYS, hour_of
+from dstackweb.runs.history import KEPT_DAYS, hour_of
 from dstackweb.runs.models import (
     Allocation,
     Artifact,
@@ -35,6 +35,7 @@ from dstackweb.runs.models import (
     UsageDay,
 )
 from dstackweb.runs.states import ENDED, JOB_ENDED, RunStatus
+from dstackweb.runs.wait_stats import BUCKETS
 
 
 def differences() -> Iterator[Difference]:

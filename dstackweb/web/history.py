@@ -12,9 +12,10 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
 from dstackweb.runs import history, selectors, services, start_estimates
-from dstackweb.runs.history import BANDS, History, HistoryRange, WaitStats, band_limits, parse_zone
+from dstackweb.runs.history import History, HistoryRange, parse_zone
 from dstackweb.runs.models import Queue, QueueCount
 from dstackweb.runs.start_estimates import Calibration
+from dstackweb.runs.wait_stats import BANDS, WaitStats, band_limits
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 
 RANGES = {

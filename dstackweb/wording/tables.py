@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dstackweb.accounts.models import Project
-from dstackweb.runs import history, rows, usage
+from dstackweb.runs import history, rows, usage, wait_stats
 from dstackweb.runs.history import History, HistoryRange
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.queue.past import PastQueueRow
@@ -28,7 +28,7 @@ def _flat(names: Sequence[str]) -> list[str]:
 
 RUN_COLUMNS = [*_flat(RunRow.sent_fields()), *_OF_RUN]
 QUEUE_COLUMNS = [*_flat(QueueRow.sent_fields()), "reason_detail"]
-HISTORY_COLUMNS = ["at", "queue", "priority_low", "priority_high", *history.numbers(history.WaitStats())]
+HISTORY_COLUMNS = ["at", "queue", "priority_low", "priority_high", *wait_stats.numbers(wait_stats.WaitStats())]
 
 
 def run_table(project: Project, now: dt.datetime, **filters: Any) -> Iterator[dict[str, Any]]:
@@ -121,8 +121,8 @@ def history_table(project: Project, view: HistoryRange, queue: Queue | None = No
 def _spans(name: str, past: History) -> Iterator[dict[str, Any]]:
     for index, at in enumerate(past.times):
         for band, tallies in enumerate(past.bands):
-            low, high = history.band_limits(band)
-            numbers = history.numbers(tallies[index])
+            low, high = wait_stats.band_limits(band)
+            numbers = wait_stats.numbers(tallies[index])
             if numbers["placed"] or numbers["length_max"]:
                 yield {"at": at, "queue": name, "priority_low": low, "priority_high": high} | numbers
 

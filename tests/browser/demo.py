@@ -22,7 +22,7 @@ from dstackweb.notifications.models import Channel, ChannelKind
 from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.runs import artifacts, attempts, files, holds, services
 from dstackweb.runs.codes import DeliveryProblem, PlaceEnd
-from dstackweb.runs.history import BUCKETS, SLOT, bucket_of, hour_of, slot_of
+from dstackweb.runs.history import SLOT, hour_of, slot_of
 from dstackweb.runs.models import (
     Job,
     PastPlace,
@@ -40,6 +40,7 @@ from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.sweeps import creation
 from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.runs.transitions import move_run
+from dstackweb.runs.wait_stats import BUCKETS, bucket_of
 from tests.browser import task_demo
 from tests.browser.scene import once
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from dstackweb.runs.history import BUCKETS
 from dstackweb.runs.models import Queue, QueueHour
 from dstackweb.runs.shared_rows import touch
+from dstackweb.runs.wait_stats import BUCKETS
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in

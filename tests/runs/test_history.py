@@ -16,23 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import history, services
-from dstackweb.runs.history import (
+from dstackweb.runs import history, services, wait_stats
+from dstackweb.runs.history import HistoryRange, hour_of, span_starts
+from dstackweb.runs.models import Queue, QueueHour, QueueSlot, Run
+from dstackweb.runs.recount import differences
+from dstackweb.runs.wait_stats import (
     BUCKETS,
-    HistoryRange,
     WaitStats,
     add_up,
     band_limits,
     band_of,
     bucket_of,
     bucket_span,
-    hour_of,
     join_spans,
     percentile,
-    span_starts,
 )
-from dstackweb.runs.models import Queue, QueueHour, QueueSlot, Run
-from dstackweb.runs.recount import differences
 from tests.factories import make_host, make_run, place_all
 
 NOW = dt.datetime(2026, 11, 21, 14, 30, tzinfo=dt.UTC)
@@ -84,7 +82,7 @@ def test_no_placement_has_no_wait_rather_than_a_wait_of_nothing() -> None:
         None,
     )
     assert tally_of([0]).median_s == 0
-    assert history.numbers(WaitStats())["wait_max_s"] is None
+    assert wait_stats.numbers(WaitStats())["wait_max_s"] is None
 
 
 @given(st.lists(st.lists(waits, max_size=5), max_size=5))

@@ -13,7 +13,7 @@ from dstackweb.runs.models.runs import Run
 
 
 class QueueSpan(models.Model):
-    """Waits and lengths of one queue and priority band (see `history.BANDS`) in a span; never computed from runs."""
+    """Waits and lengths of one queue and priority band (see `wait_stats.BANDS`) in a span; never computed from runs."""
 
     TIME: ClassVar[str]
     """The column with the beginning of the span, UTC."""
