@@ -133,8 +133,11 @@ def write_decisions(
     verdicts: WaitChanges,
     known: KnownWaits,
     changes: Sequence[ReservationChange] = (),
+    beside: Iterable[Queue] = (),
 ) -> None:
     """Write all of it, with the changes of reservations; `backends` by name, `known` has the rows before and after.
+
+    `beside` are queues whose settings decided as well: those of a cohort.
 
     Raises one of STALE, or ClaimLost when a newer pass has begun, having written nothing.
     Rows are locked in the common order: pass, queues, runs, hosts, queue counters, progress.
@@ -142,7 +145,7 @@ def write_decisions(
     now = timezone.now()
     with shared_rows_last():
         PassState.renew(generation)
-        _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts})
+        _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts} | set(beside))
         seen = {change.queue_id for change in changes}
         for change in sorted(changes, key=lambda change: change.run_id):
             _write_reservation(change, now)

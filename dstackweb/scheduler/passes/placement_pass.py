@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from django.utils import timezone
 
@@ -31,7 +31,7 @@ from dstackweb.scheduler.passes.queue_scan import QueueScan
 from dstackweb.scheduler.placement.capacity import by_permanence
 from dstackweb.scheduler.placement.displacing import Displacer
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
-from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key
+from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key, gpus_requested
 
 log = logging.getLogger(__name__)
 
@@ -168,11 +168,13 @@ class PlacementPass:
                 self._clear_wait(scan.queue, run.shape)
             scan.block(run.shape)
 
-    def _turn(self, scan: QueueScan, run: Run) -> tuple[float, int]:
+    def _turn(self, scan: QueueScan, run: Run) -> tuple[float, bool, int]:
         """The fair-share key of a queue's first run."""
-        spec = scan.spec(run)
-        asks_gpus = spec is not None and spec.requirements.gpu_count_min > 0
-        return fair_share_key(self.held[scan.queue.project_id], scan.queue.project.weight, asks_gpus, run.seniority_us)
+        queue, spec = scan.queue, scan.spec(run)
+        gpus = gpus_requested(spec) if spec is not None else 0
+        borrows = gpus > 0 and self.capacity.queue_usage.would_borrow(queue.pk, gpus)
+        held = self.held[queue.project_id]
+        return fair_share_key(held, queue.project.weight, gpus > 0, run.seniority_us, borrows=borrows)
 
     def _decide(self, scan: QueueScan, run: Run) -> None:
         """Place one run, or note why its shape waits."""
@@ -247,12 +249,14 @@ class PlacementPass:
         reserved = [change for change in self._changes() if change.run_id in making_room]
         self.placements, self.verdicts, self.displacements = [], {}, []
         try:
-            apply.write_decisions(self.generation, self.backends, placements, verdicts, self.known, changes)
+            beside = self._lenders(placements)
+            apply.write_decisions(self.generation, self.backends, placements, verdicts, self.known, changes, beside)
         except STALE:
             for one in placements:
                 ended = {key: None for key, waits in verdicts.items() if key == (one.queue, one.run.shape)}
                 ends = [change for change in changes if change.run_id == one.run.pk]
-                apply.write_decisions(self.generation, self.backends, [one], ended, self.known, ends)
+                beside = self._lenders([one])
+                apply.write_decisions(self.generation, self.backends, [one], ended, self.known, ends, beside)
                 self.written += 1
             raise
         self.written += len(placements)
@@ -260,6 +264,11 @@ class PlacementPass:
             apply.write_displacements(self.generation, displacements, reserved)
         self.written_at = time.monotonic()
         self.stored = [StoredReservation.of(row) for row in self.capacity.turns.rows.values()]
+
+    def _lenders(self, placements: Sequence[Placement]) -> list[Queue]:
+        """The queues of their cohorts, on whose limits and bounds placements depend."""
+        cohorts = {(one.queue.project_id, one.queue.cohort) for one in placements if one.queue.cohort}
+        return [queue for queue in self.queues.values() if (queue.project_id, queue.cohort) in cohorts]
 
 
 _HAS_WORK = """

@@ -90,6 +90,7 @@ class Capacity:
         self._unreserved: dict[frozenset[int], Sequence[HostView]] = {}
         self._promised: dict[int, tuple[int, int, int]] = {}
         self._told_to_stop: set[int] = set()
+        self._taken: set[int] = set()
 
     @property
     def job_usage(self) -> Sequence[JobUsage]:
@@ -154,6 +155,7 @@ class Capacity:
     def take(self, run: WaitingRun, placed: HostPlacement | OfferPlacement) -> None:
         """Subtract a run's placement from the free capacity."""
         self._withdraw(run.id)
+        self._taken.add(run.id)
         self.queue_usage.add(run.queue_id, run.user_id, gpus_requested(run.spec))
         if isinstance(placed, OfferPlacement):
             self.used.update(offers.offer_key(offer) for offer in placed.offers)
@@ -218,14 +220,18 @@ class Capacity:
         self._job_usage = None
         self._unreserved.clear()
 
-    def cohort_runs(self, queue_id: int) -> list[PlacedRun]:
-        """The placed runs of all queues of its cohort; those that this pass stops are `stopping`."""
-        cohort = self.queue_usage.cohorts.get(queue_id)
+    def displaceable_runs(self, queue_id: int) -> list[PlacedRun]:
+        """A queue's placed runs without those that this pass has placed; those that it stops are `stopping`."""
         return [
             replace(one, stopping=True) if one.id in self._told_to_stop else one
-            for other in (cohort.queues if cohort else ())
-            for one in self.placed_runs(other)
+            for one in self.placed_runs(queue_id)
+            if one.id not in self._taken
         ]
+
+    def cohort_runs(self, queue_id: int) -> list[PlacedRun]:
+        """Those of all queues of its cohort."""
+        cohort = self.queue_usage.cohorts.get(queue_id)
+        return [one for other in (cohort.queues if cohort else ()) for one in self.displaceable_runs(other)]
 
     def limits_after_stops(self, run: WaitingRun) -> list[Wait]:
         """The limits that the run would exceed once all runs of its cohort have ended that are stopping already."""

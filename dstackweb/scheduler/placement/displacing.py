@@ -96,7 +96,7 @@ class Displacer:
             return False
         if waits.reason not in WAITS_FOR_HOSTS and not waits_for_gpu_limit(waits):
             return False
-        stopping = sum(one.gpus for one in self._capacity.placed_runs(run.queue_id) if one.stopping)
+        stopping = sum(one.gpus for one in self._capacity.displaceable_runs(run.queue_id) if one.stopping)
         held = self._capacity.queue_usage.gpus[run.queue_id, None] - stopping
         return held + gpus <= (limits.max_gpus or 0)
 
@@ -104,7 +104,7 @@ class Displacer:
         capacity, points = self._capacity, self._capacity.preempt_points.get(run.queue_id)
         if points is None:
             return ()
-        allowed = preemption.displaceable(run, priority, points, capacity.placed_runs(run.queue_id))
+        allowed = preemption.displaceable(run, priority, points, capacity.displaceable_runs(run.queue_id))
         if not allowed or capacity.turns.outranked_by(run, capacity.hosts) is None:
             return ()
         victims = preemption.choose_victims(run, allowed, self._usable(run), capacity.job_usage)

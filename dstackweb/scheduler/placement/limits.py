@@ -118,6 +118,11 @@ class QueueUsage:
             for counted in ended:
                 self.add(*counted)
 
+    def would_borrow(self, queue_id: int, gpus: int) -> bool:
+        """Whether a queue's runs hold more than its own limit with one more run of so many GPUs, in a cohort."""
+        cohort = self.cohorts.get(queue_id)
+        return cohort is not None and self.gpus[queue_id, None] + gpus > (cohort.queues[queue_id].max_gpus or 0)
+
     def above_limits(self, queue_id: int) -> dict[int, int]:
         """By queue: how many GPUs above their own limits the other queues of its cohort hold, those that borrow."""
         cohort = self.cohorts[queue_id]
@@ -198,6 +203,9 @@ class ProjectUsage:
         return ProjectUsage(self.gpus + gpus, self.cpus + cpus)
 
 
-def fair_share_key(held: ProjectUsage, weight: int, asks_gpus: bool, seniority_us: int) -> tuple[float, int]:
-    """Sort key, smallest first: GPUs per weight (CPUs for a run without GPUs), then the earlier submission."""
-    return (held.gpus if asks_gpus else held.cpus) / weight, seniority_us
+def fair_share_key(
+    held: ProjectUsage, weight: int, asks_gpus: bool, seniority_us: int, *, borrows: bool = False
+) -> tuple[float, bool, int]:
+    """Sort key, smallest first: GPUs per weight (CPUs for a run without GPUs), then a run that borrows nothing, then
+    the earlier submission."""
+    return (held.gpus if asks_gpus else held.cpus) / weight, borrows, seniority_us

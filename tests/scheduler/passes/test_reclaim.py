@@ -6,8 +6,9 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.notifications.models import Delivery
-from dstackweb.runs import services
+from dstackweb.runs import attempts, services
 from dstackweb.runs.models import DisplacedWork, Job, Queue, QueueCount, Run
+from dstackweb.runs.states import Reason
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.passes.decision import decide_now, plan
@@ -87,6 +88,34 @@ def test_two_runs_take_back_what_the_queue_owns_and_a_third_nothing(
     place_all()
     assert statuses(both, third, *lent[:2]) == ["provisioning", "submitted", "running", "running"]
     assert not decide_now(fresh(third)).displaces
+
+
+def test_a_run_that_borrows_goes_after_one_that_needs_its_queues_own(
+    project: Project, ann: User, member: User, lent: list[Run]
+) -> None:
+    older = make_run(project, ann, "t-late", queue="train", resources={"gpu": 1}, preemptible=True)
+    run = asking(project, member)
+    attempts.end_job(Job.objects.get(run=lent[0]).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    place_all()
+    assert statuses(run, older, *lent[1:]) == ["provisioning", "submitted", "running", "running", "running"]
+
+
+def test_a_limit_of_another_queue_that_changes_meanwhile_is_kept(
+    project: Project, ann: User, lent: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = make_run(project, ann, "t-late", queue="train", resources={"gpu": 1})
+    attempts.end_job(Job.objects.get(run=lent[0]).pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    write, times = placement_pass.apply.write_decisions, []
+
+    def slow(*args: object) -> None:
+        if not times:
+            change("eval", lend_gpus=0)
+        times.append(1)
+        write(*args)  # type: ignore[arg-type]  # as they were
+
+    monkeypatch.setattr(placement_pass.apply, "write_decisions", slow)
+    place_all()
+    assert statuses(late) == ["submitted"]
 
 
 def test_what_is_not_preemptible_or_not_lower_stays(project: Project, member: User, lent: list[Run]) -> None:

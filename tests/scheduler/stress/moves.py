@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -105,6 +106,15 @@ def preempt(rnd: random.Random) -> None:
     queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
     settings = {"preempt_points": rnd.choice([None, 1, 1, 5]), "preempt_gpu_hours": rnd.choice([None, None, 1])}
     queues.change_queue(queue, who.user, who.role, **settings)
+
+
+def lend(rnd: random.Random) -> None:
+    """A manager has queues lend each other GPUs, take them back, or no longer."""
+    who = manager(rnd)
+    queue = rnd.choice(list(Queue.objects.filter(project=who.project)))
+    settings: dict[str, Any] = {"cohort": rnd.choice(["team", "team", "team", ""]), "max_gpus": rnd.randint(1, 6)}
+    settings |= {"lend_gpus": rnd.choice([None, None, 1]), "borrow_gpus": rnd.choice([None, None, 2])}
+    queues.change_queue(queue, who.user, who.role, **settings, reclaim=rnd.choice(["never", "lower_priority", "any"]))
 
 
 def pause_or_drain(rnd: random.Random) -> None:

@@ -29,20 +29,31 @@ SELECT run.id AS run, run.queue_id AS queue, queue.paused,
         WHERE r.queue_id = queue.id) AS gpus,
     (SELECT count(a.gpu_id) FROM runs_allocation a JOIN runs_job j ON j.id = a.job_id JOIN runs_run r ON r.id = j.run_id
         WHERE r.queue_id = queue.id AND r.user_id = run.user_id) AS gpus_of_user,
+    CASE WHEN queue.cohort = '' OR queue.max_gpus IS NULL THEN NULL
+        WHEN queue.lend_gpus < queue.max_gpus THEN queue.max_gpus - queue.lend_gpus ELSE 0 END AS keeps,
+    (SELECT sum(q.max_gpus) FROM runs_queue q
+        WHERE q.project_id = queue.project_id AND q.cohort = queue.cohort AND q.cohort <> '') AS max_gpus_of_cohort,
+    (SELECT count(a.gpu_id) FROM runs_allocation a JOIN runs_job j ON j.id = a.job_id JOIN runs_run r ON r.id = j.run_id
+        JOIN runs_queue q ON q.id = r.queue_id
+        WHERE q.project_id = queue.project_id AND q.cohort = queue.cohort AND q.cohort <> ''
+            AND q.max_gpus IS NOT NULL) AS gpus_of_cohort,
     (SELECT count(a.gpu_id) FROM runs_allocation a JOIN runs_job j ON j.id = a.job_id WHERE j.run_id = run.id) AS mine
 FROM runs_run run JOIN runs_queue queue ON queue.id = run.queue_id
 """
 """What a queue allows beside what its runs hold; `mine` are the GPUs of the run itself."""
 
 NOTED = "run, queue, paused, max_running, running, max_running_per_user, running_of_user, max_gpus, gpus, \
-max_gpus_per_user, gpus_of_user"
+max_gpus_per_user, gpus_of_user, keeps, max_gpus_of_cohort, gpus_of_cohort"
 
 NOTE = f"""
 INSERT INTO stress_over SELECT {NOTED} FROM stress_used WHERE run = {{run}} AND (
     paused OR running > max_running OR running_of_user > max_running_per_user
-    OR mine > 0 AND (gpus > max_gpus OR gpus_of_user > max_gpus_per_user));
+    OR mine > 0 AND (gpus_of_user > max_gpus_per_user
+        OR keeps IS NULL AND gpus > max_gpus
+        OR gpus > keeps AND gpus_of_cohort > max_gpus_of_cohort));
 """
-"""A placement that its queue, as it stands in this transaction, does not allow. Null is no limit, and compares so."""
+"""A placement that its queue, as it stands in this transaction, does not allow. Null is no limit, and compares so. A
+queue of a cohort may borrow, as long as all together hold no more than the sum of their limits."""
 
 SQLITE = [
     # One transaction writes at a time, so each trigger sees what will be there when it commits.

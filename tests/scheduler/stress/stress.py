@@ -50,6 +50,7 @@ def processes() -> list[Mix]:
         (3, moves.rank_anew),
         (6, moves.limit),
         (2, moves.preempt),
+        (4, moves.lend),
         (2, moves.share),
         (4, moves.move),
     ]
@@ -138,6 +139,7 @@ def main(seconds: float, seed: int) -> None:
         "ended": {s.value: QueueCount.objects.aggregate(n=Sum(s.value))["n"] for s in ENDED},
         "placed": RunEvent.objects.filter(kind="provisioning").count(),
         "displaced": RunEvent.objects.filter(kind="displaced").count(),
+        "taken_back": RunEvent.objects.filter(kind="displaced", data__has_key="queue").count(),
         "passes": PassState.objects.get().generation,
         "on": connection.vendor,
     }
