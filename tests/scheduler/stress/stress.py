@@ -64,7 +64,7 @@ def processes() -> list[Mix]:
 def prepare() -> None:
     """An empty database becomes a deployment with two projects, each with two queues, and three hosts.
 
-    Their ageing steps differ, one of them strict. Some runs wait.
+    Their ageing steps differ, one of them strict; those of the second lend each other GPUs. Some runs wait.
     """
     call_command("migrate", verbosity=0)
     members = {name: make_user(name) for name in (*acts.MEMBERS, acts.MANAGER)}
@@ -76,6 +76,8 @@ def prepare() -> None:
         for name, minutes in steps[project.name].items():
             queue = services.ensure_queue(project, name)
             type(queue).objects.filter(pk=queue.pk).update(ageing_minutes=minutes, preempt_points=1)
+            if project.name == "lab":
+                type(queue).objects.filter(pk=queue.pk).update(cohort="team", max_gpus=6, reclaim="any")
     for index in (1, 2, 3):
         make_host(f"box-{index}", cpus=8, gpus=4)
     install()
