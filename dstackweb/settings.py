@@ -283,7 +283,7 @@ EMAIL_TIMEOUT = 5
 """Seconds of each step: all of them together must fit into a worker's claim (`notifications.sending`)."""
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "dstackweb.web.admin.apps.AdminApp",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.humanize",
@@ -478,6 +478,7 @@ USE_I18N = True
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]
 LOCALE_PATHS = [BASE_DIR / "locale"]
+FORMAT_MODULE_PATH = "dstackweb.lib.formats"
 LANGUAGE_COOKIE_NAME = f"dstackweb_language{_suffix}"
 LANGUAGE_COOKIE_AGE = 365 * 24 * 3600
 LANGUAGE_COOKIE_SECURE, LANGUAGE_COOKIE_HTTPONLY, LANGUAGE_COOKIE_SAMESITE = _https, True, "Lax"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from django.contrib import admin
 from django.contrib.auth.decorators import login_required
 from django.urls import include, path
-from django.utils.translation import gettext_lazy
 from django.views.generic import RedirectView
 
 from dstackweb.web.accounts.views import to_sign_in
-
-admin.site.site_header = admin.site.site_title = gettext_lazy("dstackweb administration")
 
 handler400 = "dstackweb.web.common.errors.bad_request"
 handler403 = "dstackweb.web.common.errors.denied"

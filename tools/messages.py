@@ -66,13 +66,14 @@ def _names() -> set[str]:
         django.setup()
     from dstackweb.backends import registry
     from dstackweb.lib import model_names
+    from dstackweb.profiles import forms
 
     labels = {
         info.title or name.replace("_", " ").capitalize()
         for kind in registry.KINDS.values()
         for name, info in kind.schema.model_fields.items()
     }
-    return model_names.texts | labels
+    return model_names.texts | labels | forms.descriptions()
 
 
 def main() -> None:

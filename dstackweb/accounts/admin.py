@@ -118,6 +118,13 @@ class AccountAdmin(UserAdmin[User]):
     list_filter = ("is_active", "is_superuser", "is_staff", TwoStepFilter, "memberships__project")
     inlines = (UserProjects,)
     actions = ("reset_two_step",)
+    readonly_fields = ("last_login", "date_joined")
+    fieldsets = (
+        (None, {"fields": ("username", "password")}),
+        (gettext_lazy("Person"), {"fields": ("first_name", "last_name", "email", "language", "time_zone")}),
+        (gettext_lazy("Access"), {"fields": ("is_active", "is_superuser", "is_staff", "last_login", "date_joined")}),
+        (gettext_lazy("Permissions of staff"), {"fields": ("groups", "user_permissions"), "classes": ("collapse",)}),
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
         return super().get_queryset(request).annotate(has_two_step=HAS_TWO_STEP)

@@ -176,7 +176,7 @@ def _record_row(row: Model, action: AuditAction, changes: Mapping[str, Any]) -> 
     watched = WATCHED[type(row)]
     if watched.which(row):
         project = row if isinstance(row, Project) else getattr(row, "project", None)
-        record(watched.kind, action, _name_of(row), project=project, changes=changes)
+        record(watched.kind, action, name_of(row), project=project, changes=changes)
 
 
 def _changes(watched: Watched, before: Model | None, after: Model) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _changes(watched: Watched, before: Model | None, after: Model) -> dict[str, 
     for name in watched.fields:
         new = _plain(getattr(after, name))
         old = _plain(getattr(before, name)) if before is not None else None
-        usual: tuple[Any, ...] = (old,) if before is not None else (None, "", False, {}, [], _name_of(after))
+        usual: tuple[Any, ...] = (old,) if before is not None else (None, "", False, {}, [], name_of(after))
         if new not in usual:
             found[name] = [old, new]
     for name in watched.secret:
@@ -241,7 +241,8 @@ def _nameless(request: HttpRequest | None) -> str:
     return gettext_noop("the server")
 
 
-def _name_of(row: Model) -> str:
+def name_of(row: Model) -> str:
+    """What entries call a row."""
     match row:
         case Membership() | Authenticator() | SocialAccount():
             return row.user.get_username()

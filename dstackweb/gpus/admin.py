@@ -101,6 +101,7 @@ class PolicyProfileAdmin(ProfileAdmin):
             "profile": profile,
             "policy": policy,
             "found": found,
+            "groups": rollout.by_change(found.listed),
             "now": timezone.now(),
             "more": found.total - len(found.listed),
         }

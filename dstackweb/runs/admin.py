@@ -48,19 +48,19 @@ class ReadOnlyInline(admin.TabularInline[Any, Any]):
 
 class JobInline(ReadOnlyInline):
     model = Job
-    fields = ("attempt", "node", "status", "host", "cpus", "memory_mib", "gpus", "exit_code", "termination_reason")
+    fields = ("attempt", "node", "status", "host", "exit_code", "termination_reason")
 
 
 class EventInline(ReadOnlyInline):
     model = RunEvent
-    fields = ("at", "kind", "actor", "attempt", "node", "data")
+    fields = ("at", "kind", "actor", "attempt", "node")
 
 
 @admin.register(Queue)
 class QueueAdmin(admin.ModelAdmin[Queue]):
     list_display = (
-        "name", "project", "ageing_minutes", "fair_share_minutes", "paused", "draining", *queues.LIMITS,
-        *queues.COHORT, "preempt_points", "preempt_gpu_hours", "waiting", "running",
+        "name", "project", "waiting", "running", "paused", "draining", "max_running", "max_gpus", "ageing_minutes",
+        "fair_share_minutes", "cohort",
     )  # fmt: skip
     list_filter = ("project", "paused", "draining")
     list_select_related = ("project", "count")
@@ -113,19 +113,36 @@ class PriorityForm(forms.ModelForm[Run]):
             raise forms.ValidationError(concurrency.stale_error(run).detail)
 
 
+RUN_PARTS = (
+    (None, ("name", "project", "queue", "user", "status", "priority", "attempt")),
+    (
+        gettext_lazy("Times and end"),
+        ("submitted_at", "queued_at", "started_at", "ended_at", "termination_reason", "exit_code", "status_message"),
+    ),
+    (gettext_lazy("Run file"), ("config_text",)),
+)
+
+
 @admin.register(Run)
 class RunAdmin(ReadOnly):
     """On the page of an active run its priority can be changed; the rest is read-only."""
 
     form = PriorityForm
     list_display = ("name", "project", "queue", "user", "status", "priority", "attempt", "exit_code", "submitted_at")
-    list_filter = ("status", "project", "queue__name", "termination_reason")
+    list_filter = ("status", "project", "queue", "termination_reason")
     list_select_related = ("project", "queue__project", "user")
     search_fields = ("name", "uid", "user__username")
     date_hierarchy = "submitted_at"
     show_full_result_count = False
     exclude = ("env_secret", "idempotency_key", "body_digest")
     inlines = (JobInline, EventInline)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Run | None = None) -> Any:
+        """What people look for first; what the scheduler keeps is folded."""
+        shown = {field for _title, part in RUN_PARTS for field in part}
+        kept = [name for name in self.get_readonly_fields(request, obj) if name not in shown]
+        parts = [(title, {"fields": part}) for title, part in RUN_PARTS]
+        return [*parts, (gettext_lazy("Kept by the scheduler"), {"fields": kept, "classes": ("collapse",)})]
 
     def has_change_permission(self, request: HttpRequest, obj: Run | None = None) -> bool:
         active = obj is None or obj.status in ACTIVE

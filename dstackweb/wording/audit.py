@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -51,11 +52,30 @@ ACTION = words(
 
 def changes(entry: AuditEntry) -> list[str]:
     """Each change: "weight: 1 → 2", "role: member", "password: not shown"."""
-    return [_change(entry, name, values) for name, values in entry.changes.items()]
+    return [_change(name, values) for field, whole in entry.changes.items() for name, values in _parts(field, whole)]
 
 
-def _change(entry: AuditEntry, name: str, values: list[Any] | None) -> str:
-    label = _(name.replace("_", " "))  # of the models and their fields
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Each key that differs, with both values: "max_duration: 8h → 12h"."""
+    return [_change(name, values, is_key=True) for name, values in _parts("", [before, after])]
+
+
+def _parts(field: str, values: Any) -> Iterator[tuple[str, Any]]:
+    """A field's change; of one with keys of its own, that of each key."""
+    old, new = values or (None, None)
+    if not isinstance(new, dict) or not isinstance(old or {}, dict):
+        yield field, values
+        return
+    before = old or {}
+    for key in dict.fromkeys((*before, *new)):
+        if before.get(key) != new.get(key):
+            name = f"{field}.{key}" if field else f"{key}"
+            part = [before.get(key), new.get(key)]
+            yield from _parts(name, part) if isinstance(part[0] or part[1], dict) else ((name, part),)
+
+
+def _change(name: str, values: list[Any] | None, *, is_key: bool = False) -> str:
+    label = name if is_key or "." in name else _(name.replace("_", " "))  # of the models and their fields
     if values is None:
         return _("%(field)s: not shown") % {"field": _("value") if name == "ciphertext" else label}
     old, new = values

@@ -62,12 +62,23 @@ class Picture(NamedTuple):
     prepare: Callable[[Page], Any] | None = None
     languages: tuple[str, ...] = ("en",)
     themes: tuple[Theme, ...] = THEMES
+    user: str = "mia"
 
 
 def _plan(page: Page) -> None:
     page.get_by_label("Run file", exact=True).fill(RUN_FILE)
     page.locator("#result").get_by_text("gpu-box-1").first.wait_for()
     page.evaluate("document.activeElement.blur()")
+
+
+def _preview(page: Page) -> None:
+    """What the default profile would do with hosts that nobody has."""
+    page.get_by_label("Maximum duration").fill("12h")
+    page.get_by_label("Labels of hosts").fill("disk=nvme")
+    page.get_by_role("button", name="Preview the impact").click()
+    page.locator("#preview-result").get_by_text("could never start").first.wait_for()
+    page.evaluate("document.activeElement.blur()")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
 
 
 def _scroll_to(selector: str, above: int = 12) -> Callable[[Page], Any]:
@@ -92,6 +103,8 @@ SETS: dict[str, dict[str, Picture]] = {
         "queue-settings": Picture("queues/night/settings/"),
         "members": Picture("members/", (1280, 480)),
         "notifications": Picture("/account/notifications/settings/"),
+        "admin": Picture("/admin/", user="root"),
+        "profile": Picture("/admin/profiles/profile/1/change/", (1280, 900), _preview, user="root"),
     },
     "gpus": {"gpus": Picture("gpus/"), "host": Picture("hosts/box-1/")},
     "policy": {"policy": Picture("utilization/?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s")},

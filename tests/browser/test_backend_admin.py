@@ -89,7 +89,7 @@ def test_pictures_of_the_form(
     page.get_by_role("button", name="Test connection").click()
     expect(page.get_by_text("Signed in to account 123456789012")).to_be_visible(timeout=30_000)
     check_fits(page, "backend-tested")
-    assert [fault for fault in accessibility_faults(page) if any("dwb" in place for place in fault["at"])] == []
+    assert accessibility_faults(page) == []
     complaints.clear()  # axe's own styles
     page.get_by_role("button", name="Save and continue editing").click()
     page.get_by_text("none yet").wait_for()

@@ -9,6 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import Page, Request, expect
 
+from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Host
+from dstackweb.profiles.models import Profile
+from dstackweb.runs.models import Queue, Run
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import check_now, check_pages, sign_in
@@ -75,6 +79,37 @@ PAGES = {
 }
 
 
+def admin_pages() -> dict[str, str]:
+    """Lists, forms, histories and questions of the admin site, below its address."""
+    run, queue, host = Run.objects.filter(status="running")[0], Queue.objects.all()[0], Host.objects.all()[0]
+    mia, main, profile = User.objects.get(username="mia"), Project.objects.get(name="main"), Profile.objects.all()[0]
+    return {
+        "index": "",
+        "users": "accounts/user/",
+        "user": f"accounts/user/{mia.pk}/change/",
+        "user-add": "accounts/user/add/",
+        "user-password": f"accounts/user/{mia.pk}/password/",
+        "token-add": "accounts/apitoken/add/",
+        "group-add": "auth/group/add/",
+        "project": f"accounts/project/{main.pk}/change/",
+        "project-delete": f"accounts/project/{main.pk}/delete/",
+        "project-history": f"accounts/project/{main.pk}/history/",
+        "queue": f"runs/queue/{queue.pk}/change/",
+        "runs": "runs/run/",
+        "run": f"runs/run/{run.pk}/change/",
+        "empty": "runs/sweep/?q=none",
+        "profile": f"profiles/profile/{profile.pk}/change/",
+        "profile-yaml": f"profiles/profile/{profile.pk}/change/?as=yaml",
+        "profile-delete": f"profiles/profile/{profile.pk}/delete/",
+        "backend-add": "backends/backend/add/",
+        "hosts": "backends/host/",
+        "host": f"backends/host/{host.pk}/change/",
+        "audit": "audit/auditentry/",
+        "verdicts": "runs/verdict/",
+        "job": f"runs/job/{run.jobs.all()[0].pk}/change/",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_every_page_is_accessible_and_fits_in_both_themes(
@@ -86,6 +121,9 @@ def test_every_page_is_accessible_and_fits_in_both_themes(
     sign_in(page, live_server.url, "mia")
     check_pages(page, {name: live_server.url + path for name, path in PAGES.items()})
     complaints.remove_failed_loads()  # the page that is not found
+    page.context.clear_cookies()
+    sign_in(page, live_server.url, "root")
+    check_pages(page, {f"admin-{name}": f"{live_server.url}/admin/{path}" for name, path in admin_pages().items()})
 
 
 @pytest.mark.slow

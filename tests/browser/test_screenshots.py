@@ -49,12 +49,12 @@ def test_pictures_of_the_documentation_are_taken(
     for language, locale in pictures.LANGUAGES.items():
         page = new_page(keep=False, locale=locale, timezone_id="UTC", device_scale_factor=1.5)
         page.context.set_default_timeout(30_000)
-        sign_in(page, live_server.url, "mia")
         pages[language] = page
     for of, picture in pictures.SETS[name].items():
         address = f"{live_server.url}{'' if picture.path[0] == '/' else '/p/main/'}{picture.path}"
         for language in picture.languages:
             page = pages[language]
+            sign_in(page, live_server.url, picture.user)
             for theme in picture.themes[: len(themes)]:
                 data = pictures.take(page, address, picture, theme)
                 assert len(data) < pictures.LIMIT, of

@@ -109,7 +109,10 @@ def test_a_module_runs_once_and_before_those_that_import_it() -> None:
 def test_all_modules_that_pages_start_with_are_in_the_script() -> None:
     made = bundles.script(SCRIPT, _source)
     for path in (STATIC / "js").glob("*.js"):
-        assert path.name in ("backend-admin.js", "palette.js") or f'modules["js/{path.name}"]' in made
+        assert (
+            path.name in ("admin.js", "backend-admin.js", "palette.js", "profile-form.js")
+            or f'modules["js/{path.name}"]' in made
+        )
 
 
 def test_a_module_for_some_pages_waits_until_it_is_asked_for() -> None:

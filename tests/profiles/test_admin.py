@@ -31,7 +31,9 @@ def test_settings_are_written_as_in_a_run_file(admin_client: Client) -> None:
 
 def test_stored_settings_are_shown_in_that_notation(admin_client: Client) -> None:
     profile = Profile.objects.create(name="x", settings={"max_duration": "8h", "backends": ["hosts"]})
-    page = admin_client.get(reverse("admin:profiles_profile_change", args=[profile.pk])).content.decode()
+    page = admin_client.get(
+        reverse("admin:profiles_profile_change", args=[profile.pk]), {"as": "yaml"}
+    ).content.decode()
     assert "backends:\n- hosts\nmax_duration: 8h" in page
 
 
@@ -74,5 +76,6 @@ def test_the_lists_action_changes_the_default(admin_client: Client) -> None:
 
 
 def test_the_form_links_to_the_list_of_backends(admin_client: Client) -> None:
-    page = admin_client.get(reverse(ADD)).content.decode()
-    assert f'<a href="{reverse("admin:backends_backend_changelist")}">Backends</a>.' in page
+    for look in ("", "yaml"):
+        page = admin_client.get(reverse(ADD), {"as": look}).content.decode()
+        assert f'<a href="{reverse("admin:backends_backend_changelist")}">Backends</a>' in page

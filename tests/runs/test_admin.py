@@ -12,7 +12,7 @@ from dstackweb.runs.rows import queue_rows
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db
-FAIR_SHARE = {"fair_share_half_life_days": "7"}
+FAIR_SHARE = {"fair_share_half_life_days": "7", "reclaim": "never"}
 
 
 def test_a_queue_that_is_paused_in_the_admin_shows_as_paused_in_every_open_list(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,14 @@ class PolicyChange:
         return bool(self.run.spec["requirements"]["gpu_count_min"])
 
 
+def by_change(rows: Iterable[PolicyChange]) -> list[tuple[PolicyChange, list[PolicyChange]]]:
+    """The runs by what changes for them, so that it is shown once; the first stands for its group."""
+    groups: dict[str, list[PolicyChange]] = defaultdict(list)
+    for row in rows:
+        groups[f"{row.before} {row.after}"].append(row)
+    return [(rows[0], rows) for rows in groups.values()]
+
+
 @dataclass(frozen=True)
 class PolicyChanges:
     """The first runs that would change, and how many there are in all, under the policy with this fingerprint."""
@@ -87,6 +96,16 @@ def affected(profile: Profile) -> QuerySet[Run]:
     unset = Q(**{f"{own}__source": "default"}) & of_it
     active = Run.objects.filter(status__in=[status.value for status in NOT_ENDING])
     return active.filter(in_projects & (from_it | unset))
+
+
+def using(profile: Profile) -> QuerySet[Run]:
+    """Runs that were submitted with this profile, whatever of it their own file replaced."""
+    return Run.objects.filter(spec__profile=profile.name, project__in=projects_of(profile))
+
+
+def projects_of(profile: Profile) -> QuerySet[Project]:
+    """The projects whose runs get this profile when they name it."""
+    return _projects(profile)
 
 
 def _projects(profile: Profile, alike: str = "name") -> QuerySet[Project]:

@@ -8,15 +8,17 @@ import time
 from typing import Any, NamedTuple
 
 from django import template
+from django.db.models import Model
 from django.http import HttpRequest
 from django.template.context import RequestContext
 from django.template.defaultfilters import floatformat
 from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.urls import reverse
-from django.utils import timezone
+from django.utils import dateformat, timezone
 from django.utils.html import conditional_escape, escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -172,11 +174,24 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
         "csrf_token": context.get("csrf_token"),
         "request": request,
         "user": user,
+        "areas": _areas(context),
         "project": project,
         "projects": [(one, reverse(view, args=[one.name])) for one in projects],
         "groups": groups,
         "waiting": _waiting(context, project) if project else 0,
     }
+
+
+def _areas(context: RequestContext) -> list[tuple[dict[str, Any], bool, list[tuple[dict[str, Any], bool]]]]:
+    """On the admin site its areas and models, each with whether it is open; elsewhere nothing."""
+    found, path = context.get("available_apps") or [], context["request"].path
+    closed = context["request"].COOKIES.get(CLOSED, "").split(".")
+    areas = []
+    for area in found:
+        models = [(model, bool(model["admin_url"]) and path.startswith(model["admin_url"])) for model in area["models"]]
+        is_open = any(active for _model, active in models)
+        areas.append((area, is_open or not (area["fixed"] or f"admin_{area['app_label']}" in closed), models))
+    return areas
 
 
 class Link(NamedTuple):
@@ -338,3 +353,41 @@ def when(at: dt.datetime | None, style: str = "moment") -> SafeString | str:
 
 def _age(at: dt.datetime) -> str:
     return units.duration((timezone.now() - at).total_seconds())
+
+
+@register.simple_tag(takes_context=True)
+def admin_entry(context: RequestContext, opts: Any) -> dict[str, Any]:
+    """What the admin site calls a model, its line of help, and its area."""
+    for area in context.get("available_apps") or []:
+        for model in area["models"]:
+            if model["label"] == opts.label_lower:
+                return {"name": model["name"], "help": model["help"], "area": area}
+    return {"name": capfirst(opts.verbose_name_plural), "help": "", "area": None}
+
+
+@register.simple_tag
+def admin_count(counts: dict[str, str], label: str) -> str:
+    """The number of rows of a model, as text; empty where it was not counted."""
+    return counts.get(label, "")
+
+
+@register.simple_tag
+def admin_class(is_popup: bool) -> str:
+    """The class of the body on the admin site."""
+    return "dw-admin dw-admin-popup" if is_popup else "dw-admin"
+
+
+@register.simple_tag
+def admin_clock() -> SafeString:
+    """How many seconds the time zone of the admin site is ahead of UTC, for Django's date pickers."""
+    return format_html('data-admin-utc-offset="{}"', dateformat.format(timezone.localtime(), "Z"))
+
+
+@register.simple_tag(takes_context=True)
+def admin_link(context: RequestContext, row: Model) -> SafeString | str:
+    """For staff who may see it there, a link to a row's page on the admin site."""
+    user, meta = context["request"].user, row._meta
+    if not user.is_staff or not user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
+        return ""
+    url = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[row.pk])
+    return format_html('<a class="btn btn-sm" href="{}">{}{}</a>', url, icon("admin"), _("Admin"))

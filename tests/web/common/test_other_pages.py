@@ -44,7 +44,7 @@ def test_hosts_show_the_run_of_each_gpu_and_foreign_users(project: Project, ann:
 def test_the_admin_is_this_products_and_its_pages_find_an_icon(client: Client) -> None:
     root = make_user("root", is_superuser=True, is_staff=True)
     client.force_login(root)
-    assert "<title>Site administration | dstackweb administration</title>" in client.get("/admin/").content.decode()
+    assert "<title>Admin · dstackweb</title>" in client.get("/admin/").content.decode()
     assert client.get("/favicon.ico")["Location"].endswith(".svg")
 
 

@@ -1,0 +1,1 @@
+"""How Django writes dates on the admin site, by language."""

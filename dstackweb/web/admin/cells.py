@@ -1,0 +1,182 @@
+"""How lists of the admin site show values: times count on, statuses are chips, numbers have units, rows are links."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import FieldDoesNotExist
+from django.db import models
+from django.db.models import Model
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator, capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from dstackweb.audit.models import AuditEntry
+from dstackweb.backends.models import HostEvent, Instance, InstanceStatus
+from dstackweb.runs.models import Job, PastVerdict, Run, RunEvent, Verdict
+from dstackweb.web.templatetags.dstackweb_tags import when
+from dstackweb.wording import audit, events, hosts, statuses, units, waiting
+
+Cell = Callable[[Any], Any]
+MOST_TEXT = 140
+"""Characters of data in a cell; the row's page has all of it."""
+
+INSTANCE_TONES = {
+    InstanceStatus.REQUESTED: "provisioning",
+    InstanceStatus.STARTING: "provisioning",
+    InstanceStatus.RUNNING: "running",
+    InstanceStatus.STOPPING: "terminating",
+    InstanceStatus.GONE: "terminated",
+}
+UNITS: dict[str, Callable[[Any], str]] = {
+    "memory_mib": units.mebibytes,
+    "memory_used_mib": units.mebibytes,
+    "gpu_memory_mib": units.mebibytes,
+    "size": units.size,
+    "duration_ms": lambda ms: f"{round(ms)} ms",
+    "counted_s": units.duration,
+    "monthly_budget": units.dollars,
+    "price": lambda amount: _("%s/h") % units.dollars(amount),
+    "used_gpu_ms": lambda ms: _("%.1f GPU-hours") % (ms / 3_600_000),
+    "ageing_minutes": lambda minutes: units.duration(60 * minutes),
+    "fair_share_minutes": lambda minutes: units.duration(60 * minutes),
+    "exemption_minutes": lambda minutes: units.duration(60 * minutes),
+}
+"""By the name of a field."""
+LABELS: dict[str, Any] = {
+    "cpus": gettext_lazy("CPUs"),
+    "cpus_used": gettext_lazy("CPUs used"),
+    "memory_mib": gettext_lazy("memory"),
+    "memory_used_mib": gettext_lazy("memory used"),
+    "duration_ms": gettext_lazy("duration"),
+    "counted_s": gettext_lazy("watched for"),
+    "used_gpu_ms": gettext_lazy("used"),
+    "held_gpus": gettext_lazy("GPUs held"),
+    "queued_gpus": gettext_lazy("GPUs queued"),
+    "ageing_minutes": gettext_lazy("ageing step"),
+    "fair_share_minutes": gettext_lazy("fair share"),
+    "exemption_minutes": gettext_lazy("longest exemption"),
+    "max_gpus": gettext_lazy("max GPUs"),
+    "gpus": gettext_lazy("GPUs"),
+    "uid": gettext_lazy("ID"),
+    "uuid": gettext_lazy("UUID"),
+}
+"""Columns whose values have their units, and names with capitals."""
+
+WORDED: dict[tuple[type[Model], str], Cell] = {
+    (Run, "status"): lambda run: chip(run.status, statuses.status(run.status)),
+    (Job, "status"): lambda job: chip(job.status, statuses.status(job.status)),
+    (Instance, "status"): lambda one: chip(INSTANCE_TONES[one.status], one.get_status_display()),
+    (Instance, "why"): lambda one: statuses.instance_end(one.why) if one.why else None,
+    (Verdict, "reason"): lambda one: waiting.name(one.reason),
+    (PastVerdict, "reason"): lambda one: waiting.name(one.reason),
+    (RunEvent, "kind"): lambda one: events.event_text(one, one.run.spec.get("nodes", 1)).capitalized(),
+    (HostEvent, "kind"): lambda one: capfirst(events.host_event_text(one)),
+    (AuditEntry, "kind"): lambda one: audit.KIND(one.kind),
+    (AuditEntry, "action"): lambda one: audit.ACTION(one.action),
+    (AuditEntry, "changes"): lambda one: Truncator("; ".join(audit.changes(one))).chars(MOST_TEXT) or None,
+}
+
+
+def chip(tone: str, word: object) -> SafeString:
+    return format_html('<span class="st st-{}">{}</span>', tone, word)
+
+
+def yes_or_no(value: bool | None) -> SafeString | None:
+    """A tick that stands out, and a quiet no."""
+    if value is None:
+        return None
+    mark, word = ("✓", _("yes")) if value else ("–", _("no"))
+    return format_html(
+        '<span class="dw-{}" aria-hidden="true">{}</span><span class="visually-hidden">{}</span>',
+        "yes" if value else "no", mark, word,
+    )  # fmt: skip
+
+
+def moment(at: dt.datetime | None) -> Any:
+    """How long ago, or in how long; the exact time is its title."""
+    if at is None:
+        return None
+    return when(at, "in" if at > timezone.now() else "ago")
+
+
+def data(value: Any) -> Any:
+    """JSON as one line."""
+    if not value:
+        return None
+    if isinstance(value, dict):
+        text = ", ".join(f"{key}: {_plain(one)}" for key, one in value.items())
+    else:
+        text = _plain(value)
+    return format_html('<span class="mono">{}</span>', Truncator(text).chars(MOST_TEXT))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def cell(model: type[Model], name: str, options: Any, is_first: bool) -> Any:
+    """What shows the field or method `name` of a list; the name itself where Django's way is right."""
+    try:
+        field = model._meta.get_field(name)
+    except FieldDoesNotExist:
+        method: Any = getattr(options, name, None)
+        if not getattr(method, "boolean", False):
+            return name
+        label = getattr(method, "short_description", name.replace("_", " "))
+        return _column(lambda row: yes_or_no(method(row)), name, label, method)
+    show = WORDED.get((model, name)) or _by_type(field, name, is_first)
+    if show is None and name not in LABELS:
+        return name
+    label = LABELS.get(name) or getattr(field, "verbose_name", name)
+    return _column(show or (lambda row: getattr(row, name)), name, label, None)
+
+
+def _by_type(field: Any, name: str, is_first: bool) -> Cell | None:
+    if name in UNITS:
+        unit = UNITS[name]
+        return lambda row: None if (value := getattr(row, name)) is None else unit(value)
+    if name == "isolation":
+        return lambda row: hosts.isolation(getattr(row, name))
+    match field:
+        case models.DateTimeField():
+            return lambda row: moment(getattr(row, name))
+        case models.BooleanField():
+            return lambda row: yes_or_no(getattr(row, name))
+        case models.JSONField():
+            return lambda row: data(getattr(row, name))
+        case models.ForeignKey() if not is_first:
+            return lambda row: related(getattr(row, name))
+    return None
+
+
+def related(row: Model | None) -> Any:
+    """A row with a link to its page on the admin site."""
+    if row is None:
+        return None
+    if not admin.site.is_registered(type(row)):
+        return str(row)
+    meta = row._meta
+    url = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[row.pk])
+    return format_html('<a href="{}">{}</a>', url, row)
+
+
+def _column(show: Cell, name: str, label: Any, method: Any) -> Any:
+    """A column for Django's lists: it is sorted and named as what it shows."""
+
+    def column(row: Any) -> Any:
+        return show(row)
+
+    column.__name__ = name
+    column.short_description = label  # type: ignore[attr-defined]  # read by Django's lists
+    order = name if method is None else getattr(method, "admin_order_field", None)
+    column.admin_order_field = order  # type: ignore[attr-defined]  # read by Django's lists
+    return column
