@@ -79,7 +79,7 @@ def _template() -> str:
     """The migrated database, made by the first process that wants it."""
     home = Path(os.environ["DSTACKWEB_TEST_HOME"]) / "template"
     home.mkdir(exist_ok=True)
-    with _alone(home / "lock"):
+    with alone(home / "lock"):
         if "DATABASE_URL" in os.environ:
             if not (home / "made").exists():
                 _migrate(home, DATABASE_URL=url_of(create(TEMPLATE)))
@@ -132,7 +132,8 @@ def _fingerprint() -> str:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
+    """While no other process of the tests is inside with this file."""
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -47,4 +47,5 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 if (_sso := "allauth.socialaccount.providers.openid_connect") not in INSTALLED_APPS:
     INSTALLED_APPS.append(_sso)  # for tests of single sign-on, which set the rest
 DSTACKWEB_METRICS_TOKEN = "of-the-tests-scraper"
+STATIC_ROOT = f"{os.environ['DSTACKWEB_TEST_HOME']}/static"  # collected for tests in the browser
 WHITENOISE_AUTOREFRESH = True  # found when asked for: each test client otherwise lists all files

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from django.conf import settings
+from django.contrib.staticfiles.handlers import StaticFilesHandler
+from django.core.management import call_command
+from django.test import override_settings
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+from tests.databases import alone
 
 # The shell without a window draws the same at two thirds of the CPU time.
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
@@ -36,6 +42,18 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def served_files() -> Iterator[None]:
+    """Pages load what they load on a server: one stylesheet and one script, collected once for all workers."""
+    hashed = {**settings.STORAGES, "staticfiles": {"BACKEND": "dstackweb.lib.pages.HashedStorage"}}
+    with pytest.MonkeyPatch.context() as patch, override_settings(STORAGES=hashed):
+        with alone(Path(f"{settings.STATIC_ROOT}.lock")):
+            if not Path(settings.STATIC_ROOT).exists():
+                call_command("collectstatic", interactive=False, verbosity=0)
+        patch.setattr(StaticFilesHandler, "_should_handle", lambda *_: False)  # it serves the sources
+        yield
 
 
 class Complaints(list[str]):

@@ -14,6 +14,7 @@ from dstackweb.runs.wait_stats import BUCKETS
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in
+from tests.support import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PATH = "/p/main/queues/default/history/"
@@ -64,12 +65,15 @@ def test_both_charts_are_drawn_in_the_colours_of_each_band_in_both_themes(page: 
     page.reload()
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
-        page.wait_for_timeout(100)
-        bands = [colour(page, f"--dw-band-{band}") for band in range(4)]
-        assert len(set(bands)) == 4
-        drawn = {kind: page.evaluate(COLOURS, kind) for kind in ("wait", "length")}
-        assert [band for band in bands if band not in drawn["wait"]] == [], theme
-        assert bands[2] in drawn["length"]
+        eventually(lambda: _drawn(page, "wait") == {0, 1, 2, 3} and 2 in _drawn(page, "length"), 8)
+
+
+def _drawn(page: Page, kind: str) -> set[int]:
+    """The bands whose own colour a chart has."""
+    bands = [colour(page, f"--dw-band-{band}") for band in range(4)]
+    assert len(set(bands)) == 4
+    seen = page.evaluate(COLOURS, kind)
+    return {band for band in range(4) if bands[band] in seen}
 
 
 def test_hovering_over_one_chart_shows_that_times_values_in_both(page: Page) -> None:
