@@ -33,8 +33,7 @@ def page_sources() -> list[Path]:
     """The files whose words may be classes or variables that pages use."""
     base = Path(settings.BASE_DIR)
     patterns = ("templates/**/*.html", "dstackweb/web/**/*.py", "static/js/*.js", "static/*.js", "static/*.css")
-    in_bundle = {base / "static" / name for name in (STYLES, "app.css")}
-    return sorted({path for pattern in patterns for path in base.glob(pattern)} - in_bundle)
+    return sorted({path for pattern in patterns for path in base.glob(pattern)} - {base / "static" / STYLES})
 
 
 class HashedStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # whitenoise has no types

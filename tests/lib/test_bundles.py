@@ -87,7 +87,8 @@ def test_no_class_of_a_template_is_missing(stylesheet: str) -> None:
 
 def test_all_of_our_own_stylesheet_is_in_it(stylesheet: str) -> None:
     """Also classes whose names templates and scripts put together, and none that no page has any more."""
-    own = set(CLASS.findall(re.sub(r"/\*.*?\*/", "", _source("app.css"), flags=re.DOTALL)))
+    sources = "".join(path.read_text() for path in (STATIC / "site").glob("*.css"))
+    own = set(CLASS.findall(re.sub(r"/\*.*?\*/", "", sources, flags=re.DOTALL)))
     assert own - set(CLASS.findall(stylesheet)) == set()
     assert {one.value for one in RunStatus if f".st-{one.value}{{" not in stylesheet} == set()
     assert "@import" not in stylesheet
