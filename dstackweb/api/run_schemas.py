@@ -202,9 +202,13 @@ class SilentHostOut(Schema):
 
 
 class DependencyOut(Schema):
-    """A run that must end before this one enters its queue. `id` is null once it was removed."""
+    """A run, or a sweep, that must end before this one enters its queue. `id` is null once it was removed.
+
+    A sweep is `running` until all its runs have ended, then `done` if all are, otherwise `failed`.
+    """
 
     run: str = Field(validation_alias="name")
+    sweep: bool = Field(description="Whether `run` and `id` are a sweep's")
     id: str | None
     status: RunStatusName | None
     on: On
@@ -213,11 +217,15 @@ class DependencyOut(Schema):
 
     @staticmethod
     def resolve_id(one: Dependency) -> str | None:
-        return str(one.predecessor.uid) if one.predecessor else None
+        return str(one.of.uid) if one.of else None
 
     @staticmethod
     def resolve_status(one: Dependency) -> str | None:
-        return one.predecessor.status if one.predecessor else None
+        return one.of.status if one.of else None
+
+    @staticmethod
+    def resolve_sweep(one: Dependency) -> bool:
+        return one.sweep is not None
 
 
 class OfSweepOut(Schema):

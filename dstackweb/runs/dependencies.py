@@ -1,4 +1,4 @@
-"""Runs that wait for the end of others (`after` in the run file) before they enter their queue.
+"""Runs that wait for the end of others, or of sweeps (`after` in the run file), before they enter their queue.
 
 Such a run is pending, without a position. Its waiting in the queue counts from its entry, as a scheduled run's does.
 """
@@ -6,6 +6,7 @@ Such a run is pending, without a position. Its waiting in the queue counts from 
 from __future__ import annotations
 
 import datetime as dt
+import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -22,7 +23,7 @@ from dstackweb.lib.sql import for_each
 from dstackweb.runs import selectors, wakeups
 from dstackweb.runs.codes import DependencyOutcome, MessageCode, RunEventKind
 from dstackweb.runs.concurrency import may_change
-from dstackweb.runs.models import Dependency, Queue, Run
+from dstackweb.runs.models import Dependency, Queue, Run, Sweep
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.queues import take_seniority
 from dstackweb.runs.shared_rows import shared_rows_last
@@ -55,7 +56,7 @@ class DependencyView:
 
 
 def outcome(on: On, status: str | None) -> DependencyOutcome:
-    """What becomes of a wait for the end of a run with this status; None: the run was removed."""
+    """What becomes of a wait for the end of a run or sweep with this status; None: it was removed."""
     if status is not None and status not in ENDED:
         return DependencyOutcome.WAITING
     is_done = status == RunStatus.DONE
@@ -82,7 +83,7 @@ def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Colle
     if spec.after and spec.schedule:
         msg = _("a run has either a `schedule` or an `after`: both say when it enters its queue")
         raise Invalid.at("after", msg=msg, line=run_file.line("after"))
-    found: dict[int | str, Dependency] = {}
+    found: dict[Run | Sweep | str, Dependency] = {}
     for number, wanted in enumerate(spec.after):
         line = run_file.line(f"after.{number}") or run_file.line("after")
         if wanted.run in beside:
@@ -94,7 +95,7 @@ def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Colle
             )
             continue
         try:
-            predecessor = selectors.find_run(project, wanted.run)
+            predecessor = _predecessor(project, wanted.run)
         except NotFound as error:
             raise Invalid.at("after", number, "run", msg=str(error), line=line) from None
         became = outcome(wanted.on, predecessor.status)
@@ -104,18 +105,35 @@ def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Colle
                 "status": predecessor.status,
             }
             raise Invalid.at("after", number, msg=msg, line=line)
-        if predecessor.pk in found:
+        if predecessor in found:
             raise Invalid.at(
                 "after", number, msg=_("%(predecessor)s is listed twice") % {"predecessor": predecessor.name}, line=line
             )
-        found[predecessor.pk] = Dependency(
-            predecessor=predecessor,
+        found[predecessor] = Dependency(
+            predecessor=predecessor if isinstance(predecessor, Run) else None,
+            sweep=predecessor if isinstance(predecessor, Sweep) else None,
             name=predecessor.name,
             on=wanted.on,
             otherwise=wanted.otherwise,
             outcome=became.value,
         )
     return list(found.values())
+
+
+def _predecessor(project: Project, name: str) -> Run | Sweep:
+    """The run or sweep with this uid, or the newest of this name. Raises NotFound."""
+    sweeps = Sweep.objects.select_related("count").filter(project=project)
+    try:
+        sweep = sweeps.filter(uid=uuid.UUID(name)).first()
+    except ValueError:
+        sweep = sweeps.filter(name=name).order_by("-id").first()
+    try:
+        run = selectors.find_run(project, name)
+    except NotFound:
+        if sweep is None:
+            raise
+        return sweep
+    return run if sweep is None or run.submitted_at > sweep.submitted_at else sweep
 
 
 def waits(dependencies: Sequence[Dependency]) -> bool:
@@ -138,7 +156,8 @@ def detail(dependencies: Sequence[Dependency]) -> dict[str, Any]:
 
 def settle(now: dt.datetime) -> None:
     """Decide on waiting runs whose predecessors have ended or were removed."""
-    over = Q(predecessor__status__in=ENDED) | Q(predecessor=None)
+    removed = Q(predecessor=None, sweep=None)
+    over = Q(predecessor__status__in=ENDED) | Q(sweep__ended_at__isnull=False) | removed
     due = Dependency.objects.filter(over, outcome=DependencyOutcome.WAITING)
     ids = due.order_by("run_id").values_list("run_id", flat=True).distinct()[:AT_ONCE]
     for_each(list(ids), partial(_settle, now=now))
@@ -150,10 +169,10 @@ def _settle(run_id: int, now: dt.datetime) -> None:
         queue, run = _locked(run_id)
         if run is None:
             return  # it was moved to another queue meanwhile: the next check finds it
-        found = list(run.dependencies.select_related("predecessor").order_by("pk"))
+        found = list(run.dependencies.select_related("predecessor", "sweep__count").order_by("pk"))
         for one in found:
             if one.outcome == DependencyOutcome.WAITING:
-                one.outcome = outcome(On(one.on), one.predecessor.status if one.predecessor else None)
+                one.outcome = outcome(On(one.on), one.of.status if one.of else None)
         Dependency.objects.bulk_update(found, ["outcome"])
         if run.status != RunStatus.PENDING:
             return

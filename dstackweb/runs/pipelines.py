@@ -38,7 +38,7 @@ class Step:
     @property
     def waits_for(self) -> dict[str, int]:
         """The runs of the same file that it waits for, with their numbers in its `after`."""
-        found = {one.name for one in self.prepared.dependencies if one.predecessor_id is None}
+        found = {one.name for one in self.prepared.dependencies if one.of is None}
         after = self.prepared.effective.spec.after
         return {one.run: number for number, one in enumerate(after) if one.run in found}
 
@@ -74,7 +74,8 @@ def submit(
                 lock_queue(queue_id)
             for step in steps:
                 for dependency in step.prepared.dependencies:
-                    dependency.predecessor = dependency.predecessor or runs[dependency.name]
+                    if dependency.of is None:
+                        dependency.predecessor = runs[dependency.name]
                 services.store(runs[step.name], step.prepared)
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, submission, parts, idempotency_key)):

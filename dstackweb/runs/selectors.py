@@ -54,10 +54,10 @@ def find_runs(project: Project, names: Sequence[str]) -> list[Run]:
 
 
 def dependencies_of(run: Run) -> list[Dependency]:
-    """The runs that had, or have, to end before this one; without a statement where its spec has none."""
+    """The runs and sweeps that had, or have, to end before this one; without a statement where its spec has none."""
     if not run.spec.get("after"):
         return []
-    return list(run.dependencies.select_related("predecessor").order_by("pk"))
+    return list(run.dependencies.select_related("predecessor", "sweep__count").order_by("pk"))
 
 
 def followers_of(run: Run, limit: int) -> list[Dependency]:

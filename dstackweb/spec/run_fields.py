@@ -124,7 +124,7 @@ class AfterFields(Keys):
     """A run that must end before this one enters its queue."""
 
     run: Annotated[Text, Field(max_length=60)] = key(
-        gettext_noop("a run's name or id"), "The newest run of this name, or one by id."
+        gettext_noop("a run's name or id"), "The newest run or sweep of this name, or one by id."
     )
     on: On = key(
         gettext_noop("`done`, `failed` or `ended`"),
@@ -355,7 +355,7 @@ class RunFields(ProfileFields):
         BeforeValidator(_predecessors),
     ] = key(
         gettext_noop("a run's name, a mapping with `run`, `on` and `otherwise`, or a list of them"),
-        "Runs of the project that must end before this one enters its queue.",
+        "Runs and sweeps of the project that must end before this one enters its queue.",
         default=None,
     )
     array: Annotated[ArrayFields | None, BeforeValidator(read_array)] = key(

@@ -250,6 +250,14 @@ def test_an_address_the_api_does_not_have_is_answered_in_its_own_form(api: Api) 
     assert "openapi.json" in missing.json()["detail"]
 
 
+def test_a_run_after_a_sweep_shows_it_as_one_that_runs(api: Api) -> None:
+    sweep = api("POST", "projects/main/runs", {"config": {**CONFIG, "name": "trials", "array": 2}}).json()
+    run = api("POST", "projects/main/runs", {"config": {**CONFIG, "name": "report", "after": "trials"}}).json()
+    (after,) = run["after"]
+    assert (after["run"], after["id"], after["sweep"], after["status"]) == ("trials", sweep["id"], True, "running")
+    assert run["status_message"] == "Enters its queue after: trials is done."
+
+
 def test_a_run_after_another_shows_what_it_waits_for_and_is_released(api: Api, member: User, project: Project) -> None:
     first = make_run(project, member, "prepare")
     planned = api("POST", "projects/main/runs/plan", {"config": {**CONFIG, "after": "prepare"}}).json()
@@ -258,7 +266,7 @@ def test_a_run_after_another_shows_what_it_waits_for_and_is_released(api: Api, m
     run = api("POST", "projects/main/runs", {"config": {**CONFIG, "name": "train", "after": "prepare"}}).json()
     assert (run["status"], run["position"], run["status_message"]) == ("pending", None, planned["after_detail"])
     expected = {"run": "prepare", "id": str(first.uid), "status": "submitted", "on": "done", "otherwise": "cancel"}
-    assert run["after"] == [{**expected, "outcome": "waiting"}]
+    assert run["after"] == [{**expected, "sweep": False, "outcome": "waiting"}]
     run = api("POST", "projects/main/runs/train/release").json()
     assert (run["status"], run["after"][0]["outcome"], run["position"]) == ("submitted", "released", 2)
     assert api("POST", "projects/main/runs/train/release").status_code == 409

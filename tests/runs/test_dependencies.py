@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
-from dstackweb.runs import attempts, dependencies, services
+from dstackweb.runs import attempts, dependencies, pipelines, services
 from dstackweb.runs.codes import DependencyOutcome
 from dstackweb.runs.dependencies import Consequence, DependencyView
-from dstackweb.runs.models import Dependency, Run, RunEvent
+from dstackweb.runs.models import Dependency, Run, RunEvent, Sweep
 from dstackweb.runs.queue.queues import create_queue
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
+from dstackweb.runs.sweeps import creation
+from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.scheduler.passes.decision import plan
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.wording import statuses
@@ -217,3 +219,78 @@ class TestRows:
             make_run(project, member, after="prepare")
         with django_assert_num_queries(1):
             dependencies.settle(timezone.now())
+
+
+def swept(project: Project, member: User, count: int = 2) -> Sweep:
+    made, _new = pipelines.submit(
+        project, member, "member", services.Submission(SWEEP | {"array": count, "name": "trials"})
+    )
+    assert isinstance(made, Sweep)
+    return made
+
+
+SWEEP = {"type": "task", "commands": ["true"]}
+
+
+def sweep_ends(sweep: Sweep, *reasons: str) -> None:
+    place_all()
+    for run, reason in zip(Run.objects.filter(sweep=sweep).order_by("sweep_index"), reasons, strict=True):
+        start(placed_job(run), f"nonce-{run.pk}")
+        attempts.end_job(placed_job(run).pk, reason, exit_code=0 if reason == Reason.DONE_BY_RUNNER else 1)
+
+
+def test_a_run_waits_until_all_runs_of_a_sweep_are_done(project: Project, member: User, box: None) -> None:
+    sweep = swept(project, member)
+    report = make_run(project, member, "report", after="trials")
+    assert statuses.after(report.status_detail) == "Enters its queue after: trials is done."
+    place_all()
+    first, second = Run.objects.filter(sweep=sweep).order_by("sweep_index")
+    end(first)
+    place_all()
+    assert settled(report).status == "pending"
+    end(second)
+    place_all()
+    assert settled(report).status == "provisioning"
+    assert report.dependencies.get().of == sweep
+
+
+@pytest.mark.parametrize(("on", "status"), [("done", "terminated"), ("failed", "submitted"), ("ended", "submitted")])
+def test_a_sweep_has_failed_when_one_of_its_runs_did(
+    project: Project, member: User, box: None, on: str, status: str
+) -> None:
+    sweep = swept(project, member)
+    report = make_run(project, member, "report", after={"run": "trials", "on": on})
+    sweep_ends(sweep, Reason.DONE_BY_RUNNER, Reason.CONTAINER_EXITED_WITH_ERROR)
+    creation.settle(timezone.now())
+    assert settled(report).status == status
+    late = {"run": "trials", "on": "done"}
+    with pytest.raises(Invalid, match="trials is failed, so this run would never start"):
+        make_run(project, member, "late", after=late)
+
+
+def test_a_sweep_that_is_stopped_has_failed_and_one_by_id_counts_once(
+    project: Project, member: User, box: None
+) -> None:
+    sweep = swept(project, member)
+    with pytest.raises(Invalid, match="trials is listed twice"):
+        make_run(project, member, after=["trials", str(sweep.uid)])
+    report = make_run(project, member, "report", after=str(sweep.uid))
+    sweeps.stop(sweep, member, "member")
+    creation.settle(timezone.now())
+    assert settled(report).status == "terminated"
+
+
+def test_the_newest_of_a_name_counts_whether_it_is_a_run_or_a_sweep(project: Project, member: User, box: None) -> None:
+    sweep = swept(project, member)
+    older = make_run(project, member, "report", after="trials")
+    make_run(project, member, "trials")
+    newer = make_run(project, member, "late", after="trials")
+    assert [one.dependencies.get().sweep for one in (older, newer)] == [sweep, None]
+
+
+def test_a_run_of_a_file_may_wait_for_a_sweep_of_the_project(project: Project, member: User, box: None) -> None:
+    sweep = swept(project, member)
+    config = [SWEEP | {"name": "best", "after": "trials"}, SWEEP | {"name": "report", "after": "best"}]
+    runs, _new = pipelines.submit(project, member, "member", services.Submission(config))
+    assert isinstance(runs, list)
+    assert [run.dependencies.get().of for run in runs] == [sweep, runs[0]]

@@ -343,10 +343,11 @@ class Migration(migrations.Migration):
                 ('outcome', models.CharField(default='waiting', max_length=10)),
                 ('predecessor', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='followers', to='runs.run')),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='dependencies', to='runs.run')),
+                ('sweep', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='followers', to='runs.sweep')),
             ],
             options={
                 'indexes': [models.Index(models.F('predecessor'), condition=models.Q(('outcome', 'waiting')), name='dependency_waiting')],
-                'constraints': [models.UniqueConstraint(fields=('run', 'predecessor'), name='dependency_once')],
+                'constraints': [models.UniqueConstraint(fields=('run', 'predecessor'), name='dependency_once'), models.UniqueConstraint(fields=('run', 'sweep'), name='dependency_on_sweep_once')],
             },
         ),
         migrations.CreateModel(

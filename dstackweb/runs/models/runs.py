@@ -95,6 +95,14 @@ class Sweep(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def status(self) -> RunStatus:
+        """As that of a run: running until all its runs have ended, then done if each was created and is done."""
+        if self.ended_at is None:
+            return RunStatus.RUNNING
+        is_done = self.next_index == self.size and not self.count.failed and not self.count.terminated
+        return RunStatus.DONE if is_done else RunStatus.FAILED
+
 
 class SweepCount(StatusCount):
     """Those of a sweep; removed runs are in none."""
@@ -235,23 +243,33 @@ class Run(models.Model):
 
 
 class Dependency(models.Model):
-    """A run's wait for the end of another, before it enters its queue. `on` and `otherwise` are of `spec.After`."""
+    """A run's wait for the end of another, or of a sweep, before it enters its queue. `on` and `otherwise` are of
+    `spec.After`."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="dependencies")
     predecessor = models.ForeignKey(Run, null=True, on_delete=models.SET_NULL, related_name="followers")
+    sweep = models.ForeignKey(Sweep, null=True, on_delete=models.SET_NULL, related_name="followers")
     name = models.CharField(max_length=60, help_text="The predecessor's, which may be removed")
     on = models.CharField(max_length=10)
     otherwise = models.CharField(max_length=10)
     outcome = models.CharField(max_length=10, default=DependencyOutcome.WAITING.value)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["run", "predecessor"], name="dependency_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["run", "predecessor"], name="dependency_once"),
+            models.UniqueConstraint(fields=["run", "sweep"], name="dependency_on_sweep_once"),
+        ]
         indexes = [
             models.Index("predecessor", condition=Q(outcome="waiting"), name="dependency_waiting"),
         ]
 
     def __str__(self) -> str:
         return f"{self.run} after {self.name}: {self.outcome}"
+
+    @property
+    def of(self) -> Run | Sweep | None:
+        """What it waits for; None once it was removed."""
+        return self.predecessor or self.sweep
 
 
 class RunEvent(models.Model):

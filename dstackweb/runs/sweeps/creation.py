@@ -94,6 +94,7 @@ def fill(queue: Queue, sweep: Sweep, now: dt.datetime) -> int:
             made = values.pop("made")
     if not made and _with(sweep, values, found).is_over:
         values["ended_at"] = now
+        wakeups.request_pass()  # runs may wait for its end
     values = {name: value for name, value in values.items() if getattr(sweep, name) != value}
     if values:
         Sweep.objects.filter(pk=sweep.pk).update(**values)

@@ -81,8 +81,8 @@ def watch() -> None:
     parts: tuple[Callable[[], object], ...] = (
         partial(create_occurrences, timezone.now()),
         partial(requeue_due, timezone.now()),
-        partial(dependencies.settle, timezone.now()),
         partial(sweeps.settle, timezone.now()),
+        partial(dependencies.settle, timezone.now()),
         _return_from_silent_hosts,
         _end_unstarted,
         _end_lost_jobs,

@@ -74,8 +74,8 @@ def _run_one(generation: int) -> int:
     """Run one pass, and release its claim however it ends."""
     began, done = time.monotonic(), 0
     try:
-        dependencies.settle(timezone.now())
         sweeps.settle(timezone.now())
+        dependencies.settle(timezone.now())
         if sql.rows(_HAS_WORK, ()):
             done = PlacementPass(generation).run()
     finally:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import DependencyOutcome
-from dstackweb.runs.models import Dependency, Run
+from dstackweb.runs.models import Dependency, Run, Sweep
 from dstackweb.runs.states import RunStatus
 from dstackweb.spec.codes import On
 from dstackweb.wording.sentence import words
@@ -23,12 +23,13 @@ condition = words({On.DONE: "", On.FAILED: gettext_lazy("if it fails"), On.ENDED
 
 
 class Node(NamedTuple):
-    """A run of the graph. `uid` is empty once it was removed; `status` then as well."""
+    """A run or sweep of the graph. `uid` is empty once it was removed; `status` then as well."""
 
     name: str
     uid: str
     status: str
     note: str
+    is_sweep: bool
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def dependency_graph(run: Run) -> Graph | None:
         return None
     undecided = any(one.outcome in (DependencyOutcome.WAITING, DependencyOutcome.UNMET) for one in before)
     return Graph(
-        list(_nodes((one, one.predecessor) for one in before[:SHOWN])),
+        list(_nodes((one, one.of) for one in before[:SHOWN])),
         list(_nodes((one, one.run) for one in behind[:SHOWN])),
         len(before[SHOWN:]),
         len(behind) > SHOWN,
@@ -57,7 +58,10 @@ def dependency_graph(run: Run) -> Graph | None:
     )
 
 
-def _nodes(found: Iterable[tuple[Dependency, Run | None]]) -> Iterable[Node]:
+def _nodes(found: Iterable[tuple[Dependency, Run | Sweep | None]]) -> Iterable[Node]:
     for one, run in found:
         note = _("released") if one.outcome == DependencyOutcome.RELEASED else condition(one.on)
-        yield Node(run.name if run else one.name, str(run.uid) if run else "", run.status if run else "", note)
+        if run is None:
+            yield Node(one.name, "", "", note, is_sweep=False)
+        else:
+            yield Node(run.name, str(run.uid), run.status, note, is_sweep=isinstance(run, Sweep))

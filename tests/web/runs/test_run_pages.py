@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, files, log_index
+from dstackweb.runs import attempts, files, log_index, pipelines, services
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import ensure_queue
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
@@ -324,6 +324,15 @@ def test_a_name_used_again_means_the_newest_and_the_list_reaches_the_older_by_id
     make_run(project, ann, "again", priority=22)
     assert 'value="22"' in client.get("/p/main/runs/again/").content.decode()
     assert f"/runs/{old.uid}/" in client.get("/p/main/runs/").content.decode()
+
+
+def test_a_run_that_waits_for_a_sweep_leads_to_it(project: Project, ann: User, as_user: SignIn) -> None:
+    config = {"type": "task", "name": "trials", "commands": ["true"], "array": 2}
+    sweep, _new = pipelines.submit(project, ann, "member", services.Submission(config))
+    make_run(project, ann, "report", after="trials")
+    page = as_user(ann).get("/p/main/runs/report/").content.decode()
+    graph = page.partition('id="run-dependencies"')[2].partition("</section>")[0]
+    assert f'href="/p/main/sweeps/{sweep.uid}/"' in graph  # type: ignore[union-attr]  # it is a sweep
 
 
 def test_a_run_that_waits_for_another_shows_both_as_a_graph_and_can_be_released(
