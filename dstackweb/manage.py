@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-WORKS = {"qcluster", "ticker", "host"}
+WORKS = {"qcluster", "ticker", "host", "gateway"}
 """Commands that take work. `up` and `migrate` look at the database's version themselves."""
 
 

@@ -29,6 +29,13 @@ env.load_file()
 DSTACKWEB_HOME = env.path("DSTACKWEB_HOME", BASE_DIR / "var")
 DSTACKWEB_HOST = env.text("DSTACKWEB_HOST", "127.0.0.1")
 DSTACKWEB_PORT = env.integer("DSTACKWEB_PORT", 8000, least=1, most=65535)
+# The gateway, by which people reach their dev environments: its port of HTTP and that of SSH. 0: none.
+DSTACKWEB_GATEWAY_PORT = env.integer(
+    "DSTACKWEB_GATEWAY_PORT", DSTACKWEB_PORT + 1 if DSTACKWEB_PORT < 65535 else 65534, least=0, most=65535
+)
+DSTACKWEB_SSH_PORT = env.integer("DSTACKWEB_SSH_PORT", 2222, least=0, most=65535)
+DSTACKWEB_GATEWAY_URL = env.url("DSTACKWEB_GATEWAY_URL", "http", "https", example="https://dev.example.org")
+DSTACKWEB_SSH_HOST = env.text("DSTACKWEB_SSH_HOST")
 DSTACKWEB_PUBLIC_URL = env.url("DSTACKWEB_PUBLIC_URL", "http", "https", example="https://gpus.example.org")
 DSTACKWEB_ALLOWED_HOSTS = env.words("DSTACKWEB_ALLOWED_HOSTS")
 DSTACKWEB_TRUSTED_PROXIES = env.networks("DSTACKWEB_TRUSTED_PROXIES")
@@ -312,6 +319,7 @@ INSTALLED_APPS = [
     "dstackweb.notifications",
     "dstackweb.web",
     "dstackweb.api",
+    "dstackweb.gateway",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -61,6 +61,7 @@ def deployment_env(home: Path, *, migrated: bool = True, **more: str) -> dict[st
         "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
         "DSTACKWEB_HOME": str(home),
         "DSTACKWEB_PORT": str(free_port()),
+        "DSTACKWEB_GATEWAY_PORT": "0",  # tests of dev environments set it
         "PYTHONPATH": str(REPO),
         "DSTACKWEB_JOB_WRITABLE": tempfile.gettempdir(),  # where tests look for what jobs write
     }

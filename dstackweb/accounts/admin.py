@@ -30,6 +30,7 @@ from dstackweb.accounts.models import (
     ProjectSecret,
     Role,
     SavedView,
+    SSHKey,
     User,
 )
 from dstackweb.accounts.services import create_token, revoke_token, set_secret
@@ -212,6 +213,14 @@ class InviteAdmin(ViewAndDeleteAdmin):
     list_filter = ("role", ("used_at", admin.EmptyFieldListFilter), "project")
     search_fields = ("project__name", "created_by__username", "used_by__username")
     list_select_related = ("project", "created_by", "used_by")
+
+
+@admin.register(SSHKey)
+class SSHKeyAdmin(ViewAndDeleteAdmin):
+    list_display = ("name", "user", "fingerprint", "created_at", "last_used_at")
+    list_filter = (("last_used_at", admin.EmptyFieldListFilter), "created_at")
+    search_fields = ("name", "user__username", "fingerprint")
+    list_select_related = ("user",)
 
 
 @admin.register(LoginLink)

@@ -177,6 +177,25 @@ class ApiToken(models.Model):
         return f"{self.name} of {self.user}"
 
 
+class SSHKey(models.Model):
+    """A public key with which its user connects to their dev environments. Several users may have the same one."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="ssh_keys")
+    name = models.CharField(max_length=80, help_text="Where it is used: laptop, desktop")
+    public_key = models.TextField(help_text="As in an authorized_keys file, without options and comment")
+    fingerprint = models.CharField(max_length=60, db_index=True, editable=False, help_text="SHA256:…")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    last_used_at = models.DateTimeField(null=True, editable=False, help_text="Accurate to one minute")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "fingerprint"], name="ssh_key_once_of_user")]
+        ordering = ["name", "id"]
+        verbose_name = "SSH key"
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.user}"
+
+
 class Invite(models.Model):
     """A single-use link that adds a user to a project with a role, until it expires."""
 

@@ -30,6 +30,7 @@ from dstackweb.api import (
     queues,
     runner,
     runs,
+    ssh_keys,
     sweeps,
     tasks,
     usage,
@@ -63,7 +64,7 @@ for prefix, routers in {
     "/audit": (audit.router,),
     "/usage": (usage.deployment_router,),
     "/backends": (offers.backend_router,),
-    "": (projects.router, tasks.downloads),
+    "": (projects.router, ssh_keys.router, tasks.downloads),
 }.items():
     for router in routers:
         api.add_router(prefix, router)

@@ -17,6 +17,7 @@ class AuditKind(StrEnum):
     MEMBER = "member"
     INVITE = "invite"
     TOKEN = "token"  # noqa: S105 - what is recorded, no password
+    SSH_KEY = "ssh_key"
     SIGN_IN_LINK = "sign_in_link"
     PASSWORD_LINK = "password_link"  # noqa: S105 - what is recorded, no password
     SECOND_STEP = "second_step"

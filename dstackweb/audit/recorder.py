@@ -31,6 +31,7 @@ from dstackweb.accounts.models import (
     Project,
     ProjectSecret,
     SavedView,
+    SSHKey,
     User,
 )
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
@@ -43,7 +44,7 @@ from dstackweb.runs.removal import run_deleted
 
 FAILURES_PER_S, FAILURES_AT_ONCE = 1.0, 60.0
 """More failed sign-ins are not recorded, so that they can't fill the database."""
-SERVER = frozenset({"up", "qcluster", "ticker"})
+SERVER = frozenset({"up", "qcluster", "ticker", "gateway"})
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ WATCHED: dict[type[Model], Watched] = {
     SocialAccount: Watched(AuditKind.SIGN_ON, ("uid",)),
     Invite: Watched(AuditKind.INVITE, ("role", "expires_at")),
     ApiToken: Watched(AuditKind.TOKEN, ("user", "name", "scope", "project", "expires_at", "revoked_at")),
+    SSHKey: Watched(AuditKind.SSH_KEY, ("user", "name", "fingerprint")),
     LoginLink: Watched(AuditKind.SIGN_IN_LINK, ("user", "expires_at")),
     ProjectSecret: Watched(AuditKind.SECRET, ("name",), secret=("ciphertext",)),
     Queue: Watched(

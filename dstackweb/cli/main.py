@@ -15,6 +15,7 @@ from dstackweb.cli import (
     apply,
     artifacts,
     completion,
+    connect,
     details,
     hosts,
     logs,
@@ -205,6 +206,7 @@ for panel, commands in {
         runs.stop,
         sweeps.retry,
         runs.delete,
+        connect.ssh,
         runs.hold,
         runs.extend,
     ),
@@ -216,4 +218,5 @@ for panel, commands in {
     for command in commands:
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
 app.add_typer(hosts.app, name="host", rich_help_panel="Hosts and clouds")
+app.add_typer(connect.app, name="key", rich_help_panel="Servers")
 app.add_typer(servers.app, name="servers", rich_help_panel="Servers")

@@ -58,6 +58,15 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("progress sweep --failed --once", "its failed tasks with their messages"),
         ("progress", "the runs of the project by prefix"),
     ),
+    "ssh": (
+        ("ssh dev-snug-wren", "a shell in a dev environment or hold, once it has started"),
+        ("ssh dev-snug-wren nvidia-smi", "one command"),
+        ("ssh dev-snug-wren -- -N -L 6006:localhost:6006", "with ssh's own options: a port of it on your machine"),
+        ("ssh dev-snug-wren --print", "the ssh command, for other programs"),
+    ),
+    "key add": (("key add", "your key of ~/.ssh"), ("key add work.pub --name work", "another one")),
+    "key ls": (("key ls", "with the fingerprint of the server"),),
+    "key rm": (("key rm 3", "by the id that key ls shows"),),
     "hold": (
         ("hold --gpu A100:2 --for 3h", "wait for two GPUs and print how to connect"),
         ("hold --cpu 4 --for 30m -d", "print only the name, and don't wait"),

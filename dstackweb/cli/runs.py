@@ -358,6 +358,8 @@ def show_connection(run: dict[str, Any]) -> None:
         note(_("In a shell on the dstackweb server:"))
     for line in hold["lines"]:
         echo(f"  {clean(line)}")
+    if (run["connect"] or {}).get("ssh"):
+        note(_("Or from your machine, with your key: dstackweb ssh {name}", name=name))
     note(_("Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}", name=name))
 
 

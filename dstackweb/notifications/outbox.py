@@ -71,7 +71,7 @@ def news_of(event: RunEvent) -> News | None:
             names = [NotificationEvent.RUN_FAILED, NotificationEvent.RUN_ENDED]
             if run.termination_reason in BY_PEOPLE:
                 del names[0]
-        case RunEventKind.UTILIZATION_NOTICE | RunEventKind.UTILIZATION_WOULD_STOP:
+        case RunEventKind.UTILIZATION_NOTICE | RunEventKind.UTILIZATION_WOULD_STOP | RunEventKind.INACTIVITY_NOTICE:
             names = [NotificationEvent.RUN_STOPS_SOON]
         case RunEventKind.DISPLACED:
             names = [NotificationEvent.RUN_DISPLACED]

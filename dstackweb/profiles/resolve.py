@@ -91,6 +91,7 @@ _FIELD_OF = {
     "max_duration": "max_duration_s",
     "stop_duration": "stop_duration_s",
     "idle_duration": "idle_duration_s",
+    "inactivity_duration": "inactivity_duration_s",
 }
 """Keys of the run file that have another name in the spec, with the unit in it."""
 

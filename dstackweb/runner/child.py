@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
 
@@ -76,6 +76,9 @@ class Job:
     group: Group = NO_GROUP
     writable: list[str] | None = None
     engine: Engine | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    folder: str = "/"
+    """The environment and the directory that the commands were started with."""
 
     @property
     def account(self) -> pwd.struct_passwd:
@@ -103,6 +106,7 @@ def spawn(job: Job, output: Sinks) -> int:
         env |= _after_setup(job, env)
         env |= {**job.spec["env"], **dstack_env(job), MARKER: job.spec["job"]}
         argv = [job.spec["shell"], *_script_arguments(job, script(job))]
+        job.env, job.folder = env, os.getcwd()
         child = _popen(job, argv, env, output)
     finally:
         os.chdir("/")
@@ -122,7 +126,7 @@ def _popen(job: Job, argv: list[str], env: dict[str, str], output: Sinks) -> sub
         with _fenced(job, argv, env) as start:
             return subprocess.Popen(
                 **start, stdin=subprocess.DEVNULL, stdout=output.out, stderr=output.err,
-                start_new_session=True, umask=0o022, preexec_fn=_identity(job),
+                start_new_session=True, umask=0o022, preexec_fn=_become_user(job),
             )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(f"{argv[0]} can't be started: {error}") from error
@@ -136,19 +140,31 @@ def _fenced(job: Job, argv: list[str], env: dict[str, str]) -> Iterator[dict[str
         return
     account, here = job.account, os.getcwd()
     asked = {"uid": account.pw_uid, "gid": account.pw_gid, "working_dir": here, "env": env, "argv": argv}
-    orders = enter.stored(asked)
+    numbers = [enter.stored(asked)]
     try:
-        args = sandbox.wrapped(orders, run_dir=job.run_dir, writable=job.writable, gpus=job.spec["gpus"])
-        yield {"args": args, "env": {**sandbox.ENV, MARKER: job.spec["job"]}, "pass_fds": [orders]}
+        users = None
+        if job.spec.get("gateway"):
+            users = sandbox.users_with(account, env["HOME"])
+            numbers.append(users)
+        args = sandbox.wrapped(
+            numbers[0], run_dir=job.run_dir, writable=job.writable, gpus=job.spec["gpus"], users=users
+        )
+        yield {"args": args, "env": {**sandbox.ENV, MARKER: job.spec["job"]}, "pass_fds": numbers}
     finally:
-        os.close(orders)
+        for number in numbers:
+            os.close(number)
 
 
-def _identity(job: Job) -> Callable[[], None]:
+def _become_user(job: Job) -> Callable[[], None]:
     """What a new process of the job does first: enter its group, and become its user, unless its sandbox does."""
     account = job.account if job.switches_user and job.writable is None else None
     groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
     return partial(_become, job.group, oom_score(job.spec), _user_limit(job), account, groups)
+
+
+def identity(job: Job) -> Callable[[], None]:
+    """The same without the user, which `enter` becomes."""
+    return partial(_become, job.group, oom_score(job.spec), _user_limit(job), None, [])
 
 
 def _user_limit(job: Job) -> int | None:
@@ -292,7 +308,7 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
         try:
             with _fenced(job, argv, env) as start:
                 process = subprocess.Popen(
-                    **start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, preexec_fn=_identity(job)
+                    **start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, preexec_fn=_become_user(job)
                 )
             with process:
                 status = _setup_status(process, output, chatter)

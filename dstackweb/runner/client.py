@@ -47,7 +47,7 @@ class Client:
         self, api: str, resource: str, token: str, nonce: str, *, insecure: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
         parts = urlsplit(api)
-        if parts.scheme != "https" and not insecure and not _is_this_machine(parts.hostname or ""):
+        if parts.scheme != "https" and not insecure and not is_this_machine(parts.hostname or ""):
             raise ValueError(f"{api}: plain HTTP is for this machine only; set DSTACKWEB_PUBLIC_URL to an https:// URL")
         self._parts, self._timeout_s = parts, timeout_s
         self._base = f"{parts.path.rstrip('/')}/api/v1/runner/{resource}"
@@ -130,7 +130,7 @@ class Client:
         return body
 
 
-def _is_this_machine(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
     """Whether a host is this machine: loopback, or one of its own addresses."""
     if host == "localhost":
         return True

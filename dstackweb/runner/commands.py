@@ -43,6 +43,9 @@ class Commands(Protocol):
     def memory_mib(self) -> int | None:
         """Their limit."""
 
+    def first(self) -> int:
+        """The process that was started first; 0 if it is not known."""
+
     def folders(self) -> Sequence[str]:
         """Folders that their files are in, beside the job's own."""
 
@@ -73,6 +76,9 @@ class Processes:
 
     def memory_mib(self) -> int | None:
         return self._group.memory_mib
+
+    def first(self) -> int:
+        return self._pid
 
     def folders(self) -> Sequence[str]:
         return ()
@@ -189,6 +195,9 @@ class Contained:
 
     def memory_mib(self) -> int | None:
         return self._limit
+
+    def first(self) -> int:
+        return self._first_process()
 
     def folders(self) -> Sequence[str]:
         """What the container has written, as far as the engine keeps that in folders."""

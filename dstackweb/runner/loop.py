@@ -233,7 +233,7 @@ class Runner:
             limit=self.link.spec.get("disk_limit"), reserve=self.link.spec.get("disk_reserve"),
         )  # fmt: skip
         running = CommandsRun(
-            self.link, commands, self.shipper, disk, self.samples, self.image.digest if self.image else None
+            self.link, commands, self.shipper, disk, self.samples, self.image.digest if self.image else None, job
         )
         disk.start()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from dstackweb.runner import output, spool, tree
 from dstackweb.runner.client import BACKOFF_CAP_S, Refused, Unreachable, backoff
@@ -13,6 +14,10 @@ from dstackweb.runner.link import Link
 from dstackweb.runner.output import Shipper
 from dstackweb.runner.samples import Samples
 from dstackweb.runner.state import say
+
+if TYPE_CHECKING:
+    from dstackweb.runner.child import Job
+    from dstackweb.runner.tunnel import Tunnel
 
 POLL_S = 0.2
 OUT_OF_MEMORY, OUT_OF_DISK = "out_of_memory", "out_of_disk"
@@ -31,9 +36,11 @@ class CommandsRun:
         disk: DiskWatch,
         samples: Samples | None,
         image_digest: str | None,
+        job: Job,
     ) -> None:
         self.link, self.commands, self.shipper, self.disk, self.samples = link, commands, shipper, disk, samples
         self.image_digest = image_digest
+        self.tunnel = self._open_tunnel(job)
         self.began = time.monotonic()
         self.reported_start = False
         self.kill_at: float | None = None
@@ -58,9 +65,22 @@ class CommandsRun:
             self._communicate()
             self.link.pause(min(POLL_S, max(0.0, self.next_heartbeat - time.monotonic())))
             ended = tree.reap()
+            if ended and self.tunnel is not None:
+                self.tunnel.note_ended(ended)
             if status is None and (status := self.commands.status(ended)) is not None and self.kill_at is None:
                 self._stop(None, LEFTOVER_GRACE_S)
+        if self.tunnel is not None:
+            self.tunnel.stop()
         return status
+
+    def _open_tunnel(self, job: Job) -> Tunnel | None:
+        """The connection by which people reach the job, if it is for that."""
+        if not self.link.spec.get("gateway"):
+            return None
+        from dstackweb.runner.place import Place  # with asyncio, which other jobs do without
+        from dstackweb.runner.tunnel import open_tunnel
+
+        return open_tunnel(self.link, Place(job, self.commands.first, self.link.state.folder))
 
     def _output_waits(self) -> bool:
         path = self.shipper.spool

@@ -38,11 +38,13 @@ PROGRAM = (os.path.dirname(os.path.dirname(os.path.abspath(dstackweb.__file__)))
 """The folder or archive of this program, and its Python."""
 
 
-def wrapped(orders: int, *, run_dir: str, writable: Sequence[str] = (), gpus: Collection[str] = ()) -> list[str]:
+def wrapped(
+    orders: int, *, run_dir: str, writable: Sequence[str] = (), gpus: Collection[str] = (), users: int | None = None
+) -> list[str]:
     """The command that root runs, with an environment of its own, to start what `orders` say (`enter.stored`).
 
     It can change `run_dir`, its /tmp (`make_tmp`), and those folders of `writable` that exist, as far as its user may.
-    Of NVIDIA's GPUs it has those in `gpus`, by UUID.
+    Of NVIDIA's GPUs it has those in `gpus`, by UUID. `users` is a descriptor of what it sees as /etc/passwd.
     Raises FileNotFoundError without bwrap.
     """
     bwrap = shutil.which("bwrap")
@@ -57,10 +59,26 @@ def wrapped(orders: int, *, run_dir: str, writable: Sequence[str] = (), gpus: Co
         *_each("--bind", [(tmp_of(run_dir), folder) for folder in TMP]),
         *_each("--perms", [("0755", "--dir", parent) for parent in above if parent.startswith(TMP_BELOW)]),
         *_each("--ro-bind", [(path, path) for path in program]),
+        *([] if users is None else ["--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"]),
         *_each("--bind-try", [(folder, folder) for folder in (*writable, run_dir)]),
         "--cap-drop", "ALL", *_each("--cap-add", [(right,) for right in ENTERS_WITH]), "--",
         sys.executable, "-I", "-S", "-c", ENTER, PROGRAM[0], str(orders),
     ]  # fmt: skip
+
+
+def users_with(account: pwd.struct_passwd, home: str) -> int:
+    """A descriptor of the machine's /etc/passwd with the job's user, in memory alone.
+
+    A project's user has no entry, without which sftp, VS Code and others refuse to run.
+    """
+    line = f"{account.pw_name}:x:{account.pw_uid}:{account.pw_gid}::{home}:/bin/sh\n"
+    number = os.memfd_create("passwd", 0)
+    with open(number, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as file:
+        with contextlib.suppress(OSError), open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as found:
+            file.writelines(one for one in found if one.split(":")[2:3] != [str(account.pw_uid)])
+        file.write(line)
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
 
 
 def _devices(gpus: Collection[str]) -> list[str]:

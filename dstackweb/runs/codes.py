@@ -420,6 +420,8 @@ class RunEventKind(StrEnum):
     UTILIZATION_KEPT = "utilization_kept"
     UTILIZATION_NEXT = "utilization_next"
     UTILIZATION_POLICY_CHANGED = "utilization_policy_changed"
+    INACTIVITY_NOTICE = "inactivity_notice"
+    INACTIVITY_STOP = "inactivity_stop"
     OFFER_FAILED = "offer_failed"
     MACHINE_STARTED = "machine_started"
     CLAIMED = "claimed"

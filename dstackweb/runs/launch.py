@@ -24,7 +24,7 @@ from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
 from dstackweb.runner.artifact_paths import ArtifactLeft
 from dstackweb.runner.masking import Masker
-from dstackweb.runs import artifacts
+from dstackweb.runs import artifacts, dev_environments
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, Reason
 from dstackweb.runs.transitions import lock_run
@@ -131,7 +131,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "run_uid": str(run.uid),
         "attempt": job.attempt,
         "node": job.node,
-        "commands": spec.commands,
+        "commands": dev_environments.commands(spec) if spec.is_dev_environment else spec.commands,
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
         "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job),
@@ -157,6 +157,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "log_marks": True,
         "artifacts": _artifacts(),
         "image": spec.image,
+        "gateway": dev_environments.gateway() if spec.admits_people else None,
         **(_container(spec, secrets) if spec.image else {}),
     }
 

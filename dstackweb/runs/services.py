@@ -30,6 +30,7 @@ from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.dependencies import detail as dependencies_detail
 from dstackweb.runs.dependencies import find as find_dependencies
 from dstackweb.runs.dependencies import waits as waits_for
+from dstackweb.runs.dev_environments import require_gateway
 from dstackweb.runs.models import Archive, Dependency, Queue, QueueCount, Run
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.fair_share import NO_PENALTY
@@ -140,6 +141,7 @@ def prepare(
     text = submission.config if isinstance(submission.config, str) else as_yaml(submission.config)
     dependencies = find_dependencies(project, spec, run_file, beside)
     check_array(spec, run_file)
+    require_gateway(spec)
     return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive, dependencies)
 
 
@@ -194,7 +196,7 @@ def new_run(
 ) -> Run:
     """The run of a submission, not stored. Raises TooMany where the project has submitted too much."""
     spec = prepared.effective.spec
-    name = spec.name or free_name(project, "hold-" if spec.hold else "")
+    name = spec.name or free_name(project, "hold-" if spec.hold else "dev-" if spec.is_dev_environment else "")
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
     follows = waits_for(prepared.dependencies)
     run = Run(

@@ -87,6 +87,7 @@ class Reason(StrEnum):
     INTERRUPTED = "interrupted_by_no_capacity"
     CREATING_CONTAINER_ERROR = "creating_container_error"
     UTILIZATION_POLICY = "terminated_due_to_utilization_policy"
+    INACTIVITY = "inactivity_duration_exceeded"
     PREEMPTED = "preempted"
     HOLD_ENDED = "hold_ended"
     GIVEN_BACK = "given_back"
@@ -135,6 +136,7 @@ JOB_END: dict[str, JobStatus] = {
     Reason.ABORTED_BY_USER: J.TERMINATED,
     Reason.TERMINATED_BY_SERVER: J.TERMINATED,
     Reason.UTILIZATION_POLICY: J.TERMINATED,
+    Reason.INACTIVITY: J.TERMINATED,
     Reason.PREEMPTED: J.TERMINATED,
     Reason.MAX_DURATION_EXCEEDED: J.TERMINATED,
 }

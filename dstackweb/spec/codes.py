@@ -5,6 +5,20 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class RunType(StrEnum):
+    """What a run file is for: commands that end by themselves, or a place for a person to work in."""
+
+    TASK = "task"
+    DEV_ENVIRONMENT = "dev-environment"
+
+
+class Ide(StrEnum):
+    """What a dev environment is used with, beside a terminal."""
+
+    VSCODE = "vscode"
+    JUPYTER = "jupyter"
+
+
 class UtilizationAction(StrEnum):
     """What a utilization policy does about a run that stays below its minimum."""
 

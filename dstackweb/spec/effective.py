@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from dstackweb.spec.array import Array
-from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
+from dstackweb.spec.codes import Ide, On, Otherwise, RunType, UtilizationAction, UtilizationScope
 from dstackweb.spec.run_fields import ResourcesFields, RetryEvent, UtilizationFields
 from dstackweb.spec.units import Range, format_duration, format_gpu, format_memory, format_range
 
@@ -152,9 +152,12 @@ class EffectiveSpec(_StoredModel):
     `env` keeps references to secrets, and lacks the values of `masked_env`.
     """
 
-    type: Literal["task"] = "task"
+    type: RunType = RunType.TASK
     name: str | None = None
     commands: tuple[str, ...] = ()
+    init: tuple[str, ...] | None = None
+    ide: Ide | None = None
+    inactivity_duration_s: int | None = None
     shell: str = "/bin/sh"
     working_dir: str | None = None
     env: dict[str, str] = {}
@@ -191,6 +194,15 @@ class EffectiveSpec(_StoredModel):
     """What its project requires of hosts now (`runner.isolation`). Not a key of the run file, and not stored."""
     project: str = ""
     """Its project's name, for backends that only some projects may use; as `least_isolation`."""
+
+    @property
+    def is_dev_environment(self) -> bool:
+        return self.type == RunType.DEV_ENVIRONMENT
+
+    @property
+    def admits_people(self) -> bool:
+        """Whether people connect to its job."""
+        return self.is_dev_environment or self.hold
 
     def of_project(self, name: str, least_isolation: str) -> EffectiveSpec:
         """The same for a decision on a run of this project."""
@@ -229,9 +241,12 @@ class EffectiveSpec(_StoredModel):
         Its keys, with `resources` split into `resources.cpu` and so on, are the keys of a run's provenance.
         """
         shown: dict[str, Any] = {
-            "type": self.type,
+            "type": self.type.value,
             "name": self.name,
             "commands": list(self.commands) or None,
+            "init": _listed(self.init),
+            "ide": self.ide.value if self.ide else None,
+            "inactivity_duration": _or_off(self.inactivity_duration_s) if self.is_dev_environment else None,
             "shell": self.shell,
             "working_dir": self.working_dir,
             "env": self.env | dict.fromkeys(self.masked_env, MASK) or None,

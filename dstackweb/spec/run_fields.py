@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 from dstackweb.lib.language import gettext as _
 from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.array import ArrayFields, read_array
-from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
+from dstackweb.spec.codes import Ide, On, Otherwise, RunType, UtilizationAction, UtilizationScope
 from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Password, Username, Volume
 from dstackweb.spec.env import read_env
 from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
@@ -296,7 +296,10 @@ class ResourcesFields(Keys):
 class RunFields(ProfileFields):
     """All keys of a run file."""
 
-    type: Literal["task"] = key(gettext_noop("`task`"), "The type of the file.")
+    type: RunType = key(
+        gettext_noop("`task` or `dev-environment`"),
+        "Commands that end by themselves, or a place to work in, by SSH, VS Code or JupyterLab.",
+    )
     name: Annotated[str, AfterValidator(_name)] | None = key(
         gettext_noop("a name of up to 60 lower-case letters, digits and dashes, with a letter first"),
         "The run's name, unique among the project's active runs. Generated if empty.",
@@ -304,8 +307,23 @@ class RunFields(ProfileFields):
     )
     commands: Annotated[tuple[Text, ...], Field(min_length=1)] = key(
         gettext_noop("a list of shell commands, at least one"),
-        "Run in order in one shell; the first one that fails ends the run. Required without `image`.",
+        "Run in order in one shell; the first one that fails ends the run. Required in a task without `image`.",
         default=(),
+    )
+    init: Annotated[tuple[Text, ...], Field(min_length=1)] | None = key(
+        gettext_noop("a list of shell commands, at least one"),
+        "Of a dev environment: run before anybody can work in it; the first one that fails ends the run.",
+        default=None,
+    )
+    ide: Ide | None = key(
+        gettext_noop("`vscode` or `jupyter`"),
+        "Of a dev environment: show a link for VS Code, or start JupyterLab, which must be installed there.",
+        default=None,
+    )
+    inactivity_duration: SecondsOrOff = key(
+        gettext_noop("a duration such as 2h, or off"),
+        "A dev environment is stopped when nobody has used it for this long.",
+        default=None,
     )
     shell: Annotated[str, AfterValidator(_shell)] | None = key(
         gettext_noop("sh, bash, or the absolute path of a shell"), "The shell that runs the commands.", default=None

@@ -14,7 +14,7 @@ from dstackweb.spec.env import EnvError, check_sizes, read_env
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.run_fields import ProfileFields, RunFields
 from dstackweb.spec.source import MAX_ERRORS, Config, Source, read, unusable
-from dstackweb.spec.wording import at, field_errors, missing_values, secrets_elsewhere, without_image
+from dstackweb.spec.wording import at, field_errors, missing_values, of_other_types, secrets_elsewhere, without_image
 
 M = TypeVar("M", bound=Keys)
 
@@ -76,7 +76,7 @@ def parse_profile_settings(settings: str | Mapping[str, Any]) -> ProfileFields:
 def _validated(model: type[M], source: Source) -> M:
     errors = [*missing_values(source, source.data), *secrets_elsewhere(source, source.data)]
     if model is RunFields:
-        errors += without_image(source)
+        errors += [*of_other_types(source), *without_image(source)]
     known = [error["loc"] for error in errors]
     try:
         fields = model.model_validate(source.data)

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from dstackweb.lib.errors import FieldError
 from dstackweb.lib.language import gettext as _
 from dstackweb.lib.language import gettext_noop
+from dstackweb.spec.codes import RunType
 from dstackweb.spec.containers import NEEDS_IMAGE
 from dstackweb.spec.env import EnvError, refers_to_secret
 from dstackweb.spec.fields import Keys
@@ -21,9 +22,6 @@ from dstackweb.spec.source import Path, Source, dotted
 
 REFUSED_TYPES = {
     "service": gettext_noop("use `type: task`, and start the server in its `commands`"),
-    "dev-environment": gettext_noop(
-        "use `dstackweb hold` to get GPUs for interactive work; in a file, use `type: task`"
-    ),
     "fleet": gettext_noop("add hosts with `dstackweb host join`; admins set up cloud backends"),
     "gateway": gettext_noop("services are not supported, so gateways are not needed"),
     "volume": gettext_noop("use a directory that your hosts share"),
@@ -31,7 +29,7 @@ REFUSED_TYPES = {
 
 REFUSED_KEYS = {
     "services": gettext_noop("a run file has one task; start other processes in its `commands`, or submit more runs"),
-    "ports": gettext_noop("ports are not forwarded; commands listen on the host's own network"),
+    "ports": gettext_noop("forward ports of a dev environment with `ssh -L`; tasks use the host's own network"),
     "files": gettext_noop("`dstackweb apply` uploads the current directory"),
     "repos": gettext_noop("`dstackweb apply` uploads the current directory; or clone in the `commands`"),
     "python": gettext_noop("call the interpreter in `commands`"),
@@ -53,6 +51,17 @@ REFUSED_KEYS = {
     "resources.gpu.compute_capability": gettext_noop("use the names of GPUs that have it"),
 }
 """Keys and types of other tools that are not supported, and what to use instead. They are refused, not ignored."""
+
+OF_TASKS = {
+    "commands": gettext_noop("put what has to run first into `init`"),
+    "nodes": gettext_noop("it has one node"),
+    "array": gettext_noop("submit a file for each"),
+    "entrypoint": gettext_noop("it has a shell of its own"),
+    "schedule": gettext_noop("start it when you need it"),
+    "retry": gettext_noop("start it again when it has failed"),
+}
+"""Keys that a dev environment can't have, and why."""
+OF_DEV_ENVIRONMENTS = ("init", "ide", "inactivity_duration")
 
 TEXT = gettext_noop("text")
 _KINDS = {"string_type": TEXT, "string_too_short": TEXT, "int_type": gettext_noop("a whole number")}
@@ -76,13 +85,26 @@ def missing_values(source: Source, value: Any, path: Path = ()) -> Iterator[Fiel
             yield from missing_values(source, child, here)
 
 
+def of_other_types(source: Source) -> Iterator[FieldError]:
+    """Errors for keys that only the other type of file has."""
+    data = source.data
+    if data.get("type") == RunType.DEV_ENVIRONMENT:
+        for name in (name for name in OF_TASKS if name in data):
+            values = {"name": name, "hint": _(OF_TASKS[name])}
+            yield at(source, (name,), _("`%(name)s` is for tasks, not for dev environments: %(hint)s") % values)
+    elif data.get("type") == RunType.TASK:
+        for name in (name for name in OF_DEV_ENVIRONMENTS if name in data):
+            msg = _("`%(name)s` is for dev environments; it needs `type: dev-environment`") % {"name": name}
+            yield at(source, (name,), msg)
+
+
 def without_image(source: Source) -> Iterator[FieldError]:
     """Errors for keys that need an image, and for missing commands."""
     data = source.data
     if "image" not in data:
         for name in (name for name in NEEDS_IMAGE if name in data):
             yield at(source, (name,), _("`%(name)s` is for containers; it needs an `image`") % {"name": name})
-        if "commands" not in data:
+        if "commands" not in data and data.get("type") != RunType.DEV_ENVIRONMENT:
             yield at(
                 source, ("commands",), _("`commands` is missing; it should be a list of shell commands, at least one")
             )

@@ -11,7 +11,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 
 from dstackweb.web import audit, exports, health, history, hosts, usage
-from dstackweb.web.accounts import account_views, second_step
+from dstackweb.web.accounts import account_views, key_views, second_step
 from dstackweb.web.accounts import views as accounts
 from dstackweb.web.cloud import instance_views, offer_views
 from dstackweb.web.common import palette
@@ -27,6 +27,7 @@ from dstackweb.web.queue import views as queue
 from dstackweb.web.runs import (
     artifact_views,
     compare_views,
+    connect_views,
     hold_views,
     log_views,
     submit_views,
@@ -75,6 +76,7 @@ project_pages = [
     path("runs/<str:run>/release/", runs.release, name="release"),
     path("runs/<str:run>/delete/", runs.delete, name="run-delete"),
     path("runs/<str:run>/why/", why_views.why_page, name="why"),
+    path("runs/<str:run>/open/", connect_views.open_page, name="open"),
     path("runs/<str:run>/extend/", hold_views.extend, name="extend"),
     path("hold/", hold_views.hold_page, name="hold"),
     path("submit/", submit_views.submit_page, name="submit"),
@@ -158,6 +160,8 @@ account_pages = [
     path("account/two-step/codes/new/", recovery.generate_recovery_codes, name="mfa_generate_recovery_codes"),
     path("account/two-step/passkeys/add/", passkeys.add_webauthn, name="mfa_add_webauthn"),
     path("account/two-step/passkeys/<int:pk>/remove/", second_step.RemovePasskey.as_view(), name="mfa_remove_webauthn"),
+    path("account/ssh-keys/", key_views.keys, name="ssh-keys"),
+    path("account/ssh-keys/<int:key_id>/remove/", key_views.remove, name="ssh-key-remove"),
     path("account/tokens/", accounts.tokens, name="tokens"),
     path("account/tokens/create/", accounts.token_create, name="token-create"),
     path("account/tokens/<int:token_id>/revoke/", accounts.token_revoke, name="token-revoke"),

@@ -22,6 +22,7 @@ KIND = words(
         AuditKind.MEMBER: gettext_lazy("member"),
         AuditKind.INVITE: gettext_lazy("invite"),
         AuditKind.TOKEN: gettext_lazy("API token"),
+        AuditKind.SSH_KEY: gettext_lazy("SSH key"),
         AuditKind.SIGN_IN_LINK: gettext_lazy("sign-in link"),
         AuditKind.PASSWORD_LINK: gettext_lazy("password link"),
         AuditKind.SECOND_STEP: gettext_lazy("second step"),

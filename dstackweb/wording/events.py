@@ -122,6 +122,10 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _("its GPUs went to %s") % (data.get("run") or _("a run of another project"))
         case RunEventKind.UTILIZATION_POLICY_CHANGED:
             return policy.changed(data)
+        case RunEventKind.INACTIVITY_NOTICE:
+            return policy.inactive(data)
+        case RunEventKind.INACTIVITY_STOP:
+            return _("stopped: nobody used it for %s") % duration(data.get("limit_s"))
         case RunEventKind.OFFER_FAILED:
             return _offer_failed(data)
         case RunEventKind.MACHINE_STARTED:
@@ -282,6 +286,8 @@ def _stopping(data: Data) -> str:
             return _("asked to abort")
         case Reason.UTILIZATION_POLICY:
             return _("stopping because of its utilization policy")
+        case Reason.INACTIVITY:
+            return _("stopping because nobody used it")
     if data.get("node") is not None:
         return _("stopping the other nodes because node %d ended") % int(data["node"])
     return _("stopping")

@@ -135,6 +135,8 @@ def _stops_soon(data: Data) -> Label:
     found, text = data["data"], Sentence("")
     if data["kind"] == RunEventKind.UTILIZATION_NOTICE:
         title, text = _("%(run)s is about to be stopped"), policy.notice(found)
+    elif data["kind"] == RunEventKind.INACTIVITY_NOTICE:
+        title, text = _("%(run)s is about to be stopped"), policy.inactive(found)
     else:
         title, text = _("%(run)s leaves GPUs unused"), Sentence(policy.was_low(found))
     return Label(title % data, fill("%(text)s.", text=text.capitalized()), "wait")

@@ -82,6 +82,13 @@ def would_stop(data: Data) -> str:
     return text % {"low": was_low(data), "why": why}
 
 
+def inactive(data: Data) -> Sentence:
+    """A dev environment that nobody uses stops soon."""
+    stops = dt.datetime.fromisoformat(data["stops_at"])
+    return fill(_("nobody has used it for %(idle)s; unless somebody does, it stops at %(stops)s"),
+                idle=exact_duration(data["idle_s"]), stops=stops)  # fmt: skip
+
+
 def kept(data: Data) -> Sentence:
     """Somebody exempted the run for a while."""
     until = dt.datetime.fromisoformat(data["until"])

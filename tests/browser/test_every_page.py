@@ -69,6 +69,7 @@ PAGES = {
     "two-step": "/account/two-step/",
     "confirm": "/account/confirm/",
     "tokens": "/account/tokens/",
+    "ssh-keys": "/account/ssh-keys/",
     "browsers": "/account/sessions/",
     "notifications": "/account/notifications/",
     "notification-settings": "/account/notifications/settings/",

@@ -64,6 +64,7 @@ DATA: dict[str, Any] = {
     "budget": "100", "spent": "100", "starts_at": AT, "expires_at": None, "backends": ["aws"], "offers": 1,
     "reason": "stopped_by_user", "exit_code": 127, "deadline_s": 60, "host": "box-1", "silent_s": 600, "seen": 1,
     "total": 8, "waits_for": "i", "kind": "aws", "error": {"code": "failed", "text": "i"},
+    "idle_s": 3000, "limit_s": 3600,
 }  # fmt: skip
 OF_HOSTS = {**DATA, "error": "i", "reason": "i"}
 OF_KIND: dict[RunEventKind, dict[str, Any]] = {

@@ -192,4 +192,21 @@ class Migration(migrations.Migration):
             model_name='apitoken',
             constraint=models.CheckConstraint(condition=models.Q(('scope__in', ['read', 'submit', 'manage', 'admin'])), name='token_scope_known'),
         ),
+        migrations.CreateModel(
+            name='SSHKey',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='Where it is used: laptop, desktop', max_length=80)),
+                ('public_key', models.TextField(help_text='As in an authorized_keys file, without options and comment')),
+                ('fingerprint', models.CharField(db_index=True, editable=False, help_text='SHA256:…', max_length=60)),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                ('last_used_at', models.DateTimeField(editable=False, help_text='Accurate to one minute', null=True)),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='ssh_keys', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'verbose_name': 'SSH key',
+                'ordering': ['name', 'id'],
+                'constraints': [models.UniqueConstraint(fields=('user', 'fingerprint'), name='ssh_key_once_of_user')],
+            },
+        ),
     ]

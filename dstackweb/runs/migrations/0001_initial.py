@@ -730,4 +730,18 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(models.F('queue'), models.F('at'), name='displaced_work_by_time')],
             },
         ),
+        migrations.CreateModel(
+            name='RunActivity',
+            fields=[
+                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='activity', serialize=False, to='runs.run')),
+                ('attempt', models.PositiveIntegerField()),
+                ('connected_at', models.DateTimeField(help_text='When its runner was last connected to the gateway', null=True)),
+                ('used_at', models.DateTimeField(help_text='When a person last used it', null=True)),
+                ('idle_s', models.FloatField(default=0, help_text='Seconds without use since then, while it was connected')),
+                ('warned', models.BooleanField(default=False, help_text='That it stops soon, since it was last used')),
+            ],
+            options={
+                'verbose_name_plural': 'run activities',
+            },
+        ),
     ]

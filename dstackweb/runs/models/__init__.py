@@ -5,6 +5,7 @@ A status is written by `transitions` alone; a rank is written behind the row of 
 
 from __future__ import annotations
 
+from dstackweb.runs.models.activity import RunActivity
 from dstackweb.runs.models.base import MAX_LIMIT, StatusCount
 from dstackweb.runs.models.files import Artifact, ProjectArtifacts, ProjectLogs, RunArtifacts
 from dstackweb.runs.models.jobs import Allocation, Job, JobQuerySet
@@ -50,6 +51,7 @@ __all__ = [
     "RemovedSpend",
     "RemovedUsage",
     "Run",
+    "RunActivity",
     "RunArtifacts",
     "RunEvent",
     "StartEstimate",

@@ -29,9 +29,9 @@ BRIDGES = ("docker*", "br-*", "podman*", "cni*")
 before; a container's own address does not, nor is it this machine's."""
 
 
-def close_ports(job_user: str, database: dict[str, Any], redis_url: str, own_port: int) -> Ports:
+def close_ports(job_user: str, database: dict[str, Any], redis_url: str, *own_ports: int) -> Ports:
     """Refuse connections of all projects' users to both, with nftables, and connections to these users on the ports of
-    both and on `own_port`, the server's. Returns what holds for database and Redis.
+    both and on `own_ports`, the server's. Returns what holds for database and Redis.
 
     The rules stay when the server stops, as its jobs do. Servers with the same database, Redis and port share them.
     """
@@ -39,7 +39,7 @@ def close_ports(job_user: str, database: dict[str, Any], redis_url: str, own_por
     uids = uids_of(job_user)
     if os.getuid() != 0 or uids is None or shutil.which("nft") is None:
         return Ports.OPEN if services else Ports.NONE
-    ports = sorted({own_port, *(port for _host, port in services)})
+    ports = sorted({*filter(None, own_ports), *(port for _host, port in services)})
     found = [f"fib saddr type local tcp sport {port} drop" for port in ports]
     found += [rule for service in services for rule in _rules(*service)]
     inside = ", ".join(map(str, sorted({POSTGRES, REDIS, *(port for _host, port in services)})))

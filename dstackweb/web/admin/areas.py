@@ -36,6 +36,7 @@ AREAS = (
             Entry("accounts.user", _("Accounts, passwords and two-step sign-in.")),
             Entry("accounts.apitoken", _("For programs and the command line. Revoke lost ones here."), _("API tokens")),
             Entry("accounts.invite", _("Links that let one person into a project.")),
+            Entry("accounts.sshkey", _("What people enter dev environments with."), _("SSH keys")),
             Entry("accounts.loginlink", _("Links that sign in once."), _("Sign-in links")),
             Entry("auth.group", _("Permissions for staff who are not deployment admins."), _("Staff groups")),
             Entry(

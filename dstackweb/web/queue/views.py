@@ -55,6 +55,7 @@ ANNOUNCED_KINDS = (
     RunEventKind.DISPLACED,
     RunEventKind.RETURNED,
     RunEventKind.UTILIZATION_NOTICE,
+    RunEventKind.INACTIVITY_NOTICE,
 )
 
 

@@ -35,7 +35,7 @@ from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts, ne
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.queue import past_views
-from dstackweb.web.runs import artifact_views, details, hold_views, stages
+from dstackweb.web.runs import artifact_views, connect_views, details, hold_views, stages
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.dependency_graph import dependency_graph
 from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
@@ -125,7 +125,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
     elif found.status == RunStatus.PROVISIONING:
         version += f".{details.starting(found)}"
     if found.status in PLACED:
-        version += f".{fingerprint(silent_hosts(found))}"
+        version += f".{fingerprint(silent_hosts(found))}{connect_views.stamp(found)}"
     elif found.status in ENDED and awaits_usage(found, timezone.now()):
         version += ".unsettled"
     card = find_card(request, found)  # it renews itself, once it is there
@@ -159,6 +159,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "states": progress_scope.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
+        **connect_views.of_run(run, may_change, request.user.ssh_keys.exists()),
         **artifact_views.section(run, jobs),
         "jobs": [details.node_line(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,

@@ -294,6 +294,7 @@ def server_processes(static_root: Path, listener: int, *, with_host: bool = True
             )
             for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values()))
         ),
+        *([ProcessSpec("gateway", _role("gateway"), alone=True)] if settings.DSTACKWEB_GATEWAY_PORT else []),
         ProcessSpec("ticker", _role("ticker") if with_host else _role("ticker", "--deployment-only")),
         *([ProcessSpec("host", _role("host"), ready=host_is_alive, alone=True)] if with_host else []),
     ]

@@ -1,0 +1,69 @@
+"""The caller's SSH keys, with which they connect to their dev environments."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+from django.conf import settings
+from django.http import HttpRequest
+from ninja import Field, Router, Schema, Status
+from ninja import Path as PathParam
+
+from dstackweb.accounts import ssh_keys
+from dstackweb.api.app import caller, refusals
+from dstackweb.lib.ssh_keys import host_fingerprint
+from dstackweb.runs import dev_environments
+
+router = Router(tags=["deployment"])
+
+
+class SSHKeyIn(Schema):
+    public_key: str = Field(max_length=10_000, description="The line of a file such as `~/.ssh/id_ed25519.pub`")
+    name: str = Field("", max_length=80, description="Where it is used; that of the key's comment if empty")
+
+
+class SSHKeyOut(Schema):
+    id: int
+    name: str
+    fingerprint: str
+    public_key: str
+    created_at: dt.datetime
+    last_used_at: dt.datetime | None
+
+
+class GatewayOut(Schema):
+    """By which people connect. `port` 0: not by SSH."""
+
+    host: str
+    port: int
+    fingerprint: str = Field(description="Of the gateway's own key, as SSH clients show it when they connect first")
+
+
+class SSHKeysOut(Schema):
+    items: list[SSHKeyOut]
+    next: str | None = None
+    gateway: GatewayOut
+
+
+@router.get("/user/ssh-keys", response={200: SSHKeysOut, **refusals()}, summary="The caller's SSH keys")
+def keys(request: HttpRequest) -> SSHKeysOut:
+    found = [SSHKeyOut.from_orm(key) for key in caller(request).ssh_keys.all()]
+    gateway = GatewayOut(
+        host=dev_environments.ssh_host(),
+        port=settings.DSTACKWEB_SSH_PORT,
+        fingerprint=host_fingerprint(Path(settings.DSTACKWEB_HOME)),
+    )
+    return SSHKeysOut(items=found, gateway=gateway)
+
+
+@router.post("/user/ssh-keys", response={201: SSHKeyOut, **refusals(403, 409, 422)}, summary="Add an SSH key")
+def add_key(request: HttpRequest, body: SSHKeyIn) -> Status[SSHKeyOut]:
+    """With a token that is not limited: whoever has the private key may enter all dev environments of its user."""
+    return Status(201, SSHKeyOut.from_orm(ssh_keys.add(caller(request), body.public_key, body.name)))
+
+
+@router.delete("/user/ssh-keys/{key_id}", response={204: None, **refusals(404)}, summary="Remove an SSH key")
+def remove_key(request: HttpRequest, key_id: PathParam[int]) -> Status[None]:
+    ssh_keys.remove(caller(request), key_id)
+    return Status(204, None)

@@ -1,0 +1,148 @@
+"""Where a job's commands run, for what else is started there: shells of people, connections to its ports.
+
+It has the commands' user, environment, group of processes, and their sandbox or container.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dstackweb.runner import container, enter, sandbox, tree
+from dstackweb.runner.child import CannotStart, Job, identity
+from dstackweb.runner.container import Container
+from dstackweb.runner.dial import CONNECT_S
+from dstackweb.runner.engine import EngineError
+
+SHELL = "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"
+COMMAND = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; else exec sh -c "$0"; fi'
+SFTP = """\
+for found in /usr/lib/openssh/sftp-server /usr/lib/ssh/sftp-server /usr/libexec/openssh/sftp-server \
+/usr/libexec/sftp-server /usr/lib/sftp-server; do
+  [ -x "$found" ] && exec "$found"
+done
+echo "files can't be copied: there is no sftp-server here; install openssh-sftp-server, or use scp -O" >&2
+exit 127"""
+IDE_SOCKET = ".dstackweb-ide.sock"
+"""In the run's directory: a port of the machine would be open to all of its users."""
+
+
+class Place:
+    """The place of one job. `first` finds the first process of its commands; `state` is its runner's folder."""
+
+    def __init__(self, job: Job, first: Callable[[], int], state: str) -> None:
+        self._job, self._first = job, first
+        self._container = container.read(state)
+        self._dialer: socket.socket | None = None
+
+    def shell(self, command: str | None, *, tty: bool, sftp: bool, term: str, streams: Sequence[int]) -> int:
+        """Start a shell, or a command in one, with `streams` as input, output and errors; returns its pid.
+
+        Raises CannotStart, OSError.
+        """
+        argv = ["/bin/sh", "-c", SFTP if sftp else SHELL if command is None else COMMAND]
+        if command is not None:
+            argv.append(command)
+        env = {"TERM": term} if tty else {}
+        if self._container is not None:
+            return self._in_container(self._container, argv, env, tty=tty, streams=streams)
+        orders = {"argv": argv, "env": self._job.env | env, "working_dir": self._job.folder, "tty": tty}
+        return self._start(orders, streams)
+
+    def _in_container(
+        self, of: Container, argv: Sequence[str], env: dict[str, str], *, tty: bool, streams: Sequence[int]
+    ) -> int:
+        engine = of.engine
+        words = [engine.program, "exec", "--interactive", *(["--tty"] if tty else [])]
+        words += [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+        orders = {
+            "argv": [*words, of.name, *argv], "env": engine.environment() | {tree.MARKER: of.job},
+            "working_dir": "/", "tty": tty, "uid": os.getuid(), "gid": os.getgid(),
+        }  # fmt: skip
+        return self._popen([], orders, streams)
+
+    def _start(self, orders: dict[str, Any], streams: Sequence[int]) -> int:
+        account = self._job.account
+        orders |= {"uid": account.pw_uid, "gid": account.pw_gid}
+        if self._job.switches_user:
+            orders["groups"] = os.getgrouplist(account.pw_name, account.pw_gid)
+        return self._popen(self._entrance(), orders, streams)
+
+    def _entrance(self) -> list[str]:
+        """The command that enters the namespaces of the commands. Raises CannotStart."""
+        if self._container is not None:
+            if self._container.engine.network == "host":
+                return []
+            try:
+                return _nsenter(int(self._container.state().get("Pid", 0)), "--net")
+            except EngineError as error:
+                raise CannotStart(str(error)) from None
+        if self._job.writable is None:
+            return []
+        own = _namespace(os.getpid())
+        inside = [pid for pid in tree.below({self._first()}) if _namespace(pid) not in (own, "")]
+        return _nsenter(min(inside, key=lambda pid: (int(tree.born(pid) or 0), pid), default=0),
+                        "--mount", "--pid", "--ipc")  # fmt: skip
+
+    def _popen(self, entrance: list[str], orders: dict[str, Any], streams: Sequence[int]) -> int:
+        number = enter.stored(orders)
+        source, sink, errors = streams
+        try:
+            child = subprocess.Popen(
+                [*entrance, sys.executable, "-I", "-S", "-c", sandbox.ENTER, sandbox.PROGRAM[0], str(number)],
+                env={**sandbox.ENV, tree.MARKER: self._job.spec["job"]}, stdin=source, stdout=sink, stderr=errors,
+                cwd="/", pass_fds=[number], start_new_session=True, umask=0o022, preexec_fn=identity(self._job),
+            )  # fmt: skip
+        except subprocess.SubprocessError as error:
+            raise CannotStart(str(error)) from error
+        finally:
+            os.close(number)
+        child.returncode = 0  # the runner's loop reaps it, together with orphans
+        return child.pid
+
+    def dialer(self) -> socket.socket:
+        """Where connections are asked for (`dial.ask`). Raises CannotStart, OSError."""
+        if self._dialer is None:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                mine.settimeout(3 * CONNECT_S)
+                null = os.open(os.devnull, os.O_RDWR)
+                try:
+                    orders = {"argv": ["dial"], "env": {}, "working_dir": self._job.run_dir, "dial": True}
+                    self._start(orders, (its.fileno(), null, null))
+                finally:
+                    os.close(null)
+            except BaseException:
+                mine.close()
+                raise
+            finally:
+                its.close()
+            self._dialer = mine
+        return self._dialer
+
+    def forget_dialer(self) -> None:
+        """It failed: the next one that is asked for is a new one."""
+        if self._dialer is not None:
+            self._dialer.close()
+            self._dialer = None
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def _nsenter(pid: int, *namespaces: str) -> list[str]:
+    program = shutil.which("nsenter", path=os.defpath)
+    if program is None:
+        raise CannotStart("nsenter is not installed on this host; it is of util-linux")
+    if not pid:
+        raise CannotStart("the job's commands are not running")
+    return [program, "--target", str(pid), *namespaces, "--"]

@@ -1,0 +1,66 @@
+"""How to connect to a dev environment or a hold: the panel on the run's page, and the way to its own pages."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from dstackweb.lib.errors import Forbidden
+from dstackweb.runs import dev_environments, selectors
+from dstackweb.runs.models import Run
+from dstackweb.runs.visits import ENTER, may_act_in, ticket
+from dstackweb.web.common.pages import PageRequest, project_page
+
+
+@require_safe
+@project_page("member")
+def open_page(request: PageRequest, run: str) -> HttpResponse:
+    """To the run's own pages, with a ticket that the gateway takes once.
+
+    The address is made from settings: no page can have a ticket sent elsewhere.
+    """
+    found = selectors.find_run(request.project, run)
+    if not may_act_in(request.user, found):
+        raise Forbidden(
+            _("run %(run)s belongs to %(user)s: only they or a manager can open it")
+            % {"run": found.name, "user": found.user.get_username()}
+        )
+    connection = dev_environments.connection_to(found)
+    if connection is None or not connection.opens:
+        messages.error(request, _("%(run)s has no pages to open now.") % {"run": found.name})
+        return redirect("web:run", request.project.name, found.name)
+    response = HttpResponseRedirect(f"{dev_environments.origin_of(found)}{ENTER}?ticket={ticket(request.user, found)}")
+    response["Referrer-Policy"], response["Cache-Control"] = "no-referrer", "no-store"
+    return response
+
+
+def of_run(run: Run, may_change: bool, keys: bool) -> dict[str, Any]:
+    """The panel's values: for those who may connect alone. `keys`: whether the reader has an SSH key."""
+    connection = dev_environments.connection_to(run) if may_change else None
+    if connection is None:
+        return {}
+    stops_at = None
+    if connection.stops_s is not None:
+        stops_at = timezone.now() + dt.timedelta(seconds=connection.stops_s)
+    return {
+        "connection": connection,
+        "stops_at": stops_at,
+        "no_key": bool(settings.DSTACKWEB_SSH_PORT) and not keys,
+        "ends_at": run.started_at + dt.timedelta(seconds=run.limit_s) if run.started_at and run.limit_s else None,
+    }
+
+
+def stamp(run: Run) -> str:
+    """What changes with the panel, for the version of the page."""
+    found = dev_environments.connection_to(run)
+    if found is None:
+        return ""
+    return f".{found.ready:d}.{found.stops_s // 60 if found.stops_s is not None else ''}"

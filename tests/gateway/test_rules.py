@@ -1,0 +1,75 @@
+"""What the gateway lets through, in pure functions."""
+
+from __future__ import annotations
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from dstackweb.gateway.pages import is_own, request_headers, response_headers
+from dstackweb.gateway.ssh import CONNECTIONS_OF_ADDRESS, FAILURES_MOST, FAILURES_S, Limits
+
+OWN = "https://run.dev.example.org"
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "own"),
+    [
+        ("GET", {}, True),
+        ("POST", {"Origin": OWN}, True),
+        ("POST", {"Origin": "https://other.dev.example.org"}, False),
+        ("POST", {"Origin": "null"}, False),
+        ("GET", {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, True),
+        ("GET", {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, True),
+        ("GET", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}, False),
+        ("GET", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, True),
+        ("GET", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, False),
+        ("POST", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, False),
+        ("GET", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "websocket"}, False),
+    ],
+)
+def test_a_request_of_another_page_is_refused(method: str, headers: dict[str, str], own: bool) -> None:
+    assert is_own(headers, method, OWN) is own
+
+
+def test_headers_of_the_connection_and_the_gateways_cookie_stay_behind() -> None:
+    given = CIMultiDictProxy(
+        CIMultiDict(
+            [
+                ("Host", "run.localhost"), ("Connection", "keep-alive, X-Mine"), ("X-Mine", "1"), ("TE", "trailers"),
+                ("Transfer-Encoding", "chunked"), ("X-Forwarded-For", "6.6.6.6"), ("Accept", "*/*"),
+                ("Cookie", "a=1; dstackweb-gateway=secret; b=2"),
+            ]
+        )
+    )  # fmt: skip
+    assert dict(request_headers(given, "10.0.0.9", "run.localhost", "http")) == {
+        "Accept": "*/*", "Cookie": "a=1; b=2", "Host": "run.localhost", "X-Forwarded-For": "10.0.0.9",
+        "X-Forwarded-Host": "run.localhost", "X-Forwarded-Proto": "http",
+    }  # fmt: skip
+    answer = CIMultiDictProxy(
+        CIMultiDict(
+            [
+                ("Set-Cookie", "a=1; Domain=.example.org; Path=/"), ("Set-Cookie", "dstackweb-gateway=x"),
+                ("Strict-Transport-Security", "max-age=1"), ("Keep-Alive", "5"), ("ETag", "x"),
+            ]
+        )
+    )  # fmt: skip
+    assert list(response_headers(answer)) == [("Set-Cookie", "a=1; Path=/"), ("ETag", "x")]
+
+
+def test_an_address_whose_keys_lead_nowhere_has_to_wait() -> None:
+    limits = Limits()
+    for at in range(FAILURES_MOST):
+        assert limits.admits("10.0.0.1", at / 100)
+        limits.failed("10.0.0.1", at / 100)
+    assert not limits.admits("10.0.0.1", 1.0)
+    assert limits.admits("10.0.0.2", 1.0)
+    assert limits.admits("10.0.0.1", FAILURES_S + 1.0)
+
+
+def test_an_address_has_so_many_connections() -> None:
+    limits = Limits()
+    for _ in range(CONNECTIONS_OF_ADDRESS):
+        limits.opened("10.0.0.1")
+    assert not limits.admits("10.0.0.1", 0.0)
+    limits.closed("10.0.0.1")
+    assert limits.admits("10.0.0.1", 0.0)
