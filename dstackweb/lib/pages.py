@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
 from django.core.files.base import ContentFile
+from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy
 from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 STYLES, SCRIPT = "site.css", "app.js"
@@ -27,6 +29,23 @@ class ReadOnly(admin.ModelAdmin[Any]):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+def code_filter(field: str, codes: Iterable[str]) -> type[admin.SimpleListFilter]:
+    """A filter by a column of codes, which Django's own would look for in all rows of the table."""
+    listed = [(str(code), str(code)) for code in codes]
+
+    class CodeFilter(admin.SimpleListFilter):
+        title = gettext_lazy(field.replace("_", " "))  # of the models and their fields
+        parameter_name = field
+
+        def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+            return listed
+
+        def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+            return queryset.filter(**{field: self.value()}) if self.value() else queryset
+
+    return CodeFilter
 
 
 def page_sources() -> list[Path]:

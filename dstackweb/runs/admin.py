@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.pages import ReadOnly
+from dstackweb.lib.pages import ReadOnly, code_filter
 from dstackweb.runs import concurrency, services
+from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import (
     Allocation,
     Archive,
@@ -31,7 +33,7 @@ from dstackweb.runs.models import (
     Verdict,
 )
 from dstackweb.runs.queue import queues
-from dstackweb.runs.states import ACTIVE, RunStatus
+from dstackweb.runs.states import ACTIVE, Reason, RunStatus
 
 
 def _user(request: HttpRequest) -> User:
@@ -129,10 +131,10 @@ class RunAdmin(ReadOnly):
 
     form = PriorityForm
     list_display = ("name", "project", "queue", "user", "status", "priority", "attempt", "exit_code", "submitted_at")
-    list_filter = ("status", "project", "queue", "termination_reason")
+    list_filter = ("status", "project", "queue", code_filter("termination_reason", Reason))
+    ordering = ("-id",)
     list_select_related = ("project", "queue__project", "user")
     search_fields = ("name", "uid", "user__username")
-    date_hierarchy = "submitted_at"
     show_full_result_count = False
     exclude = ("env_secret", "idempotency_key", "body_digest")
     inlines = (JobInline, EventInline)
@@ -143,6 +145,12 @@ class RunAdmin(ReadOnly):
         kept = [name for name in self.get_readonly_fields(request, obj) if name not in shown]
         parts = [(title, {"fields": part}) for title, part in RUN_PARTS]
         return [*parts, (gettext_lazy("Kept by the scheduler"), {"fields": kept, "classes": ("collapse",)})]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
+        """A list sorts many rows: without the columns that it does not show, which are long."""
+        found = super().get_queryset(request)
+        is_list = request.resolver_match is not None and request.resolver_match.url_name == "runs_run_changelist"
+        return found.defer("spec", "provenance", "config_text", "env_secret") if is_list else found
 
     def has_change_permission(self, request: HttpRequest, obj: Run | None = None) -> bool:
         active = obj is None or obj.status in ACTIVE
@@ -163,12 +171,19 @@ class RunAdmin(ReadOnly):
 
 
 def _register(
-    model: type[Model], columns: str, *, filters: str = "", joined: str = "", search: str = "", **more: Any
+    model: type[Model],
+    columns: str,
+    *,
+    filters: str = "",
+    codes: Sequence[Any] = (),
+    joined: str = "",
+    search: str = "",
+    **more: Any,
 ) -> None:
     """Register a read-only list of `model`; names are separated by blanks."""
     options = {
         "list_display": columns.split(),
-        "list_filter": filters.split(),
+        "list_filter": [*filters.split(), *codes],
         "list_select_related": joined.split(),
         "search_fields": search.split(),
         **more,
@@ -179,7 +194,9 @@ def _register(
 _register(
     Job,
     "run attempt node status host cpus memory_mib exit_code placed_at",
-    filters="status host termination_reason",
+    filters="status host",
+    codes=[code_filter("termination_reason", Reason)],
+    ordering=("-placed_at",),
     joined="run host",
     search="id run__name",
     show_full_result_count=False,
@@ -195,7 +212,8 @@ _register(
 _register(
     RunEvent,
     "at run kind actor attempt node",
-    filters="kind",
+    codes=[code_filter("kind", RunEventKind)],
+    ordering=("-id",),
     joined="run actor",
     search="run__name actor__username",
     show_full_result_count=False,
@@ -203,12 +221,17 @@ _register(
 _register(QueueEvent, "at queue actor data", filters="queue", joined="queue__project actor", ordering=("-id",))
 _register(Verdict, "queue shape reason at", filters="reason queue", joined="queue__project", ordering=("-at",))
 _register(
-    PastVerdict, "queue shape reason since until", filters="reason queue", joined="queue__project", ordering=("-until",)
+    PastVerdict,
+    "queue shape reason since until",
+    filters="queue",
+    codes=[code_filter("reason", WaitReason)],
+    joined="queue__project",
+    ordering=("-until",),
 )
 _register(
     PastPlace,
     "queue run_id priority since until ended_by",
-    filters="ended_by queue",
+    filters="queue",
     joined="queue__project",
     ordering=("-id",),
 )
