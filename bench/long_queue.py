@@ -113,6 +113,14 @@ def measure(sizes: list[int]) -> None:
     def count_shares() -> Callable[[], object]:
         return lambda: queues.count_shares(timezone.now())
 
+    def lend(reclaim: str) -> None:
+        """The queue may hold twice what the hosts have, beside four that own 8 GPUs each and have nothing waiting."""
+        for number in range(4):
+            other = services.ensure_queue(there.project, f"other-{number}")
+            queues.change_queue(other, there.ada, "manager", cohort="team", max_gpus=8)
+        most = 2 * 8 * BOXES
+        queues.change_queue(there.queue, there.ada, "manager", cohort="team", max_gpus=most, reclaim=reclaim)
+
     def one_position() -> Callable[[], object]:
         run = there.middle()
         return lambda: selectors.position(run)
@@ -176,6 +184,12 @@ def measure(sizes: list[int]) -> None:
             sides.measured(lambda: lambda: queues.count_shares(timezone.now()), REPEATS)
         )
         queues.change_queue(there.queue, there.ada, "manager", fair_share_minutes=None)
+        for reclaim, name in (("never", "in a cohort"), ("any", "in a cohort that takes back")):
+            lend(reclaim)
+            found[f"the pass with {SHAPES} shapes, {name}"].append(
+                sides.measured(lambda: lambda: sides.must_be(run_passes(), 0), REPEATS)
+            )
+        queues.change_queue(there.queue, there.ada, "manager", cohort="", max_gpus=None)
         sides.must_be(Run.objects.filter(queue=there.queue, status="submitted").count(), size)
     heading = f"{sides.database()}; {BOXES} full hosts, {8 * BOXES} GPUs"
     sides.table(heading, [f"{size:,} waiting" for size in sizes], found)
