@@ -93,7 +93,6 @@ def admin_pages() -> dict[str, str]:
         "token-add": "accounts/apitoken/add/",
         "group-add": "auth/group/add/",
         "project": f"accounts/project/{main.pk}/change/",
-        "project-delete": f"accounts/project/{main.pk}/delete/",
         "project-history": f"accounts/project/{main.pk}/history/",
         "queue": f"runs/queue/{queue.pk}/change/",
         "runs": "runs/run/",
