@@ -59,7 +59,7 @@ def keys(request: HttpRequest) -> SSHKeysOut:
 
 @router.post("/user/ssh-keys", response={201: SSHKeyOut, **refusals(403, 409, 422)}, summary="Add an SSH key")
 def add_key(request: HttpRequest, body: SSHKeyIn) -> Status[SSHKeyOut]:
-    """With a token that is not limited: whoever has the private key may enter all dev environments of its user."""
+    """With a token that is not limited: its private key opens all dev environments of its user."""
     return Status(201, SSHKeyOut.from_orm(ssh_keys.add(caller(request), body.public_key, body.name)))
 
 

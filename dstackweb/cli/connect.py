@@ -48,7 +48,7 @@ def ssh(
     found = _connected(api, run)
     line = (found["connect"] or {}).get("ssh")
     if not line:
-        raise CliError(_("nobody can connect to {status}", status=status_text(found)))
+        raise CliError(_("can't connect to {status}", status=status_text(found)))
     words = [*shlex.split(line), *(command or [])]
     if print_only:
         echo(clean(shlex.join(words)))

@@ -86,5 +86,5 @@ def may_still_enter(entries: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def status_of(run_id: int) -> str:
-    """The run's status, for whoever may enter it."""
+    """The run's status, for those who may enter it."""
     return Run.objects.filter(pk=run_id).values_list("status", flat=True).first() or "gone"

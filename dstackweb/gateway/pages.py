@@ -1,6 +1,6 @@
 """The pages of runs: an authenticated proxy to what a job serves, each run under a host name of its own.
 
-Pages of a run are code of whoever has the run. So they share no origin with the dashboard or another run, get no cookie
+Pages of a run are its owner's code. So they share no origin with the dashboard or another run, get no cookie
 but their own, and requests that pages of elsewhere make in a visitor's name are refused.
 """
 

@@ -1,4 +1,4 @@
-"""The gateway's process: both fronts, until it is told to stop."""
+"""The gateway's process: both fronts, until it is stopped."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ async def serve() -> bool:
 
 async def bind(listen: Callable[[], Awaitable[None]], setting: str, port: int) -> None:
     """Listen on a port, trying again while something else does. A job that does is ended."""
-    told = False
+    reported = False
     while True:
         try:
             await listen()
         except OSError as error:
-            if not told:
+            if not reported:
                 log.error("port %d can't be opened: %s. Set %s to another one", port, error.strerror, setting)
-            told = True
+            reported = True
             if not await asyncio.to_thread(end_jobs_on, port, settings.DSTACKWEB_JOB_USER):
                 await asyncio.sleep(BIND_AGAIN_S)
         else:

@@ -130,7 +130,7 @@ class Connection(asyncssh.SSHServer):
         return True
 
     async def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-        """Whoever has the key may enter, or gets the same answer as for a run that is not there."""
+        """Whether the key opens the run. The answer is the same for a run that does not exist."""
         self._offered += 1
         if self._offered > 2 * KEYS_MOST or not self.front.limits.admits(self._address, time.monotonic()):
             self.close()

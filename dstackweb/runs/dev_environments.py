@@ -59,7 +59,7 @@ def is_there() -> bool:
 
 
 def require_gateway(spec: EffectiveSpec) -> None:
-    """Raises Conflict for a dev environment where nobody could connect to it."""
+    """Raises Conflict for a dev environment that could not be reached."""
     if spec.is_dev_environment and not is_there():
         raise Conflict(_("this server has no gateway, by which people connect to dev environments"))
 

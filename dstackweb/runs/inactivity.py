@@ -1,4 +1,4 @@
-"""Ends dev environments that nobody uses: a notice first, then a stop.
+"""Ends dev environments that are unused: a notice first, then a stop.
 
 The gateway counts: it sees what people send, and knows when it could not have seen it.
 """

@@ -24,7 +24,7 @@ ENTER = "/.dstackweb/enter"
 
 
 def may_act_in(user: User, run: Run) -> bool:
-    """Whoever enters a run acts as its owner, with its secrets: so its owner alone, and the project's managers."""
+    """Entering a run means to act as its owner, with its secrets: only the owner and the project's managers may."""
     role = role_in(run.project, user)
     return role is not None and may_change(role, run.user_id, user)
 

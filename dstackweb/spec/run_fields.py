@@ -322,7 +322,7 @@ class RunFields(ProfileFields):
     )
     inactivity_duration: SecondsOrOff = key(
         gettext_noop("a duration such as 2h, or off"),
-        "A dev environment is stopped when nobody has used it for this long.",
+        "A dev environment is stopped when it is unused for this long.",
         default=None,
     )
     shell: Annotated[str, AfterValidator(_shell)] | None = key(

@@ -125,7 +125,7 @@ def _worded(kind: RunEventKind, data: Data) -> str:
         case RunEventKind.INACTIVITY_NOTICE:
             return policy.inactive(data)
         case RunEventKind.INACTIVITY_STOP:
-            return _("stopped: nobody used it for %s") % duration(data.get("limit_s"))
+            return _("stopped: unused for %s") % duration(data.get("limit_s"))
         case RunEventKind.OFFER_FAILED:
             return _offer_failed(data)
         case RunEventKind.MACHINE_STARTED:
@@ -287,7 +287,7 @@ def _stopping(data: Data) -> str:
         case Reason.UTILIZATION_POLICY:
             return _("stopping because of its utilization policy")
         case Reason.INACTIVITY:
-            return _("stopping because nobody used it")
+            return _("stopping: unused")
     if data.get("node") is not None:
         return _("stopping the other nodes because node %d ended") % int(data["node"])
     return _("stopping")

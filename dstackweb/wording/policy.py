@@ -83,9 +83,9 @@ def would_stop(data: Data) -> str:
 
 
 def inactive(data: Data) -> Sentence:
-    """A dev environment that nobody uses stops soon."""
+    """An unused dev environment stops soon."""
     stops = dt.datetime.fromisoformat(data["stops_at"])
-    return fill(_("nobody has used it for %(idle)s; unless somebody does, it stops at %(stops)s"),
+    return fill(_("unused for %(idle)s; it stops at %(stops)s unless it is used"),
                 idle=exact_duration(data["idle_s"]), stops=stops)  # fmt: skip
 
 

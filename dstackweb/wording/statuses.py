@@ -65,7 +65,7 @@ termination = words(
         Reason.HOLD_ENDED: _("Its hold ended on time."),
         Reason.GIVEN_BACK: _("Released before its hold ended."),
         Reason.PREEMPTED: _("Displaced by another run; queued again."),
-        Reason.INACTIVITY: _("Stopped because nobody used it for its inactivity_duration."),
+        Reason.INACTIVITY: _("Stopped: unused for its inactivity_duration."),
         Reason.UTILIZATION_POLICY: _("Stopped by its utilization policy: GPUs underutilized."),
     }
 )

@@ -1,4 +1,4 @@
-"""Dev environments that nobody uses: when they are warned and stopped, by a clock that only runs while it can see."""
+"""Dev environments that are unused: when they are warned and stopped, by a clock that only runs while it can see."""
 
 from __future__ import annotations
 
