@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hypothesis
 
@@ -42,6 +44,12 @@ def eventually(fn: Callable[[], T | None], deadline: float = 60, every: float = 
                 raise error
             raise AssertionError(f"still {value!r} after {deadline} s")
         time.sleep(every)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """In a thread of its own: in that of the tests there is a loop already once a browser was used."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def examples(most: int, quick: int = 25) -> hypothesis.settings:

@@ -36,7 +36,7 @@ def ssh(
     run: RunName,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND]…", help="A command instead of a shell; after -- also ssh's own options."),
+        typer.Argument(metavar="COMMAND", help="A command instead of a shell; after -- also ssh's own options."),
     ] = None,
     print_only: Annotated[bool, typer.Option("--print", help="Print the ssh command instead of running it.")] = False,
 ) -> None:
@@ -81,7 +81,7 @@ def _connected(api: Api, name: str) -> dict[str, Any]:
 @app.command("add")
 def add_key(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A public key. Default: that of ~/.ssh.", show_default=False)
+        Path | None, typer.Argument(metavar="FILE", help="A public key. Default: that of ~/.ssh.", show_default=False)
     ] = None,
     name: Annotated[str, typer.Option(help="Where it is used; the key's comment if empty.")] = "",
     as_json: Json = False,

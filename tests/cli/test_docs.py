@@ -83,7 +83,8 @@ def run_files() -> Iterator[tuple[str, str]]:
             yield (
                 page,
                 "\n---\n".join(
-                    "".join(line for key, line in NEEDED.items() if key not in found) + part for part, found in parts
+                    "".join(line for key, line in NEEDED.items() if not found.keys() & {key, "init"}) + part
+                    for part, found in parts
                 ),
             )
 

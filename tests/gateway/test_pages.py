@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from tests.gateway.conftest import Gateway
 from tests.server import PASSWORD
-from tests.support import eventually
+from tests.support import eventually, run_async
 
 pytestmark = pytest.mark.slow
 FAKE = Path(__file__).with_name("fake_jupyter.py")
@@ -130,6 +129,6 @@ def test_messages_go_both_ways(browser: Browser) -> None:
             await socket.send_bytes(b"x" * 300_000)
             return text, await socket.receive_bytes(timeout=10)
 
-    assert asyncio.run(talk(f"http://{browser.host}")) == ("hello", b"x" * 300_000)
+    assert run_async(talk(f"http://{browser.host}")) == ("hello", b"x" * 300_000)
     with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
-        asyncio.run(talk("http://evil.localhost"))
+        run_async(talk("http://evil.localhost"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dstackweb.runner.streams import WINDOW, Kind, Mux, ProtocolError, Stream, StreamRefused, decode, encode
 from dstackweb.runner.websocket import frame, masked
+from tests.support import run_async
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3 * WINDOW // 2), st.booleans()), max_size=6)
 
@@ -69,7 +70,7 @@ def test_what_is_written_arrives_in_order_on_every_stream(pieces: list[tuple[int
         await asyncio.wait_for(asyncio.gather(*(use(pair, number) for number in range(3))), 20)
         assert len(pair.here) == 0
 
-    asyncio.run(run())
+    run_async(run())
 
 
 def test_a_stream_that_nobody_reads_holds_up_its_writer_alone() -> None:
@@ -92,7 +93,7 @@ def test_a_stream_that_nobody_reads_holds_up_its_writer_alone() -> None:
         with pytest.raises(ConnectionError):
             await writing
 
-    asyncio.run(run())
+    run_async(run())
 
 
 def test_an_end_that_sends_more_than_its_window_is_cut_off() -> None:
@@ -108,7 +109,7 @@ def test_an_end_that_sends_more_than_its_window_is_cut_off() -> None:
         with pytest.raises(ProtocolError):
             mux.receive(encode(Kind.DATA, stream.number, b"x"))
 
-    asyncio.run(run())
+    run_async(run())
 
 
 def test_streams_are_limited_refused_and_lost_with_their_connection() -> None:
@@ -133,7 +134,7 @@ def test_streams_are_limited_refused_and_lost_with_their_connection() -> None:
         with pytest.raises(StreamRefused, match="lost"):
             await pair.here.open()
 
-    asyncio.run(run())
+    run_async(run())
 
 
 @given(st.binary(max_size=40))
@@ -148,7 +149,7 @@ def test_what_is_no_message_is_refused_and_never_crashes(message: bytes) -> None
         except ProtocolError:
             return
 
-    asyncio.run(run())
+    run_async(run())
 
 
 @settings(max_examples=30)
