@@ -50,11 +50,6 @@ class PolicyChange:
     after: UtilizationPolicy | None
     stops_at: dt.datetime | None = None
 
-    @property
-    def has_gpus(self) -> bool:
-        """Whether it asks for GPUs: otherwise the policy never has anything to judge."""
-        return bool(self.run.spec["requirements"]["gpu_count_min"])
-
 
 def by_change(rows: Iterable[PolicyChange]) -> list[tuple[PolicyChange, list[PolicyChange]]]:
     """The runs by what changes for them, so that it is shown once; the first stands for its group."""
@@ -86,7 +81,7 @@ def fingerprint(policy: UtilizationPolicy | None) -> str:
 
 
 def affected(profile: Profile) -> QuerySet[Run]:
-    """Active runs whose utilization policy this profile determines, whatever theirs is now."""
+    """Active runs with GPUs whose utilization policy this profile determines, whatever theirs is now."""
     own, in_projects = "provenance__utilization_policy", Q(project__in=_projects(profile))
     from_it = Q(**{f"{own}__source": "profile", f"{own}__profile": profile.name})
     of_it = Q(spec__profile=profile.name)
@@ -94,7 +89,8 @@ def affected(profile: Profile) -> QuerySet[Run]:
         # Submitted while the project had no default profile.
         of_it |= Q(spec__profile=None, project__in=_projects(profile, "is_default"))
     unset = Q(**{f"{own}__source": "default"}) & of_it
-    active = Run.objects.filter(status__in=[status.value for status in NOT_ENDING])
+    statuses = [status.value for status in NOT_ENDING]
+    active = Run.objects.filter(status__in=statuses, spec__requirements__gpu_count_min__gt=0)
     return active.filter(in_projects & (from_it | unset))
 
 

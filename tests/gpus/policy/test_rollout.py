@@ -21,7 +21,8 @@ from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.wording.events import event_text
-from tests.factories import join, make_project, make_run, make_user, place_all
+from tests import factories
+from tests.factories import join, make_project, make_user, place_all
 from tests.gpus.snapshots import EVERY_MS, START_MS
 from tests.gpus.watching import MINUTE, begin, watch
 
@@ -30,6 +31,11 @@ pytestmark = pytest.mark.django_db
 SLOW = {"min_gpu_utilization": 20, "time_window": "1h"}
 STRICT = {"min_gpu_utilization": 50, "time_window": "2m"}
 NOW = to_moment(START_MS + 5 * MINUTE)
+
+
+def make_run(project: Project, user: User, name: str | None = None, **keys: Any) -> Run:
+    """A run with a GPU: a policy says nothing of others."""
+    return factories.make_run(project, user, name, **{"resources": {"gpu": 1}, **keys})
 
 
 def save(profile: Profile, policy: dict[str, Any] | None) -> Profile:
@@ -179,7 +185,7 @@ def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it
 ) -> None:
     profile = nightly()
     run = make_run(project, member, "train-llama", profile="nightly")
-    gpus = make_run(project, member, "gpus", profile="nightly", resources={"gpu": 1})
+    factories.make_run(project, member, "without-gpus", profile="nightly")
     own = make_run(project, member, "own-policy", profile="nightly", utilization_policy=SLOW)
     url = reverse("admin:profiles_profile_change", args=[profile.pk])
     fields = {"name": "nightly", "project": "", "description": "", "settings": text_of(STRICT), "_save": "Save"}
@@ -189,9 +195,9 @@ def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it
     page = admin_client.get(apply_url).content.decode()
     assert "main/train-llama" in page
     assert "own-policy" not in page
+    assert "without-gpus" not in page
     chosen = {pk: "checked" in more for pk, more in re.findall(r'name="run"\s+value="(\d+)"([^>]*)>', page)}
-    assert chosen == {str(run.pk): False, str(gpus.pk): True}
-    assert "no GPUs: no effect" in page
+    assert chosen == {str(run.pk): True}
     assert "below 20 % for 1 h" in page
     assert "below 50 % for 2 min" in page
     fingerprint = rollout.changes(Profile.objects.get(pk=profile.pk), timezone.now()).fingerprint
@@ -200,9 +206,9 @@ def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it
         in admin_client.post(apply_url, {"fingerprint": fingerprint}, follow=True).content.decode()
     )
     done = admin_client.post(
-        apply_url, {"fingerprint": fingerprint, "run": [run.pk, gpus.pk, own.pk]}, follow=True
+        apply_url, {"fingerprint": fingerprint, "run": [run.pk, own.pk]}, follow=True
     ).content.decode()
-    assert "Policy applied to 2 runs." in done
+    assert "Policy applied to 1 run." in done
     assert Run.objects.get(pk=run.pk).spec["utilization_policy"]["min_gpu_utilization"] == 50
     assert Run.objects.get(pk=own.pk).spec["utilization_policy"]["min_gpu_utilization"] == 20
     assert "No active run would change" in admin_client.get(apply_url).content.decode()
