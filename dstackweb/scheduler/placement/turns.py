@@ -70,12 +70,15 @@ class Turns:
         """The reservations that end if the run gets one; None if it is another's turn. `also`: runs of other queues
         that it goes before.
 
+        What was taken back for a run is left to it, also by those ahead of it: they borrow, or take back themselves.
         Without its turn, the run still goes before those that are decided after it in this pass: see `want`.
         """
         usable = usable_hosts(run, hosts)
         others = [reserved for reserved in self.kept.values() if reserved.run.id != run.id]
         in_the_way = [reserved for reserved in others if reserved.host_ids & usable]
-        outranked = (is_ahead(run, reserved.run) or reserved.run.id in also for reserved in in_the_way)
+        outranked = (
+            (is_ahead(run, reserved.run) and not reserved.reclaims) or reserved.run.id in also for reserved in in_the_way
+        )
         if usable & self._wanted or not all(outranked):
             return None
         return in_the_way if len(others) - len(in_the_way) < MOST else None
