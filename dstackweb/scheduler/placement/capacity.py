@@ -247,10 +247,10 @@ class Capacity:
                 self.end_reservation(reserved.run.id, judged)
             else:
                 self.reserve(judged)
-                if (judged.reclaims and judged.starts_at) or self._waits_for_stopping(judged):
+                if (judged.reclaims and judged.starts_at) or self.waits_for_stopping(judged):
                     self.promise(judged.run)
 
-    def _waits_for_stopping(self, reserved: HostReservation) -> bool:
+    def waits_for_stopping(self, reserved: HostReservation) -> bool:
         """Whether it starts when jobs that were told to stop have left its hosts."""
         here = (used for used in self.job_usage if used.stopping and used.host_id in reserved.host_ids)
         ends = [used.ends_at for used in here if used.ends_at is not None]

@@ -44,7 +44,8 @@ class Displacer:
         usable = usable_hosts(run, capacity.hosts)
         is_first = not usable & ahead
         ahead |= usable
-        victims = self.would_displace(run, priority, waits) if is_first else ()
+        is_pending = (reserved := capacity.turns.kept.get(run.id)) and capacity.waits_for_stopping(reserved)
+        victims = self.would_displace(run, priority, waits) if is_first and not is_pending else ()
         reclaims = is_reclaim(run.queue_id, victims)
         also = self._borrowers(run.queue_id) if reclaims else frozenset()
         outranked = capacity.turns.outranked_by(run, capacity.hosts, also) if victims else None

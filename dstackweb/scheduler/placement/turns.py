@@ -76,9 +76,7 @@ class Turns:
         usable = usable_hosts(run, hosts)
         others = [reserved for reserved in self.kept.values() if reserved.run.id != run.id]
         in_the_way = [reserved for reserved in others if reserved.host_ids & usable]
-        outranked = (
-            (is_ahead(run, reserved.run) and not reserved.reclaims) or reserved.run.id in also for reserved in in_the_way
-        )
+        outranked = (one.run.id in also or (is_ahead(run, one.run) and not one.reclaims) for one in in_the_way)
         if usable & self._wanted or not all(outranked):
             return None
         return in_the_way if len(others) - len(in_the_way) < MOST else None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import HostView
@@ -88,8 +88,8 @@ class World:
                 capacity.take(one.run, outcome)
             elif victims := displacer.displace_for(one.run, one.priority, outcome):
                 events |= self._displace(one, victims, second, capacity)
-            else:
-                capacity.reserve_for(one.run, outcome)
+            elif capacity.reserve_for(one.run, outcome):
+                self._go_before_others(one)
         self.rows = capacity.turns.rows
         for run_id, by in self.owed.items():
             assert second <= by, f"run {run_id} displaced others and did not start when they were gone"
@@ -142,15 +142,19 @@ class World:
         self.waiting.remove(one)
         self.starts[one.run.id] += 1
         self.owed.pop(one.run.id, None)
-        # One that is ahead may take what was freed: people trust the order that they see.
-        behind = {other.run.id for other in self.waiting if is_ahead(one.run, other.run)}
-        self.owed = {run_id: by for run_id, by in self.owed.items() if run_id not in behind}
+        self._go_before_others(one)
         self.active[one.run.id] = Active(one, outcome, second, second + one.work_s)
         return second + one.work_s
+
+    def _go_before_others(self, one: Submitted) -> None:
+        """One that is ahead may take what was freed, also by its reservation: people trust the order that they see."""
+        behind = {other.run.id for other in self.waiting if is_ahead(one.run, other.run)}
+        self.owed = {run_id: by for run_id, by in self.owed.items() if run_id not in behind}
 
     def _displace(self, by: Submitted, victims: Sequence[PlacedRun], second: float, capacity: Capacity) -> set[float]:
         assert by.run.id not in self.owed, "nobody displaces again before those it displaced are gone"
         self.check(by, victims)
+        self._go_before_others(by)
         self.displacing[by.run.id] += 1
         events = set()
         for victim in victims:
@@ -204,6 +208,8 @@ def could_ever_start(world: World, one: Submitted) -> bool:
 
 @examples(15, quick=2)
 @given(st.integers(0, 10**9))
+@example(1114)  # another host would be free sooner than the one that is being freed
+@example(9786288)  # a run ahead comes, and reserves what was freed
 def test_all_runs_end_whoever_displaces_starts_and_ageing_bounds_what_is_lost(seed: int) -> None:
     world, coming = simulate(seed)
     assert world.done == {one.run.id for one in coming if could_ever_start(world, one)}
