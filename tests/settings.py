@@ -36,8 +36,8 @@ os.environ["DSTACKWEB_HOME"] = f"{os.environ['DSTACKWEB_TEST_HOME']}/{_worker or
 if _worker and "REDIS_URL" in os.environ:
     os.environ["REDIS_URL"] = os.environ["REDIS_URL"].rsplit("/", 1)[0] + f"/{int(_worker[2:]) + 1}"
 
-from dstackweb.settings import *  # noqa: E402, F403
-from dstackweb.settings import DATABASES, DSTACKWEB_HOME, INSTALLED_APPS  # noqa: E402
+from dstackweb.settings import *  # noqa: E402, F403  # after the environment; all of them
+from dstackweb.settings import DATABASES, DSTACKWEB_HOME, INSTALLED_APPS  # noqa: E402  # after the environment
 
 # A file, not memory: threads and processes of a test see the same rows.
 DATABASES["default"]["TEST"] = {

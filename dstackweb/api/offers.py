@@ -16,7 +16,7 @@ from ninja import Field, P, Path, PathEx, QueryEx, Router, Schema, Status
 from pydantic import BeforeValidator
 
 from dstackweb.api.app import admin, member_somewhere, project_of, refusals
-from dstackweb.api.run_schemas import OfferOut
+from dstackweb.api.plan_schemas import OfferOut
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend

@@ -6,7 +6,8 @@ from typing import Literal
 
 from ninja import Field, Schema
 
-from dstackweb.api.run_schemas import PlanOut, RunOut
+from dstackweb.api.plan_schemas import PlanOut
+from dstackweb.api.run_schemas import RunOut
 
 
 class PipelineOut(Schema):

@@ -11,15 +11,14 @@ from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.api.app import RAW, IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
 from dstackweb.api.pipeline_schemas import PipelineOut, PipelinePlanOut
+from dstackweb.api.plan_schemas import DecisionOut, PlanOut
 from dstackweb.api.run_schemas import (
     ComparisonOut,
-    DecisionOut,
     EventsOut,
     ExtendIn,
     HoldIn,
     JobsOut,
     PatchRunIn,
-    PlanOut,
     RunOut,
     RunsOut,
     RunStatusName,

@@ -16,7 +16,8 @@ from asyncssh.stream import SSHTCPStreamSession
 from dstackweb.gateway import access
 from dstackweb.gateway.access import Entry
 from dstackweb.gateway.tunnels import Tunnel, Tunnels, in_database
-from dstackweb.runner.streams import CHUNK, Kind, Stream, StreamRefused
+from dstackweb.runner.streams import Kind, Stream, StreamRefused
+from dstackweb.runner.tunnel import pump
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +162,10 @@ class Connection(asyncssh.SSHServer):
             stream = await self.tunnels.open(self.entry.run_id, kind="tcp", port=dest_port)
         except StreamRefused as refused:
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, str(refused)) from None
-        if (tunnel := self.tunnels.of_run(self.entry.run_id)) is not None:
-            tunnel.use()
-        return SSHTCPStreamSession(lambda reader, writer: forward(stream, reader, writer, tunnel))
+        tunnel = self.tunnels.of_run(self.entry.run_id)
+        use = tunnel.use if tunnel is not None else lambda: None
+        use()
+        return SSHTCPStreamSession(lambda reader, writer: pump(stream, reader, writer, use))
 
 
 class Session(asyncssh.SSHServerSession[bytes]):
@@ -293,34 +295,3 @@ class Session(asyncssh.SSHServerSession[bytes]):
 async def _quietly(work: Awaitable[None]) -> None:
     with contextlib.suppress(OSError):
         await work
-
-
-async def forward(stream: Stream, reader: Any, writer: Any, tunnel: Tunnel | None) -> None:
-    """Carry a forwarded connection's bytes both ways, until both ends have finished or one is lost."""
-
-    async def send() -> None:
-        while data := await reader.read(CHUNK):
-            if tunnel is not None:
-                tunnel.use()
-            await stream.write(data)
-        await stream.finish()
-
-    async def receive() -> None:
-        while (found := await stream.read()) is not None:
-            if found[0] == Kind.EOF:
-                writer.write_eof()
-                return
-            writer.write(found[1])
-            await writer.drain()
-        raise ConnectionError("the stream has ended")
-
-    tasks = [asyncio.ensure_future(send()), asyncio.ensure_future(receive())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(OSError, asyncssh.Error):
-            writer.close()
-        await _quietly(stream.close())

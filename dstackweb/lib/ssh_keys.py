@@ -41,19 +41,12 @@ def read_public_key(text: str) -> tuple[str, str]:
         (size,) = struct.unpack_from("!I", blob)
         if blob[4 : 4 + size].decode("ascii") != words[0]:
             raise ValueError
-        if words[0] in PLAIN:
-            key = load_ssh_public_key(line.encode())
-            if isinstance(key, RSAPublicKey) and key.key_size < RSA_LEAST:
-                raise TooShort
-    except TooShort:
-        raise ValueError(_("an RSA key needs %(bits)s bits at least") % {"bits": RSA_LEAST}) from None
+        key = load_ssh_public_key(line.encode()) if words[0] in PLAIN else None
     except (ValueError, struct.error, UnsupportedAlgorithm):
         raise ValueError(_("this public key is damaged: copy its whole line")) from None
+    if isinstance(key, RSAPublicKey) and key.key_size < RSA_LEAST:
+        raise ValueError(_("an RSA key needs %(bits)s bits at least") % {"bits": RSA_LEAST})
     return line, fingerprint(blob)
-
-
-class TooShort(Exception):
-    """A key that can be broken."""
 
 
 def fingerprint(blob: bytes) -> str:

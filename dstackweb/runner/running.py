@@ -77,10 +77,10 @@ class CommandsRun:
         """The connection by which people reach the job, if it is for that."""
         if not self.link.spec.get("gateway"):
             return None
-        from dstackweb.runner.place import Place  # with asyncio, which other jobs do without
+        from dstackweb.runner.exec_target import ExecTarget  # with asyncio, which other jobs do without
         from dstackweb.runner.tunnel import open_tunnel
 
-        return open_tunnel(self.link, Place(job, self.commands.first, self.link.state.folder))
+        return open_tunnel(self.link, ExecTarget(job, self.commands.first, self.link.state.folder))
 
     def _output_waits(self) -> bool:
         path = self.shipper.spool

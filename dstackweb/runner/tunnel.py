@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from dstackweb.runner import dial
 from dstackweb.runner.child import CannotStart
 from dstackweb.runner.client import backoff, is_this_machine
+from dstackweb.runner.exec_target import IDE_SOCKET, ExecTarget
 from dstackweb.runner.link import Link
-from dstackweb.runner.place import IDE_SOCKET, Place
 from dstackweb.runner.state import say
 from dstackweb.runner.streams import CHUNK, COMMAND_MAX, MESSAGE_MAX, Kind, Mux, ProtocolError, Stream
 from dstackweb.runner.websocket import NotConnected, connect
@@ -49,7 +49,7 @@ def address(gateway: dict[str, Any], api: str, *, insecure: bool) -> str:
     return found.rstrip("/")
 
 
-def open_tunnel(link: Link, place: Place) -> Tunnel | None:
+def open_tunnel(link: Link, target: ExecTarget) -> Tunnel | None:
     """The connection of a job whose runner has this link to the API; None where there can't be one."""
     try:
         root = address(link.spec["gateway"], link.orders["api"], insecure=bool(link.orders.get("insecure")))
@@ -57,7 +57,7 @@ def open_tunnel(link: Link, place: Place) -> Tunnel | None:
         say(f"people can't connect to this job: {error}")
         return None
     headers = {"Authorization": f"Bearer {link.orders['token']}", "X-Nonce": link.state.nonce()}
-    tunnel = Tunnel(f"{root}{JOBS}{link.job_id}", headers, place)
+    tunnel = Tunnel(f"{root}{JOBS}{link.job_id}", headers, target)
     tunnel.start()
     return tunnel
 
@@ -65,8 +65,8 @@ def open_tunnel(link: Link, place: Place) -> Tunnel | None:
 class Tunnel:
     """`url` is that of the job's connection at the gateway; `headers` show that it is this job's runner."""
 
-    def __init__(self, url: str, headers: dict[str, str], place: Place) -> None:
-        self._url, self._headers, self._place = url, headers, place
+    def __init__(self, url: str, headers: dict[str, str], target: ExecTarget) -> None:
+        self._url, self._headers, self._target = url, headers, target
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tunnel", daemon=True)
         self._lock = threading.Lock()
@@ -144,11 +144,11 @@ class Tunnel:
     async def _forward(self, stream: Stream, request: dict[str, object]) -> None:
         async with self._dialing:
             try:
-                connection = await asyncio.to_thread(dial.ask, self._place.dialer(), request)
+                connection = await asyncio.to_thread(dial.ask, self._target.dialer(), request)
             except ConnectionRefusedError:
                 raise
             except OSError:
-                self._place.forget_dialer()
+                self._target.forget_dialer()
                 raise
         reader, writer = await asyncio.open_connection(sock=connection)
         await stream.accept()
@@ -188,7 +188,7 @@ class Tunnel:
     ) -> tuple[int, asyncio.Future[int]]:
         terminal = what.get("tty")
         with self._lock:
-            pid = self._place.shell(
+            pid = self._target.shell(
                 command, tty=bool(terminal), sftp=bool(what.get("sftp")), streams=streams,
                 term=str((terminal or {}).get("term", "xterm"))[:60],
             )  # fmt: skip
@@ -299,11 +299,15 @@ async def _receive(stream: Stream, number: int, *, closes: bool) -> None:
                 data = b""
 
 
-async def pump(stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry a connection's bytes both ways, until both ends have finished or one is lost."""
+async def pump(stream: Stream, reader: Any, writer: Any, on_data: Callable[[], None] = lambda: None) -> None:
+    """Carry a connection's bytes both ways, until both ends have finished or one is lost.
+
+    `reader` and `writer` are those of asyncio, or like them; `on_data` is called for what the reader has.
+    """
 
     async def send() -> None:
         while data := await reader.read(CHUNK):
+            on_data()
             await stream.write(data)
         await stream.finish()
 

@@ -12,10 +12,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Conflict
-from dstackweb.runner.place import IDE_SOCKET
+from dstackweb.runner.exec_target import IDE_SOCKET
 from dstackweb.runs.models import Run, RunActivity
 from dstackweb.runs.states import ACTIVE, RunStatus
-from dstackweb.spec.codes import Ide
+from dstackweb.spec.codes import Ide, RunType
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.units import MAX_DURATION_S
 
@@ -79,7 +79,7 @@ class Connection:
 
 def connection_to(run: Run) -> Connection | None:
     """How to connect to a running dev environment or hold; None for any other run, and without a gateway."""
-    if not (run.spec.get("hold") or run.spec.get("type") == "dev-environment") or run.status != RunStatus.RUNNING:
+    if not (run.spec.get("hold") or run.spec.get("type") == RunType.DEV_ENVIRONMENT) or run.status != RunStatus.RUNNING:
         return None
     if not is_there():
         return None

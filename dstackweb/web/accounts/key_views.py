@@ -36,7 +36,7 @@ class KeyForm(Styled):
         label=gettext_lazy("Name"),
         max_length=80,
         required=False,
-        help_text=gettext_lazy("That of the key's comment if empty."),
+        help_text=gettext_lazy("Taken from the key's comment if empty."),
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zoneinfo import ZoneInfo
+
 import pytest
 from django.apps import apps
 from django.contrib import admin
@@ -92,7 +94,7 @@ def test_values_of_lists_have_words_units_and_links(client: Client, root: User) 
 
 def test_moments_are_in_the_time_zone_of_the_account(client: Client) -> None:
     project = make_project("vision")
-    there = timezone.localtime(project.created_at, timezone.zoneinfo.ZoneInfo("Asia/Tokyo"))  # type: ignore[attr-defined]
+    there = timezone.localtime(project.created_at, ZoneInfo("Asia/Tokyo"))
     page = client.get(f"/admin/accounts/project/{project.pk}/change/").content.decode()
     assert f"{there:%b} {there.day}, {there:%Y, %H:%M}" in page
     assert 'data-admin-utc-offset="32400"' in page

@@ -32,8 +32,11 @@ IDE_SOCKET = ".dstackweb-ide.sock"
 """In the run's directory: a port of the machine would be open to all of its users."""
 
 
-class Place:
-    """The place of one job. `first` finds the first process of its commands; `state` is its runner's folder."""
+class ExecTarget:
+    """One job, as what shells and connections lead to.
+
+    `first` finds the first process of its commands; `state` is its runner's folder.
+    """
 
     def __init__(self, job: Job, first: Callable[[], int], state: str) -> None:
         self._job, self._first = job, first
