@@ -220,7 +220,8 @@ class SilentHostOut(Schema):
 class DependencyOut(Schema):
     """A run, or a sweep, that must end before this one enters its queue. `id` is null once it was removed.
 
-    A sweep is `running` until all its runs have ended, then `done` if all are, otherwise `failed`.
+    A sweep is `pending` while it waits itself, then `running` until all its runs have ended, then `done` if all are,
+    otherwise `failed`.
     """
 
     run: str = Field(validation_alias="name")

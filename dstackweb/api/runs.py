@@ -9,6 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from ninja import P, Path, QueryEx, Router, Status
 
+from dstackweb.accounts.models import Project
 from dstackweb.api.app import RAW, IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
 from dstackweb.api.pipeline_schemas import PipelineOut, PipelinePlanOut
 from dstackweb.api.plan_schemas import DecisionOut, PlanOut
@@ -33,6 +34,7 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.runs import comparison, dependencies, holds, pipelines, removal, rows, selectors, services
 from dstackweb.runs.codes import LogCut
 from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.sweeps import selectors as sweep_selectors
 from dstackweb.scheduler.passes.decision import Decision, decide_now, plan_all
 from dstackweb.wording import statuses
 
@@ -79,10 +81,10 @@ def submit(
     project: Path[str],
     body: SubmitRunIn,
     idempotency_key: IdempotencyKey = "",
-) -> Status[RunOut | Sweep | PipelineOut]:
+) -> Status[RunOut | Sweep | dict[str, Any]]:
     """Add a run to its queue. A file with `array` makes a sweep, which has `"type": "sweep"`.
 
-    A file with several runs, between lines of `---` or as a list of objects, makes all of them or none
+    A file with several runs or sweeps, between lines of `---` or as a list of objects, makes all of them or none
     (`"type": "pipeline"`). An `Idempotency-Key` makes retries safe: a repeated key returns what was made.
     """
     found, role = project_of(request, project, "member")
@@ -91,8 +93,7 @@ def submit(
     if isinstance(made, Sweep):
         return Status(201, made)
     if isinstance(made, list):
-        runs = [RunOut.of(selectors.find_run(found, str(run.uid)), is_new=is_new) for run in made]
-        return Status(201, PipelineOut(runs=runs))
+        return Status(201, {"runs": [_one_of_several(found, one, is_new=is_new) for one in made]})
     return Status(201, _tagged(response, made if is_new else selectors.find_run(found, str(made.uid)), is_new=is_new))
 
 
@@ -269,6 +270,12 @@ def read_logs(
     response["X-Log-Missing"] = str(part.missing)
     response["X-Log-Cut"] = part.cut
     return response
+
+
+def _one_of_several(project: Project, made: Run | Sweep, *, is_new: bool) -> RunOut | Sweep:
+    if isinstance(made, Sweep):
+        return sweep_selectors.find_sweep(project, str(made.uid))
+    return RunOut.of(selectors.find_run(project, str(made.uid)), is_new=is_new)
 
 
 def _tagged(response: HttpResponse, run: Run, *, is_new: bool = False) -> RunOut:

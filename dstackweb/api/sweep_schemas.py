@@ -8,12 +8,14 @@ from typing import Any, Literal
 from ninja import Field, Schema
 
 from dstackweb.api.app import Id, Name, Username, UsernameOrNull
-from dstackweb.api.run_schemas import RunStatusName
+from dstackweb.api.run_schemas import DependencyOut, RunStatusName
 from dstackweb.runs.codes import NoRun
-from dstackweb.runs.models import Sweep
+from dstackweb.runs.models import Dependency, Sweep
+from dstackweb.runs.selectors import dependencies_of
 from dstackweb.runs.sweeps.selectors import SweepCounts, SweepRun, parameter_names
 from dstackweb.spec.array import Array
 from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.wording.statuses import after
 from dstackweb.wording.tables import sweep_run
 
 
@@ -40,6 +42,11 @@ class SweepRowOut(Schema):
     queue: Name
     priority: int
     size: int
+    status: RunStatusName = Field(
+        description="`pending` while it waits for others, `running` until all its runs have ended, then `done` if all "
+        "are, `terminated` if none was created, otherwise `failed`"
+    )
+    status_message: str = Field(description="What it waits for (`after`), or why it was canceled; else empty")
     max_parallel: int | None
     counts: SweepCountsOut
     waits_for_name: str = Field(description="The name of its next run, while another run has it; else empty")
@@ -49,6 +56,10 @@ class SweepRowOut(Schema):
     ended_at: dt.datetime | None
 
     @staticmethod
+    def resolve_status_message(sweep: Sweep) -> str:
+        return after(sweep.status_detail) if sweep.status_detail else ""
+
+    @staticmethod
     def resolve_counts(sweep: Sweep) -> SweepCounts:
         return SweepCounts.of(sweep)
 
@@ -56,9 +67,14 @@ class SweepRowOut(Schema):
 class SweepOut(SweepRowOut):
     """With what its runs have in common. `settings` is in the run file's notation, `provenance` has the same keys."""
 
+    after: list[DependencyOut] = Field(description="The runs and sweeps that had, or have, to end before it")
     parameters: list[str] = Field(description="The names of the parameters of its runs")
     settings: dict[str, Any]
     provenance: dict[str, Any]
+
+    @staticmethod
+    def resolve_after(sweep: Sweep) -> list[Dependency]:
+        return dependencies_of(sweep)
 
     @staticmethod
     def resolve_parameters(sweep: Sweep) -> list[str]:

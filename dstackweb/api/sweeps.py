@@ -1,4 +1,7 @@
-"""Sweeps: list, read, their runs page by page or as a file, priority, stop, retry. They are submitted as runs are."""
+"""Sweeps: list, read, their runs page by page or as a file, priority, release, stop, retry.
+
+They are submitted as runs are.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +80,13 @@ def change(request: HttpRequest, project: Path[str], name: str, body: PatchSweep
     """Of all its runs: waiting ones move, and later ones are created with it."""
     sweep, role = _sweep(request, project, name, "member")
     return services.set_priority(sweep, caller(request), role, body.priority)
+
+
+@router.post("/{name}/release", response={200: SweepOut, **CONFLICTS}, summary="Release a sweep from its `after`")
+def release(request: HttpRequest, project: Path[str], name: str) -> Sweep:
+    """Let it enter its queue without waiting for others any longer."""
+    sweep, role = _sweep(request, project, name, "member")
+    return services.release(sweep, caller(request), role)
 
 
 @router.post("/{name}/stop", response={200: SweepOut, **CONFLICTS}, summary="Stop a sweep")

@@ -149,10 +149,12 @@ def stop(
 
 
 def release(run: RunName, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Let a run that waits for others (its `after`) enter its queue now."""
+    """Let a run or sweep that waits for others (its `after`) enter its queue now."""
     api = config.connect()
-    released = api.post(api.in_project("runs", run, "release"))
-    show_answer(released, status_text(released), as_json, quiet)
+    found = sweeps.find(api, run)
+    kind, text = ("sweeps", sweeps.summary) if sweeps.is_sweep(found) else ("runs", status_text)
+    released = api.post(api.in_project(kind, found["id"], "release"))
+    show_answer(released, text(released), as_json, quiet)
 
 
 def delete(

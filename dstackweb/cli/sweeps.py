@@ -183,6 +183,8 @@ def _view(found: dict[str, Any]) -> View:
     yield summary(found)
     if found["max_parallel"]:
         yield Note(_("At most {n:,} at once.", n=found["max_parallel"]))
+    if found["status_message"]:
+        yield Note(clean(found["status_message"]))
     if found["waits_for_name"]:
         yield Note(_("Waits: another run is called {name}.", name=clean(found["waits_for_name"])))
     columns: dict[Column, Callable[[dict[str, Any]], object]] = {Column("NAME"): itemgetter("name")}

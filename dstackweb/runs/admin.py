@@ -246,7 +246,7 @@ _register(
 _register(QueueCount, " ".join(["queue", *RunStatus]), joined="queue__project")
 _register(
     Sweep,
-    "name project queue user size next_index max_parallel priority submitted_at stopped_at ended_at",
+    "name project queue user size next_index is_pending max_parallel priority submitted_at stopped_at ended_at",
     filters="project",
     joined="project queue__project user",
     search="name uid user__username",

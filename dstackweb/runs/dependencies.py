@@ -1,6 +1,7 @@
 """Runs that wait for the end of others, or of sweeps (`after` in the run file), before they enter their queue.
 
 Such a run is pending, without a position. Its waiting in the queue counts from its entry, as a scheduled run's does.
+Sweeps that wait are in `sweeps.pending`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ AT_ONCE = 500
 
 
 class Consequence(Enum):
-    """What follows for a waiting run."""
+    """What follows for a waiting run or sweep."""
 
     WAIT = auto()
     ENTER = auto()
@@ -156,11 +157,33 @@ def detail(dependencies: Sequence[Dependency]) -> dict[str, Any]:
 
 def settle(now: dt.datetime) -> None:
     """Decide on waiting runs whose predecessors have ended or were removed."""
-    removed = Q(predecessor=None, sweep=None)
-    over = Q(predecessor__status__in=ENDED) | Q(sweep__ended_at__isnull=False) | removed
-    due = Dependency.objects.filter(over, outcome=DependencyOutcome.WAITING)
+    due = Dependency.objects.filter(OVER, outcome=DependencyOutcome.WAITING, run__isnull=False)
     ids = due.order_by("run_id").values_list("run_id", flat=True).distinct()[:AT_ONCE]
-    for_each(list(ids), partial(_settle, now=now))
+    for_each([pk for pk in ids if pk is not None], partial(_settle, now=now))
+
+
+OVER = (
+    Q(predecessor__status__in=ENDED)
+    | Q(sweep__ended_at__isnull=False)
+    | Q(predecessor__isnull=True, sweep__isnull=True)
+)
+"""Waits for what has ended or was removed."""
+
+
+def take_stock(follower: Run | Sweep) -> tuple[list[Dependency], Consequence]:
+    """Note how the predecessors of a locked run or sweep have ended, and what follows for it."""
+    found = list(follower.dependencies.select_related("predecessor", "sweep__count").order_by("pk"))
+    for one in found:
+        if one.outcome == DependencyOutcome.WAITING:
+            one.outcome = outcome(On(one.on), one.of.status if one.of else None)
+    Dependency.objects.bulk_update(found, ["outcome"])
+    return found, decide(map(_view, found))
+
+
+def stop_waiting(follower: Run | Sweep) -> None:
+    """Note that a run or sweep was released from what it still waits for."""
+    undecided = [DependencyOutcome.WAITING, DependencyOutcome.UNMET]
+    follower.dependencies.filter(outcome__in=undecided).update(outcome=DependencyOutcome.RELEASED)
 
 
 def _settle(run_id: int, now: dt.datetime) -> None:
@@ -169,14 +192,10 @@ def _settle(run_id: int, now: dt.datetime) -> None:
         queue, run = _locked(run_id)
         if run is None:
             return  # it was moved to another queue meanwhile: the next check finds it
-        found = list(run.dependencies.select_related("predecessor", "sweep__count").order_by("pk"))
-        for one in found:
-            if one.outcome == DependencyOutcome.WAITING:
-                one.outcome = outcome(On(one.on), one.of.status if one.of else None)
-        Dependency.objects.bulk_update(found, ["outcome"])
+        found, consequence = take_stock(run)
         if run.status != RunStatus.PENDING:
             return
-        match decide(map(_view, found)):
+        match consequence:
             case Consequence.ENTER:
                 _enter(run, queue, RunEventKind.FOLLOWS, now, data={"runs": [one.name for one in found]})
             case Consequence.CANCEL:
@@ -204,8 +223,7 @@ def release(run: Run, user: User, role: str) -> Run:
         queue, fresh = _locked(run.pk)
         if fresh is None or fresh.status != RunStatus.PENDING or fresh.status_detail.get("code") != MessageCode.AFTER:
             raise Conflict(_("run %(run)s doesn't wait for other runs") % {"run": run.name})
-        undecided = [DependencyOutcome.WAITING, DependencyOutcome.UNMET]
-        fresh.dependencies.filter(outcome__in=undecided).update(outcome=DependencyOutcome.RELEASED)
+        stop_waiting(fresh)
         _enter(fresh, queue, RunEventKind.RELEASED, timezone.now(), actor=user)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 

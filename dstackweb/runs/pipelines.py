@@ -1,9 +1,9 @@
-"""Several runs of one file, which may wait for each other: all are stored, or none."""
+"""Several runs or sweeps of one file, which may wait for each other: all are stored, or none."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from django.db import IntegrityError
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.lib.errors import Invalid
+from dstackweb.lib.errors import Conflict, Invalid
 from dstackweb.runs import services
 from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.queue.queues import lock_queue
@@ -19,13 +19,15 @@ from dstackweb.runs.services import PreparedSubmission, Submission
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import ACTIVE
 from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps.validation import run_name
+from dstackweb.spec.array import Array
 from dstackweb.spec.pipeline import Cycle, Part, in_order, split
 from dstackweb.spec.run_file import parse_run_file
 
 
 @dataclass(frozen=True)
 class Step:
-    """One run of a file: what was submitted for it, parsed and checked."""
+    """One run or sweep of a file: what was submitted for it, parsed and checked."""
 
     part: Part
     submission: Submission
@@ -37,7 +39,7 @@ class Step:
 
     @property
     def waits_for(self) -> dict[str, int]:
-        """The runs of the same file that it waits for, with their numbers in its `after`."""
+        """The runs and sweeps of the same file that it waits for, with their numbers in its `after`."""
         found = {one.name for one in self.prepared.dependencies if one.of is None}
         after = self.prepared.effective.spec.after
         return {one.run: number for number, one in enumerate(after) if one.run in found}
@@ -50,7 +52,7 @@ class Step:
 
 def submit(
     project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
-) -> tuple[Run | Sweep | list[Run], bool]:
+) -> tuple[Run | Sweep | list[Run | Sweep], bool]:
     """Submit what a file has: a run, a sweep, or several runs. Returns it, and whether this call created it.
 
     Raises what `services.submit` raises; then nothing of the file was stored.
@@ -62,31 +64,56 @@ def submit(
     if idempotency_key and (earlier := _replayed(project, user, submission, parts, idempotency_key)):
         return earlier, False
     steps = prepare(project, user, role, submission)
-    runs = {
-        step.name: services.new_run(
-            project, user, step.prepared, step.submission, _key(idempotency_key, parts.index(step.part))
-        )
-        for step in steps
-    }
+    made = {step.name: _new(project, user, step, _key(idempotency_key, parts.index(step.part))) for step in steps}
     try:
         with shared_rows_last():
             for queue_id in sorted({step.prepared.queue.pk for step in steps}):
                 lock_queue(queue_id)
             for step in steps:
-                for dependency in step.prepared.dependencies:
-                    if dependency.of is None:
-                        dependency.predecessor = runs[dependency.name]
-                services.store(runs[step.name], step.prepared)
+                _store(step, made)
     except IntegrityError:
         if idempotency_key and (earlier := _replayed(project, user, submission, parts, idempotency_key)):
             return earlier, False
-        taken = Run.objects.filter(project=project, name__in=runs, status__in=ACTIVE).values_list("name", flat=True)
-        raise services.name_taken(project, next(iter(taken), steps[0].name)) from None
-    return list(runs.values()), True
+        raise _name_taken(project, made) from None
+    return list(made.values()), True
+
+
+def _new(project: Project, user: User, step: Step, key: str) -> Run | Sweep:
+    """What a step makes, not stored."""
+    if step.prepared.effective.spec.array is None:
+        return services.new_run(project, user, step.prepared, step.submission, key)
+    with _placed(step.part):
+        return sweeps.new_sweep(project, user, step.prepared, step.submission, key)
+
+
+def _store(step: Step, made: Mapping[str, Run | Sweep]) -> None:
+    """Store what a step makes, behind those that it waits for."""
+    for dependency in step.prepared.dependencies:
+        if dependency.of is None:
+            before = made[dependency.name]
+            dependency.predecessor = before if isinstance(before, Run) else None
+            dependency.sweep = before if isinstance(before, Sweep) else None
+    mine = made[step.name]
+    if isinstance(mine, Run):
+        services.store(mine, step.prepared)
+    else:
+        sweeps.store(mine, step.prepared)
+
+
+def _name_taken(project: Project, made: Mapping[str, Run | Sweep]) -> Conflict:
+    """The refusal of a file of which another run or sweep has a name."""
+    named = [name for name, one in made.items() if isinstance(one, Sweep)]
+    taken = Sweep.objects.filter(project=project, name__in=named, ended_at=None).values_list("name", flat=True)
+    if sweep := next(iter(taken), None):
+        return sweeps.name_taken(project, sweep)
+    active = Run.objects.filter(project=project, name__in=made, status__in=ACTIVE).values_list("name", flat=True)
+    if run := next(iter(active), None):
+        return services.name_taken(project, run)
+    return sweeps.name_taken(project, named[0]) if named else services.name_taken(project, next(iter(made)))
 
 
 def prepare(project: Project, user: User, role: str, submission: Submission) -> list[Step]:
-    """Parse and check each run of a file, and return them so that each comes after those it waits for.
+    """Parse and check each run and sweep of a file, and return them so that each comes after those it waits for.
 
     Stores nothing. Raises what `services.prepare` raises, with the lines of the whole file, and Invalid for a cycle.
     """
@@ -107,21 +134,26 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
 
 
 def _names(parts: Sequence[Part], submission: Submission) -> list[str]:
-    """The names of a file's runs. Raises Invalid for a run without one, or with that of another."""
-    names: list[str] = []
+    """The names of what a file has. Raises Invalid for a part without one, or with that of another."""
+    lines: dict[str, int | None] = {}
+    sizes: dict[str, int] = {}
     for part in parts:
         with _placed(part):
             run_file = parse_run_file(part.config, client_env=submission.env, overrides=submission.overrides)
-        line = run_file.line("name") or run_file.line("type")
-        if not run_file.fields.name:
+        name, line = run_file.fields.name, run_file.line("name") or run_file.line("type")
+        if not name:
             raise part.at("name", msg=_("each run of a file with several needs a `name`"), line=line)
-        if run_file.fields.name in names:
-            raise part.at("name", msg=_("two runs of the file are named %s") % run_file.fields.name, line=line)
+        if name in lines:
+            raise part.at("name", msg=_("two runs of the file are named %s") % name, line=line)
+        lines[name] = line
         if run_file.fields.array is not None:
-            msg = _("a sweep can't be one of several runs in a file. Submit it by itself")
-            raise part.at("array", msg=msg, line=run_file.line("array"))
-        names.append(run_file.fields.name)
-    return names
+            sizes[name] = Array.of(run_file.fields.array).size
+    for part, name in zip(parts, lines, strict=True):
+        sweep, _dash, index = name.rpartition("-")
+        if index.isdecimal() and name == run_name(sweep, int(index)) and int(index) < sizes.get(sweep, 0):
+            msg = _("%(name)s is also the name of a run of the file's sweep %(sweep)s") % {"name": name, "sweep": sweep}
+            raise part.at("name", msg=msg, line=lines[name])
+    return list(lines)
 
 
 def _step(project: Project, user: User, role: str, whole: Submission, part: Part, names: Sequence[str]) -> Step:
@@ -139,13 +171,13 @@ def _placed(part: Part) -> Iterator[None]:
         raise part.placed(error) from None
 
 
-def _replayed(project: Project, user: User, whole: Submission, parts: Sequence[Part], key: str) -> list[Run]:
-    """The runs created with this key before. Raises Conflict if that was a different submission."""
+def _replayed(project: Project, user: User, whole: Submission, parts: Sequence[Part], key: str) -> list[Run | Sweep]:
+    """The runs and sweeps created with this key before. Raises Conflict if that was a different submission."""
     submissions = [replace(whole, config=part.config, part_of=whole.digest()) for part in parts]
-    found = (services.replayed(project, user, _key(key, at), one) for at, one in enumerate(submissions))
-    return [run for run in found if run is not None]
+    found = (sweeps.replayed(project, user, _key(key, at), one) for at, one in enumerate(submissions))
+    return [one for one in found if one is not None]
 
 
 def _key(key: str, at: int) -> str:
-    """The key of one of the runs: that of the request for the first one."""
+    """The key of one of them: that of the request for the first one."""
     return hashlib.sha256(f"{key}\n{at}".encode()).hexdigest() if key and at else key

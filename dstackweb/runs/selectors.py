@@ -20,7 +20,7 @@ from dstackweb.lib.errors import Gone, NotFound
 from dstackweb.lib.storage import Missing
 from dstackweb.runs import files
 from dstackweb.runs.codes import WaitReason, permanence
-from dstackweb.runs.models import Allocation, Dependency, Job, Queue, QueueCount, Run, RunEvent
+from dstackweb.runs.models import Allocation, Dependency, Job, Queue, QueueCount, Run, RunEvent, Sweep
 from dstackweb.runs.states import JOB_ENDED, PLACED, RunStatus
 from dstackweb.spec.run_fields import MAX_NODES
 
@@ -53,16 +53,16 @@ def find_runs(project: Project, names: Sequence[str]) -> list[Run]:
     return [found[name] for name in names]
 
 
-def dependencies_of(run: Run) -> list[Dependency]:
+def dependencies_of(run: Run | Sweep) -> list[Dependency]:
     """The runs and sweeps that had, or have, to end before this one; without a statement where its spec has none."""
     if not run.spec.get("after"):
         return []
     return list(run.dependencies.select_related("predecessor", "sweep__count").order_by("pk"))
 
 
-def followers_of(run: Run, limit: int) -> list[Dependency]:
-    """The runs that wait, or waited, for the end of this one, oldest first."""
-    return list(run.followers.select_related("run").order_by("pk")[:limit])
+def followers_of(run: Run | Sweep, limit: int) -> list[Dependency]:
+    """The runs and sweeps that wait, or waited, for the end of this one, oldest first."""
+    return list(run.followers.select_related("run", "waiting_sweep__count").order_by("pk")[:limit])
 
 
 def _uuid(text: str) -> uuid.UUID | None:

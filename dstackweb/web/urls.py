@@ -62,6 +62,7 @@ project_pages = [
     path("sweeps/<str:sweep>/", sweep_views.sweep_page, name="sweep"),
     path("sweeps/<str:sweep>/sweep.<str:form>", sweep_views.export, name="sweep-export"),
     path("sweeps/<str:sweep>/stop/", sweep_views.stop, name="sweep-stop"),
+    path("sweeps/<str:sweep>/release/", sweep_views.release, name="sweep-release"),
     path("sweeps/<str:sweep>/retry/", sweep_views.retry, name="sweep-retry"),
     path("sweeps/<str:sweep>/priority/", sweep_views.set_priority, name="sweep-priority"),
     path("compare/", compare_views.compare_page, name="compare"),

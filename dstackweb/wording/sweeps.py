@@ -59,6 +59,9 @@ def size(runs: int, max_parallel: int | None) -> str:
 
 def state(sweep: Sweep) -> str:
     """What people need to know beside its counts; empty if nothing."""
+    if sweep.status_detail:
+        text = statuses.after(sweep.status_detail)
+        return text if sweep.is_pending else _("Canceled: %s") % text
     if sweep.waits_for_name:
         return _("Waits until the other run called %s has ended.") % sweep.waits_for_name
     if sweep.stopped_at is None:

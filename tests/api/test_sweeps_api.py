@@ -126,3 +126,24 @@ def test_another_member_sees_a_sweep_and_changes_nothing_of_it(sweep: dict[str, 
 def test_an_invalid_array_is_refused_with_its_line(api: Api, project: Project) -> None:
     answer = api("POST", "projects/main/runs", {"config": FILE.replace("max_parallel: 2", "max_parallel: no")})
     assert (answer.status_code, answer.json()["errors"][0]["line"]) == (422, 7)
+
+
+def test_a_sweep_waits_for_a_run_and_is_released(api: Api, project: Project) -> None:
+    task: dict[str, Any] = {"type": "task", "commands": ["true"]}
+    config = [task | {"name": "lr", "array": 2, "after": "prepare"}, task | {"name": "prepare"}]
+    made = api("POST", "projects/main/runs", {"config": config}, Idempotency_Key="one").json()
+    assert [(one.get("type"), one["name"], one["status"]) for one in made["runs"]] == [
+        (None, "prepare", "submitted"), ("sweep", "lr", "pending"),
+    ]  # fmt: skip
+    again = api("POST", "projects/main/runs", {"config": config}, Idempotency_Key="one").json()
+    assert {one["id"] for one in again["runs"]} == {one["id"] for one in made["runs"]}
+    sweep = api("GET", "projects/main/sweeps/lr").json()
+    assert sweep["status_message"] == "Enters its queue after: prepare is done."
+    assert [(one["run"], one["status"], one["outcome"]) for one in sweep["after"]] == [
+        ("prepare", "submitted", "waiting"),
+    ]  # fmt: skip
+    assert (sweep["settings"]["after"], sweep["counts"]["left"]) == (["prepare"], 2)
+    released = api("POST", "projects/main/sweeps/lr/release").json()
+    assert (released["status"], released["counts"]["waiting"], released["status_message"]) == ("running", 2, "")
+    assert released["after"][0]["outcome"] == "released"
+    assert api("POST", "projects/main/sweeps/lr/release").status_code == 409

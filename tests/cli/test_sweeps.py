@@ -89,3 +89,12 @@ def test_a_name_means_the_active_run_before_the_sweep_and_the_sweep_before_an_en
     make_run(project, ada, "lr")
     assert cli.ok("stop", "lr") == "lr: terminated\n"
     assert "no run is called 'none'" in cli("stop", "none").stderr
+
+
+def test_a_waiting_sweep_says_for_what_and_is_released_by_name(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "prepare")
+    text = FILE.replace("name: lr", "name: lr\nafter: prepare")
+    cli.ok("apply", "-f", cli.file(text), "-y", "--no-code")
+    assert "Enters its queue after: prepare is done." in cli("sweep", "lr").stderr
+    assert "waiting" in cli.ok("release", "lr")
+    assert cli("release", "lr").exit_code == 1

@@ -100,8 +100,10 @@ def test_hello_says_hello(tmp_path: Path) -> None:
 
 
 def test_the_runs_of_the_pipeline_follow_each_other() -> None:
-    waits = [(spec.name, [(one.run, one.on) for one in spec.after]) for spec in specs_of("pipeline.yaml")]
+    specs = specs_of("pipeline.yaml")
+    waits = [(spec.name, [(one.run, one.on) for one in spec.after]) for spec in specs]
     assert waits == [("prepare", []), ("train", [("prepare", "done")]), ("report", [("train", "ended")])]
+    assert [spec.array.size if spec.array else 1 for spec in specs] == [1, 4, 1]
 
 
 def test_fail_fails_with_3_and_stops_there(tmp_path: Path) -> None:

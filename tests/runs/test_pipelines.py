@@ -99,7 +99,6 @@ def refused(project: Project, member: User, config: Any, **more: Any) -> tuple[s
         ("run: prepare", "run: prepares", "no run is called 'prepares'", "after", 16),
         ("name: train", "name: prepare", "two runs of the file are named prepare", "name", 13),
         ("name: train\n", "", "each run of a file with several needs a `name`", "name", 12),
-        ("resources: {cpu: 1}", "array: 3", "a sweep can't be one of several runs", "array", 10),
         ("resources: {cpu: 1}", "priority: 101", "priority", "priority", 10),
         ("resources: {cpu: 1}", "queue: none", "no queue 'none'", "queue", 10),
         ("  - run: prepare\n", "  - run: prepare\n  - run: prepare\n", "prepare is listed twice", "after", 17),

@@ -51,8 +51,14 @@ class Sweep(models.Model):
     size = models.PositiveIntegerField(help_text="Runs in all")
     max_parallel = models.PositiveIntegerField(null=True, help_text="Of its runs so many are active at once; None: any")
     next_index = models.PositiveIntegerField(default=0)
+    is_pending = models.BooleanField(
+        default=False, help_text="It waits for the end of others (`after`): none of its runs is created before"
+    )
+    status_detail: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, help_text="What it waits for, or why it was canceled (`runs.codes.MessageCode`)"
+    )
     priority = models.PositiveSmallIntegerField(default=ordering.PRIORITY_DEFAULT)
-    seniority_us = models.BigIntegerField(help_text="That of its submission, which all its runs have")
+    seniority_us = models.BigIntegerField(help_text="Of its submission, or the end of its wait; all its runs have it")
     waits_for_name = models.CharField(max_length=60, blank=True, help_text="Name of its next run, which is taken now")
     retry_before = models.DateTimeField(null=True, help_text="Runs that had failed by then are created once more")
     stopped_at = models.DateTimeField(null=True, help_text="From here on none is created that was not before")
@@ -99,7 +105,9 @@ class Sweep(models.Model):
     def status(self) -> RunStatus:
         """As that of a run: running until all its runs have ended, then done if each was created and is done."""
         if self.ended_at is None:
-            return RunStatus.RUNNING
+            return RunStatus.PENDING if self.is_pending else RunStatus.RUNNING
+        if not self.next_index:
+            return RunStatus.TERMINATED
         is_done = self.next_index == self.size and not self.count.failed and not self.count.terminated
         return RunStatus.DONE if is_done else RunStatus.FAILED
 
@@ -243,10 +251,11 @@ class Run(models.Model):
 
 
 class Dependency(models.Model):
-    """A run's wait for the end of another, or of a sweep, before it enters its queue. `on` and `otherwise` are of
+    """A wait of a run or sweep for the end of another before it enters its queue. `on` and `otherwise` are of
     `spec.After`."""
 
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="dependencies")
+    run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="dependencies")
+    waiting_sweep = models.ForeignKey(Sweep, null=True, on_delete=models.CASCADE, related_name="dependencies")
     predecessor = models.ForeignKey(Run, null=True, on_delete=models.SET_NULL, related_name="followers")
     sweep = models.ForeignKey(Sweep, null=True, on_delete=models.SET_NULL, related_name="followers")
     name = models.CharField(max_length=60, help_text="The predecessor's, which may be removed")
@@ -258,18 +267,31 @@ class Dependency(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["run", "predecessor"], name="dependency_once"),
             models.UniqueConstraint(fields=["run", "sweep"], name="dependency_on_sweep_once"),
+            models.UniqueConstraint(fields=["waiting_sweep", "predecessor"], name="dependency_of_sweep_once"),
+            models.UniqueConstraint(fields=["waiting_sweep", "sweep"], name="dependency_of_sweep_on_sweep_once"),
+            models.CheckConstraint(
+                condition=Q(run=None, waiting_sweep__isnull=False) | Q(run__isnull=False, waiting_sweep=None),
+                name="dependency_of_run_or_sweep",
+            ),
         ]
         indexes = [
             models.Index("predecessor", condition=Q(outcome="waiting"), name="dependency_waiting"),
         ]
 
     def __str__(self) -> str:
-        return f"{self.run} after {self.name}: {self.outcome}"
+        return f"{self.follower} after {self.name}: {self.outcome}"
 
     @property
     def of(self) -> Run | Sweep | None:
         """What it waits for; None once it was removed."""
         return self.predecessor or self.sweep
+
+    @property
+    def follower(self) -> Run | Sweep:
+        """What waits."""
+        waiting = self.run or self.waiting_sweep
+        assert waiting is not None, "a constraint sees to it"
+        return waiting
 
 
 class RunEvent(models.Model):

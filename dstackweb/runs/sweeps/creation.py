@@ -23,6 +23,7 @@ from dstackweb.runs.queue.queues import lock_queue
 from dstackweb.runs.recurrence import BY_PEOPLE
 from dstackweb.runs.shared_rows import count_left_sweep, count_new, shared_rows_last, touch_sweep
 from dstackweb.runs.states import ACTIVE, PLACED, WAITING, Reason, RunStatus
+from dstackweb.runs.sweeps import pending
 from dstackweb.runs.sweeps.validation import run_name
 from dstackweb.runs.sweeps.window import Progress, next_indices, until_taken
 from dstackweb.runs.transitions import RunChanged, events_written
@@ -42,13 +43,16 @@ def progress(sweep: Sweep, count: SweepCount) -> Progress:
         max_parallel=sweep.max_parallel,
         is_stopped=sweep.stopped_at is not None,
         retries=sweep.retry_before is not None,
+        is_pending=sweep.is_pending,
     )
 
 
 def settle(now: dt.datetime) -> int:
     """Create what may be created now, stop what is to be stopped, end what is over. Returns how many were created."""
-    active = Sweep.objects.filter(ended_at=None).select_related("count").order_by("pk")
-    due = [sweep.pk for sweep in active.defer(*LARGE) if _is_due(sweep)]
+    found = Sweep.objects.filter(ended_at=None).select_related("count").order_by("pk")
+    active = list(found.defer(*LARGE))
+    released = pending.due([sweep.pk for sweep in active if sweep.is_pending])
+    due = [sweep.pk for sweep in active if sweep.pk in released or _is_due(sweep)]
     made: list[int] = []
     for_each(due, lambda sweep_id: made.append(settle_one(sweep_id, now)))
     return sum(made)
@@ -69,7 +73,9 @@ def settle_one(sweep_id: int, now: dt.datetime) -> int:
     try:
         with shared_rows_last():
             queue = lock_queue(Sweep.objects.values_list("queue_id", flat=True).get(pk=sweep_id))
-            return fill(queue, Sweep.objects.select_related("user", "count").get(pk=sweep_id), now)
+            sweep = Sweep.objects.select_related("user", "count").get(pk=sweep_id)
+            pending.settle(queue, sweep, now)
+            return fill(queue, sweep, now)
     except (IntegrityError, RunChanged):
         return 0  # a name was taken, or a failed run removed, at this moment: the next check sees it
 
@@ -115,6 +121,7 @@ def _with(sweep: Sweep, values: Mapping[str, Any], before: Progress) -> Progress
         before.max_parallel,
         is_stopped=stopped_at is not None,
         retries=retry_before is not None,
+        is_pending=before.is_pending,
     )
 
 
@@ -169,8 +176,8 @@ def _leave(run_ids: Sequence[int]) -> dict[int, Run]:
 
 def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) -> Iterable[Run]:
     array = Array.model_validate(sweep.array)
-    config = {key: value for key, value in read(sweep.config_text).data.items() if key != "array"}
-    provenance = {key: source for key, source in sweep.provenance.items() if key != "array"}
+    config = _of_runs(read(sweep.config_text).data)
+    provenance, spec = _of_runs(sweep.provenance), _of_runs(sweep.spec)
     for index in indices:
         name, parameters = run_name(sweep.name, index), array.parameters(index)
         run = Run(
@@ -183,7 +190,7 @@ def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) 
             priority=sweep.priority,
             seniority_us=sweep.seniority_us,
             shape=sweep.shape,
-            spec={**sweep.spec, "name": name, "priority": sweep.priority, "env": {**sweep.spec["env"], **parameters}},
+            spec={**spec, "name": name, "priority": sweep.priority, "env": {**spec["env"], **parameters}},
             provenance=provenance,
             config_text=as_yaml(run_config(config, name, parameters)),
             env_secret=sweep.env_secret,
@@ -201,12 +208,17 @@ def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) 
 def config_size(sweep: Sweep) -> int:
     """Characters of the file of one run."""
     last = sweep.size - 1
-    config = {key: value for key, value in read(sweep.config_text).data.items() if key != "array"}
+    config = _of_runs(read(sweep.config_text).data)
     return len(as_yaml(run_config(config, sweep.name, Array.model_validate(sweep.array).parameters(last))))
 
 
+def _of_runs(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """What a sweep's runs have of its keys: it has made them, and waited for others, itself."""
+    return {key: value for key, value in keys.items() if key not in ("array", "after")}
+
+
 def run_config(config: Mapping[str, Any], name: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-    """The file of one run of a sweep, to submit it alone: `config` is the sweep's without its `array`."""
+    """The file of one run of a sweep, to submit it alone: `config` are its keys without those of the sweep."""
     env = config.get("env") or {}
     if isinstance(env, list):
         kept = [entry for entry in env if str(entry).partition("=")[0].strip() not in parameters]

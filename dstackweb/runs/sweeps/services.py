@@ -1,4 +1,4 @@
-"""What people do with sweeps: submit, stop, change the priority, retry failed runs."""
+"""What people do with sweeps: submit, release, stop, change the priority, retry failed runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts import access
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, NotFound
-from dstackweb.runs import services
+from dstackweb.runs import dependencies, services
 from dstackweb.runs.concurrency import check_priority
-from dstackweb.runs.models import Queue, Run, Sweep, SweepCount
+from dstackweb.runs.models import Dependency, Queue, Run, Sweep, SweepCount
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priority_of_all
 from dstackweb.runs.services import PreparedSubmission, Submission
 from dstackweb.runs.shared_rows import shared_rows_last, touch_sweep
 from dstackweb.runs.states import ACTIVE
-from dstackweb.runs.sweeps import creation
+from dstackweb.runs.sweeps import creation, pending
 from dstackweb.runs.sweeps.selectors import find_sweep
 from dstackweb.runs.transitions import RunChanged
 
@@ -29,7 +29,7 @@ def submit(
 
     Raises what `services.submit` raises.
     """
-    if idempotency_key and (earlier := _replayed(project, user, idempotency_key, submission)):
+    if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
         return earlier, False
     prepared = services.prepare(project, user, role, submission)
     if prepared.effective.spec.array is None:
@@ -40,16 +40,33 @@ def submit(
 def _submit(
     project: Project, user: User, prepared: PreparedSubmission, submission: Submission, key: str
 ) -> tuple[Sweep, bool]:
-    """Store the sweep, and create the runs that there is room for. The others follow."""
+    sweep = new_sweep(project, user, prepared, submission, key)
+    try:
+        with shared_rows_last():
+            store(sweep, prepared)
+    except IntegrityError:
+        if key and (earlier := replayed(project, user, key, submission)):
+            return _as_sweep(earlier), False
+        raise name_taken(project, sweep.name) from None
+    return find_sweep(project, str(sweep.uid)), True
+
+
+def new_sweep(
+    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, key: str = ""
+) -> Sweep:
+    """The sweep of a submission, not stored. Raises TooMany where the project has submitted too much."""
     spec, array = prepared.effective.spec, prepared.effective.spec.array
     assert array is not None, "the file of a sweep has an array"
-    name, now = spec.name or services.free_name(project), timezone.now()
+    name = spec.name or services.free_name(project)
+    waits = dependencies.waits(prepared.dependencies)
     sweep = Sweep(
         project=project,
         user=user,
         name=name,
         size=array.size,
         max_parallel=array.max_parallel,
+        is_pending=waits,
+        status_detail=dependencies.detail(prepared.dependencies) if waits else {},
         priority=spec.priority,
         shape=spec.shape_key(user.pk),
         array=array.model_dump(mode="json"),
@@ -60,26 +77,30 @@ def _submit(
         archive=prepared.archive,
         idempotency_key=key,
         body_digest=submission.digest() if key else "",
-        submitted_at=now,
     )
     services.count_large(project, 2 * creation.config_size(sweep) + len(sweep.env_secret), array.size)
     _end_if_over(project, name)
-    try:
-        with shared_rows_last():
-            queue = take_seniority(prepared.queue.pk)
-            queue.project = project
-            refuse_draining(queue)
-            if Run.objects.filter(project=project, name=name, status__in=ACTIVE).exists():
-                raise services.name_taken(project, name)
-            sweep.queue, sweep.seniority_us = queue, queue.last_seniority_us
-            sweep.save(force_insert=True)
-            sweep.count = SweepCount.objects.create(sweep=sweep)
-            creation.fill(queue, sweep, now)
-    except IntegrityError:
-        if key and (earlier := _replayed(project, user, key, submission)):
-            return _as_sweep(earlier), False
-        raise _name_taken(project, name) from None
-    return find_sweep(project, str(sweep.uid)), True
+    return sweep
+
+
+def store(sweep: Sweep, prepared: PreparedSubmission) -> None:
+    """Store a new sweep, inside `shared_rows_last`, and create the runs that there is room for; none while it waits for
+    others. Raises IntegrityError where its name or key, or the name of a run, is taken.
+    """
+    now = timezone.now()
+    queue = take_seniority(prepared.queue.pk)
+    queue.project = sweep.project
+    refuse_draining(queue)
+    if Run.objects.filter(project=sweep.project, name=sweep.name, status__in=ACTIVE).exists():
+        raise services.name_taken(sweep.project, sweep.name)
+    sweep.queue, sweep.seniority_us, sweep.submitted_at = queue, queue.last_seniority_us, now
+    sweep.save(force_insert=True)
+    sweep.count = SweepCount.objects.create(sweep=sweep)
+    for dependency in prepared.dependencies:
+        dependency.waiting_sweep = sweep
+    Dependency.objects.bulk_create(prepared.dependencies)
+    touch_sweep(sweep)
+    creation.fill(queue, sweep, now)
 
 
 def _end_if_over(project: Project, name: str) -> None:
@@ -89,7 +110,7 @@ def _end_if_over(project: Project, name: str) -> None:
             creation.settle_one(sweep.pk, timezone.now())
 
 
-def _replayed(project: Project, user: User, key: str, submission: Submission) -> Run | Sweep | None:
+def replayed(project: Project, user: User, key: str, submission: Submission) -> Run | Sweep | None:
     """What was created with this key before. Raises Conflict if that was a different submission."""
     if (run := services.replayed(project, user, key, submission)) is not None:
         return run
@@ -107,7 +128,7 @@ def _as_sweep(found: Run | Sweep) -> Sweep:
     return found
 
 
-def _name_taken(project: Project, name: str) -> Conflict:
+def name_taken(project: Project, name: str) -> Conflict:
     if Sweep.objects.filter(project=project, name=name, ended_at=None).exists():
         msg = _(
             "a sweep named %(name)s has not ended. Nothing was submitted. Choose another name, or stop that sweep."
@@ -128,6 +149,22 @@ def may_change(sweep: Sweep, user: User, role: str) -> None:
         )
 
 
+def release(sweep: Sweep, user: User, role: str) -> Sweep:
+    """Let a sweep enter its queue without waiting for others any longer.
+
+    Raises Conflict unless it waits for others, Forbidden for another member's sweep.
+    """
+    may_change(sweep, user, role)
+    with shared_rows_last():
+        queue, fresh = _locked(sweep)
+        if not fresh.is_pending:
+            raise Conflict(_("sweep %(sweep)s doesn't wait for other runs") % {"sweep": sweep.name})
+        dependencies.stop_waiting(fresh)
+        pending.enter(queue, fresh)
+    creation.settle_one(sweep.pk, timezone.now())
+    return find_sweep(sweep.project, str(sweep.uid))
+
+
 def stop(sweep: Sweep, user: User, role: str, abort: bool = False) -> Sweep:
     """Create no more runs of a sweep, and stop those that are active as `services.stop` does. Repeatable.
 
@@ -141,6 +178,7 @@ def stop(sweep: Sweep, user: User, role: str, abort: bool = False) -> Sweep:
         fresh.stopped_at = fresh.stopped_at or timezone.now()
         fresh.stopped_by, fresh.is_stopping, fresh.is_aborted = user, True, fresh.is_aborted or abort
         fresh.retry_before, fresh.waits_for_name = None, ""
+        fresh.is_pending, fresh.status_detail = False, {}
         fresh.save(update_fields=STOP_FIELDS)
         touch_sweep(fresh)
     creation.finish_stop(fresh)
@@ -148,7 +186,10 @@ def stop(sweep: Sweep, user: User, role: str, abort: bool = False) -> Sweep:
     return find_sweep(sweep.project, str(sweep.uid))
 
 
-STOP_FIELDS = ("stopped_at", "stopped_by", "is_stopping", "is_aborted", "retry_before", "waits_for_name")
+STOP_FIELDS = (
+    "stopped_at", "stopped_by", "is_stopping", "is_aborted", "retry_before", "waits_for_name", "is_pending",
+    "status_detail",
+)  # fmt: skip
 
 
 def set_priority(sweep: Sweep, user: User, role: str, priority: int) -> Sweep:

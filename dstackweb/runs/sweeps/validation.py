@@ -17,13 +17,9 @@ def check_array(spec: EffectiveSpec, run_file: RunFile) -> None:
     if array is None:
         return
     line = run_file.line("array")
-    if spec.schedule is not None or spec.after:
-        other = "schedule" if spec.schedule is not None else "after"
-        raise Invalid.at(
-            "array",
-            msg=_("a sweep can't have `%(other)s`: submit it when its runs may start") % {"other": other},
-            line=line,
-        )
+    if spec.schedule is not None:
+        msg = _("a sweep can't have a `schedule`. Submit it from a scheduler of your own, such as cron, each time")
+        raise Invalid.at("schedule", msg=msg, line=run_file.line("schedule"))
     if twice := sorted(set(array.names) & run_file.masked_env):
         msg = _("%(twice)s is a parameter of the `array`; remove the bare %(twice)s from `env`") % {"twice": twice[0]}
         raise Invalid.at("array", msg=msg, line=line)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dstackweb.spec.array import Array
+
 WAITING_AT_ONCE = 100
 """Runs of a sweep that wait at once. A pass that places all of them is followed by another at once."""
 
@@ -21,6 +23,8 @@ class Progress:
     is_stopped: bool = False
     retries: bool = False
     """Whether failed ones may be left that are to be created once more."""
+    is_pending: bool = False
+    """Whether it waits for others before its first run is created."""
 
     @property
     def is_complete(self) -> bool:
@@ -35,10 +39,18 @@ class Progress:
     @property
     def room(self) -> int:
         """How many runs may be created now."""
+        if self.is_pending:
+            return 0
         room = WAITING_AT_ONCE - self.waiting
         if self.max_parallel is not None:
             room = min(room, self.max_parallel - self.waiting - self.placed)
         return max(0, room)
+
+
+def first_runs(array: Array) -> int:
+    """How many runs of a sweep are created with it."""
+    progress = Progress(array.size, 0, max_parallel=array.max_parallel)
+    return len(next_indices(progress, []))
 
 
 def next_indices(progress: Progress, failed: Sequence[int]) -> list[int]:

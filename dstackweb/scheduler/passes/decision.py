@@ -28,6 +28,7 @@ from dstackweb.runs.recurrence import next_time
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import PreparedSubmission, Submission, prepare
 from dstackweb.runs.states import RunStatus
+from dstackweb.runs.sweeps.window import first_runs
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
@@ -314,7 +315,8 @@ def _position_beside(plans: Sequence[Plan], number: int) -> int | None:
         points = mine.spec.priority - other.spec.priority
         return other.prepared.queue == mine.prepared.queue and (points < 0 or (points == 0 and at < number))
 
-    ahead = sum(other.position is not None and is_ahead(other, at) for at, other in enumerate(plans))
+    there = [other for at, other in enumerate(plans) if other.position is not None and is_ahead(other, at)]
+    ahead = sum(first_runs(other.spec.array) if other.spec.array else 1 for other in there)
     return None if mine.position is None else mine.position + ahead
 
 

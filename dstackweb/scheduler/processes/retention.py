@@ -69,6 +69,7 @@ def kinds() -> list[Kind]:
         _of_rows(RetentionKind.ARTIFACTS, old_artifacts, _prune_artifacts),
         _of_rows(RetentionKind.ARCHIVES, unused_archives, _prune_archives),
         _of_rows(RetentionKind.RUNS, old_runs, _prune_runs),
+        _of_rows(RetentionKind.RUNS, _old_empty_sweeps, _delete_some),
         Kind(RetentionKind.TASKS, lambda now: finalize.waiting(to_ms(now), MOST_COUNTED), _prune_tasks),
         Kind(RetentionKind.AVERAGES, lambda now: averages.waiting(now, MOST_COUNTED), averages.forget),
         _of_rows(RetentionKind.HISTORY, history.old_hours, _delete_some),
@@ -128,6 +129,12 @@ def old_runs(now: dt.datetime) -> QuerySet[Run]:
     """Runs that ended long ago. One whose schedule continues stays until its next occurrence was made from it."""
     before = now - dt.timedelta(days=settings.DSTACKWEB_RUNS_DAYS)
     return Run.objects.filter(ended_at__lt=before, status__in=ENDED, retry_at=None).order_by("ended_at")
+
+
+def _old_empty_sweeps(now: dt.datetime) -> QuerySet[Sweep]:
+    """Sweeps that ended without a run, long ago; others are removed with their last run."""
+    before = now - dt.timedelta(days=settings.DSTACKWEB_RUNS_DAYS)
+    return Sweep.objects.filter(ended_at__lt=before, next_index=0).order_by("id")
 
 
 def old_logs(now: dt.datetime) -> QuerySet[Job]:

@@ -1,4 +1,4 @@
-"""What a run waits for, and what waits for it, as a small graph on its page."""
+"""What a run or sweep waits for, and what waits for it, as a small graph on its page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -40,21 +41,23 @@ class Graph:
     behind: list[Node]
     more_before: int
     more_behind: bool
-    can_release: bool
+    release_url: str
+    """Empty unless it can be released."""
 
 
-def dependency_graph(run: Run) -> Graph | None:
-    """None for a run that neither waits for others nor is waited for."""
+def dependency_graph(run: Run | Sweep) -> Graph | None:
+    """None for one that neither waits for others nor is waited for."""
     before, behind = selectors.dependencies_of(run), selectors.followers_of(run, SHOWN + 1)
     if not before and not behind:
         return None
+    address = "web:sweep-release" if isinstance(run, Sweep) else "web:release"
     undecided = any(one.outcome in (DependencyOutcome.WAITING, DependencyOutcome.UNMET) for one in before)
     return Graph(
         list(_nodes((one, one.of) for one in before[:SHOWN])),
-        list(_nodes((one, one.run) for one in behind[:SHOWN])),
+        list(_nodes((one, one.follower) for one in behind[:SHOWN])),
         len(before[SHOWN:]),
         len(behind) > SHOWN,
-        run.status == RunStatus.PENDING and undecided,
+        reverse(address, args=[run.project.name, run.uid]) if run.status == RunStatus.PENDING and undecided else "",
     )
 
 

@@ -25,6 +25,7 @@ class SweepLine(NamedTuple):
     sweep: Sweep
     counts: SweepCounts
     text: str
+    state: str
     segments: list[Segment]
 
 
@@ -34,7 +35,7 @@ def sweep_lines(sweeps: Iterable[Sweep]) -> list[SweepLine]:
 
 def sweep_line(sweep: Sweep) -> SweepLine:
     counts = SweepCounts.of(sweep)
-    return SweepLine(sweep, counts, words.counts(counts), list(_segments(counts)))
+    return SweepLine(sweep, counts, words.counts(counts), words.state(sweep), list(_segments(counts)))
 
 
 def _segments(counts: SweepCounts) -> Iterator[Segment]:

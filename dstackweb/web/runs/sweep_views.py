@@ -16,6 +16,7 @@ from dstackweb.accounts import access
 from dstackweb.lib import exports
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.selectors import list_version
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.sweeps import selectors, services
 from dstackweb.runs.sweeps.creation import failed_runs
@@ -25,6 +26,7 @@ from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.runs import details, rows
+from dstackweb.web.runs.dependency_graph import dependency_graph
 from dstackweb.web.runs.sweep_lines import sweep_line, sweep_lines
 from dstackweb.wording import statuses, tables
 from dstackweb.wording import sweeps as words
@@ -54,6 +56,8 @@ def sweep_page(request: PageRequest, sweep: str) -> HttpResponse:
     """One sweep; polls get the fragment."""
     found = selectors.find_sweep(request.project, sweep)
     version = fingerprint(found.pk, found.count.version, found.priority, found.ended_at)
+    if found.is_pending:
+        version += f".{list_version(request.project)}"  # it shows what it waits for
     return polled(request, "runs/sweep.html", "runs/sweep_body.html", version, lambda: _sweep(request, found))
 
 
@@ -72,7 +76,8 @@ def _sweep(request: PageRequest, sweep: Sweep) -> dict[str, Any]:
         "sweep": sweep,
         "line": line,
         "size": words.size(sweep.size, sweep.max_parallel),
-        "state": words.state(sweep),
+        "state": line.state,
+        "graph": dependency_graph(sweep),
         "names": names,
         "rows": [_row(row, names) for row in found[:PER_PAGE]],
         "start": start,
@@ -108,6 +113,14 @@ def _row(row: SweepRun, names: tuple[str, ...]) -> dict[str, Any]:
 def stop(request: PageRequest, sweep: str) -> HttpResponse:
     found = services.stop(selectors.find_sweep(request.project, sweep), request.user, request.role)
     return done_here(request, _("Stopping %s") % found.name, _address(request, sweep))
+
+
+@require_POST
+@project_page("member")
+def release(request: PageRequest, sweep: str) -> HttpResponse:
+    """Let a sweep that waits for others enter its queue."""
+    found = services.release(selectors.find_sweep(request.project, sweep), request.user, request.role)
+    return done_here(request, _("%s is in its queue") % found.name, _address(request, sweep))
 
 
 @require_POST

@@ -266,7 +266,7 @@ def test_names_of_active_sweeps_and_runs_are_refused(project: Project, member: U
 @pytest.mark.parametrize(
     ("keys", "msg"),
     [
-        ({"schedule": {"cron": "0 2 * * *"}}, "can't have `schedule`"),
+        ({"schedule": {"cron": "0 2 * * *"}}, "can't have a `schedule`"),
         ({"env": ["LR"], "array": {"matrix": {"LR": [1]}}}, "remove the bare LR"),
         ({"name": "x" * 57, "array": 1000}, "more than 60 characters"),
         ({"queue": "other"}, "no queue 'other'"),

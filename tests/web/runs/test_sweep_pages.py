@@ -134,3 +134,20 @@ def test_a_sweep_says_what_it_waits_for(project: Project, ann: User, browser: Cl
 
 def test_without_sweeps_the_list_says_how_to_make_one(project: Project, browser: Client) -> None:
     assert "<code>array</code>" in read(browser, "sweeps/")
+
+
+def test_a_waiting_sweep_shows_its_graph_and_is_released_from_its_page(project: Project, browser: Client) -> None:
+    pipeline = "type: task\nname: prepare\ncommands: [x]\n---\n" + FILE.replace("name: lr", "name: lr\nafter: prepare")
+    plan = browser.post("/p/main/submit/plan/", {"config": pipeline}).content.decode()
+    assert "Sweep of 4 runs, at most 2 at once." in plan
+    assert "Enters its queue after: prepare is done." in plan
+    assert browser.post("/p/main/submit/", {"config": pipeline})["Location"] == "/p/main/runs/prepare/"
+    page = read(browser, "sweeps/lr/")
+    assert page.count("Enters its queue after: prepare is done.") == 1
+    assert 'id="run-dependencies"' in page
+    assert ">lr</a>" in read(browser, "runs/prepare/"), "the run's graph has what follows it"
+    assert "Enters its queue after: prepare is done." in read(browser, "sweeps/")
+    released = browser.post("/p/main/sweeps/lr/release/", headers=HTMX)
+    assert released.status_code in (200, 204)
+    assert Run.objects.filter(sweep__name="lr").count() == 2
+    assert "/release/" not in read(browser, "sweeps/lr/")
