@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from dstackweb import settings
-from dstackweb.lib.process import collect_rarely, die_with_supervisor
+from dstackweb.lib.process import collect_no_more_of_what_is_loaded, collect_rarely, die_with_supervisor
 
 die_with_supervisor()
 collect_rarely()
@@ -38,7 +38,12 @@ BOOT_ERROR = 3
 
 
 def post_worker_init(worker: Any) -> None:
-    """A server that is too old or too new for the database does not start, and stops as soon as it is too old."""
+    """A server that is too old or too new for the database does not start, and stops as soon as it is too old.
+
+    All addresses are loaded before the first request, which would wait for them.
+    """
+    from django.urls import get_resolver
+
     from dstackweb.lib import schema
 
     try:
@@ -46,6 +51,8 @@ def post_worker_init(worker: Any) -> None:
     except schema.Refused as why:
         schema.say_on_stderr(str(why))
         sys.exit(BOOT_ERROR)
+    get_resolver().url_patterns  # noqa: B018  # read for its effect: it imports the views
+    collect_no_more_of_what_is_loaded()
     schema.watch(lambda: os.kill(worker.ppid, signal.SIGTERM))
     if _ready:
         with contextlib.suppress(OSError):
