@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import logging
 from collections.abc import Callable
@@ -12,17 +13,18 @@ from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
 from django.utils.translation import gettext as _
-from ninja import HeaderEx, NinjaAPI, P, Schema
+from ninja import HeaderEx, NinjaAPI, P, QueryEx, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 import dstackweb
 from dstackweb.accounts import attempts
 from dstackweb.accounts.access import allows, need_role, project_for, scope_for
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import authenticate_token
+from dstackweb.lib import sql
 from dstackweb.lib.errors import DomainError, Forbidden, Invalid, TooMany
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
@@ -216,6 +218,11 @@ Name = Annotated[str, _name]
 NameOrNull = Annotated[str | None, _name]
 Username = Annotated[str, _username]
 UsernameOrNull = Annotated[str | None, _username]
+
+Moment = Annotated[dt.datetime, AfterValidator(sql.utc)]
+"""A time of the query; in UTC where it has no zone."""
+Since = QueryEx[Moment | None, P(description="Submitted then or later")]
+Until = QueryEx[Moment | None, P(description="Submitted before")]
 
 IfMatch = HeaderEx[str | None, P(alias="If-Match", description="The `ETag` of the run when it was read")]
 IdempotencyKey = HeaderEx[

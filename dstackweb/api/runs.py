@@ -10,7 +10,19 @@ from django.utils.translation import gettext as _
 from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.accounts.models import Project
-from dstackweb.api.app import RAW, IdempotencyKey, IfMatch, StaleOut, caller, project_of, ready, refusals, run_of
+from dstackweb.api.app import (
+    RAW,
+    IdempotencyKey,
+    IfMatch,
+    Since,
+    StaleOut,
+    Until,
+    caller,
+    project_of,
+    ready,
+    refusals,
+    run_of,
+)
 from dstackweb.api.pipeline_schemas import PipelineOut, PipelinePlanOut
 from dstackweb.api.plan_schemas import DecisionOut, PlanOut
 from dstackweb.api.run_schemas import (
@@ -104,14 +116,21 @@ def index(
     status: QueryEx[list[RunStatusName] | None, P(description="Repeatable")] = None,
     user: str = "",
     q: str = "",
+    queue: str = "",
+    since: Since = None,
+    until: Until = None,
     limit: QueryEx[int, P(ge=1, le=500)] = 50,
     cursor: int | None = None,
 ) -> HttpResponse:
-    """Filter by status (repeatable), user and part of the name; `cursor` is the `next` of the page before."""
+    """Filter by status (repeatable), user, part of the name (`q`), queue and time of submission.
+
+    `cursor` is the `next` of the page before.
+    """
     found, _role = project_of(request, project)
     page, following = rows.newest_rows(
-        found, statuses=status or (), user=user, text=q, before=cursor, limit=limit, kind=rows.RunRow
-    )
+        found, statuses=status or (), user=user, text=q, queue=queue, since=since, until=until, before=cursor,
+        limit=limit, kind=rows.RunRow,
+    )  # fmt: skip
     return ready(
         request,
         {"items": rows.sent([statuses.worded(row) for row in page]), "next": str(following) if following else None},

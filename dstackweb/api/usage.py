@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.accounts.models import Project
-from dstackweb.api.app import admin, project_of, refusals
+from dstackweb.api.app import Since, Until, admin, project_of, refusals
 from dstackweb.api.history import Days, Zone
 from dstackweb.api.history import view as history_range
 from dstackweb.api.run_schemas import RunStatusName
@@ -120,16 +120,22 @@ def export_runs(
     user: str = "",
     q: str = "",
     queue: str = "",
-    since: QueryEx[dt.datetime | None, P(description="Submitted then or later")] = None,
-    until: QueryEx[dt.datetime | None, P(description="Submitted before")] = None,
+    since: Since = None,
+    until: Until = None,
     form: Format = "json",
 ) -> StreamingHttpResponse:
     """All runs of a filter, newest first, with the GPU-hours, CPU-hours and USD of each so far."""
     found, _role = project_of(request, project)
     runs = tables.run_table(
-        found, timezone.now(), statuses=status or (), user=user, text=q, queue=queue, since=_aware(since),
-        until=_aware(until),
-    )  # fmt: skip
+        found,
+        timezone.now(),
+        statuses=status or (),
+        user=user,
+        text=q,
+        queue=queue,
+        since=since,
+        until=until,
+    )
     return exports.response(f"runs-{found.name}", form, tables.RUN_COLUMNS, runs)
 
 
@@ -150,10 +156,6 @@ def export_history(
     one = services.find_queue(found, queue) if queue else None
     rows = tables.history_table(found, history_range(days, None, tz), one)
     return exports.response(f"history-{queue or found.name}", form, tables.HISTORY_COLUMNS, rows)
-
-
-def _aware(at: dt.datetime | None) -> dt.datetime | None:
-    return at.replace(tzinfo=dt.UTC) if at is not None and at.tzinfo is None else at
 
 
 def _period(days: int, month: str) -> Period:

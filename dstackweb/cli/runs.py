@@ -45,6 +45,12 @@ RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
 
 def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended runs.")] = False,
+    status: Annotated[
+        list[str] | None, typer.Option(help="Only runs in this status (running, failed …), ended ones too; repeatable.")
+    ] = None,
+    user: Annotated[str, typer.Option(help="Only runs of this member.")] = "",
+    queue: Annotated[str, typer.Option(help="Only runs of this queue.", autocompletion=queue_names)] = "",
+    search: Annotated[str, typer.Option(metavar="TEXT", help="Only runs with this in their name.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of runs.")] = 50,
     start: Annotated[bool, typer.Option("--start", help="Show when waiting runs are expected to start.")] = False,
     follow: Watch = False,
@@ -55,12 +61,18 @@ def ps(
     api = config.connect()
 
     def fetch() -> dict[str, Any]:
-        page: dict[str, Any] = api.get(api.in_project("runs"), status=None if everything else ACTIVE, limit=limit)
+        statuses = status or (None if everything else ACTIVE)
+        page: dict[str, Any] = api.get(
+            api.in_project("runs"), status=statuses, user=user or None, queue=queue or None, q=search or None,
+            limit=limit,
+        )  # fmt: skip
         return page
 
     def view(page: dict[str, Any]) -> View:
         if page["items"]:
             yield Rows.of(START_COLUMNS if start else COLUMNS, page["items"])
+        elif status or user or queue or search:
+            yield Note(_("No matching runs."))
         elif everything:
             yield Note(_("No runs. Submit one: dstackweb apply -f FILE"))
         else:

@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib import admin
 from django.core.files.base import ContentFile
+from django.core.paginator import Page, Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
@@ -29,6 +30,25 @@ class ReadOnly(admin.ModelAdmin[Any]):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class KeysFirst(Paginator[Any]):
+    """Pages of a list of long rows: their keys are found and sorted in an index, and only the page's rows are read.
+
+    `rows` reads them. It has no filter: the database would look for the keys among all that match it.
+    """
+
+    def __init__(self, keys: QuerySet[Any], per_page: int, rows: QuerySet[Any], **more: Any) -> None:
+        super().__init__(keys, per_page, **more)
+        self.rows = rows
+
+    def page(self, number: int | str) -> Page[Any]:
+        number = self.validate_number(number)
+        bottom = (number - 1) * self.per_page
+        found: Any = self.object_list
+        keys = list(found.values_list("pk", flat=True)[bottom : bottom + self.per_page])
+        rows = self.rows.in_bulk(keys)
+        return Page([rows[key] for key in keys if key in rows], number, self)
 
 
 def code_filter(field: str, codes: Iterable[str]) -> type[admin.SimpleListFilter]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.pages import ReadOnly, code_filter
+from dstackweb.lib.pages import KeysFirst, ReadOnly, code_filter
 from dstackweb.runs import concurrency, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import (
@@ -151,6 +153,23 @@ class RunAdmin(ReadOnly):
         found = super().get_queryset(request)
         is_list = request.resolver_match is not None and request.resolver_match.url_name == "runs_run_changelist"
         return found.defer("spec", "provenance", "config_text", "env_secret") if is_list else found
+
+    def get_paginator(
+        self, request: HttpRequest, queryset: QuerySet[Run], per_page: int, *args: Any, **more: Any
+    ) -> KeysFirst:
+        return KeysFirst(queryset, per_page, self.get_queryset(request).select_related(*self.list_select_related))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Run], search_term: str
+    ) -> tuple[QuerySet[Run], bool]:
+        """By what one index has, and by a whole uid: searched for as the fields are, each run's row would be read."""
+        for word in search_term.split():
+            with contextlib.suppress(ValueError):
+                queryset = queryset.filter(uid=uuid.UUID(word))
+                continue
+            users = list(User.objects.filter(username__icontains=word).values_list("pk", flat=True))
+            queryset = queryset.filter(Q(name__icontains=word) | Q(user__in=users))
+        return queryset, False
 
     def has_change_permission(self, request: HttpRequest, obj: Run | None = None) -> bool:
         active = obj is None or obj.status in ACTIVE

@@ -65,6 +65,20 @@ def test_the_queue_is_listed_as_each_of_its_runs_answers(runs: list[Run], api: A
         assert item == {key: (alone | alone["factors"])[key] for key in item}
 
 
+def test_runs_are_listed_by_queue_and_time_of_submission(runs: list[Run], project: Project, api: Api) -> None:
+    def listed(query: str) -> set[str]:
+        return {run["id"] for run in api("GET", f"projects/main/runs?limit=500&{query}").json()["items"]}
+
+    every = {str(run.uid) for run in runs}
+    Run.objects.filter(pk=runs[0].pk).update(submitted_at="2025-01-02T12:00Z")
+    old = {str(runs[0].uid)}
+    assert listed("queue=default") == every
+    assert listed("queue=nowhere") == set()
+    assert listed("until=2025-01-03") == listed("since=2025-01-02T12:00:00Z&until=2025-01-02T12:00:01%2B00:00") == old
+    assert listed("since=2025-01-03") == every - old
+    assert api("GET", "projects/main/runs?since=yesterday").status_code == 422
+
+
 def test_pages_of_runs_join_to_the_whole_list_with_and_without_a_filter(runs: list[Run], api: Api) -> None:
     newest_first = [run.name for run in reversed(runs)]
     for asked in ("", "&user=" + runs[0].user.username):

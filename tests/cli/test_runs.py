@@ -38,6 +38,23 @@ def test_ps_lists_active_runs_newest_first_and_all_with_an_option(cli: Cli, proj
     ]
 
 
+def test_ps_filters_by_status_member_queue_and_name(cli: Cli, project: Project, ada: User) -> None:
+    Queue.objects.create(project=project, name="eval")
+    make_run(project, ada, "one")
+    make_run(project, join(project, make_user("bob")), "two")
+    services.stop(make_run(project, ada, "three", queue="eval"), ada, "member")
+
+    def names(*options: str) -> list[str]:
+        return [run["name"] for run in json.loads(cli.ok("ps", "--json", *options))["items"]]
+
+    assert names("--status", "terminated") == ["three"]
+    assert names("--user", "bob") == ["two"]
+    assert names("--queue", "eval") == []
+    assert names("--queue", "eval", "-a") == ["three"]
+    assert names("--search", "ON") == ["one"]
+    assert "No matching runs." in cli("ps", "--user", "nobody").stderr
+
+
 def test_ps_shows_places_and_why_no_instance_is_requested(cli: Cli, project: Project, ada: User) -> None:
     make_host("box-1")
     make_run(project, ada, "here")

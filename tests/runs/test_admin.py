@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from dstackweb.accounts.models import Project, User
@@ -120,3 +122,22 @@ def test_an_ended_run_is_read_only_in_the_admin(project: Project, member: User, 
     page = admin_client.get(reverse("admin:runs_run_change", args=[run.pk]))
     assert page.status_code == 200
     assert b"env_secret" not in page.content
+
+
+def test_the_admins_list_of_runs_finds_and_filters_them_without_reading_the_others(
+    project: Project, member: User, admin_client: Client
+) -> None:
+    first, second = make_run(project, member, "train-1"), make_run(project, member, "eval-1")
+    services.stop(second, member, "member")
+
+    def listed(query: str) -> list[str]:
+        page = admin_client.get(reverse("admin:runs_run_changelist") + query)
+        return [run.name for run in page.context["cl"].result_list]
+
+    assert listed("") == listed("?q=ADA") == ["eval-1", "train-1"]
+    assert listed("?q=train") == listed(f"?q={first.uid}") == listed("?q=ada+train") == ["train-1"]
+    with CaptureQueriesContext(connection) as queries:
+        assert listed("?status=terminated&q=eval") == ["eval-1"]
+    for query in queries:
+        if "LIKE" in query["sql"] and '"runs_run"' in query["sql"]:
+            assert '"runs_run"."spec"' not in query["sql"]

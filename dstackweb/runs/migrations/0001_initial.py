@@ -308,7 +308,7 @@ class Migration(migrations.Migration):
                 ('version', models.BigIntegerField(default=0, help_text='Counts every visible change of the run or its jobs')),
                 ('archive', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='runs.archive')),
                 ('moved_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='runs', to='accounts.project')),
+                ('project', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='runs', to='accounts.project')),
                 ('queue', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='runs.queue')),
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='runs', to=settings.AUTH_USER_MODEL)),
                 ('sweep_index', models.PositiveIntegerField(null=True)),
@@ -604,7 +604,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='run',
-            index=models.Index(models.F('project'), models.F('status'), models.OrderBy(models.F('id'), descending=True), name='run_newest_of_status'),
+            index=models.Index(models.F('project'), models.F('status'), models.OrderBy(models.F('id'), descending=True), models.F('user'), models.F('queue'), models.F('submitted_at'), models.F('name'), name='run_newest_of_status'),
         ),
         migrations.AddIndex(
             model_name='run',
