@@ -274,10 +274,11 @@ Q_CLUSTER: dict[str, Any] = {
     "log_level": "WARNING",
     "label": "Task queue",
 }
+_BROKERS = "dstackweb.scheduler.processes.brokers"
 if REDIS_URL:
-    Q_CLUSTER |= {"redis": _patient(REDIS_URL), "broker_class": "dstackweb.scheduler.processes.brokers.RedisBroker"}
+    Q_CLUSTER |= {"redis": _patient(REDIS_URL), "broker_class": f"{_BROKERS}.redis.RedisBroker"}
 else:
-    Q_CLUSTER |= {"orm": "default", "broker_class": "dstackweb.scheduler.processes.brokers.OrmBroker"}
+    Q_CLUSTER |= {"orm": "default", "broker_class": f"{_BROKERS}.orm.OrmBroker"}
 
 
 _mailer = env.mailer("DSTACKWEB_EMAIL_URL")

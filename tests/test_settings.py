@@ -247,6 +247,16 @@ print({name.partition(".")[0] for name in sys.modules} & {"boto3", "botocore", "
     assert start(tmp_path, "-c", code).stdout == "set()\n"
 
 
+def test_only_what_serves_pages_loads_the_admin_and_only_what_uses_redis_loads_it(tmp_path: Path) -> None:
+    code = """
+import sys, django
+django.setup()
+import dstackweb.scheduler.processes.brokers.orm, dstackweb.scheduler.management.commands.up
+print({"redis", "django_redis", "dstackweb.web.admin.site"} & set(sys.modules))
+"""
+    assert start(tmp_path, "-c", code).stdout == "set()\n"
+
+
 def test_single_sign_on_is_installed_with_its_address(tmp_path: Path) -> None:
     code = """
 import django

@@ -6,6 +6,7 @@ settings are those that Django and the forms of backends make.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -68,6 +69,7 @@ def _names() -> set[str]:
     from dstackweb.lib import model_names
     from dstackweb.profiles import forms
 
+    importlib.import_module("dstackweb.urls")  # which has the models named
     labels = {
         info.title or name.replace("_", " ").capitalize()
         for kind in registry.KINDS.values()

@@ -6,7 +6,6 @@ class LibConfig(AppConfig):
     name = "dstackweb.lib"
 
     def ready(self) -> None:
-        from dstackweb.lib import language, model_names
+        from dstackweb.lib import language
 
         language.use(gettext)
-        model_names.translate()

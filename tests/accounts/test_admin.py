@@ -6,12 +6,12 @@ import re
 
 import pytest
 from django.apps import apps
-from django.contrib import admin
 from django.contrib.auth.models import Permission
 from django.test import Client
 
 from dstackweb.accounts import services
 from dstackweb.accounts.models import ApiToken, Membership, Project, ProjectSecret, Session, User
+from dstackweb.urls import admin  # with all models registered
 from tests.factories import join, make_user
 
 pytestmark = pytest.mark.django_db

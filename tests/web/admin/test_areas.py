@@ -6,13 +6,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.apps import apps
-from django.contrib import admin
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from dstackweb.accounts.models import User
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.models import Run
+from dstackweb.urls import admin  # with all models registered
 from dstackweb.web.admin import overview
 from dstackweb.web.admin.areas import AREA_OF, AREAS
 from tests.factories import join, make_host, make_project, make_run, make_user
