@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dstackweb.accounts.models import Project, User
 
 # An example takes as long as a busy machine lets it: no test is about that. The slow suite looks at more of them.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=25)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=10, stateful_step_count=25)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=150)
 
 os.environ["DSTACKWEB_LANGUAGE"] = "en"  # what tests read, whatever language the developer speaks
@@ -53,6 +53,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         apart = [one.nodeid for one in session.items if one.get_closest_marker("xdist_group") and "@" not in one.nodeid]
         assert not apart, f"pytest-xdist does not group {apart[0]}"
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # hardly anything of a test is in a cycle
     gc.enable()
 
 

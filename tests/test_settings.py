@@ -178,6 +178,7 @@ def test_the_docs_list_exactly_the_settings_that_are_read(tmp_path: Path) -> Non
     assert sorted(documented) == sorted(read)
 
 
+@pytest.mark.slow
 def test_starts_at_the_same_moment_agree_on_one_secret_key_that_only_the_owner_reads(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         keys = list(pool.map(lambda _: settings(tmp_path, "SECRET_KEY")["SECRET_KEY"], range(4)))
@@ -269,6 +270,7 @@ print(registry.get_class_list())
     assert start(tmp_path, "-c", code).stdout == "[]\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dstackweb", "host-box"])
 def test_a_cluster_of_any_name_starts(tmp_path: Path, name: str) -> None:
     code = "import django; django.setup(); from django_q.conf import Conf; print(Conf.CLUSTER_NAME, Conf.PREFIX)"

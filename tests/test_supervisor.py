@@ -159,6 +159,7 @@ def up(env: dict[str, str]) -> Console:
     return Console([sys.executable, "manage.py", "up"], Path(env["DSTACKWEB_HOME"]), env)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_reported_in_one_line(deployment: dict[str, str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(deployment["DSTACKWEB_PORT"])))
@@ -175,6 +176,7 @@ def login_link(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_sign_in_link_before_the_first_start_is_refused_with_a_hint(new_deployment: dict[str, str]) -> None:
     asked = login_link(new_deployment)
 

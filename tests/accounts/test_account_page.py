@@ -31,6 +31,7 @@ def fields(**values: str) -> dict[str, str]:
     return {"first_name": "", "last_name": "", "email": "", "language": "", "time_zone": ""} | values
 
 
+@pytest.mark.slow
 def test_name_and_time_zone_are_saved_and_all_pages_use_the_zone(page: Client, ada: User) -> None:
     page.post("/account/", fields(first_name="Ada", last_name="Lovelace", time_zone="Europe/London"))
     ada.refresh_from_db()

@@ -88,6 +88,7 @@ def test_users_outside_the_project_get_404(stranger: Api, project: Project) -> N
     assert stranger("GET", "projects/main/queues/default/history").status_code == 404
 
 
+@pytest.mark.xdist_group("openapi")
 def test_the_openapi_description_has_the_history(api: Api) -> None:
     paths = api("GET", "openapi.json").json()["paths"]
     asked = paths["/api/v1/projects/{project}/queues/{name}/history"]["get"]["parameters"]

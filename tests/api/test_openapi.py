@@ -12,6 +12,7 @@ from dstackweb.api import urls
 from tests.api.conftest import Api
 from tests.factories import make_run
 
+pytestmark = pytest.mark.xdist_group("openapi")  # a process makes the description once
 ANY_RUN = "/api/v1/projects/{project}/runs"
 
 

@@ -24,28 +24,27 @@ def grow(project: Project, member: User, index: int) -> None:
     place_all()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "projects",
-        "hosts",
-        "projects/main/runs",
-        "projects/main/runs?status=submitted&status=provisioning",
-        "projects/main/queues/default",
-        "projects/main/runs/gang-0",
-    ],
+LISTS = (
+    "projects",
+    "hosts",
+    "projects/main/runs",
+    "projects/main/runs?status=submitted&status=provisioning",
+    "projects/main/queues/default",
+    "projects/main/runs/gang-0",
 )
-def test_a_list_of_seven_costs_no_more_queries_than_a_list_of_one(
-    api: Api, project: Project, member: User, path: str
-) -> None:
-    counted = []
-    api("GET", path)  # notes that the token was used
+
+
+def test_a_list_of_seven_costs_no_more_queries_than_a_list_of_one(api: Api, project: Project, member: User) -> None:
+    counted: list[dict[str, int]] = []
+    api("GET", "projects")  # notes that the token was used
     for index in range(7):
         grow(project, member, index)
         if index in (0, 6):
-            with CaptureQueriesContext(connection) as queries:
-                assert api("GET", path).status_code == 200
-            counted.append(len(queries))
+            counted.append({})
+            for path in LISTS:
+                with CaptureQueriesContext(connection) as queries:
+                    assert api("GET", path).status_code == 200
+                counted[-1][path] = len(queries)
     assert counted[0] == counted[1]
 
 

@@ -238,6 +238,7 @@ def test_hosts_and_limits_and_the_caller(api: Api) -> None:
     assert api("GET", "projects").json()["items"] == [{"name": "main", "role": "member"}]
 
 
+@pytest.mark.xdist_group("openapi")
 def test_openapi_describes_every_public_path_and_no_runner_path(api: Api) -> None:
     paths = api("GET", "openapi.json").json()["paths"]
     assert "/api/v1/projects/{project}/runs/{name}/stop" in paths

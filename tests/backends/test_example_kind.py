@@ -50,6 +50,7 @@ def company() -> Iterator[portal.Portal]:
     company.close()
 
 
+@pytest.mark.slow
 def test_a_new_process_finds_the_kind_by_its_entry_point() -> None:
     code = "import django; django.setup(); from dstackweb.backends import registry; print('rental' in registry.KINDS)"
     paths = os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -58,6 +59,7 @@ def test_a_new_process_finds_the_kind_by_its_entry_point() -> None:
     assert ran.stdout.strip() == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_its_offers_are_listed_with_its_own_words(rental: None, company: portal.Portal, admin_client: Client) -> None:
     backend, _is_new = services.put("rented", "rental", CONFIG | {"portal": company.url, "api_key": "outdated"})
@@ -119,6 +121,7 @@ def test_a_kind_costs_money_unless_it_declares_otherwise(rental: None) -> None:
     assert registry.costs_money(Backend(name="gone", kind="uninstalled"))
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_without_its_package_the_rest_works_and_health_names_it(admin_client: Client) -> None:
     backend = Backend.objects.create(name="rented", kind="rental", config={"sites": ["berlin"]})

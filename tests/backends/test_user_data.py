@@ -93,6 +93,7 @@ def test_the_agent_is_fetched_checked_and_started(tmp_path: Path, site: Site) ->
     assert (tmp_path / ".dstackweb/i-1/runner.pyz").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_an_allocation_lasts_as_long_as_its_agent_shuts_nothing_down_and_leaves_nothing(
     tmp_path: Path, site: Site
 ) -> None:
@@ -152,6 +153,7 @@ def test_an_unreachable_server_is_retried_with_growing_pauses(tmp_path: Path, si
     assert "agent agent" in said
 
 
+@pytest.mark.slow
 def test_an_agent_that_cannot_be_fetched_shuts_the_instance_down(tmp_path: Path, site: Site) -> None:
     site.failures = 1000
     said = boot(tmp_path, script(site.url))
@@ -159,6 +161,7 @@ def test_an_agent_that_cannot_be_fetched_shuts_the_instance_down(tmp_path: Path,
     assert said.endswith("the agent cannot be downloaded; shutting down\nsleep 5\nshutdown -h now\n")
 
 
+@pytest.mark.slow
 def test_a_file_with_another_digest_is_never_started(tmp_path: Path, site: Site) -> None:
     said = boot(tmp_path, script(site.url, sha256="0" * 64))
     assert "expected 0000" in said

@@ -26,10 +26,11 @@ ReducedMotion = Literal["reduce", "no-preference"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of this folder need a browser."""
+    """All tests of this folder need a browser, and are slow."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("browser")
+            item.add_marker("slow")
             if CHROMIUM is None:
                 item.add_marker(pytest.mark.skip(reason="no chromium is installed (CHROMIUM names another one)"))
 

@@ -15,7 +15,7 @@ from tests.browser.conftest import Complaints
 from tests.browser.support import check_now, sign_in
 from tests.factories import make_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 LOOKS = pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
 
 

@@ -11,8 +11,6 @@ from dstackweb.accounts.models import User
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.django_db(transaction=True)
 def test_a_member_signs_in_looks_for_a_run_and_stops_it_in_chinese(

@@ -110,7 +110,6 @@ def admin_pages() -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_every_page_is_accessible_and_fits_in_both_themes(
     live_server, new_page: Callable[..., Page], complaints: Complaints
@@ -126,7 +125,6 @@ def test_every_page_is_accessible_and_fits_in_both_themes(
     check_pages(page, {f"admin-{name}": f"{live_server.url}/admin/{path}" for name, path in admin_pages().items()})
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_the_page_of_a_quiet_running_run_makes_at_most_thirty_requests_a_minute(
     live_server, new_page: Callable[..., Page]
@@ -156,7 +154,6 @@ def test_the_page_of_a_quiet_running_run_makes_at_most_thirty_requests_a_minute(
     assert 15 <= len(asked) <= 30, asked
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("width", [1360, 390])
 def test_the_sidebars_groups_stay_closed_and_projects_are_found_by_name(
@@ -199,7 +196,6 @@ def test_the_sidebars_groups_stay_closed_and_projects_are_found_by_name(
     page.wait_for_url("**/p/team-1/gpus/")
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
 def test_dialogs_and_menus_are_accessible_and_fit(
@@ -237,7 +233,6 @@ def test_dialogs_and_menus_are_accessible_and_fit(
     complaints.remove_failed_loads()  # the hold that cannot start
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
 def test_moves_of_rows_are_accessible_and_fit(
@@ -273,7 +268,6 @@ def test_moves_of_rows_are_accessible_and_fit(
     check_now(page, "queue-chosen")
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_the_plan_and_its_errors_are_accessible_and_the_offending_line_is_marked(
     live_server, new_page: Callable[..., Page], complaints: Complaints

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.browser import gpu_demo
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = {
     "gpus": "gpus/",
     "gpus-hot": "gpus/?colour=temperature&sort=temperature",

@@ -244,7 +244,6 @@ def test_log_lines_arrive_within_two_seconds_and_any_bytes_are_shown(
     expect(text).to_have_text("one\ncafé\n��· raw\n100%\nred <b>&\nhalf", timeout=2000, use_inner_text=True)
 
 
-@pytest.mark.slow
 def test_hostile_output_is_text_in_its_own_order(page: Page, live_server, project: Project, mia: User) -> None:
     job = placed_job(running(project, mia))
     odd = "\x1b]0;title\x07\x1b]52;c;aGk=\x1b\\a\u202eb\u2066c\x9bd\u200be</pre><script>x</script>{{7*7}}"
@@ -257,7 +256,6 @@ def test_hostile_output_is_text_in_its_own_order(page: Page, live_server, projec
     assert len(text.inner_text()) < 70_000  # of a long line the beginning is shown
 
 
-@pytest.mark.slow
 def test_a_line_of_carriage_returns_does_not_hold_the_page(
     page: Page, live_server, project: Project, mia: User
 ) -> None:
@@ -286,7 +284,6 @@ def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
     assert asked == []
 
 
-@pytest.mark.slow
 def test_a_truncated_log_is_marked_as_such_at_its_end(
     page: Page, complaints: Complaints, live_server, project: Project, mia: User
 ) -> None:

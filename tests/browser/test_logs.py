@@ -15,7 +15,7 @@ from tests.browser import demo
 from tests.browser.support import sign_in
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = pytest.mark.django_db(transaction=True)
 LINES = 200_000
 
 

@@ -11,8 +11,6 @@ from playwright.sync_api import Page, expect
 from tests.browser.support import sign_in_by_form
 from tests.server import PASSWORD, Server
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def server(open_home: Path) -> object:

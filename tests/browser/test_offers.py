@@ -17,7 +17,7 @@ from tests.browser import cloud_demo, demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, check_pages, sign_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = {
     "offers": "/p/main/offers/",
     "offers-filtered": "/p/main/offers/?gpu=H100&spot=true",

@@ -18,7 +18,6 @@ DEVICE = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_passkey_is_added_signs_in_alone_and_as_a_second_step_and_is_removed(
     live_server, new_page: Callable[..., Page], complaints: Complaints

@@ -13,7 +13,7 @@ from tests.browser import progress_demo, task_demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 S = TaskState
 RUN = "runs/nightly-sweep/progress/"
 PAGES = {

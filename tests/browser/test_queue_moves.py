@@ -17,7 +17,7 @@ from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in
 from tests.factories import join, make_project, make_run, make_user
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 FOCUSED = """(() => {
   const { activeElement: it } = document, ids = it.getAttribute("aria-labelledby");

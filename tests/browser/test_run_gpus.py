@@ -20,7 +20,7 @@ from tests.factories import join, make_host, make_project, make_run, make_user, 
 from tests.gpus.snapshots import sample
 from tests.web.watched import POLICY, watched
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def idles(place: int, ago_s: int) -> int:

@@ -28,7 +28,6 @@ def test_each_picture_is_shown_in_the_documentation_and_small() -> None:
     assert shown | themes == files.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", pictures.SETS)
 def test_pictures_of_the_documentation_are_taken(

@@ -15,7 +15,6 @@ from tests.browser.support import check_now
 from tests.factories import make_project
 
 
-@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_browser_goes_to_the_provider_and_comes_back_signed_in(
     live_server,

@@ -13,7 +13,7 @@ from dstackweb.gpus.policy.exemptions import policies_of
 from tests.browser import policy_demo
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture

@@ -156,6 +156,7 @@ def test_following_outlasts_any_number_of_faults() -> None:
     assert max(wire.pauses) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "unknown"), [(["queue", "--pause"], True), (["move", "--undo"], True), (["queue"], False)]
 )

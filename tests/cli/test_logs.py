@@ -137,6 +137,7 @@ def test_following_continues_with_the_next_attempt(cli: Cli, project: Project, a
     assert "Attempt 2" in err
 
 
+@pytest.mark.slow
 def test_following_survives_a_restart_of_the_server_without_a_byte_lost_or_doubled(
     connect: Callable[..., Cli], proxy: Proxy, ada: User, job: Job
 ) -> None:

@@ -69,6 +69,7 @@ print(json.dumps([sandbox.obstacle(account_of(PROJECT_UIDS, 0)), cgroups.support
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has rights to leave to a service")
 @pytest.mark.parametrize("path", JOB_UNITS, ids=lambda path: path.name)
 def test_services_that_start_jobs_keep_the_rights_for_sandboxes_cgroups_and_closed_ports(path: Path) -> None:

@@ -126,6 +126,7 @@ def test_training_resumes_from_its_checkpoint_after_a_failure(tmp_path: Path) ->
     assert json.loads((tmp_path / "checkpoint.json").read_text())["epoch"] == 4
 
 
+@pytest.mark.slow
 def test_training_that_was_interrupted_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     whole.mkdir()

@@ -61,6 +61,7 @@ def test_moments_money_and_lists_are_written_for_programs() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows() -> None:
     def peak(number: int) -> int:
         rows: Iterator[dict[str, Any]] = ({"name": f"run-{place}", "text": "x" * 100} for place in range(number))

@@ -52,6 +52,7 @@ def test_one_call_for_offers_of_twenty_threads_in_each_of_four_processes(plain: 
     assert cloud.asked == ["offers 1"]
 
 
+@pytest.mark.slow
 def test_the_bound_of_results_holds_for_four_processes(plain: Backend, cloud: Cloud) -> None:
     def ask() -> bool:
         cpus = 1 + int.from_bytes(os.urandom(1)) % 40

@@ -99,6 +99,7 @@ def test_a_dead_agent_is_restarted(cloud: Cloud, server: str) -> None:
     assert Job.objects.get(pk=job.pk).status == "running"
 
 
+@pytest.mark.slow
 def test_an_interruption_is_reported_at_once(cloud: Cloud, server: str) -> None:
     job = place("sleep 600", is_spot=True)
     cloud_id = boot(cloud, job, server, InstanceMarketOptions=SPOT)

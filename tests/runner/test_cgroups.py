@@ -251,6 +251,7 @@ def test_without_cgroups_a_marker_counts_for_processes_of_the_jobs_user(marked: 
     assert tree.processes(job, cgroups.NO_GROUP, set(), jobs_user) == {own, sandbox}
 
 
+@pytest.mark.slow
 def test_other_jobs_cannot_make_the_search_for_processes_read_much(
     group: cgroups.Group, marked: Callable[..., int]
 ) -> None:

@@ -104,6 +104,7 @@ STAGES: dict[str, tuple[Callable[[Box], object], Callable[[Box], object]]] = {
 INTERRUPTED = {"after the started marker", "while the commands run"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_successor_of_a_killed_runner_does_the_remaining_steps(box: MakeBox, stage: str) -> None:
     prepare, there = STAGES[stage]

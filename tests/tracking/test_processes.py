@@ -365,6 +365,7 @@ print("worked")
     assert last == "1001 tasks or groups were not reported"
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_waited_for_a_few_seconds_at_the_end(ear: Ear, tmp_path: Path) -> None:
     ear.hold.clear()
     began = time.monotonic()

@@ -120,6 +120,7 @@ with task(("load-a1", 3)):
     all_agree()
 
 
+@pytest.mark.slow
 def test_processes_report_side_by_side(env: dict[str, str], tmp_path: Path) -> None:
     code = """
 import multiprocessing

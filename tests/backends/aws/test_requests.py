@@ -138,6 +138,7 @@ def ask_all(backend: Backend, cloud: Cloud) -> None:
     code.terminate(REGION, started)
 
 
+@pytest.mark.slow
 def test_every_request_is_described_by_aws_and_allowed_by_the_policy(
     backend: Backend, cloud: Cloud, requests: Requests
 ) -> None:

@@ -195,6 +195,7 @@ def test_failed_runs_are_retried_in_place_and_those_that_people_stopped_are_not(
     assert list(differences()) == []
 
 
+@pytest.mark.slow
 def test_very_many_failed_runs_are_retried_a_few_at_a_time(
     project: Project, member: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_accounting_is_asked_until_it_knows(
     assert set(map(tuple, accounts.asked)) == {("i-0",)}
 
 
+@pytest.mark.slow
 def test_what_accounting_does_not_say_in_time_stays_unknown(
     project: Project, member: User, fake: FakeCloud, accounts: Accounts
 ) -> None:

@@ -32,6 +32,7 @@ __all__ = ["fake"]
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_an_instance_with_heartbeats_is_alive_even_if_the_cloud_does_not_list_it(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
@@ -96,6 +97,7 @@ def test_slow_launches_do_not_delay_terminations(
     assert fake.terminated == ["i-0"]
 
 
+@pytest.mark.slow
 def test_a_runner_that_claims_a_job_and_never_starts_it_is_ordered_to_stop(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_runner_that_claims_a_job_and_never_starts_it_is_ordered_to_stop(
     assert (job_of(run).status, job_of(run).stop_reason) == (JobStatus.TERMINATING, Reason.NO_CAPACITY)
 
 
+@pytest.mark.slow
 def test_a_runner_that_waits_for_another_nodes_instance_is_not_late(
     project: Project, member: User, fake: FakeCloud
 ) -> None:

@@ -26,6 +26,7 @@ __all__ = ["as_a_new_process", "backend", "cloud"]
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_a_run_gets_the_next_offer_after_a_refusal_and_releases_the_instance(
     project: Project, member: User, cloud: Cloud, backend: Backend, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_spent_budget_stops_the_search_too(project: Project, member: User, fak
     assert (fake.launches, fresh(run).status) == (["a"], RunStatus.PENDING)
 
 
+@pytest.mark.slow
 def test_a_cloud_throttled_for_20_minutes_fails_no_run_and_terminates_no_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:

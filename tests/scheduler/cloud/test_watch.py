@@ -147,6 +147,7 @@ def test_a_run_stopped_before_its_instance_joined_ends_at_once_with_the_instance
     assert fake.terminated == ["i-0"]
 
 
+@pytest.mark.slow
 def test_an_instance_that_never_joins_is_terminated_and_the_next_offer_tried(
     project: Project, member: User, fake: FakeCloud, settings: Settings
 ) -> None:
@@ -163,6 +164,7 @@ def test_an_instance_that_never_joins_is_terminated_and_the_next_offer_tried(
     assert waits_again(run)
 
 
+@pytest.mark.slow
 def test_an_instance_whose_agent_starts_no_runner_is_given_up_with_its_orders(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
@@ -179,6 +181,7 @@ def test_an_instance_whose_agent_starts_no_runner_is_given_up_with_its_orders(
     assert fake.terminated == ["i-0"]
 
 
+@pytest.mark.slow
 def test_a_silent_instance_is_terminated_and_its_run_ends_once_that_is_confirmed(
     project: Project, member: User, fake: FakeCloud, settings: Settings
 ) -> None:
@@ -350,6 +353,7 @@ def test_all_nodes_know_the_first_one_s_address_when_they_start(
     assert attempt_fields(second.run_id, second.attempt) == {"master_ip": "10.0.0.1", "gpus_total": 0}
 
 
+@pytest.mark.slow
 def test_when_one_node_gets_no_instance_the_others_stop_and_the_run_is_requeued(
     project: Project, member: User, fake: FakeCloud
 ) -> None:

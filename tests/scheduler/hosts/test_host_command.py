@@ -61,6 +61,7 @@ def start(open_home: Path) -> Iterator[Start]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_machine_registers_sends_heartbeats_and_leaves_cleanly(start: Start, open_home: Path) -> None:
     process = start("--address", "10.1.2.3")
     eventually(lambda: Host.objects.get().heartbeats > 0)
@@ -72,6 +73,7 @@ def test_a_machine_registers_sends_heartbeats_and_leaves_cleanly(start: Start, o
     assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_gpus_and_strangers_on_them_are_registered(start: Start, tmp_path: Path) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("gcc is needed to build a stand-in for NVML")

@@ -121,6 +121,7 @@ def test_a_reboot_of_the_watchers_machine_declares_nothing_lost(project: Project
     assert Job.objects.timed().get(run=run).silent_s == 0
 
 
+@pytest.mark.slow
 def test_two_alternating_watchers_find_a_lost_job_as_soon_as_one(
     project: Project, member: User, clock: Clock, settings: Settings
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_new_low_stretch_has_a_new_notice(project: Project, member: User) -> N
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_several_idle_nodes_have_one_notice(project: Project, member: User) -> None:
     for name in ("box-1", "box-2", "box-3"):
         make_host(name, gpus=1)

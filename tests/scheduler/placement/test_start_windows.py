@@ -58,6 +58,7 @@ def queue(waiting: int, gpus: int = 4) -> World:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("samples", "waiting", "worlds", "rounds"), [(31, 60, 5, 40), (7, 200, 40, 3), (3, 200, 60, 3)]
 )

@@ -59,6 +59,7 @@ def connects(uid: int, host: str, port: int) -> bool:
         os._exit(255)
 
 
+@pytest.mark.slow
 @as_root
 def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple[int, int]) -> None:
     database, redis = ports
@@ -78,6 +79,7 @@ def test_users_of_projects_cannot_connect_to_the_database_and_redis(ports: tuple
         assert connects(FIRST, "127.0.0.1", api)
 
 
+@pytest.mark.slow
 @as_root
 def test_users_of_projects_cannot_connect_to_a_database_in_a_container_by_its_own_address(
     ports: tuple[int, int],

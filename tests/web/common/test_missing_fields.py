@@ -36,6 +36,7 @@ def settings_of_all() -> list[Any]:
     return rows
 
 
+@pytest.mark.slow
 def test_no_form_without_its_field_changes_a_setting(project: Project, mia: User, root: User, as_user: SignIn) -> None:
     make_host("box-1", draining=True)
     set_observe_only(project, "admin", True)
