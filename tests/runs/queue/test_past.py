@@ -144,7 +144,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1000)), min_size=1
 
 @given(STEPS)
 @settings(
-    max_examples=settings().max_examples // 6,
+    max_examples=max(4, settings().max_examples // 6),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
