@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from dstackweb.lib.ssh_keys import host_fingerprint, host_key
 from tests import databases
 from tests.server import Server
 from tests.support import eventually
@@ -99,6 +100,7 @@ def test_another_key_or_a_database_in_use_is_refused_and_nothing_changes(open_ho
 def test_a_backup_with_the_key_restores_an_empty_machine(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
     server = Server(open_home)
+    known_as = host_key(open_home) and host_fingerprint(open_home)
     assert server.manage("backup", file, "--with-secret-key").returncode == 0
     key = (open_home / "secret_key").read_text()
     for path in open_home.iterdir():
@@ -106,5 +108,7 @@ def test_a_backup_with_the_key_restores_an_empty_machine(open_home: Path, tmp_pa
     done = server.manage("restore", file)
     assert done.returncode == 0, done.stderr
     assert (open_home / "secret_key").read_text().strip() == key.strip()
+    assert host_key(open_home).stat().st_mode & 0o777 == 0o600
+    assert host_fingerprint(open_home) == known_as
     with sqlite3.connect(open_home / "db.sqlite3") as database:
         assert database.execute("SELECT count(*) FROM django_migrations").fetchone()[0] > 0

@@ -26,6 +26,7 @@ from django.utils import timezone
 
 import dstackweb
 from dstackweb.backends.hosts import local
+from dstackweb.lib import ssh_keys
 from dstackweb.lib.errors import Conflict, DomainError
 from dstackweb.lib.storage import storage
 from dstackweb.lib.storage.disk import DiskStorage
@@ -33,6 +34,8 @@ from dstackweb.runs.models import Job
 
 FORMAT = 1
 MANIFEST, DATABASE, KEY = "manifest.json", "database", "secret_key"
+KEYS = (KEY, ssh_keys.HOST_KEY, f"{ssh_keys.HOST_KEY}.pub")
+"""In DSTACKWEB_HOME. The first is a setting too; the others are there once the gateway has run."""
 FOLDERS = ("joblogs", "archives", "artifacts")
 """Of the storage, where it is a disk. A dump of the database has its rows; objects stay in their bucket."""
 
@@ -75,6 +78,9 @@ def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
             tar.add(copy, DATABASE)
             if with_key:
                 _add_text(tar, KEY, settings.SECRET_KEY)
+                for name in KEYS[1:]:
+                    if (key := settings.DSTACKWEB_HOME / name).exists():
+                        _add_text(tar, name, key.read_text())
             root = _root()
             files = sum(_add_files(tar, root, name) for name in FOLDERS) if root else 0
             tar.close()
@@ -151,7 +157,7 @@ def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
             _unpack(tar, staged)
             _check_key(manifest, staged / KEY)
             aside = _load(staged / DATABASE)
-            _put_key_in_place(staged / KEY)
+            _put_keys_in_place(staged)
             root = _root()
             files = sum(_put_back(staged, root, name) for name in FOLDERS) if root else 0
     ended, alive = _end_unknown_jobs()
@@ -207,7 +213,7 @@ def _unpack(tar: tarfile.TarFile, staged: Path) -> None:
     """
     for member in tar:
         parts = Path(member.name).parts
-        wanted = member.name in (DATABASE, KEY) or parts[:1] in [(folder,) for folder in FOLDERS]
+        wanted = member.name in (DATABASE, *KEYS) or parts[:1] in [(folder,) for folder in FOLDERS]
         is_plain = member.isreg() and not member.issparse() and ".." not in parts
         file = tar.extractfile(member) if wanted and is_plain else None
         if file is None:
@@ -231,14 +237,15 @@ def _check_key(manifest: dict[str, Any], key: Path) -> None:
         )
 
 
-def _put_key_in_place(key: Path) -> None:
-    """Use the key of the backup, if it has one; another one here is kept aside: what it encrypted may be kept too."""
-    place = settings.DSTACKWEB_HOME / KEY
-    if not key.exists() or settings.DSTACKWEB_SECRET_KEY:
-        return
-    if place.exists() and place.read_bytes() != key.read_bytes():
-        os.replace(place, _aside(place))
-    os.replace(key, place)
+def _put_keys_in_place(staged: Path) -> None:
+    """Use the keys of the backup, if it has them; others here are kept aside: what they encrypted may be kept too."""
+    for name in KEYS:
+        key, place = staged / name, settings.DSTACKWEB_HOME / name
+        if not key.exists() or (name == KEY and settings.DSTACKWEB_SECRET_KEY):
+            continue
+        if place.exists() and place.read_bytes() != key.read_bytes():
+            os.replace(place, _aside(place))
+        os.replace(key, place)
 
 
 def _aside(place: Path) -> Path:

@@ -55,12 +55,12 @@ def test_a_damaged_backup_leaves_the_secret_key(home: Path, tmp_path: Path) -> N
     assert {path.name: path.read_text() for path in home.iterdir()} == {"secret_key": "old"}
 
 
-def test_a_secret_key_is_replaced_by_that_of_the_backup_and_set_aside(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("new")
-    backup._put_key_in_place(tmp_path / "key")
+def test_keys_are_replaced_by_those_of_the_backup_and_set_aside(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret_key").write_text("new")
+    backup._put_keys_in_place(tmp_path)
     (aside,) = home.glob("secret_key.before-restore-*")
     assert ((home / "secret_key").read_text(), aside.read_text()) == ("new", "old")
-    backup._put_key_in_place(tmp_path / "missing")
+    backup._put_keys_in_place(tmp_path)
     assert len(list(home.iterdir())) == 2
 
 

@@ -19,7 +19,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--with-secret-key",
             action="store_true",
-            help="also copy the secret key: keep such a file as safe as the key",
+            help="also copy the secret key and the SSH host key: keep such a file as safe as these",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
