@@ -25,14 +25,18 @@ def visible_projects(user: User | AnonymousUser) -> QuerySet[Project]:
     """The projects that the user is a member of, by name; all for a superuser, none for an inactive user."""
     if not user.is_active:
         return Project.objects.none()
-    found = Project.objects.all() if user.is_superuser else Project.objects.filter(memberships__user=user)
+    there = Project.objects.filter(deleting_since=None)
+    found = there if user.is_superuser else there.filter(memberships__user=user)
     limit = _limit(user)
     return found if limit is None or limit.project_id is None else found.filter(pk=limit.project_id)
 
 
 def role_in(project: Project, user: User | AnonymousUser) -> str | None:
-    """The user's role in the project, `admin` for superusers; None for non-members and inactive users."""
-    if not user.is_active:
+    """The user's role in the project, `admin` for superusers; None for non-members and inactive users.
+
+    Nobody has one in a project that is being deleted.
+    """
+    if not user.is_active or project.deleting_since is not None:
         return None
     if user.is_superuser:
         return limited(user, project.pk, Role.ADMIN)
@@ -63,7 +67,7 @@ _PROJECT_AND_ROLE = """
 SELECT project.*, membership.role AS role_there
 FROM accounts_project project
 LEFT JOIN accounts_membership membership ON membership.project_id = project.id AND membership.user_id = %s
-WHERE project.name = %s
+WHERE project.name = %s AND project.deleting_since IS NULL
 """
 
 

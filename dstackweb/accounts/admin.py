@@ -161,7 +161,15 @@ class AccountAdmin(UserAdmin[User]):
 
 @admin.register(Project)
 class ProjectAdmin(admin.ModelAdmin[Project]):
-    list_display = ("name", "weight", "monthly_budget", "member_max_priority", "least_isolation", "created_at")
+    list_display = (
+        "name",
+        "weight",
+        "monthly_budget",
+        "member_max_priority",
+        "least_isolation",
+        "created_at",
+        "deleting_since",
+    )
     search_fields = ("name",)
     readonly_fields = ("created_at",)
     inlines = (ProjectMembers,)

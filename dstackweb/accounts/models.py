@@ -114,6 +114,9 @@ class Project(models.Model):
         help_text="How hosts must isolate its jobs at least. Cloud instances run jobs of one project only.",
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
+    deleting_since = models.DateTimeField(
+        null=True, editable=False, help_text="From here on nobody sees it, and what it has is removed step by step"
+    )
 
     class Meta:
         constraints = [

@@ -61,7 +61,10 @@ WATCHED: dict[type[Model], Watched] = {
     User: Watched(
         AuditKind.USER, ("username", "email", "is_active", "is_staff", "is_superuser"), secret=("password",)
     ),
-    Project: Watched(AuditKind.PROJECT, ("name", "weight", "monthly_budget", "member_max_priority", "least_isolation")),
+    Project: Watched(
+        AuditKind.PROJECT,
+        ("name", "weight", "monthly_budget", "member_max_priority", "least_isolation", "deleting_since"),
+    ),
     Membership: Watched(AuditKind.MEMBER, ("user", "role", "by_group")),
     Authenticator: Watched(AuditKind.SECOND_STEP, ("type",), secret=("data",)),
     SocialAccount: Watched(AuditKind.SIGN_ON, ("uid",)),

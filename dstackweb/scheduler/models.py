@@ -161,6 +161,7 @@ class RetentionKind(StrEnum):
     HOST_EVENTS = "host_events"
     AUDIT = "audit"
     NOTIFICATIONS = "notifications"
+    PROJECTS = "projects"
     LEFTOVERS = "leftovers"
     RUN_DIRS = "run_dirs"
     JOB_FILES = "job_files"

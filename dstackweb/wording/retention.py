@@ -20,6 +20,7 @@ LABELS: dict[RetentionKind, str | Promise] = {
     RetentionKind.HOST_EVENTS: gettext_lazy("events of hosts"),
     RetentionKind.AUDIT: gettext_lazy("entries of the audit log"),
     RetentionKind.NOTIFICATIONS: gettext_lazy("notifications"),
+    RetentionKind.PROJECTS: gettext_lazy("runs of deleted projects"),
     RetentionKind.LEFTOVERS: gettext_lazy("leftovers of removed runs and code"),
     RetentionKind.RUN_DIRS: gettext_lazy("run directories"),
     RetentionKind.JOB_FILES: gettext_lazy("runner files of ended jobs"),

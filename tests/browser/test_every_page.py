@@ -93,6 +93,8 @@ def admin_pages() -> dict[str, str]:
         "token-add": "accounts/apitoken/add/",
         "group-add": "auth/group/add/",
         "project": f"accounts/project/{main.pk}/change/",
+        "project-delete-refused": f"accounts/project/{main.pk}/delete/",
+        "project-delete": f"accounts/project/{Project.objects.get(name='research').pk}/delete/",
         "project-history": f"accounts/project/{main.pk}/history/",
         "queue": f"runs/queue/{queue.pk}/change/",
         "runs": "runs/run/",

@@ -30,6 +30,7 @@ from dstackweb.runs.models import Archive, Artifact, Job, RemovedRun, Run, Sweep
 from dstackweb.runs.queue import past
 from dstackweb.runs.states import ACTIVE, ENDED
 from dstackweb.scheduler.models import Retention, RetentionKind
+from dstackweb.scheduler.processes import project_removal
 
 log = logging.getLogger(__name__)
 BUDGET_S = 5.0
@@ -78,6 +79,7 @@ def kinds() -> list[Kind]:
         _of_rows(RetentionKind.HOST_EVENTS, _old_host_events, _delete_some),
         _of_rows(RetentionKind.AUDIT, _old_audit_entries, _delete_some),
         *(_of_rows(name, old, _delete_some) for name, old in _registered.items()),
+        Kind(RetentionKind.PROJECTS, lambda _now: project_removal.waiting(MOST_COUNTED), project_removal.step),
         # What interrupted removals have left behind.
         Kind(
             RetentionKind.LEFTOVERS,

@@ -212,6 +212,11 @@ def _bring_forward(name: str, seconds: float) -> None:
     PeriodicJob.objects.filter(name=name).update(due_at=timezone.now() + dt.timedelta(seconds=seconds))
 
 
+def prune_soon() -> None:
+    """Prune with the next tick."""
+    _bring_forward("retention", 0)
+
+
 def prune_old_data() -> None:
     """Prune for a while, and again soon if that was not all."""
     if retention.prune():

@@ -21,6 +21,10 @@ from dstackweb.runs.history import parse_zone
 from dstackweb.web.admin import overview, profile_preview
 from dstackweb.web.admin.areas import AREA_OF, AREAS, UNUSED, Area
 from dstackweb.web.admin.options import Fixed, ProductAdmin
+from dstackweb.web.admin.project_deletion import ProjectDeletion
+
+OWN_PAGES: dict[str, tuple[type[admin.ModelAdmin[Any]], ...]] = {"accounts.project": (ProjectDeletion,)}
+"""What models have of this room, beside what their own says."""
 
 
 class AdminSite(admin.AdminSite):
@@ -39,7 +43,7 @@ class AdminSite(admin.AdminSite):
             if label in UNUSED:
                 continue
             shared = (Fixed,) if label in AREA_OF and AREA_OF[label].fixed else (ProductAdmin,)
-            bases = (*shared, admin_class or admin.ModelAdmin)
+            bases = (*OWN_PAGES.get(label, ()), *shared, admin_class or admin.ModelAdmin)
             super().register(model, type(bases[-1].__name__, bases, {}), **options)
 
     def admin_view(self, view: Any, cacheable: bool = False) -> Any:
