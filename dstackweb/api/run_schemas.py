@@ -6,14 +6,14 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from django.conf import settings
 from django.utils import timezone
 from ninja import Field, Schema
 
 from dstackweb.api.app import Id, Name, NameOrNull, Username, UsernameOrNull
+from dstackweb.api.connect_schemas import ConnectOut, ServiceOut
 from dstackweb.api.utilization import PolicyOut
 from dstackweb.gpus.policy.policy_status import policy_status
-from dstackweb.runs import dev_environments, selectors
+from dstackweb.runs import selectors
 from dstackweb.runs.codes import DependencyOutcome
 from dstackweb.runs.comparison import LineOf, Side, current_spec
 from dstackweb.runs.holds import access_to
@@ -167,28 +167,6 @@ class HoldOut(Schema):
     lines: list[str]
 
 
-class ConnectOut(Schema):
-    """How to connect to a dev environment or a hold, through the server's gateway."""
-
-    ready: Annotated[bool, Field(description="Whether its runner is connected to the gateway now")]
-    ssh: Annotated[str | None, Field(description="The command; null without SSH")]
-    vscode: Annotated[str | None, Field(description="A link that opens it in VS Code")]
-    url: Annotated[str | None, Field(description="The dashboard's address that opens JupyterLab in a browser")]
-    used_at: Annotated[dt.datetime | None, Field(description="When a person last used it")]
-    stops_s: Annotated[int | None, Field(description="Seconds of further inactivity after which it is stopped")]
-
-    @classmethod
-    def of(cls, run: Run) -> ConnectOut | None:
-        found = dev_environments.connection_to(run)
-        if found is None:
-            return None
-        url = f"{settings.DSTACKWEB_API_URL}{dev_environments.open_path(run)}" if found.opens else None
-        return cls(
-            ready=found.ready, ssh=found.ssh or None, vscode=found.vscode or None, url=url,
-            used_at=found.used_at, stops_s=found.stops_s,
-        )  # fmt: skip
-
-
 class FactorsOut(Schema):
     """Why a waiting run has its position.
 
@@ -274,6 +252,7 @@ class RunOut(RunRow):
     max_duration_s: Annotated[int | None, Field(description="Its limit, including extensions")]
     cost: Annotated[float, Field(description="USD so far, for all attempts; hosts are free")]
     hold: HoldOut | None
+    service: Annotated[ServiceOut | None, Field(description="Null unless it is a service that runs")]
     connect: Annotated[ConnectOut | None, Field(description="Null unless people can connect to it, and it runs")]
     policy: Annotated[PolicyOut | None, Field(description="State of its utilization policy; null unless it is placed")]
     spec: dict[str, Any]
@@ -306,6 +285,7 @@ class RunOut(RunRow):
             max_duration_s=run.limit_s,
             cost=float(costs_by_run([run], now).get(run.pk, 0)) if jobs else 0.0,
             hold=HoldOut.from_orm(access) if access else None,
+            service=ServiceOut.of(run),
             connect=ConnectOut.of(run),
             policy=PolicyOut.of(policy_status(run, now)),
             spec=run.spec,

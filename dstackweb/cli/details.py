@@ -75,11 +75,27 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
         yield _("starts"), starts
     if run["max_duration_s"]:
         yield _("max duration"), duration_text(run["max_duration_s"])
+    yield from _service_facts(run.get("service"))
     if run["cost"]:
         yield _("cost"), price_text(round(run["cost"], 2))
     for one in run["after"]:
         values = {"run": one["run"], "on": word(one["on"]), "outcome": word(one["outcome"])}
         yield _("after"), _("{run} ({on}): {outcome}", **values)
+
+
+def _service_facts(service: dict[str, Any] | None) -> Iterator[tuple[str, object]]:
+    """Where a service is called, and how it is."""
+    if service is None:
+        return
+    health = service["health"]
+    values = {"state": word(health["state"]), "since": clock_text(health["since"]), "detail": health["detail"]}
+    yield _("url"), service["url"]
+    if health["detail"]:
+        yield _("health"), _("{state} since {since}; last check: {detail}", **values)
+    else:
+        yield _("health"), _("{state} since {since}", **values)
+    if service["used_at"]:
+        yield _("last request"), clock_text(service["used_at"])
 
 
 def _queue(run: dict[str, Any]) -> str:

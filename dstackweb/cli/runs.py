@@ -203,9 +203,15 @@ def message_of(run: dict[str, Any]) -> str:
     return message
 
 
+def status_word(run: dict[str, Any]) -> str:
+    """Its status; of a service that runs, how that is instead, as `running, unhealthy`."""
+    status = word(run["status"])
+    return listed([status, word(run["health"])]) if run.get("health") else status
+
+
 COLUMNS: ItemColumns = {
     Column("NAME"): itemgetter("name"),
-    Column("STATUS"): lambda run: word(run["status"]),
+    Column("STATUS"): status_word,
     Column("PRIO", right=True): itemgetter("priority"),
     Column("USER"): itemgetter("user"),
     Column("AGE", right=True): lambda run: age_text(run["submitted_at"]),
@@ -216,7 +222,7 @@ COLUMNS: ItemColumns = {
 
 START_COLUMNS: ItemColumns = {
     Column("NAME"): itemgetter("name"),
-    Column("STATUS"): lambda run: word(run["status"]),
+    Column("STATUS"): status_word,
     Column("USER"): itemgetter("user"),
     Column("AGE", right=True): lambda run: age_text(run["submitted_at"]),
     Column("STARTS"): lambda run: start_text(run.get("starts")),
@@ -243,7 +249,7 @@ def _timed_message(run: dict[str, Any]) -> str:
 
 def status_text(run: dict[str, Any]) -> str:
     """A run's status on one line: `swift-otter: submitted, position 3, waiting for a GPU`."""
-    parts = [clean(word(run["status"]))]
+    parts = [clean(status_word(run))]
     if run.get("position"):
         parts.append(_("position {position}", position=run["position"]))
     if why := run.get("reason_detail") or run.get("silent_detail") or message_of(run):

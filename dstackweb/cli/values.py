@@ -13,9 +13,9 @@ WORDS = (
     N_("pending"), N_("submitted"), N_("provisioning"), N_("running"), N_("terminating"), N_("done"), N_("failed"),
     N_("terminated"), N_("idle"), N_("available"), N_("busy"), N_("unknown"), N_("no_quota"), N_("not_available"),
     N_("default"), N_("viewer"), N_("member"), N_("manager"), N_("admin"), N_("ended"), N_("waiting"),
-    N_("met"), N_("unmet"), N_("released"),
+    N_("met"), N_("unmet"), N_("released"), N_("starting"), N_("healthy"), N_("unhealthy"),
 )  # fmt: skip
-"""Codes of the API that people read: statuses, availabilities, origins, roles, and how a run waits for another."""
+"""Codes of the API that people read: statuses, availabilities, origins, roles, how a run waits, how a service is."""
 
 
 def word(code: object) -> str:

@@ -10,17 +10,28 @@ from uuid import UUID
 from django.db.models import Q
 from django.utils import timezone
 
-from dstackweb.accounts.access import visible_projects
+from dstackweb.accounts import attempts
+from dstackweb.accounts.access import role_in, visible_projects
 from dstackweb.accounts.models import SSHKey, User
+from dstackweb.accounts.services import authenticate_token
+from dstackweb.gateway.answers import Denied
+from dstackweb.lib.errors import TooMany
 from dstackweb.runs.launch import job_of_token
 from dstackweb.runs.models import Job, Run
+from dstackweb.runs.service_codes import GatewayProblem
+from dstackweb.runs.service_health import rules_of
 from dstackweb.runs.states import ACTIVE, JOB_ACTIVE
-from dstackweb.runs.visits import may_act_in, may_enter
+from dstackweb.runs.visits import Visit, may_act_in, may_enter, may_open, visitor
 from dstackweb.spec.codes import RunType
+from dstackweb.spec.effective import HealthCheck
 
 RECHECK_S = 60.0
+GONE = "gone"
+"""The status of a run that was removed."""
 KEY_USE = dt.timedelta(minutes=1)
 _ADMITS = Q(spec__type=RunType.DEV_ENVIRONMENT.value) | Q(spec__hold=True)
+"""Runs that people enter by SSH."""
+_CONNECTS = _ADMITS | Q(spec__type=RunType.SERVICE.value)
 
 
 @dataclass(frozen=True)
@@ -34,21 +45,82 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """A user who may use what a run serves. `port` is the service's; None for the pages of a dev environment."""
+
+    user: str
+    run_id: int
+    run: str
+    port: int | None
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a service listens on, and how that is checked."""
+
+    port: int
+    rules: HealthCheck
+
+
+@dataclass(frozen=True)
 class Runner:
-    """The runner of a job, which may connect."""
+    """The runner of a job, which may connect; `service` if that is one."""
 
     job: UUID
     run_id: int
     attempt: int
+    service: Service | None = None
 
 
 def runner_of(job: UUID, token: str, nonce: str) -> Runner | None:
-    """The job's runner, if it is the one that asks, and people may connect to the job."""
+    """The job's runner, if it is the one that asks, and the job may be connected to."""
     if job_of_token(token) != job or not nonce:
         return None
     found = Job.objects.filter(pk=job, claim_nonce=nonce, status__in=JOB_ACTIVE)
-    row = found.filter(run__in=Run.objects.filter(_ADMITS)).values_list("run_id", "attempt").first()
-    return Runner(job, *row) if row else None
+    row = found.filter(run__in=Run.objects.filter(_CONNECTS)).values_list("run_id", "attempt", "run__spec").first()
+    if row is None:
+        return None
+    run_id, attempt, spec = row
+    is_service = spec.get("type") == RunType.SERVICE
+    return Runner(job, run_id, attempt, Service(spec["port"], rules_of(spec)) if is_service else None)
+
+
+def by_token(token: str, uid: str, address: str) -> Admission:
+    """The owner of an API token at the service of this id. Raises Denied.
+
+    Wrong tokens from one address are counted with those of the API.
+    """
+    user = authenticate_token(token)
+    if user is None:
+        try:
+            attempts.check(address)
+        except TooMany:
+            raise Denied(GatewayProblem.TOO_MANY_FAILURES) from None
+        attempts.count_failure(address)
+        raise Denied(GatewayProblem.BAD_TOKEN)
+    admission = _admitted(user, uid)
+    if admission.port is None:
+        raise Denied(GatewayProblem.TOKENS_NOT_TAKEN, name=admission.run)
+    return admission
+
+
+def by_visit(visit: Visit, uid: str) -> Admission:
+    """A person who came from the page of the run of this id. Raises Denied."""
+    user = visitor(visit)
+    if user is None or not Run.objects.filter(pk=visit.run_id, uid=uid).exists():
+        raise Denied(GatewayProblem.SIGN_IN)
+    return _admitted(user, uid)
+
+
+def _admitted(user: User, uid: str) -> Admission:
+    run = Run.objects.select_related("project").filter(uid=uid).filter(_CONNECTS).first()
+    if run is None or role_in(run.project, user) is None:
+        raise Denied(GatewayProblem.NO_RUN)
+    if not may_open(user, run):
+        raise Denied(GatewayProblem.NO_ACCESS, name=run.name)
+    if run.status not in ACTIVE:
+        raise Denied(GatewayProblem.ENDED, name=run.name, status=run.status)
+    return Admission(user.get_username(), run.pk, run.name, run.spec.get("port"))
 
 
 def by_key(name: str, fingerprint: str) -> Entry | None:
@@ -87,4 +159,4 @@ def may_still_enter(entries: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
 
 def status_of(run_id: int) -> str:
     """The run's status, for those who may enter it."""
-    return Run.objects.filter(pk=run_id).values_list("status", flat=True).first() or "gone"
+    return Run.objects.filter(pk=run_id).values_list("status", flat=True).first() or GONE

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 from django.conf import settings
 
+from dstackweb.gateway.checks import Checks
 from dstackweb.gateway.pages import Pages
 from dstackweb.gateway.ssh import Front
 from dstackweb.gateway.tunnels import Tunnels, in_database
@@ -34,10 +35,12 @@ async def serve() -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    host, tunnels = settings.DSTACKWEB_HOST, Tunnels()
+    checks = Checks()
+    host, tunnels = settings.DSTACKWEB_HOST, Tunnels(checks.watch)
     pages, front = Pages(tunnels), Front(tunnels)
     runner = web.AppRunner(
         pages.application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
+        handler_cancellation=True,  # a caller that has gone ends what the job does for it
         max_line_size=HEADERS_MOST, max_field_size=HEADERS_MOST,
     )  # fmt: skip
     await runner.setup()
@@ -53,6 +56,7 @@ async def serve() -> bool:
         bind(listen_http, "DSTACKWEB_GATEWAY_PORT", settings.DSTACKWEB_GATEWAY_PORT),
         tunnels.keep_notes(),
         front.recheck(),
+        checks.keep(),
     ]
     if settings.DSTACKWEB_SSH_PORT:
         work.append(bind(listen_ssh, "DSTACKWEB_SSH_PORT", settings.DSTACKWEB_SSH_PORT))

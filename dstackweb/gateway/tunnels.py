@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
@@ -27,6 +27,8 @@ T = TypeVar("T")
 HEARTBEAT_S = 20.0
 NOTE_S = 10.0
 """How often the use of runs is noted."""
+NO_TUNNEL = "no_tunnel"
+"""The code of a stream that is refused since no runner is connected; the reason is the run's status."""
 SEND_S = 60.0
 """A runner that takes nothing for so long is gone."""
 
@@ -66,9 +68,10 @@ class Tunnel:
 
 
 class Tunnels:
-    """All connected runners, one per run."""
+    """All connected runners, one per run. `watch` goes on for each of them while it is connected."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[Tunnel], Awaitable[None]] | None = None) -> None:
+        self._watch = watch
         self._by_run: dict[int, tuple[Tunnel, web.WebSocketResponse]] = {}
 
     async def take(self, request: web.Request) -> web.StreamResponse:
@@ -95,6 +98,7 @@ class Tunnels:
             former[0].mux.lose()
             await former[1].close()
         await self._note([tunnel])
+        watching = asyncio.ensure_future(self._watch(tunnel)) if self._watch else None
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
@@ -103,6 +107,8 @@ class Tunnels:
         except ProtocolError as error:
             log.warning("the runner of job %s does not keep to the protocol: %s", runner.job, error)
         finally:
+            if watching is not None:
+                watching.cancel()
             tunnel.mux.lose()
             if self._by_run.get(runner.run_id, (None,))[0] is tunnel:
                 del self._by_run[runner.run_id]
@@ -114,10 +120,10 @@ class Tunnels:
         return found[0] if found else None
 
     async def open(self, run_id: int, **what: Any) -> Stream:
-        """Open a stream to a run's job. Raises StreamRefused."""
+        """Open a stream to a run's job. Raises StreamRefused, whose code may be NO_TUNNEL."""
         tunnel = self.of_run(run_id)
         if tunnel is None:
-            raise StreamRefused(await in_database(access.status_of, run_id))
+            raise StreamRefused(await in_database(access.status_of, run_id), NO_TUNNEL)
         return await tunnel.mux.open(**what)
 
     async def keep_notes(self) -> None:

@@ -48,7 +48,7 @@ def see_through(
     connection = environ.get(CONNECTION)
     claims = any(name in environ for name in FORWARDED)
     forged = claims and connection is not None and is_of_job(connection)
-    if forged or not _is_in(peer, trusted):
+    if forged or not is_in(peer, trusted):
         for name in FORWARDED:
             environ.pop(name, None)
         return
@@ -62,12 +62,12 @@ def client(peer: str, claimed: str, trusted: Sequence[Network]) -> str:
         if address is None:
             break
         peer = str(address)
-        if not _is_in(peer, trusted):
+        if not is_in(peer, trusted):
             break
     return peer
 
 
-def _is_in(text: str, networks: Sequence[Network]) -> bool:
+def is_in(text: str, networks: Sequence[Network]) -> bool:
     address = _address(text)
     return address is not None and any(address in network for network in networks)
 

@@ -17,8 +17,9 @@ from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.profiles.models import Profile
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.fields import Keys
-from dstackweb.spec.run_fields import RETRY_EVENTS, ProfileFields, RetryFields, ScheduleFields, UtilizationFields
+from dstackweb.spec.run_fields import RETRY_EVENTS, ProfileFields, RetryFields, UtilizationFields
 from dstackweb.spec.run_file import parse_profile_settings
+from dstackweb.spec.schedule import ScheduleFields
 from dstackweb.spec.source import read
 
 OWN = ("name", "project", "is_default", "description")

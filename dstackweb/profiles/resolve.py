@@ -11,6 +11,7 @@ from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.effective import (
     After,
     EffectiveSpec,
+    HealthCheck,
     RegistryAuth,
     Requirements,
     Retry,
@@ -23,10 +24,11 @@ from dstackweb.spec.run_fields import (
     RegistryAuthFields,
     ResourcesFields,
     RetryFields,
-    ScheduleFields,
     UtilizationFields,
 )
 from dstackweb.spec.run_file import RunFile
+from dstackweb.spec.schedule import ScheduleFields
+from dstackweb.spec.service import HealthCheckFields
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def _converted(value: Any) -> Any:
             return RegistryAuth(username=value.username, password=value.password)
         case ScheduleFields():
             return Schedule(cron=value.cron)
+        case HealthCheckFields():
+            return HealthCheck.of(value)
         case ArrayFields():
             return Array.of(value)
         case (AfterFields(), *_):

@@ -279,6 +279,7 @@ def dstack_env(job: Job) -> dict[str, str]:
             "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
             "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
         }
+        | ({"DSTACK_SERVICE_PORT": str(spec["service_port"])} if spec.get("service_port") else {})
     )
 
 

@@ -8,9 +8,24 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 
 CONNECT_S = 3.0
+AT_ONCE_S = 0.05
+"""How long a connection to a port is waited for here. If what listens there is busy, the runner waits on: so others are
+made meanwhile."""
 REQUEST_MAX = 4096
+REFUSED, FOREIGN, TIMEOUT = "refused", "foreign", "timeout"
+LISTENS = "0A"
+_WORDS = {
+    *(socket.inet_pton(socket.AF_INET, text) for text in ("0.0.0.0", "127.0.0.1")),
+    *(socket.inet_pton(socket.AF_INET6, text) for text in ("::", "::1", "::ffff:127.0.0.1")),
+}
+LOCAL = {
+    "".join(f"{int.from_bytes(words[at : at + 4], sys.byteorder):08X}" for at in range(0, len(words), 4))
+    for words in _WORDS
+}
+"""How the kernel writes the loopback's addresses, and that of all addresses."""
 
 
 def main(number: int = 0) -> None:
@@ -21,29 +36,71 @@ def main(number: int = 0) -> None:
                 connection = connect(json.loads(request))
             except (OSError, ValueError, OverflowError) as error:
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                requests.send(json.dumps({"error": text[:300]}).encode())
+                requests.send(json.dumps({"error": text[:300], "code": _code(error)}).encode())
                 continue
             with connection:
                 socket.send_fds(requests, [b"{}"], [connection.fileno()])
 
 
+class NotMade(ConnectionRefusedError):
+    """No connection was made. `code` says why, if that is known: REFUSED, FOREIGN or TIMEOUT."""
+
+    def __init__(self, why: str, code: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def _code(error: Exception) -> str:
+    if isinstance(error, NotMade):
+        return error.code
+    return REFUSED if isinstance(error, ConnectionRefusedError) else TIMEOUT if isinstance(error, TimeoutError) else ""
+
+
 def connect(request: dict[str, object]) -> socket.socket:
-    """To `port` of the loopback, or to the socket at `path`. Raises OSError."""
+    """To `port` of the loopback, or to the socket at `path`. Raises OSError.
+
+    One to a port may still be under way: it can be written once it is made, or has failed (SO_ERROR).
+    With a `uid` only to a port on which no other user's process listens: the machine's ports are shared.
+    """
     if "path" in request:
         return _connected(socket.AF_UNIX, str(request["path"]))
     port = int(str(request["port"]))
     try:
-        return _connected(socket.AF_INET, ("127.0.0.1", port))
+        found = _connected(socket.AF_INET, ("127.0.0.1", port))
     except ConnectionRefusedError:
-        return _connected(socket.AF_INET6, ("::1", port))
+        found = _connected(socket.AF_INET6, ("::1", port))
+    if "uid" in request and listeners(port) - {int(str(request["uid"]))}:
+        found.close()
+        raise NotMade(f"a process of another user listens on port {port}", FOREIGN)
+    return found
+
+
+def listeners(port: int) -> set[int]:
+    """The users whose processes listen on this port, on the loopback or on all addresses."""
+    found = set()
+    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(name, encoding="ascii") as file:
+                lines = [line.split() for line in file]
+        except OSError:  # a kernel without IPv6
+            continue
+        for words in lines[1:]:
+            address, _, number = words[1].partition(":")
+            if words[3] == LISTENS and int(number, 16) == port and address in LOCAL:
+                found.add(int(words[7]))
+    return found
 
 
 def _connected(family: int, address: object) -> socket.socket:
     """No name is looked up: that would load modules, which the job's user may not be allowed to read."""
     found = socket.socket(family)
     try:
-        found.settimeout(CONNECT_S)
+        found.settimeout(CONNECT_S if family == socket.AF_UNIX else AT_ONCE_S)
         found.connect(address)  # type: ignore[arg-type]  # it is of the family
+    except TimeoutError:
+        if family == socket.AF_UNIX:
+            found.close()
+            raise
     except (OSError, OverflowError):
         found.close()
         raise
@@ -51,13 +108,14 @@ def _connected(family: int, address: object) -> socket.socket:
 
 
 def ask(requests: socket.socket, request: dict[str, object]) -> socket.socket:
-    """The connection that `main` at the other end makes. Raises OSError."""
+    """The connection that `main` at the other end makes. Raises NotMade, or another OSError if that end has gone."""
     requests.send(json.dumps(request).encode())
     data, numbers, _flags, _address = socket.recv_fds(requests, REQUEST_MAX, 1)
     if not data:
         raise ConnectionError("what connects in the job's place has ended")
     if not numbers:
-        raise ConnectionRefusedError(str(json.loads(data).get("error", "")))
+        found = json.loads(data)
+        raise NotMade(str(found.get("error", "")), str(found.get("code", "")))
     connection = socket.socket(fileno=numbers[0])
     connection.setblocking(False)
     return connection

@@ -42,6 +42,7 @@ class ExecTarget:
         self._job, self._first = job, first
         self._container = container.read(state)
         self._dialer: socket.socket | None = None
+        self._user_inside: int | None = None
 
     def shell(self, command: str | None, *, tty: bool, sftp: bool, term: str, streams: Sequence[int]) -> int:
         """Start a shell, or a command in one, with `streams` as input, output and errors; returns its pid.
@@ -128,11 +129,33 @@ class ExecTarget:
             self._dialer = mine
         return self._dialer
 
+    def port_user(self) -> int | None:
+        """The uid, as this machine has it, whose processes are to listen on the job's ports; None: they are its alone.
+
+        Raises CannotStart.
+        """
+        if self._container is None:
+            return self._job.account.pw_uid
+        if self._container.engine.network != "host":
+            return None
+        if self._user_inside is None:
+            try:
+                self._user_inside = _user_of(int(self._container.state().get("Pid", 0)))
+            except (EngineError, OSError) as error:
+                raise CannotStart(str(error)) from None
+        return self._user_inside
+
     def forget_dialer(self) -> None:
         """It failed: the next one that is asked for is a new one."""
         if self._dialer is not None:
             self._dialer.close()
             self._dialer = None
+
+
+def _user_of(pid: int) -> int:
+    """Raises OSError."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
 
 
 def _namespace(pid: int) -> str:

@@ -20,7 +20,9 @@ CHUNK = 32 * 1024
 """Bytes of data in one message at most."""
 MESSAGE_MAX = 1 << 20
 """A connection may refuse longer messages."""
-STREAMS_MAX = 64
+STREAMS_MAX = 128
+BUSY = "busy"
+"""The code of a stream that is refused since STREAMS_MAX are open."""
 COMMAND_MAX = 512 * 1024
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -46,7 +48,11 @@ class ProtocolError(Exception):
 
 
 class StreamRefused(Exception):
-    """The other end did not open the stream; the message says why."""
+    """The other end did not open the stream; the message says why, and `code`, where that is a known reason."""
+
+    def __init__(self, why: str, code: str = "") -> None:
+        super().__init__(why)
+        self.code = code
 
 
 def encode(kind: Kind, number: int, payload: bytes = b"") -> bytes:
@@ -190,7 +196,7 @@ class Mux:
         if self.is_lost:
             raise StreamRefused("the connection is lost")
         if len(self._streams) >= self._most:
-            raise StreamRefused("too many streams are open")
+            raise StreamRefused("too many streams are open", BUSY)
         self._last += 1
         stream = self._streams[self._last] = Stream(self, self._last)
         opened = self._opening[self._last] = asyncio.get_running_loop().create_future()
@@ -227,14 +233,15 @@ class Mux:
         if kind == Kind.END:
             self.forget(number)
             if opening is not None and not opening.done():
-                opening.set_exception(StreamRefused(str((stream.end or {}).get("error", "it was refused"))))
+                end = stream.end or {}
+                opening.set_exception(StreamRefused(str(end.get("error", "it was refused")), str(end.get("code", ""))))
 
     def _accept(self, number: int, what: dict[str, Any]) -> None:
         if self._serve is None or number in self._streams:
             raise ProtocolError("a stream can't be opened here")
         stream = Stream(self, number)
         if len(self._streams) >= self._most:
-            self._keep(stream.close(error="too many streams are open"))
+            self._keep(stream.close(error="too many streams are open", code=BUSY))
             return
         self._streams[number] = stream
         self._keep(self._serving(stream, what))

@@ -12,6 +12,7 @@ import fcntl
 import os
 import pty
 import signal
+import socket
 import struct
 import termios
 import threading
@@ -35,6 +36,8 @@ SILENCE_S = 60.0
 LAST_OUTPUT_S = 1.0
 """How long output is waited for once a command has ended: processes that it left may keep it open."""
 STOP_S = 2.0
+CONNECT_S = 20.0
+"""How long a port may take to accept a connection: its process may be busy with those before."""
 SIGNALS = {"HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM"}
 
 
@@ -134,6 +137,10 @@ class Tunnel:
                 await self._execute(stream, what)
             elif what["kind"] == "tcp":
                 await self._forward(stream, {"port": int(what["port"])})
+            elif what["kind"] == "service":
+                # Only to what its own user serves: its callers trust the run, not whatever has the port.
+                user = await asyncio.to_thread(self._target.port_user)
+                await self._forward(stream, {"port": int(what["port"]), **({} if user is None else {"uid": user})})
             elif what["kind"] == "ide":
                 await self._forward(stream, {"path": IDE_SOCKET})
             else:
@@ -145,11 +152,19 @@ class Tunnel:
         async with self._dialing:
             try:
                 connection = await asyncio.to_thread(dial.ask, self._target.dialer(), request)
-            except ConnectionRefusedError:
-                raise
+            except dial.NotMade as error:
+                await stream.close(error=str(error), code=error.code)
+                return
             except OSError:
                 self._target.forget_dialer()
                 raise
+        try:
+            await asyncio.wait_for(_made(connection), CONNECT_S)
+        except (OSError, asyncio.TimeoutError) as error:  # noqa: UP041  # another class before Python 3.11
+            connection.close()
+            is_refused = isinstance(error, ConnectionRefusedError)
+            await stream.close(error=str(error) or "timed out", code=dial.REFUSED if is_refused else dial.TIMEOUT)
+            return
         reader, writer = await asyncio.open_connection(sock=connection)
         await stream.accept()
         await pump(stream, reader, writer)
@@ -250,6 +265,14 @@ def _control(what: dict[str, Any], terminal: int | None, pid: int) -> None:
             os.killpg(pid, signal.Signals[f"SIG{what['signal']}"])
         elif terminal is not None:
             _resize(terminal, what)
+
+
+async def _made(connection: socket.socket) -> None:
+    """Wait until a connection is made. Raises OSError if it fails."""
+    loop = asyncio.get_running_loop()
+    await _until(loop.add_writer, loop.remove_writer, connection.fileno())
+    if error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(error, os.strerror(error))
 
 
 async def _until(add: Callable[[int, Callable[[], None]], Any], remove: Callable[[int], Any], number: int) -> None:

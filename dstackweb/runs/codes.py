@@ -182,6 +182,8 @@ class PlanNote(StrEnum):
     NOT_PREEMPTED = "not_preempted"
     """`preemptible` in a queue where preemption is off."""
     WEAK_VALUE = "weak_value"
+    SERVICE_ENDS = "service_ends"
+    """A service with a `max_duration`, which ends it however well it does."""
 
 
 class ReservationEnd(StrEnum):
@@ -422,6 +424,8 @@ class RunEventKind(StrEnum):
     UTILIZATION_POLICY_CHANGED = "utilization_policy_changed"
     INACTIVITY_NOTICE = "inactivity_notice"
     INACTIVITY_STOP = "inactivity_stop"
+    SERVICE_HEALTHY = "service_healthy"
+    SERVICE_UNHEALTHY = "service_unhealthy"
     OFFER_FAILED = "offer_failed"
     MACHINE_STARTED = "machine_started"
     CLAIMED = "claimed"

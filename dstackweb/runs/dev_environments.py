@@ -1,4 +1,4 @@
-"""Dev environments: what runs in them, and how people connect to them, and to holds, through the gateway."""
+"""Dev environments: what runs in them, and how they, holds and services are reached, through the gateway."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from dstackweb.lib.errors import Conflict
 from dstackweb.runner.exec_target import IDE_SOCKET
 from dstackweb.runs.models import Run, RunActivity
+from dstackweb.runs.service_health import Health, health_of
 from dstackweb.runs.states import ACTIVE, RunStatus
 from dstackweb.spec.codes import Ide, RunType
 from dstackweb.spec.effective import EffectiveSpec
@@ -59,9 +60,11 @@ def is_there() -> bool:
 
 
 def require_gateway(spec: EffectiveSpec) -> None:
-    """Raises Conflict for a dev environment that could not be reached."""
+    """Raises Conflict for a dev environment or a service that could not be reached."""
     if spec.is_dev_environment and not is_there():
         raise Conflict(_("this server has no gateway, by which people connect to dev environments"))
+    if spec.is_service and not is_there():
+        raise Conflict(_("this server has no gateway, by which services are reached"))
 
 
 @dataclass(frozen=True)
@@ -77,27 +80,62 @@ class Connection:
     """Seconds of further inactivity after which it is stopped; None: never."""
 
 
+@dataclass(frozen=True)
+class Use:
+    """Whether a run's runner is connected to the gateway, and its use; `stops_s` as of a Connection."""
+
+    ready: bool
+    used_at: dt.datetime | None
+    stops_s: int | None
+
+
+def use_of(run: Run) -> Use:
+    """The use of a run's newest attempt."""
+    activity = RunActivity.objects.filter(run=run, attempt=run.attempt).first()
+    limit: int | None = run.spec.get("inactivity_duration_s")
+    seen = activity.connected_at if activity else None
+    return Use(
+        ready=seen is not None and (timezone.now() - seen).total_seconds() < CONNECTED_S,
+        used_at=activity.used_at if activity else None,
+        stops_s=None if limit is None else max(0, round(limit - (activity.idle_s if activity else 0))),
+    )
+
+
 def connection_to(run: Run) -> Connection | None:
     """How to connect to a running dev environment or hold; None for any other run, and without a gateway."""
     if not (run.spec.get("hold") or run.spec.get("type") == RunType.DEV_ENVIRONMENT) or run.status != RunStatus.RUNNING:
         return None
     if not is_there():
         return None
-    ide, activity = run.spec.get("ide"), RunActivity.objects.filter(run=run, attempt=run.attempt).first()
-    seen = activity.connected_at if activity else None
+    ide, use = run.spec.get("ide"), use_of(run)
     host, user = ssh_host(), ssh_user(run)
     port = settings.DSTACKWEB_SSH_PORT
     ssh = f"ssh -p {port} {user}@{host}" if port else ""
     link = f"vscode://vscode-remote/ssh-remote+{quote(f'{user}@{host}:{port}', safe='')}{folder_of(run)}"
-    limit: int | None = run.spec.get("inactivity_duration_s")
     return Connection(
         ssh=ssh,
         vscode=link if ssh and ide == Ide.VSCODE else "",
         opens=ide == Ide.JUPYTER,
-        ready=seen is not None and (timezone.now() - seen).total_seconds() < CONNECTED_S,
-        used_at=activity.used_at if activity else None,
-        stops_s=None if limit is None else max(0, round(limit - (activity.idle_s if activity else 0))),
+        ready=use.ready,
+        used_at=use.used_at,
+        stops_s=use.stops_s,
     )
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service: where it is reached, whether its runner is connected, how it is, and its use."""
+
+    url: str
+    port: int
+    use: Use
+    health: Health
+
+
+def service_of(run: Run) -> Service | None:
+    """What a running service offers; None for any other run, and without a gateway."""
+    health = health_of(run) if is_there() else None
+    return None if health is None else Service(origin_of(run), run.spec["port"], use_of(run), health)
 
 
 def open_path(run: Run) -> str:

@@ -157,7 +157,8 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "log_marks": True,
         "artifacts": _artifacts(),
         "image": spec.image,
-        "gateway": dev_environments.gateway() if spec.admits_people else None,
+        "service_port": spec.port,
+        "gateway": dev_environments.gateway() if spec.needs_tunnel else None,
         **(_container(spec, secrets) if spec.image else {}),
     }
 

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from django.db.models import F
+from django.utils import timezone
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
@@ -25,6 +26,9 @@ from dstackweb.lib import sql
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import MessageCode, StartBasis
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
+from dstackweb.runs.service_codes import ServiceState
+from dstackweb.runs.service_health import health_of
+from dstackweb.runs.service_health import states as service_states
 from dstackweb.runs.states import PLACED, WAITING, JobStatus, RunStatus
 
 SEARCHED = 100
@@ -147,6 +151,7 @@ class RunRow(Row):
         str | None, Field(description="The host or cloud instance that it is on; null unless it is placed")
     ]
     starts: Annotated[Starts | None, Field(description="When it starts; null unless it waits")]
+    health: Annotated[ServiceState | None, Field(description="How it is; null unless it is a service that runs")]
     pk: Hidden[int]
     start_data: Hidden[dict[str, Any]]
     status_detail: Hidden[dict[str, Any]]
@@ -170,7 +175,7 @@ COLUMNS = {
 }
 """The run's attribute of a field, if its name differs."""
 TABLES = {"user": "accounts_user", "moved_by": "accounts_user", "queue": "runs_queue"}
-COMPUTED = {"position", "reason", "reason_data", "held_until", "where", "starts", "start_data"}
+COMPUTED = {"position", "reason", "reason_data", "held_until", "where", "starts", "start_data", "health"}
 
 
 def sent(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -344,7 +349,8 @@ def row_of(run: Run, jobs: Sequence[Job], *, is_new: bool = False) -> RunRow:
     placed = run.status in PLACED
     place = placement_summary([job for job in jobs if job.attempt == run.attempt]) if placed else None
     row |= _told(None if is_new else run) | {"id": str(run.uid), "is_paused": run.queue.paused}
-    return _placed(RunRow, row, place, run.held_until)
+    found = health_of(run)
+    return _placed(RunRow, row, place, run.held_until, found.state if found else None)
 
 
 def starts_of(run: Run) -> tuple[Starts | None, dict[str, Any]]:
@@ -363,7 +369,7 @@ def _told(run: Run | None) -> dict[str, Any]:
 
 
 def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
-    # Only a hold that has begun needs its spec to be listed.
+    # Only a hold that has begun, and a service, need their spec to be listed.
     extra = {
         **_START,
         "is_paused": f"CASE WHEN run.status = 'submitted' THEN {_column('queue.paused')} END",
@@ -375,11 +381,13 @@ def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
     statement = _select(names, *more.values()) + where
     found = [dict(zip((*names, *more), row, strict=True)) for row in sql.rows(statement, parameters)]
     places = placement_summaries([row["pk"] for row in found if row["status"] in PLACED])
+    found = [_decoded(row) for row in found]
+    health = service_states(found, timezone.now())
     rows = []
     for row in found:
-        held_until = _held_until(_decoded(row))
+        held_until = _held_until(row)
         kept = {name: value for name, value in row.items() if name not in more or name in _WAITS}
-        rows.append(_placed(kind, kept, places.get(row["pk"]), held_until))
+        rows.append(_placed(kind, kept, places.get(row["pk"]), held_until, health.get(row["pk"])))
     return rows
 
 
@@ -393,11 +401,14 @@ def _held_until(row: dict[str, Any]) -> dt.datetime | None:
     return Run(**wanted).held_until
 
 
-def _placed(kind: type[R], row: dict[str, Any], place: PlacementSummary | None, held_until: dt.datetime | None) -> R:
+def _placed(
+    kind: type[R], row: dict[str, Any], place: PlacementSummary | None, held_until: dt.datetime | None,
+    health: ServiceState | None,
+) -> R:  # fmt: skip
     if place and not row["status_message"] and not row["status_detail"]:
         row |= {"status_message": place.message, "status_detail": place.detail}
     row |= _starts(row, row["status"], is_paused=bool(row.pop("is_paused")))
-    return kind(**row, held_until=held_until, where=place.where if place else None)
+    return kind(**row, held_until=held_until, where=place.where if place else None, health=health)
 
 
 def _decoded(row: dict[str, Any]) -> dict[str, Any]:

@@ -42,11 +42,14 @@ from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.sweeps.validation import check_array
 from dstackweb.runs.transitions import lock_run, move_run, note, record
+from dstackweb.spec.codes import RunType
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
 from dstackweb.spec.source import Config, as_yaml
 
 STOPPED_AT_ONCE = 25
+_PREFIXES = {RunType.TASK: "", RunType.DEV_ENVIRONMENT: "dev-", RunType.SERVICE: "service-"}
+"""How names that are generated begin."""
 LARGE = 16 * 1024
 """Bytes of a run's file and environment from which they count: a small run costs no statement for it."""
 
@@ -196,7 +199,7 @@ def new_run(
 ) -> Run:
     """The run of a submission, not stored. Raises TooMany where the project has submitted too much."""
     spec = prepared.effective.spec
-    name = spec.name or free_name(project, "hold-" if spec.hold else "dev-" if spec.is_dev_environment else "")
+    name = spec.name or free_name(project, "hold-" if spec.hold else _PREFIXES[spec.type])
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
     follows = waits_for(prepared.dependencies)
     run = Run(

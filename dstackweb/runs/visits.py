@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from django.conf import settings
 from django.core import signing
 
-from dstackweb.accounts.access import may_change, role_in
+from dstackweb.accounts.access import allows, may_change, role_in
 from dstackweb.accounts.models import User
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ACTIVE
+from dstackweb.spec.codes import RunType
 
 TICKET_S, COOKIE_S = 30, 12 * 3600
 TICKET_SALT, COOKIE_SALT = "dstackweb.gateway.ticket", "dstackweb.gateway.cookie"
@@ -27,6 +28,14 @@ def may_act_in(user: User, run: Run) -> bool:
     """Entering a run means to act as its owner, with its secrets: only the owner and the project's managers may."""
     role = role_in(run.project, user)
     return role is not None and may_change(role, run.user_id, user)
+
+
+def may_open(user: User, run: Run) -> bool:
+    """Whether the user may open what the run serves: a service is for all members, other pages for those who enter."""
+    if run.spec.get("type") != RunType.SERVICE:
+        return may_act_in(user, run)
+    role = role_in(run.project, user)
+    return role is not None and allows(role, "member")
 
 
 def may_enter(user_id: int, run_id: int) -> bool:
@@ -66,12 +75,10 @@ def read_cookie(value: str) -> Visit | None:
         return None
 
 
-def is_allowed(visit: Visit, uid: str) -> bool:
-    """Whether the person may still enter the run, which is the one of this id."""
+def visitor(visit: Visit) -> User | None:
+    """The person, if their account is active and their password is the one of then."""
     user = User.objects.filter(pk=visit.user_id, is_active=True).first()
-    if user is None or not secrets.compare_digest(proof_of(user), visit.proof):
-        return False
-    return Run.objects.filter(pk=visit.run_id, uid=uid).exists() and may_enter(visit.user_id, visit.run_id)
+    return user if user is not None and secrets.compare_digest(proof_of(user), visit.proof) else None
 
 
 class Tickets:

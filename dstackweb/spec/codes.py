@@ -6,10 +6,11 @@ from enum import StrEnum
 
 
 class RunType(StrEnum):
-    """What a run file is for: commands that end by themselves, or a place for a person to work in."""
+    """What a run file is for: commands that end by themselves, a place to work in, or a server that others call."""
 
     TASK = "task"
     DEV_ENVIRONMENT = "dev-environment"
+    SERVICE = "service"
 
 
 class Ide(StrEnum):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from dstackweb.spec.array import Array
 from dstackweb.spec.codes import Ide, On, Otherwise, RunType, UtilizationAction, UtilizationScope
 from dstackweb.spec.run_fields import ResourcesFields, RetryEvent, UtilizationFields
+from dstackweb.spec.service import INTERVAL_S, TIMEOUT_S, UNHEALTHY_AFTER, HealthCheckFields
 from dstackweb.spec.units import Range, format_duration, format_gpu, format_memory, format_range
 
 MASK = "********"
@@ -132,6 +133,35 @@ class Schedule(_StoredModel):
     cron: tuple[str, ...]
 
 
+class HealthCheck(_StoredModel):
+    """How a service is checked: by a GET of `path`, or by a connection to its port if that is None."""
+
+    path: str | None = None
+    interval_s: int = INTERVAL_S
+    timeout_s: int = TIMEOUT_S
+    unhealthy_after: int = UNHEALTHY_AFTER
+    """How many checks in a row fail until it is unhealthy."""
+
+    @classmethod
+    def of(cls, fields: HealthCheckFields) -> HealthCheck:
+        return cls(
+            path=fields.path,
+            interval_s=fields.interval,
+            timeout_s=fields.timeout,
+            unhealthy_after=fields.unhealthy_after,
+        )
+
+    def as_file(self) -> dict[str, Any]:
+        """The same as the run file's `health_check`."""
+        shown = {
+            "path": self.path,
+            "interval": format_duration(self.interval_s),
+            "timeout": format_duration(self.timeout_s),
+            "unhealthy_after": self.unhealthy_after,
+        }
+        return {key: value for key, value in shown.items() if value is not None}
+
+
 class After(_StoredModel):
     """A run that must end before, by name or id; `on` how, `otherwise` what follows if it ends differently."""
 
@@ -158,6 +188,9 @@ class EffectiveSpec(_StoredModel):
     init: tuple[str, ...] | None = None
     ide: Ide | None = None
     inactivity_duration_s: int | None = None
+    port: int | None = None
+    health_check: HealthCheck | None = None
+    auth: bool = True
     shell: str = "/bin/sh"
     working_dir: str | None = None
     env: dict[str, str] = {}
@@ -200,9 +233,13 @@ class EffectiveSpec(_StoredModel):
         return self.type == RunType.DEV_ENVIRONMENT
 
     @property
-    def admits_people(self) -> bool:
-        """Whether people connect to its job."""
-        return self.is_dev_environment or self.hold
+    def is_service(self) -> bool:
+        return self.type == RunType.SERVICE
+
+    @property
+    def needs_tunnel(self) -> bool:
+        """Whether people or programs connect to its job, through the gateway."""
+        return self.is_dev_environment or self.hold or self.is_service
 
     def of_project(self, name: str, least_isolation: str) -> EffectiveSpec:
         """The same for a decision on a run of this project."""
@@ -246,7 +283,10 @@ class EffectiveSpec(_StoredModel):
             "commands": list(self.commands) or None,
             "init": _listed(self.init),
             "ide": self.ide.value if self.ide else None,
-            "inactivity_duration": _or_off(self.inactivity_duration_s) if self.is_dev_environment else None,
+            "inactivity_duration": None if self.type == RunType.TASK else _or_off(self.inactivity_duration_s),
+            "port": self.port,
+            "health_check": (self.health_check or HealthCheck()).as_file() if self.is_service else None,
+            "auth": self.auth if self.is_service else None,
             "shell": self.shell,
             "working_dir": self.working_dir,
             "env": self.env | dict.fromkeys(self.masked_env, MASK) or None,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from typing import Annotated, Any, Literal
 
-from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
 from dstackweb.lib.language import gettext as _
@@ -17,6 +15,8 @@ from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Password,
 from dstackweb.spec.env import read_env
 from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
 from dstackweb.spec.labels import MOST, MOST_VALUES, check_name, check_value
+from dstackweb.spec.schedule import ScheduleFields
+from dstackweb.spec.service import HealthCheckFields, check_auth, read_health_check
 from dstackweb.spec.units import Range, parse_gpu, parse_gpu_count, parse_gpu_memory, parse_names
 
 RetryEvent = Literal["no-capacity", "interruption", "error"]
@@ -26,33 +26,9 @@ SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
 PRIORITY_MIN, PRIORITY_MAX = 0, 100
 MAX_NODES = 1000
 MOST_PREDECESSORS = 100
-MAX_CRONS, MAX_CRON = 20, 200
-"""Expressions of a schedule, and the characters of one."""
 MAX_NAME = 60
 _RUN_NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_RANDOM = re.compile(r"(?<![A-Z])[RH](?![A-Z])")
-
-
-def check_cron(line: str) -> str:
-    """A cron expression of five fields that is due at some time. Raises ValueError with the reason."""
-    if len(line) > MAX_CRON:
-        raise ValueError(_("a cron expression has more than %(max_cron)s characters") % {"max_cron": MAX_CRON})
-    text = " ".join(line.split())
-    if _RANDOM.search(text.upper()):
-        raise ValueError(_("%(line)s has R or H, which stand for random times") % {"line": repr(line)})
-    try:
-        if len(text.split(" ")) != 5:
-            raise ValueError(
-                _("%(line)s has %(count)s fields instead of minute, hour, day, month, weekday")
-                % {"line": repr(line), "count": len(text.split())}
-            )
-        croniter(text, dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).get_next()
-    except CroniterError as error:
-        raise ValueError(
-            _("%(line)s is not a cron expression such as `0 2 * * *`: %(error)s") % {"line": repr(line), "error": error}
-        ) from None
-    return text
 
 
 class RetryFields(Keys):
@@ -99,24 +75,6 @@ class UtilizationFields(Keys):
         gettext_noop("`terminate` or `notify`"),
         "Stop the run, or only send a warning.",
         default=UtilizationAction.TERMINATE,
-    )
-
-
-Cron = Annotated[str, AfterValidator(check_cron)]
-
-
-def _one_or_more(value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) > MAX_CRONS:
-        raise ValueError(_("a schedule has at most %(max_crons)s expressions") % {"max_crons": MAX_CRONS})
-    return [value] if isinstance(value, str) else value
-
-
-class ScheduleFields(Keys):
-    """When a run is started automatically."""
-
-    cron: Annotated[tuple[Cron, ...], Field(min_length=1), BeforeValidator(_one_or_more)] = key(
-        gettext_noop("a cron expression such as `0 2 * * *`, or a list of them"),
-        "When the run enters its queue: minute, hour, day, month, weekday, in UTC. At most 20 expressions.",
     )
 
 
@@ -297,8 +255,8 @@ class RunFields(ProfileFields):
     """All keys of a run file."""
 
     type: RunType = key(
-        gettext_noop("`task` or `dev-environment`"),
-        "Commands that end by themselves, or a place to work in, by SSH, VS Code or JupyterLab.",
+        gettext_noop("`task`, `dev-environment` or `service`"),
+        "Commands that end by themselves, a place to work in, or a server that the project's members call.",
     )
     name: Annotated[str, AfterValidator(_name)] | None = key(
         gettext_noop("a name of up to 60 lower-case letters, digits and dashes, with a letter first"),
@@ -307,7 +265,8 @@ class RunFields(ProfileFields):
     )
     commands: Annotated[tuple[Text, ...], Field(min_length=1)] = key(
         gettext_noop("a list of shell commands, at least one"),
-        "Run in order in one shell; the first one that fails ends the run. Required in a task without `image`.",
+        "Run in order in one shell; the first one that fails ends the run. Required without `image`, except in a dev "
+        "environment.",
         default=(),
     )
     init: Annotated[tuple[Text, ...], Field(min_length=1)] | None = key(
@@ -322,8 +281,21 @@ class RunFields(ProfileFields):
     )
     inactivity_duration: SecondsOrOff = key(
         gettext_noop("a duration such as 2h, or off"),
-        "A dev environment is stopped when it is unused for this long.",
+        "A dev environment or a service is stopped when it is unused for this long.",
         default=None,
+    )
+    port: Annotated[int, Field(strict=True, ge=1, le=65_535)] | None = key(
+        gettext_noop("a port number from 1 to 65535"),
+        "Of a service, which needs it: the TCP port on which its commands serve HTTP, as `DSTACK_SERVICE_PORT`.",
+        default=None,
+    )
+    health_check: Annotated[HealthCheckFields | None, BeforeValidator(read_health_check)] = key(
+        gettext_noop("a path such as /health, or a mapping with `path`, `interval`, `timeout` and `unhealthy_after`"),
+        "How a service is checked. Without it, by whether its port takes connections.",
+        default=None,
+    )
+    auth: Annotated[bool, AfterValidator(check_auth)] = key(
+        gettext_noop("true"), "Whether a service is for the project's members alone, which it always is.", default=True
     )
     shell: Annotated[str, AfterValidator(_shell)] | None = key(
         gettext_noop("sh, bash, or the absolute path of a shell"), "The shell that runs the commands.", default=None

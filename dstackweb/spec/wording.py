@@ -21,15 +21,23 @@ from dstackweb.spec.fields import Keys
 from dstackweb.spec.source import Path, Source, dotted
 
 REFUSED_TYPES = {
-    "service": gettext_noop("use `type: task`, and start the server in its `commands`"),
     "fleet": gettext_noop("add hosts with `dstackweb host join`; admins set up cloud backends"),
-    "gateway": gettext_noop("services are not supported, so gateways are not needed"),
+    "gateway": gettext_noop("the server has one; services need nothing else"),
     "volume": gettext_noop("use a directory that your hosts share"),
 }
 
 REFUSED_KEYS = {
     "services": gettext_noop("a run file has one task; start other processes in its `commands`, or submit more runs"),
-    "ports": gettext_noop("forward ports of a dev environment with `ssh -L`; tasks use the host's own network"),
+    "ports": gettext_noop(
+        "a service has one `port`; forward those of a dev environment with `ssh -L`; tasks use the host's own network"
+    ),
+    "probes": gettext_noop("use `health_check`"),
+    "replicas": gettext_noop("a service has one replica; submit it again under another name for more"),
+    "scaling": gettext_noop("a service has one replica; `inactivity_duration` stops it when it is unused"),
+    "model": gettext_noop("clients use the service's own URL"),
+    "https": gettext_noop("the admin sets the gateway's URL, which services share"),
+    "strip_prefix": gettext_noop("a service has a host name of its own, so there is no prefix"),
+    "rate_limits": gettext_noop("limit requests in the service itself"),
     "files": gettext_noop("`dstackweb apply` uploads the current directory"),
     "repos": gettext_noop("`dstackweb apply` uploads the current directory; or clone in the `commands`"),
     "python": gettext_noop("call the interpreter in `commands`"),
@@ -52,17 +60,24 @@ REFUSED_KEYS = {
 }
 """Keys and types of other tools that are not supported, and what to use instead. They are refused, not ignored."""
 
-OF_TASKS = {
-    "commands": gettext_noop("put what has to run first into `init`"),
-    "nodes": gettext_noop("it has one node"),
-    "array": gettext_noop("submit a file for each"),
-    "entrypoint": gettext_noop("it has a shell of its own"),
-    "schedule": gettext_noop("start it when you need it"),
-    "retry": gettext_noop("start it again when it has failed"),
+REFUSED_OF = {
+    RunType.DEV_ENVIRONMENT: {
+        "commands": gettext_noop("put what has to run first into `init`"),
+        "nodes": gettext_noop("it has one node"),
+        "array": gettext_noop("submit a file for each"),
+        "entrypoint": gettext_noop("it has a shell of its own"),
+        "schedule": gettext_noop("start it when you need it"),
+        "retry": gettext_noop("start it again when it has failed"),
+    },
+    RunType.SERVICE: {
+        "nodes": gettext_noop("it has one node"),
+        "array": gettext_noop("submit a file for each"),
+        "schedule": gettext_noop("start it when you need it"),
+    },
 }
-"""Keys that a dev environment can't have, and why."""
-OF_DEV_ENVIRONMENTS = ("init", "ide", "inactivity_duration")
-
+"""Keys that a type can't have, and why."""
+OF_DEV_ENVIRONMENTS, OF_SERVICES = ("init", "ide"), ("port", "health_check", "auth")
+OF_BOTH = ("inactivity_duration",)
 TEXT = gettext_noop("text")
 _KINDS = {"string_type": TEXT, "string_too_short": TEXT, "int_type": gettext_noop("a whole number")}
 
@@ -86,16 +101,34 @@ def missing_values(source: Source, value: Any, path: Path = ()) -> Iterator[Fiel
 
 
 def of_other_types(source: Source) -> Iterator[FieldError]:
-    """Errors for keys that only the other type of file has."""
+    """Errors for keys that only files of another type have, and for a service's missing port."""
     data = source.data
-    if data.get("type") == RunType.DEV_ENVIRONMENT:
-        for name in (name for name in OF_TASKS if name in data):
-            values = {"name": name, "hint": _(OF_TASKS[name])}
-            yield at(source, (name,), _("`%(name)s` is for tasks, not for dev environments: %(hint)s") % values)
-    elif data.get("type") == RunType.TASK:
-        for name in (name for name in OF_DEV_ENVIRONMENTS if name in data):
-            msg = _("`%(name)s` is for dev environments; it needs `type: dev-environment`") % {"name": name}
-            yield at(source, (name,), msg)
+    kind = next((one for one in RunType if one == data.get("type")), None)
+    if kind is None:
+        return
+    for name in data:
+        if text := _refusal(kind, name):
+            yield at(source, (name,), text)
+    if kind == RunType.SERVICE and "port" not in data:
+        yield at(source, ("port",), _("`port` is missing; it should be the port on which the service serves HTTP"))
+
+
+def _refusal(kind: RunType, name: str) -> str:
+    """Why a file of this type can't have a key; empty if it can, or the key is unknown."""
+    if hint := REFUSED_OF.get(kind, {}).get(name):
+        text = (
+            _("`%(name)s` is for tasks, not for services: %(hint)s")
+            if kind == RunType.SERVICE
+            else _("`%(name)s` is for tasks, not for dev environments: %(hint)s")
+        )
+        return text % {"name": name, "hint": _(hint)}
+    if name in OF_DEV_ENVIRONMENTS and kind != RunType.DEV_ENVIRONMENT:
+        return _("`%(name)s` is for dev environments; it needs `type: dev-environment`") % {"name": name}
+    if name in OF_SERVICES and kind != RunType.SERVICE:
+        return _("`%(name)s` is for services; it needs `type: service`") % {"name": name}
+    if name in OF_BOTH and kind == RunType.TASK:
+        return _("`%(name)s` is for dev environments and services, not for tasks") % {"name": name}
+    return ""
 
 
 def without_image(source: Source) -> Iterator[FieldError]:

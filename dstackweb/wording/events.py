@@ -13,11 +13,12 @@ from django.utils.translation import gettext_lazy, ngettext
 from dstackweb.backends.models import HostEvent, HostEventKind
 from dstackweb.runs.codes import LogCut, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
+from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.states import Reason
-from dstackweb.wording import policy, statuses
+from dstackweb.wording import gateway, policy, statuses
 from dstackweb.wording.sentence import Sentence, as_text, enumeration, fill, known, words
 from dstackweb.wording.statuses import exited, instance_end, status, termination
-from dstackweb.wording.units import cpus, dollars, duration, gpus, mebibytes, size
+from dstackweb.wording.units import cpus, dollars, duration, exact_duration, gpus, mebibytes, size
 
 Data = dict[str, Any]
 
@@ -126,6 +127,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return policy.inactive(data)
         case RunEventKind.INACTIVITY_STOP:
             return _("stopped: unused for %s") % duration(data.get("limit_s"))
+        case RunEventKind.SERVICE_HEALTHY | RunEventKind.SERVICE_UNHEALTHY:
+            return _service(kind, data)
         case RunEventKind.OFFER_FAILED:
             return _offer_failed(data)
         case RunEventKind.MACHINE_STARTED:
@@ -148,6 +151,20 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _job_end(data)
         case never:
             assert_never(never)
+
+
+def _service(kind: RunEventKind, data: Data) -> str:
+    """A service changed between healthy and not."""
+    lasted = data.get("after_s")
+    if kind == RunEventKind.SERVICE_HEALTHY:
+        if lasted is None:
+            return _("healthy")
+        if data.get("before") == ServiceState.UNHEALTHY:
+            return _("healthy again after %s") % exact_duration(lasted)
+        return _("healthy after %s") % exact_duration(lasted)
+    why = gateway.check_failure(data.get("error", ""), data.get("error_data", {}))
+    failed = ngettext("unhealthy: %(n)d check failed", "unhealthy: %(n)d checks failed in a row", data["failures"])
+    return f"{failed % {'n': data['failures']}} ({why})" if why else failed % {"n": data["failures"]}
 
 
 def whose(data: Data) -> str:

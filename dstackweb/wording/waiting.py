@@ -153,6 +153,9 @@ plan_note = words(
             "env copies a value from your shell that is too short or too common to be hidden in logs; "
             "write NAME=value if it is not secret"
         ),
+        PlanNote.SERVICE_ENDS: gettext_lazy(
+            "max_duration ends this service even while it is in use; for one without an end, set max_duration: off"
+        ),
     }
 )
 _NOT_WITHIN_NOW = words(

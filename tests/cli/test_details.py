@@ -8,6 +8,8 @@ import re
 import sys
 
 import pytest
+from django.conf import LazySettings
+from django.utils import timezone
 from rich.console import Console
 
 from dstackweb.accounts.models import Project, User
@@ -15,9 +17,11 @@ from dstackweb.cli import details
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
 from dstackweb.cli.tables import show_view, watch_view
-from dstackweb.runs import services
+from dstackweb.runs import service_health, services
+from dstackweb.runs.service_codes import CheckFailure
+from dstackweb.runs.service_health import Check, advanced
 from tests.cli.conftest import Cli
-from tests.factories import make_host, make_run, place_all
+from tests.factories import make_host, make_run, place_all, placed_job, start
 
 
 def words(text: str) -> list[str]:
@@ -45,6 +49,23 @@ def test_show_says_why_a_run_waits_and_what_it_waits_for(cli: Cli, project: Proj
     place_all()
     assert "999 CPUs" in cli.ok("show", "first")
     assert "after first (done): waiting" in words(cli.ok("show", "second"))
+
+
+def test_ps_and_show_say_how_a_service_is_and_where(
+    cli: Cli, project: Project, ada: User, settings: LazySettings
+) -> None:
+    settings.DSTACKWEB_GATEWAY_PORT = 8001
+    make_host()
+    config = {"type": "service", "name": "llm", "commands": ["serve"], "port": 8000}
+    run, _made = services.submit(project, ada, "member", services.Submission(config))
+    place_all()
+    start(placed_job(run))
+    failed = Check(timezone.now(), CheckFailure.REFUSED, {"port": 8000})
+    service_health.change(run.pk, 1, None, advanced(None, failed, 3))
+    assert "llm running, starting" in " ".join(cli.ok("ps").split())
+    told = words(cli.ok("show", "llm"))
+    assert f"url http://{run.uid}.localhost:8001" in told
+    assert any(line.endswith("last check: nothing listens on port 8000") for line in told)
 
 
 def test_show_gives_only_the_id_or_the_answer_of_the_api(cli: Cli, project: Project, ada: User) -> None:

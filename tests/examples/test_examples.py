@@ -67,7 +67,8 @@ def run(name: str, folder: Path, **env: str) -> tuple[int, str]:
 def test_the_set_is_complete() -> None:
     assert FILES == [
         "cloud.yaml", "dask.yaml", "dev-environment.yaml", "fail.yaml", "gpu.yaml", "hello.yaml", "multi-node.yaml",
-        "pipeline.yaml", "ray.yaml", "slurm.yaml", "sweep.yaml", "tasks.yaml", "tracked.yaml", "train-cpu.yaml",
+        "pipeline.yaml", "ray.yaml", "service.yaml", "slurm.yaml", "sweep.yaml", "tasks.yaml", "tracked.yaml",
+        "train-cpu.yaml",
     ]  # fmt: skip
 
 

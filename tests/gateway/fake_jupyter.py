@@ -22,6 +22,8 @@ class Handler(socketserver.StreamRequestHandler):
             given = {name.lower(): value for name, value in headers}
             if given.get("upgrade", "").lower() == "websocket":
                 return self.echo(given)
+            if self.other(path, given):
+                return
             body = self.rfile.read(int(given.get("content-length", "0")))
             if given.get("transfer-encoding") == "chunked":
                 while size := int(self.rfile.readline(), 16):
@@ -34,6 +36,10 @@ class Handler(socketserver.StreamRequestHandler):
                 b"Set-Cookie: dstackweb-gateway=stolen\r\nX-Uid: %d\r\nContent-Length: %d\r\n\r\n%s"
                 % (os.getuid(), len(answer), answer)
             )
+
+    def other(self, path, given):
+        """Whether it was answered otherwise, and the connection ends."""
+        return False
 
     def echo(self, given):
         proof = base64.b64encode(hashlib.sha1((given["sec-websocket-key"] + GUID).encode()).digest()).decode()
@@ -64,6 +70,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
-path = next(word.partition("=")[2] for word in sys.argv if word.startswith("--ServerApp.sock="))
-print("serving", flush=True)
-Server(path, Handler).serve_forever()
+if __name__ == "__main__":
+    path = next(word.partition("=")[2] for word in sys.argv if word.startswith("--ServerApp.sock="))
+    print("serving", flush=True)
+    Server(path, Handler).serve_forever()

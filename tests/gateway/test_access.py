@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from dstackweb.accounts import ssh_keys
 from dstackweb.accounts.models import Membership, Project, SSHKey, TokenLimit, TokenScope, User
 from dstackweb.accounts.services import create_token
 from dstackweb.gateway import access
+from dstackweb.gateway.answers import Denied
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs import dev_environments, services, visits
 from dstackweb.runs.launch import job_token, runner_spec
 from dstackweb.runs.models import Job, Run, RunActivity
+from dstackweb.runs.service_codes import GatewayProblem
 from dstackweb.runs.visits import Tickets, Visit
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
@@ -49,6 +52,12 @@ def run(project: Project, member: User) -> Run:
 @pytest.fixture
 def key(member: User) -> SSHKey:
     return ssh_keys.add(member, f"{ED25519} mia@laptop")
+
+
+def refused(problem: GatewayProblem, admit: Callable[..., access.Admission], *args: object) -> None:
+    with pytest.raises(Denied) as caught:
+        admit(*args)
+    assert caught.value.problem == problem
 
 
 def test_a_key_leads_its_user_to_their_runs_by_name_project_and_id(run: Run, key: SSHKey) -> None:
@@ -146,12 +155,12 @@ def test_a_visit_ends_with_the_password_and_is_for_one_run(run: Run, member: Use
     assert visit is not None
     assert visits.read_cookie(visits.cookie(visit)) == visit
     assert visits.read_cookie(visits.ticket(member, run)) is None, "a ticket is no cookie"
-    assert visits.is_allowed(visit, str(run.uid))
-    assert not visits.is_allowed(visit, str(uuid.uuid4()))
-    assert not visits.is_allowed(Visit(visit.user_id, visit.run_id, "x" * 32), str(run.uid))
+    assert access.by_visit(visit, str(run.uid)) == access.Admission(member.username, run.pk, "dev", None)
+    refused(GatewayProblem.SIGN_IN, access.by_visit, visit, str(uuid.uuid4()))
+    refused(GatewayProblem.SIGN_IN, access.by_visit, Visit(visit.user_id, visit.run_id, "x" * 32), str(run.uid))
     member.set_password("another one, long")
     member.save()
-    assert not visits.is_allowed(visit, str(run.uid))
+    refused(GatewayProblem.SIGN_IN, access.by_visit, visit, str(run.uid))
 
 
 def test_a_ticket_counts_once_and_not_from_before_this_gateway(run: Run, member: User) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from dstackweb.gateway.pages import is_own, request_headers, response_headers
+from dstackweb.gateway.headers import is_own, request_headers, response_headers, token_of
 from dstackweb.gateway.ssh import CONNECTIONS_OF_ADDRESS, FAILURES_MOST, FAILURES_S, Limits
 
 OWN = "https://run.dev.example.org"
@@ -37,19 +37,22 @@ def test_headers_of_the_connection_and_the_gateways_cookie_stay_behind() -> None
             [
                 ("Host", "run.localhost"), ("Connection", "keep-alive, X-Mine"), ("X-Mine", "1"), ("TE", "trailers"),
                 ("Transfer-Encoding", "chunked"), ("X-Forwarded-For", "6.6.6.6"), ("Accept", "*/*"),
+                ("X-Forwarded-User", "admin"), ("Authorization", "bearer dw_secret"), ("Expect", "100-continue"),
+                ("X-Dstackweb-Token", "dw_secret"),
                 ("Cookie", "a=1; dstackweb-gateway=secret; b=2"),
             ]
         )
     )  # fmt: skip
-    assert dict(request_headers(given, "10.0.0.9", "run.localhost", "http")) == {
+    assert dict(request_headers(given, "10.0.0.9", "run.localhost", "http", "mia")) == {
         "Accept": "*/*", "Cookie": "a=1; b=2", "Host": "run.localhost", "X-Forwarded-For": "10.0.0.9",
-        "X-Forwarded-Host": "run.localhost", "X-Forwarded-Proto": "http",
+        "X-Forwarded-Host": "run.localhost", "X-Forwarded-Proto": "http", "X-Forwarded-User": "mia",
     }  # fmt: skip
     answer = CIMultiDictProxy(
         CIMultiDict(
             [
                 ("Set-Cookie", "a=1; Domain=.example.org; Path=/"), ("Set-Cookie", "dstackweb-gateway=x"),
                 ("Strict-Transport-Security", "max-age=1"), ("Keep-Alive", "5"), ("ETag", "x"),
+                ("X-Dstackweb-Problem", "ended"),
             ]
         )
     )  # fmt: skip
@@ -73,3 +76,18 @@ def test_an_address_has_so_many_connections() -> None:
     assert not limits.admits("10.0.0.1", 0.0)
     limits.closed("10.0.0.1")
     assert limits.admits("10.0.0.1", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "token"),
+    [
+        ({"Authorization": "Bearer dw_abc"}, "dw_abc"),
+        ({"Authorization": "bearer dw_abc"}, "dw_abc"),
+        ({"Authorization": "Bearer sk-theirs"}, None),
+        ({"Authorization": "Basic dw_abc"}, None),
+        ({"X-Dstackweb-Token": "dw_abc", "Authorization": "Bearer sk-theirs"}, "dw_abc"),
+        ({}, None),
+    ],
+)
+def test_an_api_token_is_known_and_others_are_the_services_own(headers: dict[str, str], token: str | None) -> None:
+    assert token_of(headers) == token

@@ -35,6 +35,7 @@ from dstackweb.runs.codes import (
     WaitReason,
 )
 from dstackweb.runs.models import RunEvent
+from dstackweb.runs.service_codes import CheckFailure, GatewayProblem, ServiceState
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
@@ -42,6 +43,7 @@ from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.wording import (
     artifacts,
     events,
+    gateway,
     hosts,
     notifications,
     offers,
@@ -64,13 +66,14 @@ DATA: dict[str, Any] = {
     "budget": "100", "spent": "100", "starts_at": AT, "expires_at": None, "backends": ["aws"], "offers": 1,
     "reason": "stopped_by_user", "exit_code": 127, "deadline_s": 60, "host": "box-1", "silent_s": 600, "seen": 1,
     "total": 8, "waits_for": "i", "kind": "aws", "error": {"code": "failed", "text": "i"},
-    "idle_s": 3000, "limit_s": 3600,
+    "idle_s": 3000, "limit_s": 3600, "before": "starting", "after_s": 10, "failures": 3,
 }  # fmt: skip
 OF_HOSTS = {**DATA, "error": "i", "reason": "i"}
 OF_KIND: dict[RunEventKind, dict[str, Any]] = {
     RunEventKind.PROVISIONING: {"nodes": [{"host": "box-1", "gpus": 2}]},
     RunEventKind.LOG_CUT: {"why": "job_limit", "limit": 1 << 30},
     RunEventKind.UTILIZATION_KEPT: {"reason": "100 %"},
+    RunEventKind.SERVICE_UNHEALTHY: {"error": "status", "error_data": {"status": 503}},
 }
 
 
@@ -143,6 +146,9 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     UtilizationAction: lambda code: policy.rule(_policy(action=code)),
     UtilizationScope: lambda code: policy.rule(_policy(scope=code)),
     TaskState: progress.state,
+    ServiceState: gateway.service_state,
+    CheckFailure: lambda code: gateway.check_failure(code.value, {**DATA, "port": 1, "timeout_s": 5, "text": "i"}),
+    GatewayProblem: lambda code: " ".join(gateway.problem(code, {"name": "g", "port": 1, "status": "failed"})[:2]),
     DeliveryProblem: notifications.problem,
     QueueStuck: notifications.queue_stuck,
     NotificationEvent: lambda code: " ".join((notifications.event_name(code), *_notified(code))),

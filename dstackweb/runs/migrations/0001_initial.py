@@ -747,4 +747,20 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'run activities',
             },
         ),
+        migrations.CreateModel(
+            name='ServiceHealth',
+            fields=[
+                ('run', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='service_health', serialize=False, to='runs.run')),
+                ('attempt', models.PositiveIntegerField()),
+                ('state', models.CharField(help_text='runs.service_codes.ServiceState', max_length=20)),
+                ('since', models.DateTimeField(help_text='Since when it has this state')),
+                ('checked_at', models.DateTimeField(help_text='When it was last checked')),
+                ('failures', models.PositiveIntegerField(default=0, help_text='How many of the last checks have failed in a row')),
+                ('error', models.CharField(blank=True, help_text='Why the last check failed, if it did (CheckFailure)', max_length=20)),
+                ('error_data', models.JSONField(blank=True, default=dict)),
+            ],
+            options={
+                'verbose_name_plural': 'service health',
+            },
+        ),
     ]

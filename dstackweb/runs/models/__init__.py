@@ -5,7 +5,7 @@ A status is written by `transitions` alone; a rank is written behind the row of 
 
 from __future__ import annotations
 
-from dstackweb.runs.models.activity import RunActivity
+from dstackweb.runs.models.activity import RunActivity, ServiceHealth
 from dstackweb.runs.models.base import MAX_LIMIT, StatusCount
 from dstackweb.runs.models.files import Artifact, ProjectArtifacts, ProjectLogs, RunArtifacts
 from dstackweb.runs.models.jobs import Allocation, Job, JobQuerySet
@@ -54,6 +54,7 @@ __all__ = [
     "RunActivity",
     "RunArtifacts",
     "RunEvent",
+    "ServiceHealth",
     "StartEstimate",
     "StartScore",
     "StatusCount",

@@ -373,10 +373,12 @@ def _outlook(run: WaitingRun, capacity: Capacity, name: str, *, used: bool) -> O
 
 def _notes(prepared: PreparedSubmission, submission: Submission) -> list[PlanNote]:
     """Settings that do not do what their name promises."""
+    spec = prepared.effective.spec
     copied = [submission.env[name] for name in prepared.run_file.masked_env if name in submission.env]
     notes = {
-        PlanNote.NOT_PREEMPTED: prepared.effective.spec.preemptible and not may_be_displaced(prepared.queue),
+        PlanNote.NOT_PREEMPTED: spec.preemptible and not may_be_displaced(prepared.queue),
         PlanNote.WEAK_VALUE: any(map(is_weak, copied)),
+        PlanNote.SERVICE_ENDS: spec.is_service and spec.max_duration_s is not None,
     }
     return [note for note, applies in notes.items() if applies]
 

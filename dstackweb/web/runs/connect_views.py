@@ -1,4 +1,4 @@
-"""How to connect to a dev environment or a hold: the panel on the run's page, and the way to its own pages."""
+"""How to connect to a dev environment, a hold or a service: panels on the run's page, and the way to its own pages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from django.views.decorators.http import require_safe
 from dstackweb.lib.errors import Forbidden
 from dstackweb.runs import dev_environments, selectors
 from dstackweb.runs.models import Run
-from dstackweb.runs.visits import ENTER, may_act_in, ticket
-from dstackweb.web.common.pages import PageRequest, project_page
+from dstackweb.runs.service_codes import ServiceState
+from dstackweb.runs.visits import ENTER, may_open, ticket
+from dstackweb.web.common.pages import PageRequest, fingerprint, project_page
+from dstackweb.web.runs.rows import TONES
+from dstackweb.wording import gateway
 
 
 @require_safe
@@ -28,13 +31,13 @@ def open_page(request: PageRequest, run: str) -> HttpResponse:
     The address is made from settings: no page can have a ticket sent elsewhere.
     """
     found = selectors.find_run(request.project, run)
-    if not may_act_in(request.user, found):
+    if not may_open(request.user, found):
         raise Forbidden(
             _("run %(run)s belongs to %(user)s: only they or a manager can open it")
             % {"run": found.name, "user": found.user.get_username()}
         )
     connection = dev_environments.connection_to(found)
-    if connection is None or not connection.opens:
+    if dev_environments.service_of(found) is None and (connection is None or not connection.opens):
         messages.error(request, _("%(run)s has no pages to open now.") % {"run": found.name})
         return redirect("web:run", request.project.name, found.name)
     response = HttpResponseRedirect(f"{dev_environments.origin_of(found)}{ENTER}?ticket={ticket(request.user, found)}")
@@ -58,8 +61,31 @@ def of_run(run: Run, may_change: bool, keys: bool) -> dict[str, Any]:
     }
 
 
+def of_service(run: Run, may_call: bool) -> dict[str, Any]:
+    """The values of a service's panel. `may_call`: whether the reader may use it."""
+    service = dev_environments.service_of(run)
+    if service is None:
+        return {}
+    health, left = service.health, service.use.stops_s
+    return {
+        "service": service,
+        "may_call": may_call,
+        "health": gateway.service_state(health.state),
+        "tone": TONES[health.state],
+        "is_unknown": health.state == ServiceState.UNKNOWN,
+        "failure": gateway.check_failure(health.error, health.error_data),
+        "stops_at": None if left is None else timezone.now() + dt.timedelta(seconds=left),
+        "ends_at": run.started_at + dt.timedelta(seconds=run.limit_s) if run.started_at and run.limit_s else None,
+    }
+
+
 def stamp(run: Run) -> str:
     """What changes with the panel, for the version of the page."""
+    service = dev_environments.service_of(run)
+    if service is not None:
+        used, left = service.use.used_at, service.use.stops_s
+        shown = service.health.state, service.health.error, service.health.error_data
+        return "." + fingerprint((shown, used and used.replace(second=0, microsecond=0), left and left // 60))
     found = dev_environments.connection_to(run)
     if found is None:
         return ""

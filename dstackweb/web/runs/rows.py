@@ -15,12 +15,21 @@ from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.rows import QueuePageRow, RunPageRow
+from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.states import ENDED, PLACED
 from dstackweb.scheduler.models import Reservation
 from dstackweb.web.common.pages import PageRequest
 from dstackweb.web.gpus import alerts
 from dstackweb.web.templatetags.dstackweb_tags import moments
-from dstackweb.wording import starts, statuses, units, waiting
+from dstackweb.wording import gateway, starts, statuses, units, waiting
+
+TONES = {
+    ServiceState.STARTING: "provisioning",
+    ServiceState.HEALTHY: "running",
+    ServiceState.UNHEALTHY: "failed",
+    ServiceState.UNKNOWN: "pending",
+}
+"""The status whose colour a state of a service has."""
 
 
 def may_change(run: Run | QueuePageRow, user: User, role: str) -> bool:
@@ -114,6 +123,8 @@ def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
             "message": statuses.worded(row).status_message or _end_reason(row),
             "alert": run_alerts.get(row.pk),
             "ended": row.status in ENDED,
+            "health_text": gateway.service_state(row.health) if row.health else "",
+            "tone": TONES[row.health] if row.health else "",
             "took": row.ended_at - row.started_at if row.started_at and row.ended_at else None,
         }
         for row in rows

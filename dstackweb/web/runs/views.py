@@ -16,6 +16,7 @@ from dstackweb.profiles import services as profiles
 from dstackweb.runs import dependencies, removal, rows, selectors, services
 from dstackweb.runs.history import parse_zone
 from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.service_health import states_in
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
 from dstackweb.runs.sweeps import selectors as sweep_selectors
@@ -56,7 +57,7 @@ SHOWN = {
 @project_page()
 def runs_page(request: PageRequest) -> HttpResponse:
     """Newest runs first, or oldest, filtered by status, name, member, queue and date; polls get the fragment."""
-    version = alerts.list_version(request.project)
+    version = f"{alerts.list_version(request.project)}.{fingerprint(states_in(request.project))}"
     return polled(request, "runs/runs.html", "runs/runs_list.html", version, lambda: _list(request))
 
 
@@ -160,6 +161,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         **(panel.context(may_change) if panel and panel.job else {}),
         **hold_views.of_run(run, jobs),
         **connect_views.of_run(run, may_change, request.user.ssh_keys.exists()),
+        **connect_views.of_service(run, request.may["member"]),
         **artifact_views.section(run, jobs),
         "jobs": [details.node_line(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,

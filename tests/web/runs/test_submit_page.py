@@ -131,7 +131,7 @@ def test_an_error_names_its_line_and_key(project: Project, ann: User, as_user: S
 
 
 @pytest.mark.parametrize(
-    ("config", "line"), [("type: task\ncommands: [a\n", 2), ("type: service\ncommands: [a]\n", 1), ("- a\n", None)]
+    ("config", "line"), [("type: task\ncommands: [a\n", 2), ("type: fleet\ncommands: [a]\n", 1), ("- a\n", None)]
 )
 def test_an_invalid_run_file_is_refused_with_its_line(
     project: Project, ann: User, as_user: SignIn, config: str, line: int | None
