@@ -43,7 +43,11 @@ READS = {
 """Requests with a body that change nothing: viewers may send them."""
 REDIRECTED = {f"/p/{{project}}/queues/{{queue}}/{name}/" for name in ("change", "preview", "undo")}
 """Without scripts the answer is the queue's page, which says what was refused."""
-OWN = {"POST /p/{project}/members/<int:user_id}/remove/", "POST /p/{project}/queues/{queue}/views/"}
+OWN = {
+    "POST /p/{project}/members/<int:user_id}/remove/",
+    "POST /p/{project}/queues/{queue}/views/",
+    "POST /p/{project}/queues/{queue}/views/<int:view}/default/",
+}
 """What a viewer may do to themselves."""
 _LIMITS = dict.fromkeys(
     (

@@ -288,6 +288,8 @@ class SavedView(models.Model):
     user = models.ForeignKey(User, null=True, blank=True, on_delete=models.CASCADE, related_name="saved_views")
     name = models.CharField(max_length=40)
     query = models.CharField(max_length=500)
+    is_default: bool = False
+    """Set by the reader (`services.saved_views`)."""
 
     class Meta:
         constraints = [
@@ -300,3 +302,17 @@ class SavedView(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} of {self.user or self.project}"
+
+
+class DefaultView(models.Model):
+    """The view with which the queue pages of a project begin for a person: one of their own, or a shared one."""
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="+")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    view = models.ForeignKey(SavedView, on_delete=models.CASCADE, related_name="defaults")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "project"], name="default_view_once")]
+
+    def __str__(self) -> str:
+        return f"{self.view.name} for {self.user} in {self.project}"

@@ -10,13 +10,14 @@ from allauth.mfa.models import Authenticator
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Model, Q
+from django.db.models import Exists, Model, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import (
     ApiToken,
+    DefaultView,
     Invite,
     LoginLink,
     Membership,
@@ -378,9 +379,26 @@ def delete_view(project: Project, view_id: int, user: User, shared: bool) -> Sav
     return row
 
 
+def set_default_view(project: Project, view_id: int, user: User, *, chosen: bool) -> SavedView:
+    """Have a person's queue pages begin with a view that they see, or no longer. Raises NotFound."""
+    view = SavedView.objects.filter(Q(user=user) | Q(user=None), project=project, pk=view_id).first()
+    if view is None:
+        raise NotFound(_("This view does not exist or was already deleted."))
+    if chosen:
+        DefaultView.objects.update_or_create(project=project, user=user, defaults={"view": view})
+    else:
+        DefaultView.objects.filter(user=user, view=view).delete()
+    return view
+
+
 def saved_views(project: Project, user: User) -> list[SavedView]:
-    """The views that this user sees in a project, by name."""
-    return list(SavedView.objects.filter(Q(user=user) | Q(user=None), project=project).order_by("name", "pk"))
+    """The views that this user sees in a project, by name; their queue pages begin with the one that `is_default`."""
+    chosen = Exists(DefaultView.objects.filter(user=user, view=OuterRef("pk")))
+    mine = SavedView.objects.filter(Q(user=user) | Q(user=None), project=project)
+    views: list[SavedView] = list(mine.annotate(chosen=chosen).order_by("name", "pk"))
+    for view in views:
+        view.is_default = bool(view.__dict__["chosen"])
+    return views
 
 
 def secret_names(project: Project) -> list[str]:

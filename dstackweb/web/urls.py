@@ -49,6 +49,7 @@ project_pages = [
     path("queues/<str:queue>/transfer/", transfer_views.transfer_page, name="transfer"),
     path("queues/<str:queue>/views/", saved_views.save, name="view-save"),
     path("queues/<str:queue>/views/<int:view>/delete/", saved_views.delete, name="view-delete"),
+    path("queues/<str:queue>/views/<int:view>/default/", saved_views.make_default, name="view-default"),
     path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),
     path("history/", history.project_history, name="history"),
     path("queues/<str:queue>/history/", history.queue_history, name="queue-history"),

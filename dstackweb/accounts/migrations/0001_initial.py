@@ -184,6 +184,18 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('project', 'user', 'name'), name='view_name_of_user_in_project'), models.UniqueConstraint(condition=models.Q(('user', None)), fields=('project', 'name'), name='shared_view_name_in_project')],
             },
         ),
+        migrations.CreateModel(
+            name='DefaultView',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.project')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('view', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='defaults', to='accounts.savedview')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('user', 'project'), name='default_view_once')],
+            },
+        ),
         migrations.AddField(
             model_name='apitoken',
             name='project',

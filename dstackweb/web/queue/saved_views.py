@@ -10,7 +10,7 @@ from dstackweb.accounts import services as accounts
 from dstackweb.accounts.access import need_role
 from dstackweb.accounts.models import Role
 from dstackweb.lib.errors import Invalid
-from dstackweb.web.common.pages import PageRequest, done, project_page, queue_url
+from dstackweb.web.common.pages import PageRequest, done, project_page, queue_url, yes_or_no
 from dstackweb.web.queue.filters import Filters
 
 
@@ -27,6 +27,16 @@ def save(request: PageRequest, queue: str) -> HttpResponseBase:
     query = filters.address().removeprefix("?")
     view = accounts.save_view(request.project, None if shared else request.user, request.POST.get("name", ""), query)
     return done(request, _("View %s saved") % view.name, f"{queue_url(request.project, queue)}?{view.query}")
+
+
+@require_POST
+@project_page()
+def make_default(request: PageRequest, queue: str, view: int) -> HttpResponseBase:
+    """Have the reader's queue pages begin with a view, or no longer (`default` is `no`)."""
+    is_chosen = yes_or_no(request, "default")
+    found = accounts.set_default_view(request.project, view, request.user, chosen=is_chosen)
+    text = _("The queue opens with %s") if is_chosen else _("The queue no longer opens with %s")
+    return done(request, text % found.name, f"{queue_url(request.project, queue)}?{found.query}")
 
 
 @require_POST

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Exists, OuterRef
 from django.http import HttpResponse
+from django.shortcuts import redirect
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
@@ -43,6 +44,8 @@ from dstackweb.wording import events as event_words
 from dstackweb.wording.queue import borrowed, setting
 
 PER_PAGE = 40
+ALL = "view=all"
+"""Of an address without filters: the whole queue, also for readers with a default view."""
 SHORT_LIST = 8
 ANNOUNCED_HEADER = "DW-Announced"
 ANNOUNCED_MOST = 5
@@ -61,9 +64,17 @@ ANNOUNCED_KINDS = (
 
 @project_page()
 def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
-    """The waiting runs in order; polls get the fragment."""
+    """The waiting runs in order; polls get the fragment. Without any filter, the reader's default view."""
+    views = [] if request.htmx else accounts.saved_views(request.project, request.user)
+    default = next((view for view in views if view.is_default), None)
+    if default and not request.GET:
+        return redirect(f"{queue_url(request.project, queue)}?{default.query}")
     version = alerts.list_version(request.project)
-    return polled(request, "queue/queue.html", "queue/list.html", version, lambda: _context(request, queue, version))
+
+    def context() -> dict[str, Any]:
+        return {**_context(request, queue, version), "views": views, "default_view": default}
+
+    return polled(request, "queue/queue.html", "queue/list.html", version, context)
 
 
 def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
@@ -94,7 +105,6 @@ def _context(request: PageRequest, name: str, version: str, moved: Collection[in
     news = announcements(request)  # before the list, so that the next poll has what happens in between
     mine: dict[str, Any] = {"announcements": news, "max_priority": lists.max_priority(request)}
     if moved or not request.htmx:
-        mine["views"] = accounts.saved_views(request.project, request.user)
         values = _values(request.project, name, page, filters)
         return {**values, **mine, "body": _body(request, values, moved)}
     key = request.project.pk, name, page, filters, get_language()
@@ -173,7 +183,8 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "runs_url": reverse("web:runs", args=[project.name]),
         "queue_url": queue_url(project, queue.name),
         "columns_address": filters.cleared.address(),
-        "cleared_url": queue_url(project, queue.name) + filters.cleared.address(),
+        "all_url": f"{queue_url(project, queue.name)}?{ALL}",
+        "cleared_url": queue_url(project, queue.name) + (filters.cleared.address() or f"?{ALL}"),
         "change_url": change + filters.address(page=page),
         "pause_url": pause + filters.address(page=page),
         "waiting": sum(one.submitted for one in of_all),

@@ -129,7 +129,7 @@ def test_the_form_offers_what_waits_and_shows_what_is_chosen(ann: User, as_user:
     }
     assert re.search(r'name="q"\s+value="l"', page)
     assert re.search(r'name="priority"[^>]*value="7"', page)
-    assert f'<a class="btn btn-sm" href="{QUEUE}">Clear</a>' in page
+    assert f'<a class="btn btn-sm" href="{QUEUE}?view=all">Clear</a>' in page
 
 
 def test_the_most_frequent_needs_are_offered_first_however_the_database_answers(

@@ -12,6 +12,7 @@ from dstackweb.accounts import services
 from dstackweb.accounts.models import Project, SavedView, User
 from dstackweb.audit.models import AuditEntry
 from tests.factories import join, make_project, make_run, make_user
+from tests.web.conftest import HTMX
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 SignIn = Callable[[User], Client]
@@ -102,6 +103,50 @@ def test_views_are_of_one_project_and_not_without_number(
     assert [save(client, name) for name in "abcb"] == [302, 302, 409, 302]
     assert list(views(client)) == ["a", "b"]
     assert views(client, "/p/other/queue/") == {}
+
+
+def test_a_person_has_the_queue_open_with_a_view_until_they_say_otherwise(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    make_run(project, ann, "sweep-1")
+    make_run(project, ann, "other")
+    client = as_user(ann)
+    save(client, "sweeps")
+    save(as_user(mia), "shared", "q=other", shared="yes")
+    mine, shared = SavedView.objects.get(user=ann), SavedView.objects.get(user=None)
+    assert client.post(f"{SAVE}{mine.pk}/default/", {"default": "yes"})["Location"] == f"{QUEUE}?{mine.query}"
+
+    assert client.get(QUEUE)["Location"] == f"{QUEUE}?{mine.query}"
+    page = client.get(QUEUE, follow=True).text
+    assert re.search(r"View: sweeps\s+· <a href=\"/p/main/queue/\?view=all\"", page)
+    every = client.get(f"{QUEUE}?view=all")
+    assert every.status_code == 200
+    assert "View: sweeps" not in every.text
+    assert "other" in every.text
+    for address in (f"{QUEUE}?q=other", f"{QUEUE}?page=2"):
+        assert client.get(address).status_code == 200
+    assert client.get(QUEUE, headers=HTMX).status_code == 200
+    assert as_user(mia).get(QUEUE).status_code == 200, "another person's"
+
+    client = as_user(ann)
+    assert client.post(f"{SAVE}{shared.pk}/default/", {"default": "yes"}).status_code == 302
+    assert client.get(QUEUE)["Location"] == f"{QUEUE}?q=other"
+    assert client.post(f"{SAVE}{mine.pk}/default/", {"default": "no"}).status_code == 302, "it is not"
+    assert client.get(QUEUE)["Location"] == f"{QUEUE}?q=other"
+    client.post(f"{SAVE}{shared.pk}/default/", {"default": "no"})
+    assert client.get(QUEUE).status_code == 200
+    client.post(f"{SAVE}{mine.pk}/default/", {"default": "yes"})
+    client.post(f"{SAVE}{mine.pk}/delete/")
+    assert client.get(QUEUE).status_code == 200
+
+
+def test_nobody_makes_the_view_of_another_their_default(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    save(as_user(ann), "mine")
+    view = SavedView.objects.get()
+    assert as_user(mia).post(f"{SAVE}{view.pk}/default/", {"default": "yes"}).status_code == 404
+    assert as_user(ann).post(f"{SAVE}{view.pk}/default/").status_code == 422
 
 
 def test_viewers_save_views_too(project: Project, as_user: SignIn) -> None:
