@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 
 from django.utils.translation import gettext as _
@@ -10,6 +11,7 @@ from django.utils.translation import gettext_noop, ngettext
 from dstackweb.spec.units import duration_parts, memory_text, price_text, size_text
 
 UNITS = {"s": gettext_noop("%d s"), "min": gettext_noop("%d min"), "h": gettext_noop("%d h"), "d": gettext_noop("%d d")}
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=[^\d\s])")
 
 
 def duration(seconds: float | None) -> str:
@@ -47,6 +49,11 @@ def mebibytes(mib: float | None) -> str:
 def size(count: int) -> str:
     """Bytes: `312 bytes`, `1.5 MB`."""
     return ngettext("%d byte", "%d bytes", count) % count if count < 1024 else size_text(count)
+
+
+def unbroken(text: str) -> str:
+    """The text for a narrow column: no line ends between a number and its unit."""
+    return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def gpus(count: int) -> str:

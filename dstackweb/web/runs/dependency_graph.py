@@ -15,6 +15,7 @@ from dstackweb.runs.codes import DependencyOutcome
 from dstackweb.runs.models import Dependency, Run, Sweep
 from dstackweb.runs.states import RunStatus
 from dstackweb.spec.codes import On
+from dstackweb.web.common.pages import fingerprint
 from dstackweb.wording.sentence import words
 
 SHOWN = 8
@@ -59,6 +60,12 @@ def dependency_graph(run: Run | Sweep) -> Graph | None:
         len(behind) > SHOWN,
         reverse(address, args=[run.project.name, run.uid]) if run.status == RunStatus.PENDING and undecided else "",
     )
+
+
+def graph_stamp(run: Run | Sweep) -> str:
+    """Changes with what the graph shows: with the ends and starts of others, which do not change the run itself."""
+    graph = dependency_graph(run)
+    return f".{fingerprint(graph)}" if graph else ""
 
 
 def _nodes(found: Iterable[tuple[Dependency, Run | Sweep | None]]) -> Iterable[Node]:

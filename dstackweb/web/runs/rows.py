@@ -79,7 +79,7 @@ def queue_cells(
         spec = row.spec
         if row.shape not in words:
             why = waiting.reason(row.reason, row.reason_data)
-            words[row.shape] = _Words(needs(spec), moments(why.text), why.tone)
+            words[row.shape] = _Words(units.unbroken(needs(spec)), moments(why.text), why.tone)
         shared = words[row.shape]
         if row.user_id not in may:
             may[row.user_id] = may_change(row, request.user, request.role)
@@ -119,7 +119,7 @@ def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
     return [
         row.values()
         | {
-            "needs": needs(row.spec),
+            "needs": units.unbroken(needs(row.spec)),
             "message": statuses.worded(row).status_message or _end_reason(row),
             "alert": run_alerts.get(row.pk),
             "ended": row.status in ENDED,

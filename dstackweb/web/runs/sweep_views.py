@@ -26,7 +26,7 @@ from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page, whole_number
 from dstackweb.web.gpus import alerts
 from dstackweb.web.runs import details, rows
-from dstackweb.web.runs.dependency_graph import dependency_graph
+from dstackweb.web.runs.dependency_graph import dependency_graph, graph_stamp
 from dstackweb.web.runs.sweep_lines import sweep_line, sweep_lines
 from dstackweb.wording import statuses, tables
 from dstackweb.wording import sweeps as words
@@ -58,6 +58,7 @@ def sweep_page(request: PageRequest, sweep: str) -> HttpResponse:
     version = fingerprint(found.pk, found.count.version, found.priority, found.ended_at)
     if found.is_pending:
         version += f".{list_version(request.project)}"  # it shows what it waits for
+    version += graph_stamp(found)
     return polled(request, "runs/sweep.html", "runs/sweep_body.html", version, lambda: _sweep(request, found))
 
 

@@ -38,7 +38,7 @@ from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.queue import past_views
 from dstackweb.web.runs import artifact_views, connect_views, details, hold_views, stages
 from dstackweb.web.runs import rows as lists
-from dstackweb.web.runs.dependency_graph import dependency_graph
+from dstackweb.web.runs.dependency_graph import dependency_graph, graph_stamp
 from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
 from dstackweb.web.runs.sweep_lines import sweep_lines
 from dstackweb.web.runs.why_views import place_in_queue
@@ -129,6 +129,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
         version += f".{fingerprint(silent_hosts(found))}{connect_views.stamp(found)}"
     elif found.status in ENDED and awaits_usage(found, timezone.now()):
         version += ".unsettled"
+    version += graph_stamp(found)
     card = find_card(request, found)  # it renews itself, once it is there
     if card:
         version += ".tasks"

@@ -359,3 +359,22 @@ def test_a_run_that_waits_for_another_shows_both_as_a_graph_and_can_be_released(
 def test_the_page_of_a_run_without_dependencies_has_no_graph(project: Project, ann: User, as_user: SignIn) -> None:
     make_run(project, ann, "alone")
     assert "run-dependencies" not in as_user(ann).get("/p/main/runs/alone/").content.decode()
+
+
+def test_a_page_is_renewed_when_a_run_that_it_names_changes(project: Project, ann: User, as_user: SignIn) -> None:
+    """What a run waited for, and what waits for it, is on its page also when that changes nothing of the run itself."""
+    make_host()
+    first = make_run(project, ann, "first")
+    client, seen = as_user(ann), {}
+
+    def poll(name: str) -> int:
+        answer = client.get(f"/p/main/runs/{name}/", headers=HTMX | {"HX-PTag": seen.get(name, "")})
+        seen[name] = answer["HX-PTag"] if answer.status_code == 200 else seen[name]
+        return answer.status_code
+
+    first = ended(first, "done_by_runner", exit_code=0)
+    assert (poll("first"), poll("first")) == (200, 204)
+    follower = make_run(project, ann, "second", after=["first"])
+    assert (poll("first"), poll("first")) == (200, 204)
+    services.stop(follower, ann, "member")
+    assert (poll("first"), poll("first")) == (200, 204)
