@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
@@ -21,18 +20,18 @@ from dstackweb.api.app import (
     ready,
     refusals,
 )
+from dstackweb.api.queue_items import QueueItem, read_items
 from dstackweb.lib.errors import Conflict, Invalid, Stale
-from dstackweb.runs import concurrency, rows, selectors, services
+from dstackweb.runs import concurrency, selectors, services
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import MAX_LIMIT, Queue, Run
 from dstackweb.runs.queue import member_shares, queues, reorder, transfer
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.transfer import Transfer
-from dstackweb.runs.rows import QueueRow, Starts, starts_of
+from dstackweb.runs.rows import Starts, starts_of
 from dstackweb.scheduler.passes.decision import foresee_waits
 from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.wording import starts, waiting
-from dstackweb.wording.tables import queue_items
 
 router = Router(tags=["queues"])
 REFUSALS = refusals(403, 404, 422)
@@ -214,13 +213,6 @@ class UndoIn(Schema):
     move: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class QueueItem(QueueRow):
-    """A waiting run and its position."""
-
-    reason_detail: str
-
-
 class ShareOut(Schema):
     """A member's load in GPU-hours: what was used, halved for each half-life since, and an hour for each GPU held or
     queued. Their next run ranks behind by about `penalty_s`."""
@@ -249,11 +241,12 @@ def detail(
     name: str,
     limit: QueryEx[int, P(ge=1, le=1000)] = 50,
     cursor: QueryEx[int, P(ge=0, le=10**9)] = 0,
+    folded: QueryEx[bool, P(description="The waiting runs of each sweep as one item")] = False,
 ) -> HttpResponse:
     """Waiting runs with position and reason; `cursor` is the `next` of the previous page."""
     found, _role = project_of(request, project)
     queue = services.find_queue(found, name)
-    return ready(request, _page(queue, limit, cursor))
+    return ready(request, _page(queue, limit, cursor, folded=folded))
 
 
 @router.get("", response={200: QueuesOut, **REFUSALS}, summary="List a project's queues")
@@ -391,12 +384,12 @@ def _new_queue(moved: Transfer) -> NewQueueOut | None:
     )
 
 
-def _page(queue: Queue, limit: int, offset: int) -> dict[str, Any]:
-    found = rows.queue_rows(queue, limit + 1, offset)
+def _page(queue: Queue, limit: int, offset: int, *, folded: bool = False) -> dict[str, Any]:
+    items, more = read_items(queue, limit, offset, folded=folded)
     return {
         **{name: getattr(queue, name) for name in QueueSettings.model_fields},
         "borrowed_gpus": usage_of(queue).borrowed(queue.pk)[0] if queue.cohort else 0,
         "shares": [ShareOut.from_orm(share).model_dump() for share in member_shares.shares(queue)],
-        "items": queue_items(found[:limit]),
-        "next": str(offset + limit) if len(found) > limit else None,
+        "items": items,
+        "next": str(offset + limit) if more else None,
     }

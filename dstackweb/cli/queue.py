@@ -27,6 +27,7 @@ from dstackweb.cli.output import (
     show_json,
 )
 from dstackweb.cli.queue_past import show_past
+from dstackweb.cli.sweeps import ENDED
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_table, show_view, watch_view
 from dstackweb.cli.values import age_text, duration_text, gpu_count, run_count, start_text
 
@@ -55,6 +56,9 @@ def queue(
     follow: Watch = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    unfolded: Annotated[
+        bool, typer.Option("--all", "-a", help="List each waiting run of a sweep; --json and --quiet always do.")
+    ] = False,
     at: Annotated[
         str, typer.Option(metavar="TIME", help="As it was: 2026-11-26T14:00, 14:00 or -2h, up to 30 days ago.")
     ] = "",
@@ -140,7 +144,8 @@ def queue(
         api.send("POST", api.in_project("queues"), json={"name": name, **settings})
     elif settings:
         api.send("PATCH", api.in_project("queues", name), json=settings)
-    _show(api, lambda: api.get(api.in_project("queues", name), limit=limit), _waiting, follow, as_json, quiet)
+    lines = {} if unfolded or as_json or quiet else {"folded": True}
+    _show(api, lambda: api.get(api.in_project("queues", name), limit=limit, **lines), _waiting, follow, as_json, quiet)
 
 
 def _number(option: str, text: str, nothing: str) -> int | None:
@@ -226,12 +231,26 @@ def _waiting(page: dict[str, Any]) -> View:
     if not page["items"]:
         yield Note(_("No runs wait in {name}.", name=clean(page["name"])))
         return
-    yield Rows.of(RUN_COLUMNS, page["items"])
+    folds = any(run.get("folded") for run in page["items"])
+    *most, why = RUN_COLUMNS.items()
+    yield Rows.of(dict([*most, *SWEEP_COLUMNS.items(), why]) if folds else RUN_COLUMNS, page["items"])
     if page.get("shares"):
         yield ""
         yield Rows.of(SHARE_COLUMNS, page["shares"])
     if page["next"]:
         yield Note(_("Showing the first {n}; for more: --limit", n=len(page["items"])))
+
+
+def _name(run: dict[str, Any]) -> str:
+    """Of a fold that of its sweep, with how many of its runs wait."""
+    if folded := run.get("folded"):
+        return _n("{name} ({n:,} run)", "{name} ({n:,} runs)", folded["runs"], name=folded["sweep"])
+    return str(run["name"])
+
+
+def _progress(run: dict[str, Any]) -> str:
+    folded = run.get("folded")
+    return bar(sum(folded["counts"][status] for status in ENDED), folded["size"]) if folded else ""
 
 
 def _why(run: dict[str, Any]) -> str:
@@ -245,7 +264,7 @@ def _why(run: dict[str, Any]) -> str:
 
 RUN_COLUMNS: ItemColumns = {
     Column("#", right=True): itemgetter("position"),
-    Column("NAME"): itemgetter("name"),
+    Column("NAME"): _name,
     Column("PRIO", right=True): itemgetter("priority"),
     Column("USER"): itemgetter("user"),
     Column("WAITS", right=True): lambda run: age_text(run["submitted_at"]),
@@ -253,6 +272,8 @@ RUN_COLUMNS: ItemColumns = {
     Column("WHY", wide=True): _why,
 }
 """Of waiting runs, the items of `GET …/queues/NAME`."""
+SWEEP_COLUMNS: ItemColumns = {Column("SWEEP ENDED"): _progress}
+"""Where some of them are folds."""
 
 SHARE_COLUMNS: ItemColumns = {
     Column("FAIR SHARE"): itemgetter("user"),

@@ -38,6 +38,7 @@ Hidden = Annotated[T, Field(exclude=True)]
 MAX_ID = 2**63 - 1
 Q = TypeVar("Q", bound="QueueRow")
 R = TypeVar("R", bound="RunRow")
+Known = TypeVar("Known", "QueuePageRow", "QueueExportRow")
 
 
 @dataclass(slots=True)
@@ -231,13 +232,14 @@ def queue_page_rows(
 
 
 def queue_rows_at(
-    queue: Queue, positions: Mapping[int, int], reasons: Mapping[str, selectors.WaitingFor] = NO_REASONS
-) -> list[QueuePageRow]:
+    queue: Queue, positions: Mapping[int, int], reasons: Mapping[str, selectors.WaitingFor] = NO_REASONS,
+    *, kind: type[Known],
+) -> list[Known]:  # fmt: skip
     """The rows of these runs, whose positions are known by id, in this order. A run that left the queue is left out."""
     if not positions:
         return []
     ids = f"SELECT id FROM runs_run WHERE id IN ({sql.places(positions)}) AND status = 'submitted'"
-    found = _queue_rows(QueuePageRow, queue, ids, list(positions), itertools.count(1), reasons)
+    found = _queue_rows(kind, queue, ids, list(positions), itertools.count(1), reasons)
     rows = {row.pk: row for row in found}
     for pk, row in rows.items():
         row.position = positions[pk]

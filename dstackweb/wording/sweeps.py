@@ -49,6 +49,17 @@ def counts(of: SweepCounts) -> str:
     return " · ".join(text % number for text, number in worded if number)
 
 
+def stops(active: int, left: int) -> str:
+    """What stopping a sweep does."""
+    stopped = ngettext("%d active run is stopped", "%d active runs are stopped", active) % active
+    if not left:
+        return _("%s.") % stopped
+    return _("%(stopped)s, %(never)s.") % {
+        "stopped": stopped,
+        "never": ngettext("%d never starts", "%d never start", left) % left,
+    }
+
+
 def size(runs: int, max_parallel: int | None) -> str:
     """`20 runs, at most 4 at once`."""
     text = ngettext("%d run", "%d runs", runs) % runs

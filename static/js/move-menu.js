@@ -31,9 +31,8 @@ function open(row, by, at = null) {
 
 /** What only this run's menu has: its addresses. */
 function fill(row) {
-  const id = moreOf(row).dataset.id;
-  const page = `${menu.dataset.runs}${id}/`;
-  menu.querySelector("[data-why]").href = `${page}why/`;
+  const { id, page = `${menu.dataset.runs}${id}/`, why = `${page}why/` } = moreOf(row).dataset;
+  menu.querySelector("[data-why]").href = why;
   const texts = { name: nameOf(row), id, link: new URL(page, location.href).href };
   for (const item of menu.querySelectorAll("[data-what]")) item.dataset.copy = texts[item.dataset.what];
 }

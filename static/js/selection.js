@@ -57,7 +57,8 @@ export async function stop(picked) {
     picked.length > 1
       ? [word("stopChosen").replace("%s", picked.length), word("stopThem")]
       : [word("stopOne").replace("%s", nameOf(picked[0])), word("stopIt")];
-  if (await confirmed(question, yes)) await send({ do: "stop", run });
+  const more = picked.map((row) => row.dataset.stop).filter(Boolean); // what that does to a sweep
+  if (await confirmed([question, ...more].join(" "), yes)) await send({ do: "stop", run });
 }
 
 /** The bar's field for the priority of all that are chosen, and of this row. */

@@ -147,3 +147,19 @@ def test_a_sweep_waits_for_a_run_and_is_released(api: Api, project: Project) -> 
     assert (released["status"], released["counts"]["waiting"], released["status_message"]) == ("running", 2, "")
     assert released["after"][0]["outcome"] == "released"
     assert api("POST", "projects/main/sweeps/lr/release").status_code == 409
+
+
+def test_a_folded_queue_has_a_sweep_as_one_item(api: Api, project: Project) -> None:
+    for config in ({"name": "first"}, {"name": "lr", "array": 300}, {"name": "last"}):
+        api("POST", "projects/main/runs", {"config": {"type": "task", "commands": ["x"], **config}})
+    page = api("GET", "projects/main/queues/default?folded=true&limit=2").json()
+    first, fold = page["items"]
+    assert (first["name"], first["folded"]) == ("first", None)
+    assert (fold["name"], fold["position"]) == ("lr-0", 2)
+    assert (fold["folded"]["sweep"], fold["folded"]["runs"], fold["folded"]["size"]) == ("lr", 100, 300)
+    assert fold["folded"]["counts"]["left"] == 200
+    rest = api("GET", f"projects/main/queues/default?folded=true&cursor={page['next']}").json()
+    assert [(item["name"], item["position"]) for item in rest["items"]] == [("last", 102)]
+    plain = api("GET", "projects/main/queues/default?limit=1000").json()["items"]
+    assert len(plain) == 102
+    assert "folded" not in plain[0], "what scripts read is as before"

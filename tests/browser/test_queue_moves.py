@@ -16,6 +16,7 @@ from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in
 from tests.factories import join, make_project, make_run, make_user
+from tests.runs.sweeps.test_sweeps import make_sweep
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -526,3 +527,32 @@ def test_keys_lead_to_pages_to_the_search_and_to_the_list_of_keys(page: Page, li
     page.keyboard.press("g")
     page.keyboard.press("r")
     expect(page).to_have_url(f"{live_server.url}/p/main/runs/")
+
+
+def test_a_sweep_is_carried_as_one_row_and_opens_in_place(page: Page, project: Project, mia: User) -> None:
+    make_sweep(project, mia, 300)
+    page.reload()
+    expect(shown(page)).to_have_text(["a", "b", "c", "d", "e", "lr"])
+    grip(page, "lr").focus()
+    for _step in range(5):
+        page.keyboard.press("ArrowUp")
+    expect(page.locator(".would")).to_contain_text("position 6 → 1")
+    page.keyboard.press("Enter")
+    expect(shown(page)).to_have_text(["lr", "a", "b", "c", "d", "e"])
+    expect(page.locator("#waiting tr").first).to_have_attribute("id", re.compile(r"run-s\d+m\d+"))
+    assert order(project).startswith("lr-0lr-1")
+    take(page, "a", over="lr")
+    page.mouse.up()
+    expect(shown(page)).to_have_text(["a", "lr", "b", "c", "d", "e"])
+    more(page, "lr").click()
+    link = page.get_by_role("menuitem", name="Why this run is waiting")
+    assert str(link.get_attribute("href")).endswith("/why/")
+    page.get_by_role("menuitem", name="Stop").click()
+    expect(page.locator("dialog[open]")).to_contain_text("100 active runs are stopped, 200 never start.")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Show 100 runs").click()
+    expect(shown(page).nth(1)).to_have_text("lr-0")
+    expect(shown(page)).to_have_count(40)
+    assert accessibility_faults(page) == []
+    page.get_by_role("link", name="Fold lr").click()
+    expect(shown(page)).to_have_text(["a", "lr", "b", "c", "d", "e"])

@@ -98,3 +98,19 @@ def test_a_waiting_sweep_says_for_what_and_is_released_by_name(cli: Cli, project
     assert "Enters its queue after: prepare is done." in cli("sweep", "lr").stderr
     assert "waiting" in cli.ok("release", "lr")
     assert cli("release", "lr").exit_code == 1
+
+
+def test_the_queue_has_a_sweep_on_one_line_and_all_of_its_runs_on_request(
+    cli: Cli, project: Project, ada: User
+) -> None:
+    submit(cli)
+    make_run(project, ada, "other")
+    shown = cli.ok("queue").splitlines()
+    assert shown[0].split()[:3] == ["#", "NAME", "PRIO"]
+    assert "SWEEP ENDED" in shown[0]
+    assert shown[1].split()[:4] == ["1", "lr", "(2", "runs)"]
+    assert shown[2].split()[:2] == ["3", "other"]
+    each = [line.split()[1] for line in cli.ok("queue", "--all").splitlines()[1:]]
+    assert each == ["lr-0", "lr-1", "other"]
+    assert len(json.loads(cli.ok("queue", "--json"))["items"]) == 3
+    assert len(cli.ok("queue", "-q").split()) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
@@ -34,6 +34,12 @@ def find_sweep(project: Project, name: str) -> Sweep:
     if found is None:
         raise NotFound(_("no sweep is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
     return found
+
+
+def find_sweeps(ids: Collection[int]) -> list[Sweep]:
+    """The sweeps with these ids, without what is large."""
+    joined = Sweep.objects.select_related("queue", "project", "user", "stopped_by", "count")
+    return list(joined.filter(pk__in=ids).defer(*LARGE).order_by("pk"))
 
 
 def newest_sweeps(

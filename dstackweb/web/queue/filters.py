@@ -15,6 +15,7 @@ from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue
+from dstackweb.runs.queue.folding import Folding
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
 from dstackweb.web.common.pages import whole_number
@@ -38,13 +39,17 @@ COLUMNS = {
 """What may be shown of each run beside its name."""
 SHOWN = ("reason", "priority", "needs", "waiting", "starts")
 """The columns where none are chosen."""
+EVERY = "all"
+"""All sweeps are opened."""
+MOST_OPENED = 50
 NAME = "name"
 """Says in an address that columns are chosen, even if it is none."""
 
 
 class Filters(NamedTuple):
     """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` as the page words it, `group`
-    one of GROUPINGS, `columns` NAME and those chosen of COLUMNS."""
+    one of GROUPINGS, `columns` NAME and those chosen of COLUMNS, `expand` the sweeps whose runs are lines (or EVERY).
+    """
 
     text: str = ""
     user: str = ""
@@ -53,11 +58,13 @@ class Filters(NamedTuple):
     priority: int | None = None
     group: str = ""
     columns: tuple[str, ...] = ()
+    expand: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, query: QueryDict) -> Filters:
         lowest, group, columns = query.get("priority", ""), query.get("group", ""), query.getlist("columns")
         chosen = tuple(name for name in COLUMNS if name in columns)
+        opened = {str(whole_number(one)) for one in query.getlist("expand") if one.isdecimal()}
         return cls(
             text=query.get("q", "").strip()[:100],
             user=query.get("member", "").strip(),
@@ -66,6 +73,7 @@ class Filters(NamedTuple):
             priority=min(whole_number(lowest), PRIORITY_MAX) if lowest.strip() else None,
             group=group if group in GROUPINGS else "",
             columns=(NAME, *chosen) if (chosen or NAME in columns) and chosen != SHOWN else (),
+            expand=(EVERY,) if EVERY in query.getlist("expand") else tuple(sorted(opened, key=int)[:MOST_OPENED]),
         )
 
     @property
@@ -79,13 +87,33 @@ class Filters(NamedTuple):
             "priority": self.priority,
             "group": self.group,
             "columns": self.columns,
+            "expand": self.expand,
         }
         return {name: value for name, value in fields.items() if value not in ("", None, ())}
 
     @property
     def cleared(self) -> Filters:
-        """With the columns alone."""
-        return Filters(columns=self.columns)
+        """With the columns and opened sweeps alone."""
+        return Filters(columns=self.columns, expand=self.expand)
+
+    @property
+    def saved(self) -> Filters:
+        """What is worth a name: sweeps end."""
+        return self._replace(expand=())
+
+    @property
+    def opened(self) -> frozenset[int]:
+        """The sweeps that are opened by themselves."""
+        return frozenset(int(one) for one in self.expand if one != EVERY)
+
+    @property
+    def folds(self) -> bool:
+        """Whether the runs of sweeps are folded; who searches by name looks for single ones."""
+        return EVERY not in self.expand and not self.text
+
+    def toggled(self, sweep_id: int) -> Filters:
+        """With this sweep opened, or closed again."""
+        return self._replace(expand=tuple(map(str, sorted(self.opened ^ {sweep_id}))))
 
     @property
     def arranges(self) -> bool:
@@ -131,11 +159,14 @@ class Field(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The rows of a page, how many runs match in all, and the headings of groups by the run that they stand above."""
+    """The rows of a page, how many runs match in all and on how many lines, the headings of groups by the run that they
+    stand above, and for how many runs each row stands."""
 
     rows: list[run_rows.QueuePageRow]
     total: int
+    lines: int
     headings: Mapping[int, str]
+    stands_for: Mapping[int, int]
 
 
 class Front(NamedTuple):
@@ -158,24 +189,40 @@ class Front(NamedTuple):
         found = {shape: needs(specs[run_id]) for run_id, shape in wanted.items() if run_id in specs}
         return cls(counts, found, reasons, {count.user_id: count.user for count in counts})
 
-    def page(self, queue: Queue, filters: Filters, limit: int, offset: int) -> Page:
+    def page(self, queue: Queue, filters: Filters, limit: int, offset: int, folding: Folding | None) -> Page:
         """A page of the runs that match, by group if there is one, else in true order."""
-        if not filters.group:
+        if not filters.group and folding is None:
             found, total = find(queue, self._search(filters), limit, offset)
-            return Page(run_rows.queue_rows_at(queue, found, self.reasons), total, {})
+            rows = run_rows.queue_rows_at(queue, found, self.reasons, kind=run_rows.QueuePageRow)
+            return Page(rows, total, total, {}, {})
         matches = find_all(queue, self._search(filters))
         sizes = Counter(self._group(match, filters) for match in matches)
-        rank = {group: at for at, (group, _runs) in enumerate(sizes.most_common())}
-        matches.sort(key=lambda match: rank[self._group(match, filters)])  # those of a group stay in true order
-        shown = {match.run_id: match for match in matches[offset : offset + limit]}
-        rows = run_rows.queue_rows_at(queue, {run_id: match.position for run_id, match in shown.items()}, self.reasons)
+        if filters.group:
+            rank = {group: at for at, (group, _runs) in enumerate(sizes.most_common())}
+            matches.sort(key=lambda match: rank[self._group(match, filters)])  # those of a group stay in true order
+        by_id = {match.run_id: match for match in matches}
+        lines = dict.fromkeys(by_id, 1) if folding is None else folding.lines_of(by_id)
+        shown = {run_id: by_id[run_id] for run_id in list(lines)[offset : offset + limit]}
+        positions = {run_id: match.position for run_id, match in shown.items()}
+        rows = run_rows.queue_rows_at(queue, positions, self.reasons, kind=run_rows.QueuePageRow)
+        headings = self._headings(rows, shown, sizes, filters) if filters.group else {}
+        return Page(rows, len(matches), len(lines), headings, lines)
+
+    def _headings(
+        self,
+        rows: Sequence[run_rows.QueuePageRow],
+        shown: Mapping[int, Match],
+        sizes: Mapping[tuple[str, str], int],
+        filters: Filters,
+    ) -> dict[int, str]:
+        """The headings of groups, by the run that each stands above."""
         headings, before = {}, None
         for row in rows:
             group = self._group(shown[row.pk], filters)
             if group != before:
                 headings[row.pk] = self._heading(group, sizes[group], filters)
             before = group
-        return Page(rows, len(matches), headings)
+        return headings
 
     def _group(self, match: Match, filters: Filters) -> tuple[str, str]:
         if filters.group == "member":

@@ -16,14 +16,17 @@ from dstackweb.lib.errors import DomainError, Invalid, NotFound
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
+from dstackweb.runs.queue.folding import FoldKey
+from dstackweb.runs.queue.folds import runs_of
 from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
+from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence, whole_number
+from dstackweb.web.queue.filters import Filters
+from dstackweb.web.queue.picked import Picked, pick, read_picked
 from dstackweb.web.queue.views import fragment
 from dstackweb.wording import queue as move_words
 
-AT_MOST = 500
-"""Runs that one request may name; a page shows fewer."""
 Result = tuple[str, list[Run], int | None]
 """An action's result in words, its runs, and the number of the move for undo."""
 
@@ -33,15 +36,15 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
     """The effect of a move without making it, or why it is refused."""
     found = services.find_queue(request.project, queue)
     try:
-        runs, _etags = runs_from_form(request.GET, found)
-        target = _target_from_form(request, request.GET, found, runs)
-        effect = reorder.preview(runs, request.user, request.role, target)
+        picked = read_picked(request.GET, found)
+        target = _target_from_form(request, request.GET, found, picked.runs)
+        effect = reorder.preview(picked.runs, request.user, request.role, target)
     except DomainError as error:
         return JsonResponse({"text": sentence(error.detail), "refused": True, "places": {}, "priorities": {}})
     return JsonResponse(
         {
             "text": move_words.move_preview(effect, request.user),
-            "places": {change.run.pk: change.position_after for change in (*effect.changes, *effect.slips)},
+            "places": picked.places(effect),
             "priorities": {
                 change.run.pk: change.priority_after
                 for change in effect.changes
@@ -96,24 +99,47 @@ def _apply(request: PageRequest, queue: Queue) -> Result:
     form = request.POST
     for step, verb in ((1, "raise"), (-1, "lower")):
         if verb in form:  # a row's own button, on a page without scripts
-            runs = _runs_by_id(queue, [form[verb]])
-            return _prioritise(request, runs, runs[0].priority + step)
-    runs, etags = runs_from_form(form, queue)
+            picked = pick(queue, [form[verb]])
+            return _prioritise_lines(request, picked, picked.runs[0].priority + step)
+    picked = read_picked(form, queue)
+    runs, etags = picked.runs, picked.etags
     match form.get("do"):
         case "priority":
-            return _prioritise(request, runs, _priority(form.get("priority")), etags)
+            return _prioritise_lines(request, picked, _priority(form.get("priority")))
         case "stop":
-            return _stop(request, runs)
+            return _stop(request, picked)
     moved = reorder.move(runs, request.user, request.role, _target_from_form(request, form, queue, runs), etags)
     return move_words.moved(moved), runs, moved.move_id
+
+
+def _prioritise_lines(request: PageRequest, picked: Picked, priority: int) -> Result:
+    """Of sweeps that are folded the priority of all runs, also of those to come; that has no undo."""
+    whole = picked.sweeps()
+    if not whole:
+        return _prioritise(request, picked.runs, priority, picked.etags)
+    for sweep in whole:
+        sweeps.may_change(sweep, request.user, request.role)
+    if picked.single:
+        reorder.set_priorities(picked.single, request.user, request.role, priority, picked.etags)
+    for sweep in whole:
+        sweeps.set_priority(sweep, request.user, request.role, priority)
+    if len(whole) == 1 and not picked.single:
+        text = _("Priority of all runs of %(sweep)s set to %(p)d") % {"sweep": whole[0].name, "p": priority}
+    else:
+        text = _runs_prioritised(len(picked.runs), priority)
+    return text, picked.runs, None
+
+
+def _runs_prioritised(runs: int, priority: int) -> str:
+    text = ngettext("Priority of %(n)d run set to %(p)d", "Priority of %(n)d runs set to %(p)d", runs)
+    return text % {"n": runs, "p": priority}
 
 
 def _prioritise(request: PageRequest, runs: list[Run], priority: int, etags: dict[int, str] | None = None) -> Result:
     before = selectors.position(runs[0])
     moved = reorder.set_priorities(runs, request.user, request.role, priority, etags)
     if len(runs) > 1:
-        text = ngettext("Priority of %(n)d run set to %(p)d", "Priority of %(n)d runs set to %(p)d", len(runs))
-        return text % {"n": len(runs), "p": priority}, runs, moved.move_id
+        return _runs_prioritised(len(runs), priority), runs, moved.move_id
     return (
         move_words.priority_set(runs[0].name, priority, before, selectors.position(_reread(runs[0]))),
         runs,
@@ -135,9 +161,20 @@ def _reread(run: Run) -> Run:
     return Run.objects.select_related("queue", "project").get(pk=run.pk)
 
 
-def _stop(request: PageRequest, runs: list[Run]) -> Result:
-    """Stop them: the reader needs permission for each. Runs that end meanwhile are skipped."""
+def _stop(request: PageRequest, picked: Picked) -> Result:
+    """Stop them: the reader needs permission for each. Runs that end meanwhile are skipped.
+
+    A fold is stopped as its whole sweep.
+    """
+    runs, whole = picked.single, picked.sweeps()
+    for sweep in whole:
+        sweeps.may_change(sweep, request.user, request.role)
     stopped = services.stop_all(runs, request.user, request.role)
+    for sweep in whole:
+        sweeps.stop(sweep, request.user, request.role)
+    if whole:
+        names = [sweep.name for sweep in whole] + [run.name for run in stopped]
+        return _("Stopping %s") % ", ".join(names), picked.runs, None
     if len(stopped) == 1:
         text = _("%s ended") if stopped[0].status in ENDED else _("Stopping %s")
         return text % stopped[0].name, runs, None
@@ -156,25 +193,6 @@ def set_priority(request: PageRequest, run: str) -> HttpResponse:
     return done_here(request, text, url, undo_of(found.queue, move))
 
 
-def runs_from_form(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
-    """The runs in a form, sent as `id.etag`, in its order, and the etags by run."""
-    tokens = [token.partition(".") for token in ",".join(form.getlist("run")).split(",") if token]
-    if not tokens:
-        raise Invalid.at("run", msg=_("select at least one run"))
-    etags = {whole_number(key): etag for key, _dot, etag in tokens if etag}
-    return _runs_by_id(queue, [key for key, _dot, _etag in tokens[:AT_MOST]]), etags or None
-
-
-def _runs_by_id(queue: Queue, keys: Sequence[str]) -> list[Run]:
-    """The runs with these ids, in this order. Raises NotFound when none of them is in the queue's project."""
-    wanted = [whole_number(key) for key in keys]
-    found = Run.objects.select_related("queue", "project", "user").in_bulk(wanted)
-    runs = [found[key] for key in wanted if key in found and found[key].project_id == queue.project_id]
-    if not runs:
-        raise NotFound(_("these runs are no longer in this queue"))
-    return runs
-
-
 def _target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> MoveTarget:
     """The target position in a form; `up` and `down` are relative to the current neighbours."""
     verb = form.get("do", "")
@@ -182,29 +200,44 @@ def _target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs:
         case "top" | "bottom":
             return MoveTarget(verb, None)
         case "before" | "after":
-            return MoveTarget(verb, _anchor(form, queue))
+            return MoveTarget(verb, _anchor(form, queue, first=verb == "before"))
         case "up" | "down":
             own = None if request.may["manager"] else request.user
             neighbour = _neighbour(queue, runs, verb == "up", own)
             if neighbour is None:
                 raise Invalid.at("do", msg=_("it is already first") if verb == "up" else _("it is already last"))
+            neighbour = _edge_of_fold(request, queue, neighbour, first=verb == "up")
             return MoveTarget("before" if verb == "up" else "after", neighbour)
     raise Invalid.at("do", msg=_("unknown action"))
 
 
-def _anchor(form: QueryDict, queue: Queue) -> Run:
-    """The reference run: by its id, or by a name or position that a person typed."""
+def _anchor(form: QueryDict, queue: Queue, *, first: bool) -> Run:
+    """The reference run: by its id, or by a name or position that a person typed. Of a sweep its first or last one."""
     waiting = selectors.in_order(queue).select_related("queue", "project", "user")
     name = form.get("name", "").removeprefix("#")
     if not name:
-        found = waiting.filter(pk=whole_number(form.get("anchor"))).first()
+        key = FoldKey.parse(form.get("anchor", ""))
+        runs = waiting.filter(pk=whole_number(form.get("anchor"))) if key is None else runs_of(queue, key)
+        found = runs.first() if first else runs.last()
     else:
         found = waiting.filter(name=name).first()
+        if found is None:
+            of_sweep = waiting.filter(sweep__name=name)
+            found = of_sweep.first() if first else of_sweep.last()
         if found is None and 0 < (place := whole_number(name)) <= queue.count.submitted:
             found = waiting[place - 1]
     if found is None:
         raise NotFound(_("no waiting run named %s in this queue") % (name or "?"))
     return found
+
+
+def _edge_of_fold(request: PageRequest, queue: Queue, run: Run, *, first: bool) -> Run:
+    """The first or last run of the line that a run is in: a move by one passes all of it."""
+    filters = Filters.read(request.GET)
+    if run.sweep_id is None or not filters.folds or run.sweep_id in filters.opened:
+        return run
+    runs = runs_of(queue, FoldKey.of(run.sweep_id, run.priority, run.moved_at))
+    return (runs.first() if first else runs.last()) or run
 
 
 def _neighbour(queue: Queue, runs: Sequence[Run], up: bool, own: User | None) -> Run | None:

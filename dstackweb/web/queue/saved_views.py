@@ -18,7 +18,7 @@ from dstackweb.web.queue.filters import Filters
 @project_page()
 def save(request: PageRequest, queue: str) -> HttpResponseBase:
     """Save what the page shows. Back to the page, with these filters."""
-    filters = Filters.read(QueryDict(request.POST.get("query", "")))
+    filters = Filters.read(QueryDict(request.POST.get("query", ""))).saved
     if not filters.query:
         raise Invalid.at("query", msg=_("a view needs a filter, groups or columns"))
     shared = request.POST.get("shared") == "yes"

@@ -11,12 +11,12 @@ from django.utils.translation import gettext as _
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.runs import rows, selectors, services
 from dstackweb.runs.concurrency import etag
-from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.models import Queue
 from dstackweb.runs.queue import transfer
 from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.scheduler.passes.decision import foresee_waits
 from dstackweb.web.common.pages import PageRequest, done, project_page, queue_url, sentence
-from dstackweb.web.queue.move_views import runs_from_form
+from dstackweb.web.queue.picked import Picked, read_picked
 from dstackweb.wording import fair_share, starts
 from dstackweb.wording import queue as move_words
 
@@ -31,29 +31,27 @@ def transfer_page(request: PageRequest, queue: str) -> HttpResponse:
     form = request.POST if request.method == "POST" else request.GET
     if not form.get("run") and not form.get("name"):
         return redirect(queue_url(request.project, found.name))
-    runs, etags = _runs(form, found)
+    picked = _picked(form, found)
     if request.method == "POST":
         if not form.get("to"):
             raise Invalid.at("to", msg=_("choose a queue"))
-        moved = transfer.transfer(runs, request.user, request.role, form["to"], etags)
+        moved = transfer.transfer(picked.runs, request.user, request.role, form["to"], picked.etags)
         return done(request, move_words.transferred(moved), queue_url(request.project, form["to"]))
     template = "queue/transfer_body.html" if request.htmx else "queue/transfer.html"
-    return render(request, template, _context(request, found, runs))
+    return render(request, template, _context(request, found, picked))
 
 
-def _runs(form: QueryDict, queue: Queue) -> tuple[list[Run], dict[int, str] | None]:
-    """The runs to move, and their etags as the reader saw them; `all` are those of the member in this queue."""
+def _picked(form: QueryDict, queue: Queue) -> Picked:
+    """The runs to move, as the reader saw them; `all` are those of the member in this queue."""
     name = form.get("name", "")
-    if name:
-        runs, etags = [selectors.find_run(queue.project, name)], None
-    else:
-        runs, etags = runs_from_form(form, queue)
+    picked = Picked([selectors.find_run(queue.project, name)], None) if name else read_picked(form, queue)
     if form.get("all") == "yes":
-        return transfer.waiting_of(queue, runs[0].user.username), None
-    return runs, etags
+        return Picked(transfer.waiting_of(queue, picked.runs[0].user.username), None)
+    return picked
 
 
-def _context(request: PageRequest, queue: Queue, runs: list[Run]) -> dict[str, Any]:
+def _context(request: PageRequest, queue: Queue, picked: Picked) -> dict[str, Any]:
+    runs = picked.runs
     others = list(Queue.objects.filter(project=request.project).exclude(pk=queue.pk).order_by("name"))
     usual = next((other.name for other in others if not other.draining), others[0].name if others else "")
     target = request.GET.get("to") or usual
@@ -68,7 +66,7 @@ def _context(request: PageRequest, queue: Queue, runs: list[Run]) -> dict[str, A
         "queues": others,
         "to": target,
         "runs": runs,
-        "chosen": ",".join(f"{run.pk}.{etag(run)}" for run in runs),
+        "chosen": ",".join([*(f"{run.pk}.{etag(run)}" for run in picked.single), *map(str, picked.folds)]),
         "all": request.GET.get("all") == "yes",
         "owner": owners.pop() if len(owners) == 1 else "",
         "refused": refused,

@@ -25,6 +25,8 @@ from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent, Sweep
+from dstackweb.runs.queue.folding import Folding
+from dstackweb.runs.queue.folds import folding_of, page_of
 from dstackweb.runs.queue.search import FRONT
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.runs.sweeps.selectors import newest_sweeps
@@ -34,7 +36,8 @@ from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
-from dstackweb.web.queue.filters import COLUMNS, NAME, SHOWN, Filters, Front, Page
+from dstackweb.web.queue.filters import COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
+from dstackweb.web.queue.folded import fold_lines
 from dstackweb.web.queue.shares import share_bars
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
@@ -119,6 +122,8 @@ def _body(request: PageRequest, values: dict[str, Any], moved: Collection[int] =
     cells = lists.queue_cells(values["queue_rows"], request, values["reserved"], moved)
     for row, cell in zip(values["queue_rows"], cells, strict=True):
         cell["heading"] = values["headings"].get(row.pk)
+        if (fold := values["folds"].get(row.pk)) is not None:
+            cell.update(first=row.id, **fold.cells(request.project))
     mine = {
         "rows": cells,
         "span": 3 + request.may["member"] + len(values["shown"].keys() - {"reason"}),
@@ -138,12 +143,17 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
     counts, of_all = _counts(project, name)
     queue = counts.queue
     front = Front.read(queue, filters)
-    rows, total, headings = _page(queue, front, filters, page, counts.submitted)
+    has_sweeps = any(one.has_sweeps for one in of_all)  # whose runs may be in any queue
+    folding = folding_of(queue, filters.opened) if has_sweeps and filters.folds else None
+    rows, total, lines, headings, stands_for = _page(queue, front, filters, page, counts.submitted, folding)
     if not rows and page > 1:  # the list got shorter than the page that was being looked at
-        page = max(1, -(-total // PER_PAGE))
-        rows, total, headings = _page(queue, front, filters, page, counts.submitted)
+        page = max(1, -(-lines // PER_PAGE))
+        rows, total, lines, headings, stands_for = _page(queue, front, filters, page, counts.submitted, folding)
     head = rows if page == 1 and not filters.arranges else run_rows.queue_rows(queue, limit=PER_PAGE)
     held = usage_of(queue)
+    folds = fold_lines(rows, stands_for, folding, filters, page)
+    in_list = {fold.key.sweep_id for fold in folds.values()}
+    active = newest_sweeps(project, SWEEPS, active=True, queue=queue) if counts.has_sweeps else []
     now = timezone.now()
     change = reverse("web:change", args=[project.name, queue.name])
     pause = reverse("web:pause", args=[project.name, queue.name])
@@ -152,10 +162,13 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "queues": [one.queue for one in of_all],
         "counts": counts,
         "queue_rows": rows,
-        "sweeps": sweep_lines(newest_sweeps(project, SWEEPS, active=True, queue=queue)) if counts.has_sweeps else [],
+        "sweeps": [line for line in sweep_lines(active) if line.sweep.pk not in in_list],
         "reserved": {row.run_id: row for row in Reservation.kept()},
         "filters": filters,
-        "filter_query": filters.address().removeprefix("?"),
+        "filter_query": filters.saved.address().removeprefix("?"),
+        "folds": folds,
+        "fold_all_url": filters._replace(expand=() if filters.expand else (EVERY,)).address() or "?",
+        "may_fold": folding is not None or bool(filters.expand),
         "fields": front.fields(filters),
         "shown": filters.shown,
         "columns": COLUMNS,
@@ -164,8 +177,9 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "headings": headings,
         "searched": FRONT if counts.submitted > FRONT else None,
         "page": page,
-        "pages": max(1, -(-total // PER_PAGE)),
+        "pages": max(1, -(-lines // PER_PAGE)),
         "total": total,
+        "lines": lines,
         "previous_page": filters.address(page=page - 1),
         "next_page": filters.address(page=page + 1),
         "first_shown": (page - 1) * PER_PAGE + 1,
@@ -191,11 +205,15 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
     }
 
 
-def _page(queue: Queue, front: Front, filters: Filters, page: int, waiting: int) -> Page:
+def _page(queue: Queue, front: Front, filters: Filters, page: int, waiting: int, folding: Folding | None) -> Page:
     offset = (page - 1) * PER_PAGE
     if filters.arranges:
-        return front.page(queue, filters, PER_PAGE, offset)
-    return Page(run_rows.queue_page_rows(queue, PER_PAGE, offset, front.reasons), waiting, {})
+        return front.page(queue, filters, PER_PAGE, offset, folding)
+    if folding is None:
+        return Page(run_rows.queue_page_rows(queue, PER_PAGE, offset, front.reasons), waiting, waiting, {}, {})
+    positions = page_of(queue, folding, PER_PAGE, offset)
+    rows = run_rows.queue_rows_at(queue, positions, front.reasons, kind=run_rows.QueuePageRow)
+    return Page(rows, waiting, waiting - len(folding.hidden), {}, folding.stands_for(positions))
 
 
 def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> list[dict[str, Any]]:
