@@ -39,6 +39,8 @@ COLUMNS = {
 """What may be shown of each run beside its name."""
 SHOWN = ("reason", "priority", "needs", "waiting", "starts")
 """The columns where none are chosen."""
+ALL = "view=all"
+"""Of an address without filters: the whole queue, also for readers with a default view."""
 EVERY = "all"
 """All sweeps are opened."""
 MOST_OPENED = 50

@@ -11,7 +11,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.runs.queue.folding import Folding, FoldKey
 from dstackweb.runs.rows import QueuePageRow
 from dstackweb.runs.sweeps.selectors import find_sweeps
-from dstackweb.web.queue.filters import Filters
+from dstackweb.web.queue.filters import ALL, Filters
 from dstackweb.web.runs.sweep_lines import SweepLine, sweep_line
 from dstackweb.wording import sweeps as words
 
@@ -59,7 +59,7 @@ def fold_lines(
         if (line := sweeps.get(key.sweep_id)) is not None:  # else removed at this moment
             is_open = key.sweep_id in folding.opened
             runs = folding.sizes[key] if is_open else lines[pk]
-            found[pk] = FoldLine(key, runs, line, is_open, filters.toggled(key.sweep_id).address(**more))
+            found[pk] = FoldLine(key, runs, line, is_open, filters.toggled(key.sweep_id).address(**more) or f"?{ALL}")
     return found
 
 

@@ -36,7 +36,7 @@ from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
 from dstackweb.web.gpus import alerts
-from dstackweb.web.queue.filters import COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
+from dstackweb.web.queue.filters import ALL, COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
 from dstackweb.web.queue.folded import fold_lines
 from dstackweb.web.queue.shares import share_bars
 from dstackweb.web.queue.snapshot import snapshot
@@ -47,8 +47,6 @@ from dstackweb.wording import events as event_words
 from dstackweb.wording.queue import borrowed, setting
 
 PER_PAGE = 40
-ALL = "view=all"
-"""Of an address without filters: the whole queue, also for readers with a default view."""
 SHORT_LIST = 8
 ANNOUNCED_HEADER = "DW-Announced"
 ANNOUNCED_MOST = 5
@@ -167,7 +165,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "filters": filters,
         "filter_query": filters.saved.address().removeprefix("?"),
         "folds": folds,
-        "fold_all_url": filters._replace(expand=() if filters.expand else (EVERY,)).address() or "?",
+        "fold_all_url": filters._replace(expand=() if filters.expand else (EVERY,)).address() or f"?{ALL}",
         "may_fold": folding is not None or bool(filters.expand),
         "fields": front.fields(filters),
         "shown": filters.shown,

@@ -64,6 +64,9 @@ def test_a_sweep_is_one_line_with_its_bar_and_opens_on_demand(project: Project, 
     assert opened[:3] == [("1", "first"), ("2", "lr-0"), ("3", "lr-1")]
     assert len(opened) == 40
     assert "Fold lr" in shown(browser, f"?expand={sweep.pk}")
+    folded = re.search(r'href="([^"]*)">\s*Fold lr', shown(browser, f"?expand={sweep.pk}"))
+    assert folded is not None
+    assert folded[1] == "/p/main/queue/?view=all", "not to the reader's default view"
     assert lines(shown(browser, "?expand=all&page=3"))[-1] == ("102", "last")
 
 
