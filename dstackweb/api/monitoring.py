@@ -29,7 +29,7 @@ from dstackweb.offers import counts, freshness, sources
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import AS_ENDED, AS_REPORTED, TaskState, folded
 from dstackweb.runs import spend
-from dstackweb.runs.models import QueueCount
+from dstackweb.runs.models import Artifact, ProjectArtifacts, QueueCount
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
 
@@ -79,6 +79,7 @@ class StoredMetrics(Collector):
             _runs,
             _hosts,
             _periodic,
+            _artifacts,
             _retention,
             _offers,
             _sources,
@@ -129,6 +130,13 @@ def _periodic(now: dt.datetime) -> Iterator[Metric]:
     yield _gauge("periodic_late_seconds", "How late a periodic job is", ["name"], late)
     passes = PassState.objects.filter(pk=1)
     yield _gauge("pass_duration_ms", "Duration of the last pass", [], [((), state.duration_ms) for state in passes])
+
+
+def _artifacts(now: dt.datetime) -> Iterator[Metric]:
+    kept = ProjectArtifacts.objects.select_related("project").order_by("project__name")
+    sizes = [((row.project.name,), row.bytes) for row in kept]
+    yield _gauge("artifacts_bytes", "Bytes of artifacts that are kept", ["project"], sizes)
+    yield _gauge("artifacts", "Artifacts that are kept", [], [((), Artifact.objects.count())])
 
 
 def _retention(now: dt.datetime) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import (
     Allocation,
     Archive,
+    Artifact,
     Job,
     MemberShare,
     PastPlace,
@@ -99,7 +100,9 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
 class PriorityForm(forms.ModelForm[Run]):
     """The priority, and the etag of the run as its editor saw it."""
 
-    priority = forms.IntegerField(min_value=0, max_value=100, help_text=gettext_lazy("0–100; higher goes first."))
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"), min_value=0, max_value=100, help_text=gettext_lazy("0–100; higher goes first.")
+    )
     seen = forms.CharField(widget=forms.HiddenInput)
 
     class Meta:
@@ -253,6 +256,14 @@ _register(
     filters="queue",
     joined="queue__project",
     ordering=("-id",),
+)
+_register(
+    Artifact,
+    "path job size content_type created_at stored_at",
+    joined="job__run",
+    search="path job__run__name",
+    ordering=("-created_at",),
+    show_full_result_count=False,
 )
 _register(Archive, "sha256 project size created_at", filters="project", search="sha256")
 _register(

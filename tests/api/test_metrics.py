@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 from decimal import Decimal
 from pathlib import Path
 from uuid import uuid4
@@ -10,14 +11,16 @@ from uuid import uuid4
 import pytest
 from django.utils import timezone
 
-from dstackweb.accounts.models import Project
+from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import SourceFailed
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.lib.models import Bucket, Circuit
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
-from tests.factories import scraper
+from dstackweb.runs import artifacts
+from tests.factories import make_host, scraper
 from tests.offers.cloud_stub import TYPES_US, Clock, Cloud
+from tests.runs.test_removal import done_run
 
 pytestmark = pytest.mark.django_db
 
@@ -102,3 +105,13 @@ def test_instances_are_counted_by_status_and_spending_by_project(project: Projec
     assert told['dstackweb_instances{backend="aws",status="idle"}'] == 1
     assert not any("gone" in name for name in told)
     assert (told['dstackweb_spent_usd{project="main"}'], told['dstackweb_budget_usd{project="main"}']) == (9.0, 100.0)
+
+
+def test_artifacts_are_exported_with_their_bytes(project: Project, member: User) -> None:
+    make_host()
+    job = done_run(project, member).jobs.get()
+    offered = artifacts.Offered("a.txt", 5, hashlib.sha256(b"hello").hexdigest())
+    assert artifacts.take(job.pk, offered, 0, b"hello").done
+    told = scrape()
+    assert told['dstackweb_artifacts_bytes{project="main"}'] == 5
+    assert told["dstackweb_artifacts"] == 1

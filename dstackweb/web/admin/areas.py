@@ -111,6 +111,7 @@ AREAS = (
             Entry("runs.queuecount", _("Counters of runs by status.")),
             Entry("runs.sweepcount", _("Counters of a sweep's runs by status.")),
             Entry("runs.archive", _("Uploaded code.")),
+            Entry("runs.artifact", _("Files that runs left, with their sizes.")),
             Entry("progress.scope", _("Task counters of runs.")),
             Entry("progress.reporter", _("Programs that report tasks.")),
             Entry("scheduler.periodicjob", _("When each periodic job is due and last ran.")),
