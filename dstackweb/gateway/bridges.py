@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, UnixConnector
 
 from dstackweb.gateway.access import Admission
 from dstackweb.gateway.tunnels import Tunnels
-from dstackweb.runner.streams import STREAMS_MAX, StreamRefused
+from dstackweb.runner.streams import STREAMS_MAX, Stream, StreamRefused
 from dstackweb.runner.tunnel import pump
+
+log = logging.getLogger(__name__)
 
 CONNECTIONS_OF_SESSION = 50
 """Beside shells and checks, of STREAMS_MAX; further requests wait for one."""
@@ -78,7 +81,7 @@ class Bridges:
 
         async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                stream = await self._tunnels.open(run_id, **what)
+                stream = await self._opened(run_id, what)
             except StreamRefused as refused:
                 bridge.trouble = refused
                 writer.close()
@@ -89,6 +92,19 @@ class Bridges:
         server = await asyncio.start_unix_server(lead, path)
         bridge = Bridge(_session(path, keeps=True), _session(path, keeps=False), server)
         return bridge
+
+    async def _opened(self, run_id: int, what: dict[str, Any]) -> Stream:
+        """A stream to the job. Raises StreamRefused.
+
+        Tried twice where its runner could not connect for no known reason: nothing of a request was sent yet.
+        """
+        try:
+            return await self._tunnels.open(run_id, **what)
+        except StreamRefused as refused:
+            if refused.code:
+                raise
+            log.warning("run %d: a connection was not made, trying again: %s", run_id, refused)
+        return await self._tunnels.open(run_id, **what)
 
     def _path(self, run_id: int) -> Path:
         return Path(self._folder.name) / str(run_id)
