@@ -63,7 +63,9 @@ def answer(denied: Denied, headers: Mapping[str, str], *, repeats: bool = False)
         label = gateway.problem(problem, denied.data)
         if "text/html" not in headers.get("Accept", ""):
             body = {"detail": str(label.text), "problem": problem.value}
-            return web.Response(status=status, text=json.dumps(body), content_type="application/json", headers=own)
+            return web.Response(
+                status=status, text=json.dumps(body, ensure_ascii=False), content_type="application/json", headers=own
+            )
         reloads = repeats and status == 503
         text = PAGE.format(
             language=translation.get_language(), title=escape(label.label), text=escape(str(label.text)),

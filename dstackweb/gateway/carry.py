@@ -26,7 +26,7 @@ async def carry(
 ) -> web.StreamResponse:
     """A request and its answer; `on_data` is called for each part of that. Raises aiohttp.ClientError before it begins.
 
-    An answer that breaks off breaks off for the caller too, so that nobody takes it for whole.
+    An answer that breaks off breaks off for the caller too, who would else take it for whole.
     """
     body = request.content if request.can_read_body else None
     address = URL(f"http://run{request.raw_path}", encoded=True)

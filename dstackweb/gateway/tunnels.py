@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -59,12 +60,13 @@ class Tunnel:
         """A person uses it now."""
         self.used = time.monotonic()
 
-    def use_since(self, now: float) -> Use:
-        """Its use since this was last asked."""
+    def use_since(self, now: float, moment: dt.datetime) -> Use:
+        """Its use since this was last asked; `moment` is `now` of the clock that people read."""
         was_used = self.used > self.noted
         idle_s = now - max(self.noted, self.used)
         self.noted = now
-        return Use(self.runner.attempt, timezone.now() if was_used else None, idle_s)
+        used_at = moment - dt.timedelta(seconds=idle_s)
+        return Use(self.runner.attempt, used_at if was_used else None, idle_s)
 
 
 class Tunnels:
@@ -135,9 +137,9 @@ class Tunnels:
     async def _note(self, tunnels: list[Tunnel]) -> None:
         if not tunnels:
             return
-        now = time.monotonic()
-        uses = {tunnel.runner.run_id: tunnel.use_since(now) for tunnel in tunnels}
+        now, moment = time.monotonic(), timezone.now()
+        uses = {tunnel.runner.run_id: tunnel.use_since(now, moment) for tunnel in tunnels}
         try:
-            await in_database(inactivity.note, uses, timezone.now())
+            await in_database(inactivity.note, uses, moment)
         except Exception:
             log.exception("the use of %d runs can't be noted", len(uses))

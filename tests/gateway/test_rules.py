@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from uuid import uuid4
+
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from dstackweb.gateway.access import Runner
 from dstackweb.gateway.headers import is_own, request_headers, response_headers, token_of
 from dstackweb.gateway.ssh import CONNECTIONS_OF_ADDRESS, FAILURES_MOST, FAILURES_S, Limits
+from dstackweb.gateway.tunnels import Tunnel
+from dstackweb.runner.streams import Mux
+from dstackweb.runs.inactivity import Use
 
 OWN = "https://run.dev.example.org"
 
@@ -91,3 +98,13 @@ def test_an_address_has_so_many_connections() -> None:
 )
 def test_an_api_token_is_known_and_others_are_the_services_own(headers: dict[str, str], token: str | None) -> None:
     assert token_of(headers) == token
+
+
+def test_a_use_is_noted_with_the_moment_of_the_last_request() -> None:
+    async def send(_message: bytes) -> None: ...
+
+    noon = dt.datetime(2026, 11, 27, 12, tzinfo=dt.UTC)
+    tunnel = Tunnel(Runner(uuid4(), run_id=1, attempt=2), Mux(send), now=100.0)
+    tunnel.used = 103.0
+    assert tunnel.use_since(110.0, noon) == Use(2, noon - dt.timedelta(seconds=7), 7.0)
+    assert tunnel.use_since(120.0, noon) == Use(2, None, 10.0)
