@@ -35,18 +35,18 @@ def message(run: Run) -> str:
 
 
 def counts(of: SweepCounts) -> str:
-    """`4 running · 10 done · 2 failed · 4 to come`."""
+    """`4 running · 10 done · 2 failed · 9,984 to come`."""
     worded = (
-        (_("%d running"), of.running),
-        (_("%d waiting"), of.waiting),
-        (_("%d done"), of.done),
-        (_("%d failed"), of.failed),
-        (_("%d terminated"), of.terminated),
-        (_("%d to come"), of.left),
-        (_("%d never started"), of.dropped),
-        (_("%d removed"), of.removed),
+        (_("%s running"), of.running),
+        (_("%s waiting"), of.waiting),
+        (_("%s done"), of.done),
+        (_("%s failed"), of.failed),
+        (_("%s terminated"), of.terminated),
+        (_("%s to come"), of.left),
+        (_("%s never started"), of.dropped),
+        (_("%s removed"), of.removed),
     )
-    return " · ".join(text % number for text, number in worded if number)
+    return " · ".join(text % f"{number:,}" for text, number in worded if number)
 
 
 def stops(active: int, left: int) -> str:
