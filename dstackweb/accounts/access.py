@@ -34,7 +34,7 @@ def visible_projects(user: User | AnonymousUser) -> QuerySet[Project]:
 def role_in(project: Project, user: User | AnonymousUser) -> str | None:
     """The user's role in the project, `admin` for superusers; None for non-members and inactive users.
 
-    Nobody has one in a project that is being deleted.
+    None either in a project that is being deleted.
     """
     if not user.is_active or project.deleting_since is not None:
         return None

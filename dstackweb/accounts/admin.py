@@ -23,6 +23,7 @@ from dstackweb.accounts.fields import SecretField
 from dstackweb.accounts.models import (
     AddressFailures,
     ApiToken,
+    DefaultView,
     Invite,
     LoginLink,
     Membership,
@@ -247,6 +248,14 @@ class SavedViewAdmin(ViewAndDeleteAdmin):
     list_filter = (("user", admin.EmptyFieldListFilter), "project")
     search_fields = ("name", "query", "project__name", "user__username")
     list_select_related = ("project", "user")
+
+
+@admin.register(DefaultView)
+class DefaultViewAdmin(ViewAndDeleteAdmin):
+    list_display = ("user", "project", "view")
+    list_filter = ("project",)
+    search_fields = ("user__username", "project__name", "view__name")
+    list_select_related = ("user", "project", "view")
 
 
 @admin.register(AddressFailures)

@@ -57,7 +57,7 @@ def test_the_queue_is_listed_as_each_of_its_runs_answers(runs: list[Run], api: A
     assert [item["starts"]["basis"] for item in answer["items"]] == ["impossible", "max_duration"]
     assert [item["starts"]["p90"] is None for item in answer["items"]] == [True, False]
     for item in answer["items"]:
-        assert list(item) == list(QueueItem.sent_fields())
+        assert [*item, "folded"] == list(QueueItem.sent_fields())
         TypeAdapter(QueueItem).validate_python(
             item | {"reason_data": {}, "start_data": {}, "shape": ""}, extra="forbid"
         )

@@ -64,6 +64,7 @@ AREAS = (
             Entry("runs.sweep", _("Many runs of one file.")),
             Entry("accounts.projectsecret", _("Values that run files name; stored encrypted."), _("Secrets")),
             Entry("accounts.savedview", _("Filters of the queue that people saved.")),
+            Entry("accounts.defaultview", _("The views with which people's queue pages begin.")),
         ),
     ),
     Area(
