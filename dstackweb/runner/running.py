@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -106,7 +105,7 @@ class CommandsRun:
         self.may_wait = self.may_wait and reason is None
         if self.kill_at is None:
             self.kill_at, self.reason = kill_at, reason
-            tree.send(self.commands.processes() - self.commands.spared(), signal.SIGTERM)
+            tree.terminate(self.commands.processes() - self.commands.spared())
         self.kill_at = min(self.kill_at, kill_at)
 
     def _communicate(self) -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from dstackweb.runner.cgroups import Group, jobs_of
 
@@ -181,7 +181,26 @@ def _may_be_of(pid: int, uid: int | None) -> bool:
     return of in (uid, os.getuid())
 
 
-def send(pids: set[int], number: signal.Signals) -> None:
+def from_above(pids: set[int], parents: Mapping[int, int]) -> list[int]:
+    """These processes, parents before their children; `parents` has that of each living process.
+
+    A shell must get a signal before it sees that a command has ended of it, or `set -e` ends it before its trap runs.
+    """
+    depths = dict.fromkeys(pids, 0)
+    for pid in pids:
+        above = parents.get(pid, 0)
+        while above and depths[pid] < len(parents):  # a loop there can be while numbers are used again
+            depths[pid] += 1
+            above = parents.get(above, 0)
+    return sorted(pids, key=depths.__getitem__)
+
+
+def terminate(pids: set[int]) -> None:
+    """SIGTERM to each, from above."""
+    send(from_above(pids, _parents()), signal.SIGTERM)
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
     """Signal each; one that has ended meanwhile is no error."""
     for pid in pids:
         try:
