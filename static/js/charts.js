@@ -25,7 +25,7 @@ const KINDS = {
         ? words.wait
             .replace("%(median)s", durationText(band.wait_median_s[i]))
             .replace("%(p90)s", durationText(band.wait_p90_s[i]))
-            .replace("%(n)s", band.placed[i])
+            .replace("%(n)s", band.placed[i].toLocaleString(locale))
         : words.none,
   },
   length: {

@@ -175,6 +175,22 @@ def test_history_covers_all_queues_together_and_each_one(project: Project, ann: 
     assert kpi(as_user(ann).get("/p/main/queues/night/history/").content.decode(), "Started")[0] == "2"
 
 
+def test_the_queues_add_up_to_the_numbers_of_the_tiles_and_are_written_alike(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    placed(services.ensure_queue(project), ann, NOON, *[60] * 1029)
+    placed(services.ensure_queue(project, "night"), ann, NOON, *[60] * 420)
+    page = as_user(ann).get("/p/main/history/").content.decode()
+    assert kpi(page, "Started") == ("1,449", "1,449 today")
+    (by_queue,) = re.findall(r'aria-label="By queue".*?</table>', page, re.DOTALL)
+    started = re.findall(
+        r'<th scope="row"[^>]*>(?:\s*<a[^>]*>)?\s*(\w+).*?<td class="num">([\d,]+)</td>\s*<td class="num hide',
+        by_queue,
+        re.DOTALL,
+    )
+    assert started == [("default", "1,029"), ("night", "420"), ("All", "1,449")]
+
+
 def test_strangers_and_unknown_queues_get_404(project: Project, ann: User, as_user: SignIn) -> None:
     assert as_user(make_user("eve")).get("/p/main/queues/default/history/").status_code == 404
     assert as_user(make_user("mal")).get("/p/main/history/").status_code == 404
