@@ -11,7 +11,7 @@ from aiohttp import WSMsgType, web
 from multidict import CIMultiDict
 from yarl import URL
 
-from dstackweb.gateway.bridges import Bridge
+from dstackweb.gateway.clients import JobClient
 from dstackweb.gateway.headers import response_headers
 
 WEBSOCKET = "sec-websocket-"
@@ -22,7 +22,7 @@ NO_CODES = (None, 1005, 1006, 1015)
 
 
 async def carry(
-    request: web.Request, bridge: Bridge, headers: CIMultiDict[str], on_data: Callable[[], None]
+    request: web.Request, client: JobClient, headers: CIMultiDict[str], on_data: Callable[[], None]
 ) -> web.StreamResponse:
     """A request and its answer; `on_data` is called for each part of that. Raises aiohttp.ClientError before it begins.
 
@@ -30,7 +30,7 @@ async def carry(
     """
     body = request.content if request.can_read_body else None
     address = URL(f"http://run{request.raw_path}", encoded=True)
-    async with bridge.session(request.method).request(
+    async with client.session(request.method).request(
         request.method, address, headers=headers, data=body, allow_redirects=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
     ) as answer:  # fmt: skip
@@ -52,7 +52,7 @@ async def carry(
 
 async def carry_messages(
     request: web.Request,
-    bridge: Bridge,
+    client: JobClient,
     headers: CIMultiDict[str],
     on_data: Callable[[], None],
     until: Callable[[], Awaitable[None]],
@@ -65,7 +65,7 @@ async def carry_messages(
     protocols = [word.strip() for word in asked.split(",") if word.strip()]
     own = CIMultiDict((name, value) for name, value in headers.items() if not name.lower().startswith(WEBSOCKET))
     address = URL(f"http://run{request.raw_path}", encoded=True)
-    async with bridge.fresh.ws_connect(
+    async with client.session("WEBSOCKET").ws_connect(
         address, headers=own, protocols=protocols, max_msg_size=MESSAGE_MOST, autoping=True
     ) as job:
         chosen = [job.protocol] if job.protocol else []

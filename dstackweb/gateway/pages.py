@@ -18,8 +18,8 @@ from django.conf import settings
 from dstackweb.gateway import access
 from dstackweb.gateway.access import RECHECK_S, Admission
 from dstackweb.gateway.answers import Denied, answer
-from dstackweb.gateway.bridges import Bridges
 from dstackweb.gateway.carry import carry, carry_messages
+from dstackweb.gateway.clients import JobClients, NotConnected
 from dstackweb.gateway.headers import is_own, request_headers, token_of
 from dstackweb.gateway.tunnels import NO_TUNNEL, Tunnels, in_database
 from dstackweb.lib import proxies
@@ -45,7 +45,7 @@ class Pages:
     """All that runs serve, below one domain."""
 
     def __init__(self, tunnels: Tunnels) -> None:
-        self._tunnels, self._tickets, self._bridges = tunnels, Tickets(), Bridges(tunnels)
+        self._tunnels, self._tickets, self._clients = tunnels, Tickets(), JobClients(tunnels)
         self._admitted: dict[tuple[Visit | str, str], tuple[float, Admission]] = {}
         """Who was let in to which runs (by the digest of their token, if they have one), and when."""
         parts = urlsplit(settings.DSTACKWEB_GATEWAY_URL or "http://localhost")
@@ -58,7 +58,7 @@ class Pages:
         return found
 
     async def close(self) -> None:
-        await self._bridges.close()
+        await self._clients.close()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """A request to any host name."""
@@ -81,7 +81,7 @@ class Pages:
         admission = await self._admit(proof, uid, address)
         if token is None and not is_own(request.headers, request.method, f"{self._scheme}://{request.host}"):
             raise Denied(GatewayProblem.OTHER_ORIGIN)
-        bridge = await self._bridges.to(admission)
+        client = await self._clients.of(admission)
         headers = request_headers(request.headers, address, request.host, self._scheme, admission.user)
 
         def use() -> None:
@@ -99,14 +99,16 @@ class Pages:
             use()
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
-                return await carry_messages(request, bridge, headers, use, until)
-            return await carry(request, bridge, headers, use if is_service else lambda: None)
+                return await carry_messages(request, client, headers, use, until)
+            return await carry(request, client, headers, use if is_service else lambda: None)
         except aiohttp.WSServerHandshakeError as error:
             return web.Response(status=error.status, text=f"{error.message}\n")
         except aiohttp.ServerTimeoutError:
             raise Denied(GatewayProblem.BUSY, name=admission.run) from None
+        except NotConnected as error:
+            raise _not_connected(error.refused, admission) from None
         except aiohttp.ClientError:
-            raise _denied(bridge.trouble, admission) from None
+            raise Denied(GatewayProblem.NO_ANSWER, name=admission.run) from None
 
     def _run_of(self, host: str) -> str | None:
         """The id of the run that a host name belongs to."""
@@ -145,14 +147,12 @@ class Pages:
         return found
 
 
-def _denied(trouble: StreamRefused | None, admission: Admission) -> Denied:
-    """Why a request could not be passed on, or was not answered."""
-    values = {"name": admission.run, "port": admission.port or "", "status": str(trouble or "")}
-    if trouble is None:
-        return Denied(GatewayProblem.NO_ANSWER, **values)
-    if trouble.code != NO_TUNNEL:
-        return Denied(_OF_REFUSALS.get(trouble.code, GatewayProblem.UNREACHABLE), **values)
-    match str(trouble):
+def _not_connected(refused: StreamRefused, admission: Admission) -> Denied:
+    """Why a request was not passed on."""
+    values = {"name": admission.run, "port": admission.port or "", "status": str(refused)}
+    if refused.code != NO_TUNNEL:
+        return Denied(_OF_REFUSALS.get(refused.code, GatewayProblem.UNREACHABLE), **values)
+    match str(refused):
         case RunStatus.RUNNING:
             return Denied(GatewayProblem.DISCONNECTED, **values)
         case RunStatus.TERMINATING:

@@ -322,16 +322,21 @@ async def _receive(stream: Stream, number: int, *, closes: bool) -> None:
                 data = b""
 
 
-async def pump(stream: Stream, reader: Any, writer: Any, on_data: Callable[[], None] = lambda: None) -> None:
+async def pump(
+    stream: Stream, reader: Any, writer: Any, on_data: Callable[[], None] = lambda: None, *, half_closes: bool = True
+) -> None:
     """Carry a connection's bytes both ways, until both ends have finished or one is lost.
 
-    `reader` and `writer` are those of asyncio, or like them; `on_data` is called for what the reader has.
+    `reader` and `writer` are those of asyncio, or like them; `on_data` is called for what the reader has. Where the
+    connection's end never finishes by halves, the stream ends with what the reader has.
     """
 
     async def send() -> None:
         while data := await reader.read(CHUNK):
             on_data()
             await stream.write(data)
+        if not half_closes:
+            raise ConnectionError("the connection is closed")
         await stream.finish()
 
     async def receive() -> None:
