@@ -201,6 +201,8 @@ def _patient(redis_url: str) -> str:
 def _database(home: Path) -> dict[str, Any]:
     if DATABASE_URL and not DATABASE_URL.startswith("sqlite"):
         database: dict[str, Any] = dict(dj_database_url.parse(DATABASE_URL, conn_max_age=60, conn_health_checks=True))
+        if database["ENGINE"] == "django.db.backends.postgresql":
+            database["ENGINE"] = "dstackweb.lib.postgresql"
         options: dict[str, Any] = database.pop("OPTIONS", None) or {}
         options = _CUT_OFF | options
         pooled = options.pop("pgbouncer", False)
