@@ -115,7 +115,9 @@ class Project(models.Model):
     )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     deleting_since = models.DateTimeField(
-        null=True, editable=False, help_text="From here on nobody sees it, and what it has is removed step by step"
+        null=True,
+        editable=False,
+        help_text="It is hidden from its members since then, while its runs are removed",
     )
 
     class Meta:

@@ -8,7 +8,7 @@ from typing import Annotated
 from django.conf import settings
 from ninja import Field, Schema
 
-from dstackweb.runs import dev_environments
+from dstackweb.runs import connections
 from dstackweb.runs.models import Run
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.wording import gateway
@@ -26,10 +26,10 @@ class ConnectOut(Schema):
 
     @classmethod
     def of(cls, run: Run) -> ConnectOut | None:
-        found = dev_environments.connection_to(run)
+        found = connections.connection_to(run)
         if found is None:
             return None
-        url = f"{settings.DSTACKWEB_API_URL}{dev_environments.open_path(run)}" if found.opens else None
+        url = f"{settings.DSTACKWEB_API_URL}{connections.open_path(run)}" if found.opens else None
         return cls(
             ready=found.ready, ssh=found.ssh or None, vscode=found.vscode or None, url=url,
             used_at=found.used_at, stops_s=found.stops_s,
@@ -52,7 +52,7 @@ class HealthOut(Schema):
 
 
 class ServiceOut(Schema):
-    """How to call a service, with an API token as `Authorization: Bearer …`, and how it is."""
+    """How to call a service, with an API token as `Authorization: Bearer …`, and its health."""
 
     url: Annotated[str, Field(description="Where it is called; a host name of its own")]
     open_url: Annotated[str, Field(description="The dashboard's address that opens it in a browser")]
@@ -64,12 +64,12 @@ class ServiceOut(Schema):
 
     @classmethod
     def of(cls, run: Run) -> ServiceOut | None:
-        found = dev_environments.service_of(run)
+        found = connections.service_of(run)
         if found is None:
             return None
         health = found.health
         return cls(
-            url=found.url, open_url=f"{settings.DSTACKWEB_API_URL}{dev_environments.open_path(run)}", port=found.port,
+            url=found.url, open_url=f"{settings.DSTACKWEB_API_URL}{connections.open_path(run)}", port=found.port,
             ready=found.use.ready, used_at=found.use.used_at, stops_s=found.use.stops_s,
             health=HealthOut(
                 state=health.state, since=health.since, checked_at=health.checked_at, failures=health.failures,

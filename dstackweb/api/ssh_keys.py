@@ -13,7 +13,7 @@ from ninja import Path as PathParam
 from dstackweb.accounts import ssh_keys
 from dstackweb.api.app import caller, refusals
 from dstackweb.lib.ssh_keys import host_fingerprint
-from dstackweb.runs import dev_environments
+from dstackweb.runs import connections
 
 router = Router(tags=["deployment"])
 
@@ -50,7 +50,7 @@ class SSHKeysOut(Schema):
 def keys(request: HttpRequest) -> SSHKeysOut:
     found = [SSHKeyOut.from_orm(key) for key in caller(request).ssh_keys.all()]
     gateway = GatewayOut(
-        host=dev_environments.ssh_host(),
+        host=connections.ssh_host(),
         port=settings.DSTACKWEB_SSH_PORT,
         fingerprint=host_fingerprint(Path(settings.DSTACKWEB_HOME)),
     )

@@ -36,7 +36,7 @@ ENTRY_POINTS = "dstackweb.backends"
 K = TypeVar("K", bound=Keys)
 
 
-class HealthCheck(NamedTuple):
+class HealthLine(NamedTuple):
     """One line of the health page. `tone` is `go`, `info`, `wait` or `bad`; `hint` says what to do.
 
     `host` is the name of the host that it is about, if there is one.
@@ -249,7 +249,7 @@ class Kind:
         """Try all the backend's calls without changing anything. Uses the network, outside transactions."""
         raise NotImplementedError(f"{self.name} has no connection test")
 
-    def health(self, backends: Sequence[Backend], now: dt.datetime) -> Iterable[HealthCheck]:
+    def health(self, backends: Sequence[Backend], now: dt.datetime) -> Iterable[HealthLine]:
         """Lines for the health page, besides the sources. Reads rows only."""
         return ()
 

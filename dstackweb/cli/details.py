@@ -84,7 +84,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _service_facts(service: dict[str, Any] | None) -> Iterator[tuple[str, object]]:
-    """Where a service is called, and how it is."""
+    """Where a service is called, and its health."""
     if service is None:
         return
     health = service["health"]

@@ -15,7 +15,7 @@ WORDS = (
     N_("default"), N_("viewer"), N_("member"), N_("manager"), N_("admin"), N_("ended"), N_("waiting"),
     N_("met"), N_("unmet"), N_("released"), N_("starting"), N_("healthy"), N_("unhealthy"),
 )  # fmt: skip
-"""Codes of the API that people read: statuses, availabilities, origins, roles, how a run waits, how a service is."""
+"""Codes of the API that people read: statuses, availabilities, origins, roles, why runs wait, health."""
 
 
 def word(code: object) -> str:

@@ -55,7 +55,7 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Service:
+class CheckedPort:
     """What a service listens on, and how that is checked."""
 
     port: int
@@ -69,7 +69,7 @@ class Runner:
     job: UUID
     run_id: int
     attempt: int
-    service: Service | None = None
+    service: CheckedPort | None = None
 
 
 def runner_of(job: UUID, token: str, nonce: str) -> Runner | None:
@@ -82,7 +82,7 @@ def runner_of(job: UUID, token: str, nonce: str) -> Runner | None:
         return None
     run_id, attempt, spec = row
     is_service = spec.get("type") == RunType.SERVICE
-    return Runner(job, run_id, attempt, Service(spec["port"], rules_of(spec)) if is_service else None)
+    return Runner(job, run_id, attempt, CheckedPort(spec["port"], rules_of(spec)) if is_service else None)
 
 
 def by_token(token: str, uid: str, address: str) -> Admission:

@@ -7,12 +7,12 @@ import logging
 
 from django.utils import timezone
 
-from dstackweb.gateway.access import Service
+from dstackweb.gateway.access import CheckedPort
 from dstackweb.gateway.tunnels import NOTE_S, Tunnel, in_database
 from dstackweb.runner.streams import BUSY, Kind, Stream, StreamRefused
 from dstackweb.runs import service_health
 from dstackweb.runs.service_codes import CheckFailure
-from dstackweb.runs.service_health import Check, Health, advanced
+from dstackweb.runs.service_health import Check, HealthReport, advanced
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Checks:
     """Those of all services whose runners are connected."""
 
     def __init__(self) -> None:
-        self._to_keep: dict[int, tuple[int, Health]] = {}
+        self._to_keep: dict[int, tuple[int, HealthReport]] = {}
         """By run, the attempt and what was found since that was last stored."""
 
     async def watch(self, tunnel: Tunnel) -> None:
@@ -33,7 +33,7 @@ class Checks:
         service, run_id, attempt = tunnel.runner.service, tunnel.runner.run_id, tunnel.runner.attempt
         if service is None:
             return
-        health: Health | None = None
+        health: HealthReport | None = None
         is_known = False
         while True:
             try:
@@ -65,7 +65,7 @@ class Checks:
                     log.exception("the checks of %d services can't be stored", len(found))
 
 
-async def checked(tunnel: Tunnel, service: Service) -> Check | None:
+async def checked(tunnel: Tunnel, service: CheckedPort) -> Check | None:
     """One check. None where nothing was found out: the tunnel is lost, or too many requests are open."""
     port, timeout_s = service.port, service.rules.timeout_s
     try:

@@ -83,7 +83,7 @@ def collect_rarely() -> None:
 def collect_no_more_of_what_is_loaded() -> None:
     """Leave the objects of the loaded program out of all later collections: it never becomes garbage.
 
-    A collection of everything took a web process 150 ms, which one request in many waited for.
+    A collection of everything took a web process 360 to 580 ms on a busy machine: one request in many waited for it.
     """
     gc.collect()
     gc.freeze()

@@ -24,7 +24,7 @@ from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
 from dstackweb.runner.artifact_paths import ArtifactLeft
 from dstackweb.runner.masking import Masker
-from dstackweb.runs import artifacts, dev_environments
+from dstackweb.runs import artifacts, connections, dev_environments
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, Reason
 from dstackweb.runs.transitions import lock_run
@@ -158,7 +158,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "artifacts": _artifacts(),
         "image": spec.image,
         "service_port": spec.port,
-        "gateway": dev_environments.gateway() if spec.needs_tunnel else None,
+        "gateway": connections.gateway() if spec.needs_tunnel else None,
         **(_container(spec, secrets) if spec.image else {}),
     }
 

@@ -1,4 +1,4 @@
-"""The codes of services: how they are, why a check failed, and why the gateway does not answer with what they say."""
+"""Codes of services: their states, why a check failed, and why the gateway answers in their place."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Health:
+class HealthReport:
     """The state of a service since a moment, and the last check; `error` and its data are empty if that succeeded."""
 
     state: ServiceState
@@ -50,7 +50,7 @@ class Health:
     error_data: dict[str, Any] = field(default_factory=dict)
 
 
-def advanced(before: Health | None, check: Check, unhealthy_after: int) -> Health:
+def advanced(before: HealthReport | None, check: Check, unhealthy_after: int) -> HealthReport:
     """The health after a check. Pure.
 
     A success makes it healthy. A service that has never been healthy is starting, however long that takes; one that
@@ -64,10 +64,12 @@ def advanced(before: Health | None, check: Check, unhealthy_after: int) -> Healt
         if state == ServiceState.HEALTHY and failures >= unhealthy_after:
             state = ServiceState.UNHEALTHY
     since = before.since if before and before.state == state else check.at
-    return Health(state, since, check.at, failures, check.failure.value if check.failure else "", check.data)
+    return HealthReport(state, since, check.at, failures, check.failure.value if check.failure else "", check.data)
 
 
-def seen(stored: Health | None, rules: HealthCheck, started_at: dt.datetime | None, now: dt.datetime) -> Health:
+def seen(
+    stored: HealthReport | None, rules: HealthCheck, started_at: dt.datetime | None, now: dt.datetime
+) -> HealthReport:
     """The health to show: unknown where the last check is too old. Pure.
 
     Before the first check it is starting, for a while after its start.
@@ -75,7 +77,7 @@ def seen(stored: Health | None, rules: HealthCheck, started_at: dt.datetime | No
     if stored is None:
         began = started_at or now
         late = (now - began).total_seconds() > FIRST_S + rules.interval_s + rules.timeout_s
-        return Health(ServiceState.UNKNOWN if late else ServiceState.STARTING, began, began)
+        return HealthReport(ServiceState.UNKNOWN if late else ServiceState.STARTING, began, began)
     if (now - stored.checked_at).total_seconds() > rules.interval_s + rules.timeout_s + SPARE_S:
         return replace(stored, state=ServiceState.UNKNOWN, since=stored.checked_at)
     return stored
@@ -90,14 +92,14 @@ def is_service(run: Run) -> bool:
     return bool(run.spec.get("type") == RunType.SERVICE)
 
 
-def health_of(run: Run, now: dt.datetime | None = None) -> Health | None:
+def health_of(run: Run, now: dt.datetime | None = None) -> HealthReport | None:
     """The health of a running service; None for any other run."""
     if not is_service(run) or run.status != RunStatus.RUNNING:
         return None
     return seen(stored_health(run.pk, run.attempt), rules_of(run.spec), run.started_at, now or timezone.now())
 
 
-def stored_health(run_id: int, attempt: int) -> Health | None:
+def stored_health(run_id: int, attempt: int) -> HealthReport | None:
     """What was found last of an attempt."""
     row = ServiceHealth.objects.filter(run=run_id, attempt=attempt).first()
     return None if row is None else _health(row)
@@ -131,7 +133,7 @@ def states_in(project: Project) -> list[tuple[int, ServiceState]]:
     ]
 
 
-def keep(found: Mapping[int, tuple[int, Health]]) -> None:
+def keep(found: Mapping[int, tuple[int, HealthReport]]) -> None:
     """Store the attempt and health of services by run id, where the state is as it was."""
     existing = set(Run.objects.filter(pk__in=found).values_list("pk", flat=True))
     rows = [_row(run_id, *one) for run_id, one in found.items() if run_id in existing]
@@ -139,7 +141,7 @@ def keep(found: Mapping[int, tuple[int, Health]]) -> None:
         ServiceHealth.objects.bulk_create(rows, update_conflicts=True, unique_fields=["run"], update_fields=_FIELDS)
 
 
-def change(run_id: int, attempt: int, before: Health | None, after: Health) -> None:
+def change(run_id: int, attempt: int, before: HealthReport | None, after: HealthReport) -> None:
     """Store another state of a service, with its event, unless the attempt no longer runs."""
     with shared_rows_last():
         run = lock_run(run_id)
@@ -163,10 +165,10 @@ _EVENTS = {
 _FIELDS = ["attempt", "state", "since", "checked_at", "failures", "error", "error_data"]
 
 
-def _health(row: ServiceHealth) -> Health:
+def _health(row: ServiceHealth) -> HealthReport:
     values = {name: getattr(row, name) for name in _FIELDS if name not in ("attempt", "state")}
-    return Health(state=ServiceState(row.state), **values)
+    return HealthReport(state=ServiceState(row.state), **values)
 
 
-def _row(run_id: int, attempt: int, health: Health) -> ServiceHealth:
+def _row(run_id: int, attempt: int, health: HealthReport) -> ServiceHealth:
     return ServiceHealth(run_id=run_id, attempt=attempt, **asdict(health))

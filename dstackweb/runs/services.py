@@ -27,10 +27,10 @@ from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import check_priority, may_change
 from dstackweb.runs.concurrency import etag as etag
+from dstackweb.runs.connections import require_gateway
 from dstackweb.runs.dependencies import detail as dependencies_detail
 from dstackweb.runs.dependencies import find as find_dependencies
 from dstackweb.runs.dependencies import waits as waits_for
-from dstackweb.runs.dev_environments import require_gateway
 from dstackweb.runs.models import Archive, Dependency, Queue, QueueCount, Run
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.fair_share import NO_PENALTY

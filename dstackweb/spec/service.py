@@ -1,4 +1,4 @@
-"""The keys of services: what they serve, and how it is checked that they do."""
+"""The keys of services: their port and their health check."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online, names_by_isolation
-from dstackweb.backends.kinds import ApiUsage, HealthCheck
+from dstackweb.backends.kinds import ApiUsage, HealthLine
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus, Isolation, Ports
 from dstackweb.lib import schema
 from dstackweb.offers import counts, freshness, sources, store
@@ -59,7 +59,7 @@ TREND = dt.timedelta(hours=24)
 class Line(NamedTuple):
     """A check, and the page about what it checks: the name of its URL, or empty."""
 
-    check: HealthCheck
+    check: HealthLine
     view: str
 
 
@@ -96,7 +96,7 @@ def health_page(request: PageRequest) -> HttpResponse:
 def areas(project: Project) -> list[Area]:
     """All checks by what they are about, the worst first, with what `project` uses."""
     usage = functools.partial(_usage, project)
-    parts: dict[str, tuple[tuple[Callable[[], Iterable[HealthCheck]], str], ...]] = {
+    parts: dict[str, tuple[tuple[Callable[[], Iterable[HealthLine]], str], ...]] = {
         _("Scheduling"): (
             (_clusters, ""),
             (health_causes.periodic_checks, ""),
@@ -131,7 +131,7 @@ def _area(name: str, lines: Sequence[Line]) -> Area:
     return Area(name, tone, faults, lines[len(faults) :])
 
 
-def checks(project: Project) -> list[HealthCheck]:
+def checks(project: Project) -> list[HealthLine]:
     """All checks, the worst first."""
     found = [line.check for area in areas(project) for line in (*area.faults, *area.fine)]
     return sorted(found, key=lambda check: -TONES.index(check.tone))
@@ -153,7 +153,7 @@ def _merged(found: Iterable[tuple[str, Line]]) -> list[tuple[str, Line]]:
     return list(merged.values())
 
 
-def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:
+def _safely(part: Callable[[], Iterable[HealthLine]]) -> list[HealthLine]:
     """A check that raises becomes a finding."""
     try:
         return list(part())
@@ -161,55 +161,55 @@ def _safely(part: Callable[[], Iterable[HealthCheck]]) -> list[HealthCheck]:
         called = getattr(part, "__name__", "usage")
         log.warning("health check %s failed", called, exc_info=True)
         name = called.removesuffix("_checks").strip("_").capitalize()
-        return [HealthCheck(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
+        return [HealthLine(name, "bad", _("could not be read"), f"{type(error).__name__}: {error}")]
 
 
-def _clusters() -> Iterable[HealthCheck]:
+def _clusters() -> Iterable[HealthLine]:
     """django-q2's clusters report to the cache."""
     stats = Stat.get_all()
     if not stats:
         hint = _("No run starts or is watched. Start the workers with make run, or read its output.")
-        yield HealthCheck(_("Workers"), "bad", _("none running"), hint)
+        yield HealthLine(_("Workers"), "bad", _("none running"), hint)
     for stat in stats:
         workers = ngettext("%d worker", "%d workers", len(stat.workers)) % len(stat.workers)
         tone = "go" if stat.status in ("Idle", "Working") else "wait"
-        yield HealthCheck(_("Workers"), tone, f"{str(stat.status).lower()}, {workers}", at=stat.tob)
+        yield HealthLine(_("Workers"), tone, f"{str(stat.status).lower()}, {workers}", at=stat.tob)
 
 
-def _passes() -> Iterable[HealthCheck]:
+def _passes() -> Iterable[HealthLine]:
     state = PassState.objects.filter(pk=1).first()
     waiting = sum(QueueCount.objects.values_list("submitted", flat=True))
     if state is not None and state.ended_at is not None:
         numbers = {"ms": round(state.duration_ms), "placed": state.placed, "waiting": waiting}
         value = _("last pass: %(ms)d ms, %(placed)d placed, %(waiting)d waiting") % numbers
-        yield HealthCheck(_("Placement"), "go", value, at=state.ended_at)
+        yield HealthLine(_("Placement"), "go", value, at=state.ended_at)
     else:
-        yield HealthCheck(_("Placement"), "wait", _("no pass has run yet"))
+        yield HealthLine(_("Placement"), "wait", _("no pass has run yet"))
 
 
-def _isolation() -> Iterable[HealthCheck]:
+def _isolation() -> Iterable[HealthLine]:
     """What keeps jobs apart on the hosts, weakest first."""
     hosts = names_by_isolation()
     for level, (tone, advice) in _ISOLATION.items():
         if level in hosts:
-            yield HealthCheck(_("Isolation"), tone, host_words.isolation(level), str(advice) % ", ".join(hosts[level]))
+            yield HealthLine(_("Isolation"), tone, host_words.isolation(level), str(advice) % ", ".join(hosts[level]))
     for backend, projects in (shared := registry.shared_users()).items():
         hint = _("Jobs of %s have one user there: they can read and stop each other's. Set up a backend for each.")
-        yield HealthCheck(_("Isolation on %s") % backend, "info", _("one user"), hint % ", ".join(projects))
+        yield HealthLine(_("Isolation on %s") % backend, "info", _("one user"), hint % ", ".join(projects))
     if not shared and not hosts.keys() & _ISOLATION.keys():
-        yield HealthCheck(_("Isolation"), "go", _("jobs are isolated from the server and from each other"))
+        yield HealthLine(_("Isolation"), "go", _("jobs are isolated from the server and from each other"))
 
 
-def _ports() -> Iterable[HealthCheck]:
+def _ports() -> Iterable[HealthLine]:
     """Whether jobs on the server's own machine can connect to its database and Redis."""
     if hosts := list(Host.joined.filter(ports=Ports.OPEN).order_by("name").values_list("name", flat=True)):
         hint = _(
             "Jobs on %s can connect to the database and Redis, which only passwords protect. "
             "Start the host as root, install nftables there, and leave DSTACKWEB_JOB_USER unset."
         )
-        yield HealthCheck(_("Ports of the server"), "info", _("open to jobs"), hint % ", ".join(hosts))
+        yield HealthLine(_("Ports of the server"), "info", _("open to jobs"), hint % ", ".join(hosts))
     elif Host.joined.filter(ports=Ports.CLOSED).exists():
-        yield HealthCheck(_("Ports of the server"), "go", _("closed to jobs"))
+        yield HealthLine(_("Ports of the server"), "go", _("closed to jobs"))
 
 
 _ISOLATION = {
@@ -235,18 +235,18 @@ _ISOLATION = {
 }
 
 
-def _limits() -> Iterable[HealthCheck]:
+def _limits() -> Iterable[HealthLine]:
     """Whether cgroups limit the jobs of each host."""
     hosts = list(Host.joined.exclude(cgroups={}))
     free = [f"{host.name} ({host_words.limits(host.cgroups)})" for host in hosts if host.cgroups.get("code")]
     if free:
         hint = _("Jobs there can use more memory and CPUs than they asked for. Limits: %s.") % "; ".join(free)
-        yield HealthCheck(_("Limits of jobs"), "info", _("none on some hosts"), hint)
+        yield HealthLine(_("Limits of jobs"), "info", _("none on some hosts"), hint)
     elif hosts:
-        yield HealthCheck(_("Limits of jobs"), "go", _("memory and CPUs are limited"))
+        yield HealthLine(_("Limits of jobs"), "go", _("memory and CPUs are limited"))
 
 
-def _backends() -> Iterable[HealthCheck]:
+def _backends() -> Iterable[HealthLine]:
     """Each backend with sources: how fresh they are. Then what each kind checks by itself."""
     now = timezone.now()
     pairs = sources.sourced_backends()
@@ -257,24 +257,24 @@ def _backends() -> Iterable[HealthCheck]:
     for backend in enabled:
         if backend.kind not in registry.KINDS:
             hint = offer_words.failure(backend.kind, {"code": "not_served"})
-            yield HealthCheck(_("Backend %s") % backend.name, "bad", _("unusable"), hint)
+            yield HealthLine(_("Backend %s") % backend.name, "bad", _("unusable"), hint)
     for name, kind in registry.KINDS.items():
         yield from kind.health([backend for backend in enabled if backend.kind == name], now)
 
 
-def _sources_of(backend: Backend, ages: Sequence[Freshness]) -> HealthCheck:
+def _sources_of(backend: Backend, ages: Sequence[Freshness]) -> HealthLine:
     name = _("Backend %s") % backend.name
     fresh = sum(one.state is SourceState.FRESH for one in ages)
     value = _("%(fresh)d of %(all)d sources fresh") % {"fresh": fresh, "all": len(ages)}
     failures = [one for one in ages if one.error]
     if not failures:
-        return HealthCheck(name, "go", value)
+        return HealthLine(name, "go", value)
     tone = "bad" if any(one.state is SourceState.FAILED for one in failures) else "wait"
     hint = " ".join(dict.fromkeys(offer_words.failure(one.kind, one.error) for one in failures if one.error))
-    return HealthCheck(name, tone, value, hint, min(one.failed_at for one in failures if one.failed_at))
+    return HealthLine(name, tone, value, hint, min(one.failed_at for one in failures if one.failed_at))
 
 
-def _apis() -> Iterable[HealthCheck]:
+def _apis() -> Iterable[HealthLine]:
     """Cloud APIs near their rate limit, and those that throttled."""
     now = timezone.now()
     for kind in registry.KINDS.values():
@@ -282,17 +282,17 @@ def _apis() -> Iterable[HealthCheck]:
             yield _rate_limits(_("Rate limits of %s") % (kind.label or kind.name), usage)
 
 
-def _rate_limits(name: str, usage: Sequence[ApiUsage]) -> HealthCheck:
+def _rate_limits(name: str, usage: Sequence[ApiUsage]) -> HealthLine:
     throttled = [f"{one.api} ({one.region}, {one.open_until:%H:%M:%S} UTC)" for one in usage if one.open_until]
     if throttled:
         hint = _("Not called until then: %s. Offers use the last known values.")
-        return HealthCheck(name, "wait", _("throttled"), hint % ", ".join(throttled))
+        return HealthLine(name, "wait", _("throttled"), hint % ", ".join(throttled))
     if full := [f"{one.api} ({one.region})" for one in usage if one.left < 0]:
-        return HealthCheck(name, "wait", _("at the limit"), _("Calls wait: %s.") % ", ".join(full))
-    return HealthCheck(name, "go", _("below the limit"))
+        return HealthLine(name, "wait", _("at the limit"), _("Calls wait: %s.") % ", ".join(full))
+    return HealthLine(name, "go", _("below the limit"))
 
 
-def _instances() -> Iterable[HealthCheck]:
+def _instances() -> Iterable[HealthLine]:
     """Cloud instances that are billed now, and those that do not terminate."""
     living = Instance.objects.exclude(status=InstanceStatus.GONE)
     by_status = dict(living.order_by().values_list("status").annotate(Count("pk")))
@@ -303,60 +303,60 @@ def _instances() -> Iterable[HealthCheck]:
     stuck = living.filter(status=InstanceStatus.STOPPING, status_s__gt=STUCK_S)
     if names := [f"{one.cloud_id or one.pk} ({one.region})" for one in stuck[:5]]:
         hint = _("Still billed although terminated: %s. Termination is retried; check the cloud console.")
-        yield HealthCheck(_("Cloud instances"), "bad", value, hint % ", ".join(names))
+        yield HealthLine(_("Cloud instances"), "bad", value, hint % ", ".join(names))
     else:
-        yield HealthCheck(_("Cloud instances"), "go", value)
+        yield HealthLine(_("Cloud instances"), "go", value)
 
 
-def _database() -> Iterable[HealthCheck]:
+def _database() -> Iterable[HealthLine]:
     kind = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(connection.vendor, connection.vendor)
     hint = _("For one server. Several servers need PostgreSQL.") if connection.vendor == "sqlite" else ""
-    yield HealthCheck(_("Database"), "info" if hint else "go", kind, hint)
+    yield HealthLine(_("Database"), "info" if hint else "go", kind, hint)
 
 
-def _storage() -> Iterable[HealthCheck]:
+def _storage() -> Iterable[HealthLine]:
     """Where logs and code are; several servers need one place. An outage is the periodic job's error."""
     kinds = {"": _("on the server's disk"), "file": _("in a shared folder"), "s3": _("in object storage")}
     url = settings.DSTACKWEB_STORAGE
     value = _("in the database") if url == "database" else kinds[url.partition(":")[0]]
     servers = [host.name for host in Host.joined.exclude(cluster="") if is_online(host)]
     if url or len(servers) < 2:
-        yield HealthCheck(_("Logs and code"), "go", value)
+        yield HealthLine(_("Logs and code"), "go", value)
         return
     hint = _("Each of %s has only what reached it. Set DSTACKWEB_STORAGE on all servers.")
-    yield HealthCheck(_("Logs and code"), "bad", _("on the disk of each server"), hint % ", ".join(servers))
+    yield HealthLine(_("Logs and code"), "bad", _("on the disk of each server"), hint % ", ".join(servers))
 
 
-def _broker() -> Iterable[HealthCheck]:
+def _broker() -> Iterable[HealthLine]:
     kind = "Redis" if "redis" in settings.Q_CLUSTER else _("the database")
     for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values())):
         numbers = {"size": get_broker(name).queue_size(), "kind": kind}
         tone = "go" if numbers["size"] < BACKLOG else "wait"
-        yield HealthCheck(_("Task queue %s") % name, tone, _("%(size)d waiting in %(kind)s") % numbers)
+        yield HealthLine(_("Task queue %s") % name, tone, _("%(size)d waiting in %(kind)s") % numbers)
 
 
-def _offers() -> Iterable[HealthCheck]:
+def _offers() -> Iterable[HealthLine]:
     """One small read of the offers cache, as this process sees it."""
     store.get("health", str)
     away = store.health()
     if away is None:
-        yield HealthCheck(_("Offers cache"), "go", _("available"))
+        yield HealthLine(_("Offers cache"), "go", _("available"))
     else:
         hint = _("Each process reads the clouds by itself, so calls are not shared: %s") % away.error
-        yield HealthCheck(_("Offers cache"), "bad", _("unavailable"), hint, away.since)
+        yield HealthLine(_("Offers cache"), "bad", _("unavailable"), hint, away.since)
 
 
-def _disk() -> Iterable[HealthCheck]:
+def _disk() -> Iterable[HealthLine]:
     usage = shutil.disk_usage(settings.DSTACKWEB_HOME)
     full = usage.used / usage.total
     value = _("%(free)s free of %(total)s") % {
         "free": units.mebibytes(usage.free >> 20),
         "total": units.mebibytes(usage.total >> 20),
     }
-    yield HealthCheck(_("Server disk"), "go" if full < FULL_AT else "bad", value)
+    yield HealthLine(_("Server disk"), "go" if full < FULL_AT else "bad", value)
 
 
-def _usage(project: Project) -> Iterable[HealthCheck]:
+def _usage(project: Project) -> Iterable[HealthLine]:
     """The storage that a project uses, of its quotas."""
     logs, code = _("Logs of this project"), _("Code of this project")
     no_logs = _(
@@ -371,15 +371,15 @@ def _usage(project: Project) -> Iterable[HealthCheck]:
     yield _quota(code, files.code_size(project), settings.DSTACKWEB_PROJECT_CODE_GB, no_code)
 
 
-def _quota(name: str, used: int, quota_gb: int, then: str) -> HealthCheck:
+def _quota(name: str, used: int, quota_gb: int, then: str) -> HealthLine:
     share = used / (quota_gb * 1024**3) if quota_gb else 1.0
     value = _("%(used)s of %(quota)d GB") % {"used": units.size(used), "quota": quota_gb}
     if share < NEARLY_FULL:
-        return HealthCheck(name, "go", value)
-    return HealthCheck(name, "wait" if share < FULL_AT else "bad", value, then)
+        return HealthLine(name, "go", value)
+    return HealthLine(name, "wait" if share < FULL_AT else "bad", value, then)
 
 
-def _retention() -> Iterable[HealthCheck]:
+def _retention() -> Iterable[HealthLine]:
     """What waits to be pruned, of the deployment and on hosts; late once it does not get less for long."""
     rows = list(Retention.objects.order_by("kind", "host"))
     if not rows:
@@ -392,4 +392,4 @@ def _retention() -> Iterable[HealthCheck]:
     hint = ", ".join(retention.waiting(row.kind, row.host, row.waiting) for row in waiting)
     last = max((row.pruned_at for row in rows if row.pruned_at), default=None)
     name = _("Old data")
-    yield HealthCheck(name, "wait" if late else "go", value or _("nothing waits to be pruned"), hint, last)
+    yield HealthLine(name, "wait" if late else "go", value or _("nothing waits to be pruned"), hint, last)

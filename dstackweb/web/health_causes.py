@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from dstackweb.backends.hosts.inventory import is_online
-from dstackweb.backends.kinds import HealthCheck
+from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Host
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
@@ -74,18 +74,18 @@ def by_cause(work: Iterable[PeriodicWork], online: Mapping[str, bool]) -> Causes
     return found
 
 
-def host_checks() -> Iterable[HealthCheck]:
+def host_checks() -> Iterable[HealthLine]:
     """Hosts, each with what waits for it."""
     hosts = list(Host.joined.all())
     yield from _hosts(hosts, by_cause(_all_work(), {host.name: is_online(host) for host in hosts}))
 
 
-def periodic_checks() -> Iterable[HealthCheck]:
+def periodic_checks() -> Iterable[HealthLine]:
     """Periodic jobs, but for those whose host is at fault."""
     work = _all_work()
     yield from _periodic(by_cause(work, {host.name: is_online(host) for host in Host.joined.all()}))
     if not work:
-        yield HealthCheck(_("Ticker"), "bad", _("never started"))
+        yield HealthLine(_("Ticker"), "bad", _("never started"))
 
 
 def _all_work() -> list[PeriodicWork]:
@@ -98,7 +98,7 @@ def _work(job: PeriodicJob, now: dt.datetime) -> PeriodicWork:
     return PeriodicWork(job.name, job.name.partition(":")[2], late_s, job.last_error, job.last_ended_at)
 
 
-def _hosts(hosts: Sequence[Host], causes: Causes) -> Iterable[HealthCheck]:
+def _hosts(hosts: Sequence[Host], causes: Causes) -> Iterable[HealthLine]:
     active = Job.objects.filter(status__in=JOB_ACTIVE, host__isnull=False).order_by()
     jobs = dict(active.values_list("host").annotate(Count("pk")))
     for host in hosts:
@@ -107,12 +107,12 @@ def _hosts(hosts: Sequence[Host], causes: Causes) -> Iterable[HealthCheck]:
     online = sum(is_online(host) for host in hosts)
     value = _("%(online)d of %(all)d online") % {"online": online, "all": len(hosts)}
     if not hosts:
-        yield HealthCheck(_("Hosts"), "bad", value, _("Register a host so that runs can start."))
+        yield HealthLine(_("Hosts"), "bad", value, _("Register a host so that runs can start."))
     else:
-        yield HealthCheck(_("Hosts"), "go" if online == len(hosts) else "info", value)
+        yield HealthLine(_("Hosts"), "go" if online == len(hosts) else "info", value)
 
 
-def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthCheck]:
+def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthLine]:
     name = _("Host %s") % host.name
     if not is_online(host):
         waiting = _waiting(len(causes.silent.get(host.name, ())), jobs)
@@ -122,7 +122,7 @@ def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthCheck]:
             advice = _("No jobs are lost. If the machine is gone for good, remove the host.")
         # A drained host may have been switched off on purpose.
         tone = "wait" if host.draining and not jobs else "bad"
-        yield HealthCheck(name, tone, _("silent"), f"{waiting} {advice}".strip(), host.seen_at)
+        yield HealthLine(name, tone, _("silent"), f"{waiting} {advice}".strip(), host.seen_at)
         return
     if host.held_back_at is not None:
         hint = _(
@@ -130,11 +130,11 @@ def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthCheck]:
             "again once a start works."
         )
         text = hint % events.start_error(host.start_error).rstrip(".。")
-        yield HealthCheck(name, "bad", _("held back"), text, host.held_back_at)
+        yield HealthLine(name, "bad", _("held back"), text, host.held_back_at)
     if late := causes.host_tickers.get(host.name):
-        yield HealthCheck(name, "bad", _("its ticker is not running"), _all_late(late))
+        yield HealthLine(name, "bad", _("its ticker is not running"), _all_late(late))
     if host.error:
-        yield HealthCheck(name, "bad", host.error, at=host.seen_at)
+        yield HealthLine(name, "bad", host.error, at=host.seen_at)
 
 
 def _waiting(periodic: int, jobs: int) -> str:
@@ -152,16 +152,16 @@ def _all_late(late: Sequence[PeriodicWork]) -> str:
     return (text + _(", late by up to %(time)s.")) % {"n": len(late), "time": longest}
 
 
-def _periodic(causes: Causes) -> Iterable[HealthCheck]:
+def _periodic(causes: Causes) -> Iterable[HealthLine]:
     if causes.ticker:
         hint = f"{_all_late(causes.ticker)} {_('Start it with make run, or read its output.')}"
-        yield HealthCheck(_("Ticker"), "bad", _("not running"), hint)
+        yield HealthLine(_("Ticker"), "bad", _("not running"), hint)
     for one in causes.failed:
-        yield HealthCheck(_("Periodic: %s") % one.name, "bad", _("failed"), one.error, one.ended_at)
+        yield HealthLine(_("Periodic: %s") % one.name, "bad", _("failed"), one.error, one.ended_at)
     for one in causes.late:
         value = _("late by %s") % units.duration(one.late_s)
-        yield HealthCheck(_("Periodic: %s") % one.name, "bad", value, one.error, one.ended_at)
+        yield HealthLine(_("Periodic: %s") % one.name, "bad", value, one.error, one.ended_at)
     if count := len(causes.fine):
         text = ngettext("%d on time", "%d on time", count) % count
         last = max((one.ended_at for one in causes.fine if one.ended_at), default=None)
-        yield HealthCheck(_("Periodic jobs"), "go", text, at=last)
+        yield HealthLine(_("Periodic jobs"), "go", text, at=last)

@@ -17,7 +17,7 @@ from dstackweb.accounts.services import create_token
 from dstackweb.gateway import access
 from dstackweb.gateway.answers import Denied
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
-from dstackweb.runs import dev_environments, services, visits
+from dstackweb.runs import connections, services, visits
 from dstackweb.runs.launch import job_token, runner_spec
 from dstackweb.runs.models import Job, Run, RunActivity
 from dstackweb.runs.service_codes import GatewayProblem
@@ -94,7 +94,7 @@ def test_a_name_of_two_projects_needs_the_project(run: Run, member: User, key: S
     entry = access.by_key("research/dev", key.fingerprint)
     assert entry is not None
     assert entry.run_id == second.pk
-    assert dev_environments.ssh_user(run) == str(run.uid)
+    assert connections.ssh_user(run) == str(run.uid)
 
 
 def test_nobody_enters_tasks(project: Project, member: User, key: SSHKey) -> None:
@@ -137,17 +137,17 @@ def test_without_a_gateway_dev_environments_are_refused(project: Project, member
 
 
 def test_how_to_connect_is_known_once_it_runs(run: Run, settings: LazySettings) -> None:
-    found = dev_environments.connection_to(run)
+    found = connections.connection_to(run)
     assert found is not None
     assert (found.ssh, found.ready, found.stops_s) == ("ssh -p 2222 dev@127.0.0.1", False, None)
     RunActivity.objects.create(run=run, attempt=1, connected_at=timezone.now(), idle_s=5)
     settings.DSTACKWEB_GATEWAY_URL = "https://dev.example.org"
     run.spec["ide"], run.spec["inactivity_duration_s"] = "vscode", 60
-    found = dev_environments.connection_to(run)
+    found = connections.connection_to(run)
     assert found is not None
     assert (found.ssh, found.ready, found.stops_s) == ("ssh -p 2222 dev@dev.example.org", True, 55)
     assert found.vscode.startswith("vscode://vscode-remote/ssh-remote+dev%40dev.example.org%3A2222/")
-    assert dev_environments.origin_of(run) == f"https://{run.uid}.dev.example.org"
+    assert connections.origin_of(run) == f"https://{run.uid}.dev.example.org"
 
 
 def test_a_visit_ends_with_the_password_and_is_for_one_run(run: Run, member: User) -> None:

@@ -107,7 +107,7 @@ def test_its_runner_connects_and_its_commands_know_the_port(run: Run) -> None:
     job = Job.objects.get(run=run)
     found = access.runner_of(job.pk, job_token(job.pk), job.claim_nonce)
     assert found is not None
-    assert found.service == access.Service(8000, HealthCheck(path="/health"))
+    assert found.service == access.CheckedPort(8000, HealthCheck(path="/health"))
     spec = runner_spec(job)
     assert (spec["service_port"], spec["gateway"]["port"], list(spec["commands"])) == (8000, 8001, ["serve"])
 

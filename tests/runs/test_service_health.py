@@ -13,7 +13,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import rows, service_health, services
 from dstackweb.runs.models import Run, RunEvent, ServiceHealth
 from dstackweb.runs.service_codes import CheckFailure, ServiceState
-from dstackweb.runs.service_health import Check, Health, advanced, seen
+from dstackweb.runs.service_health import Check, HealthReport, advanced, seen
 from dstackweb.spec.effective import HealthCheck
 from dstackweb.wording import events
 from tests.factories import make_host, place_all, placed_job, start
@@ -32,7 +32,7 @@ def failed(seconds: float) -> Check:
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4))
 def test_the_state_follows_from_the_checks_so_far(succeeded: list[bool], limit: int) -> None:
-    health: Health | None = None
+    health: HealthReport | None = None
     since = NOW
     for at, success in enumerate(succeeded):
         before = health

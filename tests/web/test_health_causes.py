@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import starts
-from dstackweb.backends.kinds import HealthCheck
+from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Host
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.processes.tasks import control_jobs, ensure_rows, host_jobs
@@ -22,7 +22,7 @@ from tests.factories import make_host, make_run, place_all, placed_job, start
 LATE = 60.0
 
 
-def causes() -> list[HealthCheck]:
+def causes() -> list[HealthLine]:
     return [*health_causes.periodic_checks(), *health_causes.host_checks()]
 
 

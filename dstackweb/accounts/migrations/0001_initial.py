@@ -116,7 +116,7 @@ class Migration(migrations.Migration):
                 ('least_isolation', models.CharField(blank=True, choices=[('user', "another user than the server's"), ('project', "a user of the project's own"), ('sandbox', 'a sandbox'), ('container', 'a container')], help_text='How hosts must isolate its jobs at least. Cloud instances run jobs of one project only.', max_length=10)),
                 ('member_max_priority', models.PositiveSmallIntegerField(default=80, help_text='Highest priority (0–100) that members can set. Managers can set any.', validators=[django.core.validators.MaxValueValidator(100)])),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
-                ('deleting_since', models.DateTimeField(editable=False, help_text='From here on nobody sees it, and what it has is removed step by step', null=True)),
+                ('deleting_since', models.DateTimeField(editable=False, help_text='It is hidden from its members since then, while its runs are removed', null=True)),
             ],
             options={
                 'ordering': ['name'],

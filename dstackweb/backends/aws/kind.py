@@ -30,7 +30,7 @@ from dstackweb.backends.contract import (
     SourceReading,
     SourceSpec,
 )
-from dstackweb.backends.kinds import ApiUsage, ConnectionReport, HealthCheck, Kind, QuotaFamily
+from dstackweb.backends.kinds import ApiUsage, ConnectionReport, HealthLine, Kind, QuotaFamily
 from dstackweb.lib.errors import DomainError
 from dstackweb.spec.effective import Requirements
 
@@ -228,12 +228,12 @@ class AwsKind(Kind):
         plain = aws_config.secret_of(key_id, secret) if key_id else ""
         return check_words.report(check.check(read, plain, settings.DSTACKWEB_PUBLIC_URL))
 
-    def health(self, backends: Sequence[Backend], now: dt.datetime) -> Iterable[HealthCheck]:
+    def health(self, backends: Sequence[Backend], now: dt.datetime) -> Iterable[HealthLine]:
         for backend in backends:
             allowed = bool(backend.config.get("allow_private_url"))
             if why := public_url.find_problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed):
                 hint = self.offer_detail({"code": "public_url", "why": why})
-                yield HealthCheck(_("Backend %s") % backend.name, "bad", _("starts no instances"), hint)
+                yield HealthLine(_("Backend %s") % backend.name, "bad", _("starts no instances"), hint)
 
     def api_usage(self, now: dt.datetime) -> list[ApiUsage]:
         return rate_limits.api_usage(now)

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from dstackweb.lib.errors import Forbidden
-from dstackweb.runs import dev_environments, selectors
+from dstackweb.runs import connections, selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.visits import ENTER, may_open, ticket
@@ -36,18 +36,18 @@ def open_page(request: PageRequest, run: str) -> HttpResponse:
             _("run %(run)s belongs to %(user)s: only they or a manager can open it")
             % {"run": found.name, "user": found.user.get_username()}
         )
-    connection = dev_environments.connection_to(found)
-    if dev_environments.service_of(found) is None and (connection is None or not connection.opens):
+    connection = connections.connection_to(found)
+    if connections.service_of(found) is None and (connection is None or not connection.opens):
         messages.error(request, _("%(run)s has no pages to open now.") % {"run": found.name})
         return redirect("web:run", request.project.name, found.name)
-    response = HttpResponseRedirect(f"{dev_environments.origin_of(found)}{ENTER}?ticket={ticket(request.user, found)}")
+    response = HttpResponseRedirect(f"{connections.origin_of(found)}{ENTER}?ticket={ticket(request.user, found)}")
     response["Referrer-Policy"], response["Cache-Control"] = "no-referrer", "no-store"
     return response
 
 
 def of_run(run: Run, may_change: bool, keys: bool) -> dict[str, Any]:
     """The panel's values: for those who may connect alone. `keys`: whether the reader has an SSH key."""
-    connection = dev_environments.connection_to(run) if may_change else None
+    connection = connections.connection_to(run) if may_change else None
     if connection is None:
         return {}
     stops_at = None
@@ -63,7 +63,7 @@ def of_run(run: Run, may_change: bool, keys: bool) -> dict[str, Any]:
 
 def of_service(run: Run, may_call: bool) -> dict[str, Any]:
     """The values of a service's panel. `may_call`: whether the reader may use it."""
-    service = dev_environments.service_of(run)
+    service = connections.service_of(run)
     if service is None:
         return {}
     health, left = service.health, service.use.stops_s
@@ -81,12 +81,12 @@ def of_service(run: Run, may_call: bool) -> dict[str, Any]:
 
 def stamp(run: Run) -> str:
     """What changes with the panel, for the version of the page."""
-    service = dev_environments.service_of(run)
+    service = connections.service_of(run)
     if service is not None:
         used, left = service.use.used_at, service.use.stops_s
         shown = service.health.state, service.health.error, service.health.error_data
         return "." + fingerprint((shown, used and used.replace(second=0, microsecond=0), left and left // 60))
-    found = dev_environments.connection_to(run)
+    found = connections.connection_to(run)
     if found is None:
         return ""
     return f".{found.ready:d}.{found.stops_s // 60 if found.stops_s is not None else ''}"

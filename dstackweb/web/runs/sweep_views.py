@@ -16,7 +16,6 @@ from dstackweb.accounts import access
 from dstackweb.lib import exports
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs.models import Run, Sweep
-from dstackweb.runs.selectors import list_version
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.sweeps import selectors, services
 from dstackweb.runs.sweeps.creation import failed_runs
@@ -56,8 +55,6 @@ def sweep_page(request: PageRequest, sweep: str) -> HttpResponse:
     """One sweep; polls get the fragment."""
     found = selectors.find_sweep(request.project, sweep)
     version = fingerprint(found.pk, found.count.version, found.priority, found.ended_at)
-    if found.is_pending:
-        version += f".{list_version(request.project)}"  # it shows what it waits for
     version += graph_stamp(found)
     return polled(request, "runs/sweep.html", "runs/sweep_body.html", version, lambda: _sweep(request, found))
 

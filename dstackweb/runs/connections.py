@@ -1,0 +1,144 @@
+"""How people and programs reach a run through the gateway: dev environments, holds and services."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from dstackweb.lib.errors import Conflict
+from dstackweb.runs.models import Run, RunActivity
+from dstackweb.runs.service_health import HealthReport, health_of
+from dstackweb.runs.states import ACTIVE, RunStatus
+from dstackweb.spec.codes import Ide, RunType
+from dstackweb.spec.effective import EffectiveSpec
+
+CONNECTED_S = 40.0
+"""The gateway notes connected runs every 10 s."""
+
+
+def gateway() -> dict[str, Any] | None:
+    """Where a job's runner finds the gateway: by a URL, or by a port of the machine of the API; None without one."""
+    if not is_there():
+        return None
+    return {"url": settings.DSTACKWEB_GATEWAY_URL, "port": settings.DSTACKWEB_GATEWAY_PORT}
+
+
+def is_there() -> bool:
+    """Whether this deployment has a gateway."""
+    return bool(settings.DSTACKWEB_GATEWAY_URL or settings.DSTACKWEB_GATEWAY_PORT)
+
+
+def require_gateway(spec: EffectiveSpec) -> None:
+    """Raises Conflict for a dev environment or a service that could not be reached."""
+    if spec.is_dev_environment and not is_there():
+        raise Conflict(_("this server has no gateway, by which people connect to dev environments"))
+    if spec.is_service and not is_there():
+        raise Conflict(_("this server has no gateway, by which services are reached"))
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to connect to a run. `ready`: its runner is connected to the gateway. Empty is not offered."""
+
+    ssh: str
+    vscode: str
+    opens: bool
+    ready: bool
+    used_at: dt.datetime | None
+    stops_s: int | None
+    """Seconds of further inactivity after which it is stopped; None: never."""
+
+
+@dataclass(frozen=True)
+class LastUse:
+    """Whether a run's runner is connected to the gateway, and its use; `stops_s` as of a Connection."""
+
+    ready: bool
+    used_at: dt.datetime | None
+    stops_s: int | None
+
+
+def use_of(run: Run) -> LastUse:
+    """The use of a run's newest attempt."""
+    activity = RunActivity.objects.filter(run=run, attempt=run.attempt).first()
+    limit: int | None = run.spec.get("inactivity_duration_s")
+    seen = activity.connected_at if activity else None
+    return LastUse(
+        ready=seen is not None and (timezone.now() - seen).total_seconds() < CONNECTED_S,
+        used_at=activity.used_at if activity else None,
+        stops_s=None if limit is None else max(0, round(limit - (activity.idle_s if activity else 0))),
+    )
+
+
+def connection_to(run: Run) -> Connection | None:
+    """How to connect to a running dev environment or hold; None for any other run, and without a gateway."""
+    if not (run.spec.get("hold") or run.spec.get("type") == RunType.DEV_ENVIRONMENT) or run.status != RunStatus.RUNNING:
+        return None
+    if not is_there():
+        return None
+    ide, use = run.spec.get("ide"), use_of(run)
+    host, user = ssh_host(), ssh_user(run)
+    port = settings.DSTACKWEB_SSH_PORT
+    ssh = f"ssh -p {port} {user}@{host}" if port else ""
+    link = f"vscode://vscode-remote/ssh-remote+{quote(f'{user}@{host}:{port}', safe='')}{folder_of(run)}"
+    return Connection(
+        ssh=ssh,
+        vscode=link if ssh and ide == Ide.VSCODE else "",
+        opens=ide == Ide.JUPYTER,
+        ready=use.ready,
+        used_at=use.used_at,
+        stops_s=use.stops_s,
+    )
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service: where it is reached, whether its runner is connected, its health, and its use."""
+
+    url: str
+    port: int
+    use: LastUse
+    health: HealthReport
+
+
+def service_of(run: Run) -> Service | None:
+    """What a running service offers; None for any other run, and without a gateway."""
+    health = health_of(run) if is_there() else None
+    return None if health is None else Service(origin_of(run), run.spec["port"], use_of(run), health)
+
+
+def open_path(run: Run) -> str:
+    """The path of the dashboard's page that leads to the run's pages."""
+    return f"/p/{quote(run.project.name)}/runs/{run.uid}/open/"
+
+
+def folder_of(run: Run) -> str:
+    """The folder that VS Code opens: the one the file names, if it is absolute; else the home folder is there."""
+    folder: str = run.spec.get("working_dir") or ""
+    return quote(folder) if folder.startswith("/") else "/"
+
+
+def ssh_user(run: Run) -> str:
+    """The user name that leads to a run: its name, or its id where other projects have an active run of this name."""
+    others = Run.objects.filter(name=run.name, status__in=ACTIVE).exclude(pk=run.pk)
+    return str(run.uid) if others.exists() else run.name
+
+
+def ssh_host() -> str:
+    """The name by which people reach the gateway."""
+    for url in (settings.DSTACKWEB_GATEWAY_URL, settings.DSTACKWEB_PUBLIC_URL):
+        if not settings.DSTACKWEB_SSH_HOST and (host := urlsplit(url).hostname):
+            return host
+    return settings.DSTACKWEB_SSH_HOST or urlsplit(settings.DSTACKWEB_API_URL).hostname or "localhost"
+
+
+def origin_of(run: Run) -> str:
+    """The origin of a run's pages, which no other run and not the dashboard has."""
+    parts = urlsplit(settings.DSTACKWEB_GATEWAY_URL or f"http://localhost:{settings.DSTACKWEB_GATEWAY_PORT}")
+    return f"{parts.scheme}://{run.uid}.{parts.netloc}"
