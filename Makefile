@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-gpu mutations chaos load audit lint docs fmt lock bench screenshots messages clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-nightly test-gpu mutations chaos load audit lint docs fmt lock bench screenshots messages clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,11 +60,16 @@ define both_sides
 endef
 
 test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
-	$(call both_sides,not slow and not gpu)
+	$(call both_sides,not slow and not nightly and not gpu)
 
 test-slow: WORKERS = 3
-test-slow: $(VENV)/.ray ## the slow tests, also on both: faults, load, whole journeys, each page in a browser
-	$(call both_sides,slow or examples)
+test-slow: $(VENV)/.ray ## tests with real processes, browsers and longer stories
+	$(call both_sides,slow and not nightly)
+
+test-nightly: WORKERS = 3
+test-nightly: export DSTACKWEB_TEST_NIGHTLY = 1
+test-nightly: $(VENV)/.ray ## all other tests, an hour of them: clusters, clouds, upgrades, chaos, more examples, slow ones on PostgreSQL
+	$(call both_sides,nightly or deeper)
 
 test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, and what a poll costs
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu

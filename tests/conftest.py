@@ -5,7 +5,11 @@ SQLite; those marked `both_sides` on PostgreSQL too. These are whatever may diff
 writes SQL of its own, locks rows, races or keeps something in the cache (`BOTH_SIDES`, where it touches the database),
 and elsewhere the tests that carry the mark: races of accounts, processes that are killed, and one walk past every page
 and every list of the API (`test_every_address.py`). Pages, API, command line and browser ask through these rooms, so
-their own tests run once. On PostgreSQL, those of `LONG_STORIES` are in the slow suite.
+their own tests run once.
+
+There are three suites: quick (`make test`), slow (`make test-slow`; CI runs both) and nightly (`make test-nightly`), by
+the marks `slow` and `nightly`. Those in slow.txt were measured and found slow. The nightly one also takes more made-up
+examples. On PostgreSQL, those of `LONG_STORIES` and slow ones outside `faults/` are nightly.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import pytest
 if TYPE_CHECKING:
     from dstackweb.accounts.models import Project, User
 
-# An example takes as long as a busy machine lets it: no test is about that. The slow suite looks at more of them.
+# An example takes as long as a busy machine lets it: no test is about that. The nightly suite looks at more of them.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=10, stateful_step_count=25)
 hypothesis.settings.register_profile("full", deadline=None, max_examples=150)
 
@@ -35,13 +39,17 @@ POSTGRES = os.environ.get("DSTACKWEB_TEST_SIDE") == "postgres"
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
 BOTH_SIDES = {"gpus", "lib", "offers", "progress", "runs", "scheduler"}
 """Rooms whose tests run on both sides where they touch the database: there SQL, locks, caches and queries are."""
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().split())
+"""Tests that took too long for the quick suite (`python -m tools.slow_tests`)."""
 LONG_STORIES = ("gpus/policy", "scheduler/cloud", "scheduler/monitoring")
 """Rooms whose tests follow a run for hours, by statements that other rooms' tests run on both sides too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Examples by the suite; and Ctrl-C ends what tests start, also where the shell ignores it for this process."""
-    hypothesis.settings.load_profile("quick" if "not slow" in config.option.markexpr else "full")
+    from tests.support import is_nightly
+
+    hypothesis.settings.load_profile("full" if is_nightly() else "quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # While tests are collected: nothing of it is garbage, and looking takes a third of the time.
@@ -72,18 +80,22 @@ def _touches_database(item: pytest.Item, *more: str) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what runs on both sides, and what the slow suite runs again with more examples."""
+    """Marks what is slow, what runs on both sides, and what the nightly suite runs again with more examples."""
     if not POSTGRES and (elsewhere := [item for item in items if item.get_closest_marker("postgres")]):
         config.hook.pytest_deselected(items=elsewhere)
         items[:] = [item for item in items if item not in elsewhere]
     for item in items:
         path = item.path.relative_to(Path(__file__).parent)
-        if POSTGRES and path.as_posix().startswith(LONG_STORIES):
+        if not item.get_closest_marker("slow") and item.nodeid.partition("[")[0].partition("@")[0] in SLOW:
             item.add_marker("slow")
+            item.add_marker("listed")
+        is_long = item.get_closest_marker("slow") and path.parts[0] != "faults"
+        if POSTGRES and (is_long or path.as_posix().startswith(LONG_STORIES)):
+            item.add_marker("nightly")
         if path.parts[0] in BOTH_SIDES and _touches_database(item, "deployment"):
             item.add_marker("both_sides")
         if hasattr(getattr(item, "obj", None), "hypothesis"):
-            item.add_marker("examples")
+            item.add_marker("deeper")
 
 
 @pytest.hookimpl(tryfirst=True)

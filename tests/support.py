@@ -52,10 +52,14 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, work).result()
 
 
+def is_nightly() -> bool:
+    """Whether this is the nightly suite, which has time to look at more."""
+    return os.environ.get("DSTACKWEB_TEST_NIGHTLY") == "1"
+
+
 def examples(most: int, quick: int = 25) -> hypothesis.settings:
-    """`@examples(300)`: so many examples in the slow suite; the quick one takes 25 at most, others in each run."""
-    profile = hypothesis.settings.get_current_profile_name()
-    return hypothesis.settings(max_examples=most if profile == "full" else min(most, quick))
+    """`@examples(300)`: so many examples in the nightly suite; others take 25 at most, new ones in each run."""
+    return hypothesis.settings(max_examples=most if is_nightly() else min(most, quick))
 
 
 def deployment_env(home: Path, *, migrated: bool = True, **more: str) -> dict[str, str]:

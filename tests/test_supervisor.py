@@ -176,7 +176,7 @@ def login_link(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sign_in_link_before_the_first_start_is_refused_with_a_hint(new_deployment: dict[str, str]) -> None:
     asked = login_link(new_deployment)
 
@@ -225,7 +225,7 @@ def test_the_server_prints_the_sign_in_once_stops_cleanly_and_restarts_quickly(
     assert again.end(signal.SIGTERM, deadline=60) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cluster_whose_main_process_is_killed_ends_its_workers_and_is_restarted(
     deployment: dict[str, str],
 ) -> None:

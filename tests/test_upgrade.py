@@ -19,7 +19,7 @@ from tests.server import Server
 from tests.setup_lock import set_up_elsewhere
 from tests.support import REPO, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides]
+pytestmark = [pytest.mark.nightly, pytest.mark.both_sides]
 
 MakePlane = Callable[..., Server]
 

@@ -116,7 +116,7 @@ def deployment_of_all(project: Project, member: User, monkeypatch: pytest.Monkey
     return Deployment(project, member)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.both_sides
 @pytest.mark.postgres  # which refuses more values than SQLite
 @pytest.mark.parametrize(("method", "path"), BODIES, ids=lambda part: part.replace("/", "-"))

@@ -22,7 +22,7 @@ def operations() -> Iterator[tuple[str, str]]:
                 yield method.upper(), re.sub(r"\{(?!project\})\w+\}", "anything", path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stranger_gets_404_whatever_the_request_is(stranger: Api, project: Project) -> None:
     asked = list(operations())
     assert len(asked) > 30

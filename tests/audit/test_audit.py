@@ -358,7 +358,7 @@ ALLOWED = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_setting_is_changed_past_the_signals() -> None:
     """`update()` of a row set sends none: no field that is recorded is written so."""
     fields = {name for watched in recorder.WATCHED.values() for name in (*watched.fields, *watched.secret)}

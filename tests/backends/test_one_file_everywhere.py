@@ -147,6 +147,7 @@ def test_one_file_runs_is_watched_and_stops_everywhere_by_its_profile_alone(serv
         assert server.log(name).endswith(b"saved\n")
 
 
+@pytest.mark.nightly
 def test_a_killed_runner_ends_its_job_once_everywhere(server: Server) -> None:
     runs = {profile: apply(server, profile) for profile in PROFILES}
     for name in runs.values():

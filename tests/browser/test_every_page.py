@@ -112,6 +112,7 @@ def admin_pages() -> dict[str, str]:
     }
 
 
+@pytest.mark.deeper
 @pytest.mark.django_db(transaction=True)
 def test_every_page_is_accessible_and_fits_in_both_themes(
     live_server, new_page: Callable[..., Page], complaints: Complaints

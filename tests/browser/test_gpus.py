@@ -24,6 +24,7 @@ PAGES = {
 }
 
 
+@pytest.mark.deeper
 def test_they_are_accessible_in_both_themes_and_widths(live_server, new_page: Callable[..., Page]) -> None:
     gpu_demo.build()
     page = new_page(reduced_motion="reduce")

@@ -47,6 +47,7 @@ def page(live_server, new_page: Callable[..., Page], cloud: Callable[[], Backend
     return page
 
 
+@pytest.mark.deeper
 def test_every_page_about_clouds_is_accessible_in_both_themes_and_widths(
     live_server, page: Page, cloud: Callable[[], Backend], complaints: Complaints
 ) -> None:

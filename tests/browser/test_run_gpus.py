@@ -146,6 +146,7 @@ def test_the_gpus_of_a_run_appear_on_its_open_page(page: Page, live_server, run:
     expect(page.locator('[data-read="utilization"] li').first).to_contain_text("77 %")
 
 
+@pytest.mark.deeper
 def test_they_are_accessible_and_fit_in_both_themes(page: Page, live_server) -> None:
     run_path = "runs/train-llama-sft/"
     pages = {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}

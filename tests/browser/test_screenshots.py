@@ -28,6 +28,7 @@ def test_each_picture_is_shown_in_the_documentation_and_small() -> None:
     assert shown | themes == files.keys()
 
 
+@pytest.mark.nightly
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", pictures.SETS)
 def test_pictures_of_the_documentation_are_taken(
@@ -38,7 +39,7 @@ def test_pictures_of_the_documentation_are_taken(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    """`make screenshots` writes them to docs/images; the slow suite takes the light ones."""
+    """`make screenshots` writes them to docs/images; the nightly suite takes the light ones."""
     folder = Path(os.environ.get("SCREENSHOTS_OF_DOCS") or tmp_path)
     themes = pictures.THEMES if folder != tmp_path else pictures.THEMES[:1]
     pictures.set_clock(monkeypatch)

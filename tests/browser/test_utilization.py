@@ -52,5 +52,6 @@ def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(
 TRIED = "?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s"
 
 
+@pytest.mark.deeper
 def test_it_is_accessible_in_both_themes_and_widths(page: Page) -> None:
     check_pages(page, {"utilization": page.url + TRIED})

@@ -74,7 +74,7 @@ def test_each_block_of_commands_can_run_or_says_why_not() -> None:
     assert {part.reason for part in blocks if part.reason} == REASONS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_the_readme_and_the_guides_show_works_in_their_order(
     open_home: Path, tmp_path: Path, work: Path, record_property: pytest.RecordProperty
 ) -> None:

@@ -12,7 +12,7 @@ from tests.cli.conftest import Cli
 from tests.server import TOKEN, Server
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_a_hold_is_extended_and_released_and_the_next_run_gets_its_gpus(

@@ -65,7 +65,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.django_db
 @pytest.mark.usefixtures("hostile")
 def test_no_command_prints_what_is_not_text(cli: Cli) -> None:

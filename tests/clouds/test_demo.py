@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import REPO, deployment_env, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_the_demo_has_offers_of_its_cloud_and_ends_with_all_that_it_started(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_histogram_of_requests_is_exported_as_the_files_name_it() -> None:
     assert {label for sample in metric.samples for label in sample.labels} == {"route", "method", "status", "le"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prometheus_loads_the_rules_and_they_fire_as_expected(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:

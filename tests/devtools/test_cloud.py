@@ -544,7 +544,7 @@ class TestProcess:
         process.kill()
         process.wait()
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_the_command_prints_the_environment_and_its_instances_end_with_it(
         self, command: subprocess.Popen[str]
     ) -> None:

@@ -13,7 +13,11 @@ import pytest
 
 from tests.server import TOKEN, Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.postgres]  # which refuses more values than SQLite
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.both_sides,
+    pytest.mark.postgres,
+]  # which refuses more values than SQLite
 
 # What exists, so that requests get past the first 404.
 NAMED = """

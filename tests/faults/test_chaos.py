@@ -9,7 +9,7 @@ import pytest
 
 from tools.chaos.story import Story
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("chaos")]
 
 
 def test_half_a_minute_of_chaos_loses_no_run_and_executes_none_twice(open_home: Path) -> None:

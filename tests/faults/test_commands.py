@@ -21,12 +21,14 @@ def test_a_command_that_is_not_found_fails_the_run_with_127(server: Server) -> N
     assert b"never" not in log
 
 
+@pytest.mark.nightly
 def test_a_fresh_deployment_gives_runs_the_seeded_profile(server: Server) -> None:
     run = server.run(server.submit("true"))
     assert (run["spec"]["backends"], run["spec"]["max_duration_s"]) == (["hosts"], 24 * 3600)
     assert run["provenance"]["max_duration"] == {"source": "profile", "profile": "default"}
 
 
+@pytest.mark.nightly
 def test_output_may_be_any_bytes(server: Server) -> None:
     run = server.wait(server.submit(r"printf '\377\376\000\033[31mred\r\n'"))
     assert run["status"] == "done"
@@ -70,6 +72,7 @@ def test_a_command_that_ignores_term_is_killed_after_stop_duration(server: Serve
     assert server.processes_of(run) == []
 
 
+@pytest.mark.nightly
 def test_abort_kills_at_once(server: Server) -> None:
     name = server.submit("trap '' TERM", "echo ready", "while :; do sleep 0.1; done", stop_duration=600)
     eventually(lambda: b"ready" in server.log(name), deadline=60)
@@ -105,6 +108,7 @@ def test_a_node_that_fails_stops_the_others_and_all_met_before_the_start(server:
     assert server.processes_of(run) == []
 
 
+@pytest.mark.nightly
 def test_a_failed_attempt_is_retried_in_the_same_directory(server: Server) -> None:
     name = server.submit("echo try >> tries", "cat tries", '[ "$(wc -l < tries)" -ge 2 ]', retry=True)
     server.hurry_retry(name)
@@ -114,6 +118,7 @@ def test_a_failed_attempt_is_retried_in_the_same_directory(server: Server) -> No
     assert server.log(name) == b"try\ntry\n"
 
 
+@pytest.mark.nightly
 def test_a_displaced_run_saves_its_state_makes_room_and_goes_on_where_it_was(server: Server) -> None:
     (host,) = server.http.get("/hosts").json()["items"]
     whole = {"cpu": host["cpus"]}

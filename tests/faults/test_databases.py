@@ -19,7 +19,7 @@ from tests import servers
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("databases")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("databases")]
 NAMES = ("one", "two", "three", "four")
 
 

@@ -100,6 +100,7 @@ def test_an_agent_that_is_killed_and_a_server_that_restarts_lose_no_job_and_star
     assert server.manage("recount", "--check").returncode == 0
 
 
+@pytest.mark.nightly
 def test_a_revoked_host_finishes_its_jobs_and_takes_new_ones_after_it_rejoined(
     joined: tuple[Server, Machine],
 ) -> None:

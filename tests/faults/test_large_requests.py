@@ -11,7 +11,7 @@ import pytest
 
 from tests.server import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("faults")]
 MIB = 1 << 20
 
 

@@ -69,6 +69,7 @@ def test_a_killed_supervisor_ends_all_but_the_runs_and_the_next_one_finds_them(s
     assert_ran_once_and_told_all(server, name)
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_down_longer_than_every_time_out_loses_nothing(server: Server) -> None:
     name = begun(server)
     run = server.run(name)
@@ -79,6 +80,7 @@ def test_a_server_that_is_down_longer_than_every_time_out_loses_nothing(server: 
     assert_ran_once_and_told_all(server, name)
 
 
+@pytest.mark.nightly
 def test_a_run_with_retry_stops_by_itself_without_contact_and_is_tried_again(server: Server) -> None:
     name = begun(
         server,
@@ -124,6 +126,7 @@ def test_a_database_that_is_locked_for_a_while_delays_and_breaks_nothing(server:
     locked_for(server, 3)
 
 
+@pytest.mark.nightly
 def test_a_database_that_is_locked_for_ten_seconds_delays_and_breaks_nothing(server: Server) -> None:
     locked_for(server, 10)
 

@@ -16,7 +16,7 @@ from tests import databases
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 IN_FLIGHT = ("echo once >> executed", "for i in 1 2 3; do echo line $i; done", "while [ ! -e go ]; do sleep 0.1; done")
 

@@ -54,6 +54,7 @@ def kill(machine: Machine, run: dict[str, Any], server: Server) -> None:
     machine.process.wait(30)
 
 
+@pytest.mark.nightly
 def test_runs_placed_on_a_killed_host_start_elsewhere_and_its_running_job_can_be_ended(
     open_home: Path,
 ) -> None:

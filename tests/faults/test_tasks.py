@@ -12,7 +12,7 @@ import pytest
 from tests.server import Server
 from tests.support import REPO, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.nightly, pytest.mark.both_sides, pytest.mark.xdist_group("faults")]
 
 BY_HTTP = """
 import json, os, urllib.request

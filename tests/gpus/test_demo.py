@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import REPO, deployment_env, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_the_demo_shows_gpus_that_work_for_runs_and_ends_with_all_that_it_started(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dstackweb.devtools.nvml import FakeGpu, Nvml
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("gpus")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("gpus")]
 
 POLICY = {"backends": ["hosts"], "utilization_policy": {"min_gpu_utilization": 50, "time_window": "1m"}}
 GPUS = {"idle": "A100:1", "busy": "H100:2"}

@@ -152,7 +152,7 @@ def test_only_one_process_sets_up_a_database_at_a_time_and_the_next_is_refused()
     assert said == ["another process is setting up this database; waiting for it"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["qcluster", "ticker"])
 def test_a_worker_command_refuses_an_incompatible_schema_in_one_line(deployment: dict[str, str], command: str) -> None:
     older = (

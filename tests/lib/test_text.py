@@ -13,7 +13,7 @@ from dstackweb.lib.text import CONTROLS, FORMATS, JOINERS, MARKS, seen, seen_pag
 FLOOD = "e" + "\u0301" * 50
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_control_and_format_character_is_known() -> None:
     hidden = re.compile(f"[{CONTROLS}{FORMATS}{JOINERS}\n\t]")
     wanted = ("Cc", "Cf", "Zl", "Zp")
@@ -42,7 +42,7 @@ def test_what_is_hidden_shows(text: str, shown: str) -> None:
     assert seen_page(f"<p>{text}</p>\r\n".encode()) == f"<p>{shown}</p>\r\n".encode()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_page_has_no_place_where_such_a_character_is_overlooked() -> None:
     """The search in bytes finds all that the replacement knows."""
     hidden = re.compile(f"[{CONTROLS}{FORMATS}]")

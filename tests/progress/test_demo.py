@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import REPO, deployment_env, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_the_demo_shows_tasks_of_all_kinds_that_move_and_ends_with_all_that_it_started(tmp_path: Path) -> None:

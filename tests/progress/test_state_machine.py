@@ -189,6 +189,6 @@ def test_counters_are_right_after_every_step() -> None:
     _explore(6, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_counters_are_right_after_every_step_of_many_more() -> None:
     _explore(20, 30)

@@ -18,7 +18,7 @@ from tests.support import eventually
 
 __all__ = ["cloud", "server"]
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.django_db(transaction=True),
     pytest.mark.xdist_group("containers"),
     pytest.mark.skipif(os.getuid() != 0 or not shutil.which("dockerd"), reason="needs root and docker.io"),

@@ -39,7 +39,7 @@ def parse(config: Any) -> None:
         parse_profile_settings(config)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:20])
 def test_an_odd_value_at_every_place(value: Any) -> None:
     for form, place in PLACES:

@@ -58,7 +58,7 @@ def limited(text: str) -> str:
     ],
     ids=range(13),
 )
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hostile_text_is_refused_with_little_time_and_memory(text: str, says: str) -> None:
     assert len(text) < MAX_BYTES
     assert says in limited(text)

@@ -22,7 +22,7 @@ from dstackweb.tracking.sender import Sender
 from tests.support import REPO, eventually
 from tests.tracking.ear import Ear
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.factories import join, make_host, make_project, make_run, make_user, 
 from tests.support import eventually
 from tests.tracking.test_dask import own
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 GROUPS = 5_000
 TASKS = 4

@@ -10,7 +10,7 @@ import yaml
 from tests.server import Server
 from tests.support import REPO
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_the_example_shows_on_its_runs_progress_while_it_works_and_after(open_home: Path) -> None:

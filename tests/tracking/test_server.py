@@ -120,7 +120,7 @@ with task(("load-a1", 3)):
     all_agree()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_report_side_by_side(env: dict[str, str], tmp_path: Path) -> None:
     code = """
 import multiprocessing
@@ -313,7 +313,7 @@ for step in track(range(4), prefix="step"):
     all_agree()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.both_sides
 def test_forty_concurrent_reporters_all_deliver(env: dict[str, str], tmp_path: Path) -> None:
     code = """

@@ -17,7 +17,7 @@ from tests.backends.contract.suite import OTHER, CloudContract
 from tests.backends.dask.relay import Relay
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dask")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("dask")]
 
 
 class DaskEngine(Engine):

@@ -16,7 +16,7 @@ from tests.backends.dask.relay import Relay
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("dask")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("dask")]
 
 SHORT = {
     "DSTACKWEB_HEARTBEAT_S": "0.5",

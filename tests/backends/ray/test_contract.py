@@ -16,7 +16,7 @@ from tests.backends.contract.suite import CloudContract
 from tests.backends.ray.way import Way
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("ray")]
 
 
 class RayEngine(Engine):

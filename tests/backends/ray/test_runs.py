@@ -15,7 +15,7 @@ from tests.backends.ray.way import Way
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("ray")]
 
 SHORT = {
     "DSTACKWEB_HEARTBEAT_S": "0.5",

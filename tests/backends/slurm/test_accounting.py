@@ -129,7 +129,7 @@ def site() -> Iterator[tuple[Server, Slurm]]:
             slurm.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.xdist_group("slurm")
 def test_a_run_tells_why_slurm_keeps_it_waiting_and_what_it_used(site: tuple[Server, Slurm]) -> None:
     """Its reservation begins in an hour, until that is changed."""

@@ -17,7 +17,7 @@ from dstackweb.devtools.slurm import Slurm
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("slurm")]
 
 DEAF = """#!/bin/sh
 PATH="{path}" "$(basename "$0")" "$@" >/dev/null 2>&1

@@ -17,7 +17,7 @@ from dstackweb.runner import tree
 from tests.server import Server, kill
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("slurm")]
 
 SHORT = {
     "DSTACKWEB_HEARTBEAT_S": "0.5",

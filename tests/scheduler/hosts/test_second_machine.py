@@ -57,7 +57,7 @@ def token_of(server: Server) -> str:
     return str(server.http.post("/hosts/invites").json()["token"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_second_process_with_its_own_name_and_home_takes_runs_by_label_and_leaves(
     folder: Path, deployment: dict[str, str]
 ) -> None:
@@ -99,7 +99,7 @@ def apart(folder: Path) -> Iterator[tuple[Server, Machine]]:
         yield server, machine
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_remote_machine_joins_works_is_cut_off_reconnects_and_leaves(
     apart: tuple[Server, Machine],
 ) -> None:

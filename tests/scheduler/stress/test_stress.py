@@ -14,7 +14,7 @@ from tests.support import REPO
 SECONDS = 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_seconds_of_everything_at_once_break_nothing(deployment: dict[str, str]) -> None:
     soon = {"DSTACKWEB_START_DEADLINE_S": "0.3", "DSTACKWEB_WATCH_EVERY_S": "0.1", "DSTACKWEB_RESERVE_AFTER_S": "1"}
     done = subprocess.run(

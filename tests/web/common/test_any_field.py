@@ -17,7 +17,7 @@ from tests.test_every_address import NOT_ASKED, pages
 from tests.web.conftest import HTMX
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.django_db(transaction=True), pytest.mark.both_sides,
+    pytest.mark.nightly, pytest.mark.django_db(transaction=True), pytest.mark.both_sides,
     pytest.mark.postgres,  # which refuses more values than SQLite
 ]  # fmt: skip
 READ = re.compile(r"""\b(?:GET|POST|query|form)(?:\.get|\.getlist)?[(\[]\s*"(\w+)\"""")

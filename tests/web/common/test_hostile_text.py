@@ -19,7 +19,7 @@ from dstackweb.lib.text import CONTROLS, FORMATS, MARKS
 from tests.browser import cloud_demo, demo
 from tests.test_every_address import NOT_ASKED, pages
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
 
 MARKER = "evil-7d1"
 HOSTILE = (
