@@ -269,12 +269,13 @@ def test_what_programs_read_stays_english(cli: Cli) -> None:
     assert missing.stderr.startswith("错误：")
 
 
-def test_the_server_is_asked_for_the_same_language(chinese: None) -> None:
+def test_the_server_is_asked_for_the_same_language(chinese: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx
 
     from dstackweb.cli.client import Api
-    from dstackweb.cli.config import Settings
+    from dstackweb.cli.config import GIVEN, Settings
 
+    monkeypatch.delitem(GIVEN, "form", raising=False)  # an earlier test's command may have had --json
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
