@@ -295,8 +295,8 @@ MUTATIONS = [
     m(
         "accounts",
         "not a member, and yet",
-        "if not role:\n        raise NotFound",
-        "if not project:\n        raise NotFound",
+        "if project is None or role is None:\n        raise NotFound",
+        "if project is None:\n        raise NotFound",
         "accounts/test_access.py",
     ),
     m(

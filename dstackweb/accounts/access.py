@@ -78,11 +78,18 @@ def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEW
     """
     found = Project.objects.raw(_PROJECT_AND_ROLE, [user.pk, name]) if user.is_active else ()
     project: Any = next(iter(found), None)
-    role = project and (str(Role.ADMIN) if user.is_superuser else project.role_there)
-    role = role and limited(user, project.pk, role)
-    if not role:
-        raise NotFound(_("There is no project %(name)s, or you are not a member of it.") % {"name": name})
+    entered, role = enter(user, name, project, project and project.role_there)
     need_role(role, name, at_least)
+    return entered, role
+
+
+def enter(user: User | AnonymousUser, name: str, project: Project | None, role: str | None) -> tuple[Project, str]:
+    """The project with what its name and the user's role by membership leave them. Raises NotFound."""
+    if project is not None and user.is_superuser:
+        role = str(Role.ADMIN)
+    role = limited(user, project.pk, role) if project is not None and role else None
+    if project is None or role is None:
+        raise NotFound(_("There is no project %(name)s, or you are not a member of it.") % {"name": name})
     return project, role
 
 

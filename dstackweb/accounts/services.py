@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 from allauth.mfa.models import Authenticator
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Exists, Model, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -25,11 +25,10 @@ from dstackweb.accounts.models import (
     ProjectSecret,
     Role,
     SavedView,
-    TokenLimit,
     TokenScope,
     User,
 )
-from dstackweb.lib import sql
+from dstackweb.accounts.tokens import authenticate_token as authenticate_token
 from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, NotFound
 from dstackweb.lib.secrets import decrypt, digest, encrypt, new_token
 from dstackweb.spec.env import SECRET_MIN, is_weak
@@ -180,8 +179,6 @@ def _check_account(user: User, password: str) -> None:
 
 
 LOGIN_LINK_TTL = timedelta(minutes=15)
-# A token may be used many times a second: its last use is stored once a minute, so that most requests write nothing.
-USED_EVERY = timedelta(minutes=1)
 
 
 def hint(token: str) -> str:
@@ -230,32 +227,6 @@ def revoke_all_tokens(user: User) -> int:
         token.revoked_at = timezone.now()
         token.save(update_fields=["revoked_at"])
     return len(live)
-
-
-_WHOSE = """
-SELECT person.*, token.id AS token_id, token.name AS used_token, token.last_used_at AS token_used_at,
-    token.scope AS token_scope, token.project_id AS token_project_id
-FROM accounts_apitoken token JOIN accounts_user person ON person.id = token.user_id
-WHERE token.digest = %s AND token.revoked_at IS NULL AND (token.expires_at IS NULL OR token.expires_at > %s)
-"""
-
-
-def authenticate_token(plaintext: str) -> User | None:
-    """The active user of a valid token, or None.
-
-    Tokens are looked up by digest, so the time does not depend on how much of a guess is right.
-    """
-    now = timezone.now()
-    user: Any = next(
-        iter(User.objects.raw(_WHOSE, [digest(plaintext), connection.ops.adapt_datetimefield_value(now)])), None
-    )
-    if user is None or not user.is_active:
-        return None
-    user.token_limit = TokenLimit(TokenScope(user.token_scope), user.token_project_id)
-    user.token_name = user.used_token
-    if user.token_used_at is None or now - sql.utc(user.token_used_at) >= USED_EVERY:
-        ApiToken.objects.filter(pk=user.token_id).update(last_used_at=now)
-    return cast(User, user)
 
 
 def make_login_link(user: User, ttl: timedelta = LOGIN_LINK_TTL) -> str:

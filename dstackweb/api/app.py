@@ -20,10 +20,9 @@ from ninja.security import HttpBearer
 from pydantic import AfterValidator, BeforeValidator
 
 import dstackweb
-from dstackweb.accounts import attempts
-from dstackweb.accounts.access import allows, need_role, project_for, scope_for
+from dstackweb.accounts import attempts, tokens
+from dstackweb.accounts.access import allows, need_role, scope_for
 from dstackweb.accounts.models import Project, User
-from dstackweb.accounts.services import authenticate_token
 from dstackweb.lib import sql
 from dstackweb.lib.errors import DomainError, Forbidden, Invalid, TooMany
 from dstackweb.runs import selectors
@@ -77,15 +76,16 @@ def sign_in(request: HttpRequest, token: str) -> User | None:
 
     Here, before anything else of the request is looked at: strangers get a 404, whatever they send.
     """
-    user = authenticate_token(token)
-    if user is None:
+    project = request.resolver_match.kwargs.get("project") if request.resolver_match else None
+    found = tokens.sign_in(token, project if project and project.isprintable() else "")  # no database finds others
+    if found is None:
         address = request.META.get("REMOTE_ADDR", "")
         attempts.check(address)
         attempts.count_failure(address)
-    match = request.resolver_match
-    if user is not None and match is not None and "project" in match.kwargs:
-        vars(request)["entered"] = project_for(user, match.kwargs["project"])
-    return user
+        return None
+    if project is not None:
+        vars(request)["entered"] = found.enter(project)
+    return found.user
 
 
 api = NinjaAPI(

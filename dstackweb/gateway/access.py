@@ -13,7 +13,7 @@ from django.utils import timezone
 from dstackweb.accounts import attempts
 from dstackweb.accounts.access import role_in, visible_projects
 from dstackweb.accounts.models import SSHKey, User
-from dstackweb.accounts.services import authenticate_token
+from dstackweb.accounts.tokens import authenticate_token
 from dstackweb.gateway.answers import Denied
 from dstackweb.lib.errors import TooMany
 from dstackweb.runs.launch import job_of_token

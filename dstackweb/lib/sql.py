@@ -9,13 +9,14 @@ import datetime as dt
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, connection, models, transaction
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+M = TypeVar("M", bound=models.Model)
 
 
 @contextmanager
@@ -48,6 +49,28 @@ def rows(statement: str, parameters: Sequence[int | str | UUID | dt.datetime]) -
     if connection.vendor == "sqlite":
         return [[utc(value) if type(value) is dt.datetime else value for value in row] for row in found]
     return found
+
+
+class ModelColumns(Generic[M]):
+    """All columns of a model's table, which a query calls `alias`: their SQL, and the instance that their values make.
+
+    For statements with several models, which `raw()` does not read. Keep none: its converters are the thread's.
+    """
+
+    def __init__(self, model: type[M], alias: str) -> None:
+        self._model, self._fields = model, model._meta.concrete_fields
+        self.sql = ", ".join(f"{alias}.{field.column}" for field in self._fields)
+        self.number = len(self._fields)
+
+    def instance(self, values: Sequence[Any]) -> M | None:
+        """The row as an instance; None where an outer join found no row."""
+        found = list(values)
+        for at, field in enumerate(self._fields):
+            column = field.cached_col
+            for convert in (*connection.ops.get_db_converters(column), *field.get_db_converters(connection)):
+                found[at] = convert(found[at], column, connection)
+        instance = self._model.from_db(connection.alias, [field.attname for field in self._fields], found)
+        return None if instance.pk is None else instance
 
 
 def insert_from(model: type[models.Model], columns: Sequence[str], rows: models.QuerySet[Any]) -> None:
