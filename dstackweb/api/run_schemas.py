@@ -268,7 +268,7 @@ class RunOut(RunRow):
         """`is_new`: it was submitted a moment ago, and has no jobs."""
         reason, data = selectors.why(run)
         jobs, jobs_next = ([], None) if is_new else jobs_page(run)
-        events, events_next = events_page(run)
+        events, events_next = (run.first_events, None) if run.first_events else events_page(run)
         now = timezone.now()
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
         access, silent = access_to(run, jobs), silent_hosts(run, jobs)

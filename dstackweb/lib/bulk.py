@@ -18,23 +18,63 @@ from dstackweb.lib import sql
 Types = Mapping[str, str]
 """Columns and their PostgreSQL types."""
 
-_unsent: ContextVar[list[tuple[str, list[Any]]] | None] = ContextVar("unsent", default=None)
+Query = tuple[str, list[Any]]
+"""A statement and its parameters."""
+
+_unsent: ContextVar[list[Query] | None] = ContextVar("unsent", default=None)
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Send this block's inserts, updates and deletes to PostgreSQL as one message, at the end of the block.
+    """Send what this block writes to PostgreSQL with its next `read`, or at the end of the block, as one message.
 
     While locks are held that others wait for, most of the time goes by between statements.
     """
-    statements: list[tuple[str, list[Any]]] = []
-    token = _unsent.set(statements)
+    if _unsent.get() is not None:  # a part of the block around it
+        yield
+        return
+    unsent: list[Query] = []
+    token = _unsent.set(unsent)
     try:
         yield
     finally:
         _unsent.reset(token)
-    if statements:
-        _execute("; ".join(text for text, _ in statements), [value for _, values in statements for value in values])
+    if unsent:
+        _send(unsent)
+
+
+def write(statement: str, parameters: list[Any]) -> None:
+    """Execute a statement without results."""
+    unsent = _unsent.get()
+    if unsent is None or connection.vendor == "sqlite":
+        _send([(statement, parameters)])
+    else:
+        unsent.append((statement, parameters))
+
+
+def read(*queries: Query) -> list[list[tuple[Any, ...]]]:
+    """The rows that each of these gives. PostgreSQL gets all of them as one message.
+
+    Each sees what was committed before it began: one behind an UPDATE of a locked row also sees what the lock's last
+    holder has written.
+    """
+    if connection.vendor == "sqlite":
+        return [_send([query])[0] for query in queries]
+    before = _unsent.get() or []
+    sent = [*before, *queries]
+    before.clear()
+    return _send(sent)[-len(queries) :]
+
+
+def _send(queries: Sequence[Query]) -> list[list[tuple[Any, ...]]]:
+    found = []
+    with connection.cursor() as cursor:
+        cursor.execute("; ".join(text for text, _ in queries), [value for _, values in queries for value in values])
+        for _query in queries:
+            found.append(cursor.fetchall() if cursor.description else [])
+            if len(queries) > 1:
+                cursor.nextset()
+    return found
 
 
 def find(
@@ -45,8 +85,11 @@ def find(
     The statement does not depend on the number of rows. Each row is looked up by an index, whatever the table's
     statistics: the planner would scan a table that has grown since it was last analyzed.
     """
-    if not rows:
-        return []
+    return read(lookup(columns, table, where, types, rows, *more))[0] if rows else []
+
+
+def lookup(columns: str, table: str, where: str, types: Types, rows: Collection[tuple[Any, ...]], *more: int) -> Query:
+    """The query of `find`, for `read`; `rows` may not be empty."""
     if connection.vendor == "sqlite":
         values = ", ".join(f"json_extract(value, '$[{at}]') AS {name}" for at, name in enumerate(_quoted(types)))
         source = f"(SELECT {values} FROM json_each(%s)) AS given CROSS JOIN {table} t WHERE {where}"
@@ -54,10 +97,7 @@ def find(
     else:
         source = f"{_given(types)} CROSS JOIN LATERAL (SELECT * FROM {table} t WHERE {where} OFFSET 0) t"
         parameters = _arrays(types, rows)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {columns} FROM {source}", [*parameters, *more])
-        found: list[tuple[Any, ...]] = cursor.fetchall()
-    return found
+    return f"SELECT {columns} FROM {source}", [*parameters, *more]
 
 
 def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]], *, ignore_conflicts: bool = False) -> None:
@@ -69,7 +109,7 @@ def insert(table: str, types: Types, rows: Sequence[tuple[Any, ...]], *, ignore_
     if connection.vendor == "sqlite":
         _execute_each(f"INSERT INTO {table} ({names}) VALUES ({sql.places(types)}){end}", rows)
     else:
-        _execute(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}{end}", _arrays(types, rows))
+        write(f"INSERT INTO {table} ({names}) SELECT * FROM {_unnest(types)}{end}", _arrays(types, rows))
 
 
 def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -87,7 +127,7 @@ def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
         all_types = {**types, "id": "bigint"}
         values = ", ".join(f"{name} = given.{name}" for name in _quoted(types))
         source = f"{_given(all_types)} WHERE {table}.id = given.id AND given.id %% 1 = 0"
-        _execute(f"UPDATE {table} SET {values} FROM {source}", _arrays(all_types, rows))
+        write(f"UPDATE {table} SET {values} FROM {source}", _arrays(all_types, rows))
 
 
 def delete(table: str, ids: Collection[int]) -> None:
@@ -97,15 +137,7 @@ def delete(table: str, ids: Collection[int]) -> None:
     if connection.vendor == "sqlite":
         _execute_each(f"DELETE FROM {table} WHERE id = %s", [(pk,) for pk in ids])
     else:
-        _execute(f"DELETE FROM {table} WHERE id = ANY(%s)", [list(ids)])
-
-
-def _execute(statement: str, parameters: list[Any]) -> None:
-    if (unsent := _unsent.get()) is not None:
-        unsent.append((statement, parameters))
-        return
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
+        write(f"DELETE FROM {table} WHERE id = ANY(%s)", [list(ids)])
 
 
 def _execute_each(statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -114,8 +146,8 @@ def _execute_each(statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def quoted(name: str) -> str:
-    """A column name, quoted: `group` is an SQL keyword."""
-    return connection.ops.quote_name(name)
+    """A column name, quoted, as both databases take it: `group` is an SQL keyword."""
+    return f'"{name}"'
 
 
 def _quoted(types: Types) -> list[str]:

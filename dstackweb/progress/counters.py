@@ -17,23 +17,12 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from dstackweb.lib import bulk
-from dstackweb.progress import durations
+from dstackweb.progress import counter_rows, durations
+from dstackweb.progress.counter_rows import GROUP_COLUMNS, PREFIX_COLUMNS, SCOPE_COLUMNS, GroupName, GroupRow, PrefixRow
 from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, decayed
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.reports import EntryList, Receipt, Rejection
 from dstackweb.progress.states import FINISHED, GONE, LIVE, SHOWN, TaskState
-
-GROUP_COLUMNS = {
-    **{state.value: "bigint" for state in TaskState}, "total": "bigint", "duration_n": "bigint", "duration_s": "float8",
-    "duration_ewma_s": "float8", "version": "bigint", "changed_ms": "bigint",
-}  # fmt: skip
-RATE_COLUMNS = {"first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint"}
-SUMMED_COLUMNS = {**GROUP_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
-PREFIX_COLUMNS = {**SUMMED_COLUMNS, "durations": "jsonb"}
-SCOPE_COLUMNS = {**SUMMED_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
-
-GroupName = tuple[str, str]
-"""Name of a prefix, and of a group in it."""
 
 
 @dataclass(slots=True)
@@ -100,23 +89,10 @@ def ensure_scope(project_id: int, run_id: int = 0, attempt: int = 0) -> int:
 
 def lock_scope(scope_id: int) -> Scope:
     """Lock a scope's row and return it with this transaction's version. Raises Scope.DoesNotExist."""
-    return _lock("id = %s", scope_id)
-
-
-def lock_project_scope(project_id: int) -> Scope:
-    """Lock the scope of a project's runs. Create it when missing."""
-    try:
-        return _lock("project_id = %s AND run_id = 0 AND attempt = 0", project_id)
-    except Scope.DoesNotExist:
-        return lock_scope(ensure_scope(project_id))
-
-
-def _lock(where: str, value: int) -> Scope:
-    names = ", ".join(("id", "project_id", "run_id", "attempt", "ended_ms", "settled", *SCOPE_COLUMNS))
-    statement = f"UPDATE progress_scope SET version = version + 1 WHERE {where} RETURNING {names}"
-    for scope in Scope.objects.raw(statement, [value]):
-        return scope
-    raise Scope.DoesNotExist
+    scope = counter_rows.lock(scope_id)
+    if scope is None:
+        raise Scope.DoesNotExist
+    return scope
 
 
 def shift(scope: Scope, deltas: Mapping[GroupName, Delta], now_ms: int) -> None:
@@ -126,20 +102,34 @@ def shift(scope: Scope, deltas: Mapping[GroupName, Delta], now_ms: int) -> None:
     rows.shift(deltas, now_ms, ids=False)
 
 
+def shift_project(project_id: int, deltas: Mapping[GroupName, Delta], now_ms: int) -> None:
+    """Lock the scope of a project's runs, created when missing, and change its counters as `shift` does.
+
+    One message locks and reads, another writes: every change of a run's status waits for this lock.
+    """
+    scope, prefixes, groups = counter_rows.lock_project(project_id, deltas.keys())
+    if scope is None:
+        shift(lock_scope(ensure_scope(project_id)), deltas, now_ms)
+        return
+    rows = CounterRows(scope)
+    rows.prefixes |= prefixes
+    rows.groups |= groups
+    rows.shift(deltas, now_ms, ids=False)
+
+
 class CounterRows:
     """Counters of prefixes and groups of a locked scope, read, changed and written in bulk."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.prefixes: dict[str, _PrefixRow] = {}
-        self.groups: dict[GroupName, _GroupRow] = {}
+        self.prefixes = defaultdict[str, PrefixRow](PrefixRow)
+        self.groups = defaultdict[GroupName, GroupRow](GroupRow)
 
     def read(self, group_names: Collection[GroupName]) -> None:
-        """Read rows of prefixes and groups, and remember which are missing."""
+        """Read rows of prefixes and groups; those that are missing have the id 0."""
         more = [group_name for group_name in group_names if group_name not in self.groups]
-        names = {prefix for prefix, _ in more} - self.prefixes.keys()
-        self.prefixes.update({name: _PrefixRow(id=0) for name in names} | self._load_prefixes(names))
-        self.groups.update({group_name: _GroupRow(id=0) for group_name in more} | self._load_groups(more))
+        self.prefixes |= self._load_prefixes({prefix for prefix, _ in more} - self.prefixes.keys())
+        self.groups |= self._load_groups(more)
 
     def ids(self, group_name: GroupName) -> GroupIds:
         """Row ids of a group that was read."""
@@ -196,28 +186,12 @@ class CounterRows:
             self.groups[group_name].id = made.id
         return whole
 
-    def _load_prefixes(self, names: Collection[str]) -> dict[str, _PrefixRow]:
-        found = bulk.find(
-            ", ".join(f"t.{column}" for column in ("name", "id", *PREFIX_COLUMNS)),
-            "progress_taskprefix",
-            "t.name = given.name AND t.scope_id = %s",
-            {"name": "text"},
-            [(name,) for name in names],
-            self.scope.pk,
-        )
-        return {name: _PrefixRow(*row) for name, *row in found}
+    def _load_prefixes(self, names: Collection[str]) -> counter_rows.Prefixes:
+        return counter_rows.read_prefixes(self.scope.pk, names)
 
-    def _load_groups(self, group_names: Collection[GroupName]) -> dict[GroupName, _GroupRow]:
+    def _load_groups(self, group_names: Collection[GroupName]) -> counter_rows.Groups:
         known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in group_names if self.prefixes[prefix].id]
-        columns = ", ".join(f"t.{column}" for column in ("id", *GROUP_COLUMNS))
-        found = bulk.find(
-            f"given.prefix, t.name, {columns}",
-            "progress_taskgroup",
-            "t.prefix_id = given.prefix_id AND t.name = given.name",
-            {"prefix_id": "bigint", "name": "text", "prefix": "text"},
-            known,
-        )
-        return {(prefix, name): _GroupRow(*row) for prefix, name, *row in found}
+        return counter_rows.read_groups(known)
 
     def _insert_prefixes(self, names: Iterable[str]) -> set[str]:
         """Returns those without a row before."""
@@ -240,8 +214,8 @@ class CounterRows:
     def _write_groups(self, group_names: Collection[GroupName], columns: Mapping[str, str]) -> list[GroupName]:
         """Returns those without a row before, of which the ids are not known."""
         fresh: list[GroupName] = []
-        known: list[_GroupRow] = []
-        empty: list[_GroupRow] = []
+        known: list[GroupRow] = []
+        empty: list[GroupRow] = []
         for group_name in group_names:
             group = self.groups[group_name]
             if not group.id:
@@ -265,45 +239,7 @@ class CounterRows:
         return fresh
 
 
-@dataclass(slots=True)
-class _GroupRow:
-    """GROUP_COLUMNS of a row. `kept`: whether it stays."""
-
-    id: int
-    memory: int = 0
-    released_done: int = 0
-    forgotten_done: int = 0
-    erred: int = 0
-    released_failed: int = 0
-    forgotten_failed: int = 0
-    released: int = 0
-    processing: int = 0
-    queued: int = 0
-    no_worker: int = 0
-    waiting: int = 0
-    forgotten: int = 0
-    total: int = 0
-    duration_n: int = 0
-    duration_s: float = 0.0
-    duration_ewma_s: float | None = None
-    version: int = 0
-    changed_ms: int = 0
-    kept: bool = field(default=True, kw_only=True)
-
-
-@dataclass(slots=True)
-class _PrefixRow(_GroupRow):
-    """PREFIX_COLUMNS of a row. `durations` is JSON, which is written back as it was where nothing is added."""
-
-    first_ms: int = 0
-    finished_1m: float = 0.0
-    finished_10m: float = 0.0
-    rated_ms: int = 0
-    groups: int = 0
-    durations: str = "{}"
-
-
-def _count(row: _GroupRow | Scope, delta: Delta, version: int, now_ms: int) -> None:
+def _count(row: GroupRow | Scope, delta: Delta, version: int, now_ms: int) -> None:
     """Apply a delta to a row's counters."""
     if not delta:
         return
@@ -319,12 +255,12 @@ def _count(row: _GroupRow | Scope, delta: Delta, version: int, now_ms: int) -> N
     row.changed_ms = now_ms
 
 
-def _finished(prefix: _PrefixRow, delta: Delta) -> int:
+def _finished(prefix: PrefixRow, delta: Delta) -> int:
     """Number of tasks that finished since the last report. Tasks already finished at the first report do not count."""
     return max(0, sum(delta.states.get(state, 0) for state in FINISHED)) if prefix.total else 0
 
 
-def _rate(row: _PrefixRow | Scope, finished: int, now_ms: int) -> None:
+def _rate(row: PrefixRow | Scope, finished: int, now_ms: int) -> None:
     """Update the rate windows: decay them, and add the finished tasks."""
     row.first_ms = row.first_ms or now_ms
     age_ms = now_ms - row.rated_ms
@@ -333,7 +269,7 @@ def _rate(row: _PrefixRow | Scope, finished: int, now_ms: int) -> None:
     row.rated_ms = now_ms
 
 
-def _has_tasks(group: _GroupRow) -> bool:
+def _has_tasks(group: GroupRow) -> bool:
     """Whether it has tasks that are not forgotten."""
     return any(_shown(group))
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from django.db import connection
 
 from dstackweb.lib import bulk
-from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, Delta, GroupName
+from dstackweb.progress.counter_rows import GroupName
+from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, Delta
 from dstackweb.progress.reports import Count
 from dstackweb.progress.states import LIVE, TaskState
 

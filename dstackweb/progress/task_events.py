@@ -13,7 +13,8 @@ from typing import Any
 from django.db import connection
 
 from dstackweb.lib import bulk
-from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, CounterRows, Delta, GroupName
+from dstackweb.progress.counter_rows import GroupName
+from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, CounterRows, Delta
 from dstackweb.progress.models import Reporter, Task, TaskGroup
 from dstackweb.progress.outcomes import Before, Endings, StoredTask, as_reported
 from dstackweb.progress.reports import Event, Failure

@@ -75,7 +75,7 @@ class Deltas:
     def write(self) -> None:
         """Each project's scope once, in the order in which everybody takes them."""
         for project_id, deltas in sorted(self._of_project.items()):
-            counters.shift(counters.lock_project_scope(project_id), deltas, self._now_ms)
+            counters.shift_project(project_id, deltas, self._now_ms)
 
     def _add(self, run: Run, delta: Delta, now: dt.datetime) -> None:
         self._of_project[run.project_id][prefix_and_group(run.name)].add(delta)

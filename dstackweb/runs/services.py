@@ -238,7 +238,8 @@ def store(run: Run, prepared: PreparedSubmission) -> None:
     for dependency in prepared.dependencies:
         dependency.run = run
     Dependency.objects.bulk_create(prepared.dependencies)
-    note(run, RunEventKind.SUBMITTED, {"priority": run.priority, "queue": queue.name}, actor=run.user)
+    event = note(run, RunEventKind.SUBMITTED, {"priority": run.priority, "queue": queue.name}, actor=run.user)
+    run.first_events = [event]
     count_new(run)
     wakeups.request_pass()
 

@@ -15,11 +15,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from django.db import transaction
-from django.db.models import F
-from django.db.models.expressions import CombinedExpression
 
+from dstackweb.lib import bulk
 from dstackweb.runs import allocations, history, learned_durations, prefix_counters, usage, wakeups
-from dstackweb.runs.models import Job, QueueCount, Run, Sweep, SweepCount
+from dstackweb.runs.models import Job, Run, Sweep
 from dstackweb.runs.states import ENDED, RunStatus
 
 
@@ -42,11 +41,12 @@ class _Changes:
     def write(self) -> None:
         """In the common order of locks."""
         self._release()
-        for sweep_id, statuses in sorted(self.of_sweeps.items()):
-            SweepCount.objects.filter(sweep_id=sweep_id).update(version=F("version") + 1, **_shifted(statuses))
-        for queue_id, statuses in sorted(self.statuses.items()):
-            QueueCount.objects.filter(queue_id=queue_id).update(version=F("version") + 1, **_shifted(statuses))
-        self.prefixes.write()
+        with bulk.together():
+            for sweep_id, statuses in sorted(self.of_sweeps.items()):
+                _shift("runs_sweepcount", "sweep_id", sweep_id, statuses)
+            for queue_id, statuses in sorted(self.statuses.items()):
+                _shift("runs_queuecount", "queue_id", queue_id, statuses)
+            self.prefixes.write()
         for runs, now in self.placed:
             history.count_placed(runs, now)
         history.count_removed(self.removed)
@@ -66,8 +66,13 @@ class _Changes:
             wakeups.request_pass()
 
 
-def _shifted(statuses: Counter[str]) -> dict[str, CombinedExpression]:
-    return {status: F(status) + more for status, more in statuses.items() if more}
+def _shift(table: str, key: str, pk: int, statuses: Counter[str]) -> None:
+    """Shift the counters of a queue or a sweep, and raise the version."""
+    changed = {status: more for status, more in statuses.items() if more}
+    values = ", ".join(f"{status} = {status} + %s" for status in changed)
+    bulk.write(
+        f"UPDATE {table} SET version = version + 1{values and ', '}{values} WHERE {key} = %s", [*changed.values(), pk]
+    )
 
 
 _changes: ContextVar[_Changes | None] = ContextVar("changes", default=None)

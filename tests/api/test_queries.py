@@ -48,6 +48,21 @@ def test_a_list_of_seven_costs_no_more_queries_than_a_list_of_one(api: Api, proj
     assert counted[0] == counted[1]
 
 
+def test_a_submit_locks_its_queue_for_few_messages(api: Api, project: Project, member: User) -> None:
+    """Other submits to the queue wait for so long; what can be read before or after is."""
+    body = {"config": {"type": "task", "name": "train-1", "commands": ["true"]}}
+    assert api("POST", "projects/main/runs", body).status_code == 201
+    body["config"]["name"] = "train-2"
+    with CaptureQueriesContext(connection) as queries:
+        assert api("POST", "projects/main/runs", body).status_code == 201
+    sent = [query["sql"].split()[0] for query in queries if "savepoint" not in query["sql"].lower()]
+    locked = sent.index("UPDATE")
+    one_by_one = connection.vendor == "sqlite"
+    assert sent[:locked] == ["SELECT"] * 3
+    assert sent[locked:].index("SELECT") <= (9 if one_by_one else 5), sent
+    assert len(sent) <= (15 if one_by_one else 11), sent
+
+
 def test_runs_are_found_by_id_and_by_newest_name_in_three_queries(project: Project, member: User) -> None:
     old = make_run(project, member, "again")
     stop(old, member, "manager")

@@ -66,6 +66,24 @@ def test_an_empty_list_makes_no_statement(scope_id: int, django_assert_num_queri
         assert bulk.find("t.id", "progress_task", "t.key = given.key", {"key": "text"}, []) == []
 
 
+def test_what_is_written_together_is_seen_by_the_next_read_and_takes_no_message_of_its_own(
+    scope_id: int, django_assert_num_queries: Any
+) -> None:
+    def changed(name: str) -> bulk.Query:
+        return "UPDATE progress_scope SET groups = groups + 1 WHERE id = %s RETURNING %s", [scope_id, name]
+
+    of_scope: bulk.Query = ("SELECT groups FROM progress_scope WHERE id = %s", [scope_id])
+    with django_assert_num_queries(2 if connection.vendor == "postgresql" else 6), bulk.together():
+        bulk.write("UPDATE progress_scope SET groups = %s WHERE id = %s", [4, scope_id])
+        with bulk.together():
+            bulk.write("UPDATE progress_scope SET groups = groups + %s WHERE id = %s", [1, scope_id])
+        assert bulk.read(changed("a%s;"), of_scope) == [[("a%s;",)], [(6,)]]
+        bulk.insert("progress_task", ROW, [(scope_id, 1, None, 1, "k", 1, 0, 0)])
+        bulk.write("UPDATE progress_scope SET groups = %s WHERE id = %s", [7, scope_id])
+    assert bulk.read(of_scope) == [[(7,)]]
+    assert Task.objects.count() == 1
+
+
 @contextmanager
 def plans() -> Iterator[list[str]]:
     """How the database goes about the statements of this block."""

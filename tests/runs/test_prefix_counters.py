@@ -153,15 +153,16 @@ def test_fifty_placements_of_a_pass_shift_counters_in_as_many_statements_as_two(
 
 def first_locks(asked: CaptureQueriesContext) -> list[str]:
     """The rows that everybody takes in one order, each when it was taken first; of hosts only the first one."""
-    taken: dict[str, None] = {}
-    for query in asked:
-        if found := re.match(r'UPDATE "runs_queuecount" .*WHERE .* = (\d+)$', query["sql"]):
-            taken[f"queue {found[1]}"] = None
-        elif query["sql"].startswith("UPDATE progress_scope SET version"):
-            taken["progress"] = None
-        elif query["sql"].startswith('UPDATE "backends_host"'):
-            taken["hosts"] = None
-    return list(taken)
+    locks = {
+        "hosts": r'UPDATE "backends_host"()',
+        "queue ": r"UPDATE runs_queuecount .*? WHERE queue_id = (\d+)",
+        "progress": r"UPDATE progress_scope SET version()",
+    }
+    found: list[tuple[int, str]] = []
+    sent = "; ".join(query["sql"] for query in asked)
+    for name, pattern in locks.items():
+        found += [(match.start(), name + match[1]) for match in re.finditer(pattern, sent)]
+    return list(dict.fromkeys(name for _at, name in sorted(found)))
 
 
 def test_stopping_runs_of_two_queues_locks_both_queues_counters_before_shared_ones(
@@ -199,8 +200,8 @@ def test_a_run_that_ends_takes_what_all_share_once_and_last(project: Project, me
     job = start(placed_job(run))
     with CaptureQueriesContext(connection) as asked:
         attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    changed = (re.match(r'(?:UPDATE|INSERT INTO|DELETE FROM) "?(\w+)', query["sql"]) for query in asked)
-    tables = [found[1] for found in changed if found]
+    sent = "; ".join(query["sql"] for query in asked)
+    tables = re.findall(r'(?:^|; )(?:UPDATE|INSERT INTO|DELETE FROM) "?(\w+)', sent)
     assert tables.count("runs_queuecount") == 1
     behind = tables[tables.index("runs_queuecount") + 1 :]
     *progress, learned, used = dict.fromkeys(behind)

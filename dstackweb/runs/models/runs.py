@@ -179,6 +179,9 @@ class Run(models.Model):
     ended_at = models.DateTimeField(null=True)
     version = models.BigIntegerField(default=0, help_text="Counts every visible change of the run or its jobs")
 
+    first_events: list[RunEvent] | None = None
+    """Its events, while it is as it was stored by this process; None for a run that was read."""
+
     class Meta:
         constraints = [
             # Names are free again once a run ends; two active runs never share one.
