@@ -87,13 +87,14 @@ audit: $(BIN)/python ## look the pinned packages up in the public list of vulner
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1
 	@$(BIN)/pip-audit --require-hashes --disable-pip --requirement requirements.txt
 
-lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations
+lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations, outdated mutations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
 	@$(BIN)/djlint templates --check --quiet || $(BIN)/djlint templates --check
 	@$(BIN)/djlint templates --lint --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
+	@$(BIN)/python tools/mutations.py --check
 
 docs: $(VENV)/.docs ## the documentation as a site in build/docs; a broken link is an error
 	@DSTACKWEB_LANGUAGE=en NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
