@@ -1,4 +1,4 @@
-"""Kept connections to PostgreSQL; nothing to check on SQLite."""
+"""Kept connections to PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
 
 def _begin_request() -> None:
@@ -29,8 +29,6 @@ def _pid() -> int:
 
 
 def test_a_connection_that_the_server_has_closed_is_replaced_before_the_next_request() -> None:
-    if connection.vendor != "postgresql":
-        return
     gone = _pid()
     _asks_another("SELECT pg_terminate_backend(%s, 5000)", gone)
     with pytest.raises(OperationalError):  # within a request it is an error
@@ -43,8 +41,6 @@ def test_a_connection_that_the_server_has_closed_is_replaced_before_the_next_req
 
 
 def test_a_check_of_a_connection_sends_nothing() -> None:
-    if connection.vendor != "postgresql":
-        return
     pid = _pid()
     _begin_request()
     assert connection.is_usable()
