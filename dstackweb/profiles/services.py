@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import DomainError, Invalid
@@ -13,6 +14,7 @@ from dstackweb.profiles.resolve import ProfileData
 from dstackweb.spec.run_file import parse_profile_settings
 
 SEED = {"backends": ["hosts"], "max_duration": "24h"}
+SEED_DESCRIPTION = gettext_noop("Your own hosts, for at most one day")
 """No paid backends unless a run names them, and a time limit."""
 
 
@@ -67,7 +69,7 @@ def profile_for(project: Project, name: str | None) -> ProfileData | None:
 def ensure_default_profile() -> None:
     """Create the default profile for all projects unless there is a profile for all projects. Safe to repeat."""
     if not Profile.objects.filter(project=None).exists():
-        values = {"is_default": True, "settings": SEED, "description": "Your own hosts, for at most one day"}
+        values = {"is_default": True, "settings": SEED, "description": SEED_DESCRIPTION}
         Profile.objects.get_or_create(project=None, name="default", defaults=values)
 
 

@@ -41,6 +41,7 @@ from dstackweb.web.history import polylines
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import retention, units
+from dstackweb.wording.sentence import clauses, listing
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def health_page(request: PageRequest) -> HttpResponse:
         "trend": polylines(trend),
         "trend_width": len(trend) - 1,
         "most_waiting": max((length for length in trend if length is not None), default=None),
-        "program": f"{dstackweb.__version__}, {_('schema')} {schema.VERSION}",
+        "program": (dstackweb.__version__, schema.VERSION),
     }
     version = fingerprint(found, calls, trend)
     return polled(request, "health/health.html", "health/health_list.html", version, lambda: context)
@@ -192,10 +193,10 @@ def _isolation() -> Iterable[HealthLine]:
     hosts = names_by_isolation()
     for level, (tone, advice) in _ISOLATION.items():
         if level in hosts:
-            yield HealthLine(_("Isolation"), tone, host_words.isolation(level), str(advice) % ", ".join(hosts[level]))
+            yield HealthLine(_("Isolation"), tone, host_words.isolation(level), str(advice) % listing(hosts[level]))
     for backend, projects in (shared := registry.shared_users()).items():
         hint = _("Jobs of %s have one user there: they can read and stop each other's. Set up a backend for each.")
-        yield HealthLine(_("Isolation on %s") % backend, "info", _("one user"), hint % ", ".join(projects))
+        yield HealthLine(_("Isolation on %s") % backend, "info", _("one user"), hint % listing(projects))
     if not shared and not hosts.keys() & _ISOLATION.keys():
         yield HealthLine(_("Isolation"), "go", _("jobs are isolated from the server and from each other"))
 
@@ -207,7 +208,7 @@ def _ports() -> Iterable[HealthLine]:
             "Jobs on %s can connect to the database and Redis, which only passwords protect. "
             "Start the host as root, install nftables there, and leave DSTACKWEB_JOB_USER unset."
         )
-        yield HealthLine(_("Ports of the server"), "info", _("open to jobs"), hint % ", ".join(hosts))
+        yield HealthLine(_("Ports of the server"), "info", _("open to jobs"), hint % listing(hosts))
     elif Host.joined.filter(ports=Ports.CLOSED).exists():
         yield HealthLine(_("Ports of the server"), "go", _("closed to jobs"))
 
@@ -240,7 +241,7 @@ def _limits() -> Iterable[HealthLine]:
     hosts = list(Host.joined.exclude(cgroups={}))
     free = [f"{host.name} ({host_words.limits(host.cgroups)})" for host in hosts if host.cgroups.get("code")]
     if free:
-        hint = _("Jobs there can use more memory and CPUs than they asked for. Limits: %s.") % "; ".join(free)
+        hint = _("Jobs there can use more memory and CPUs than they asked for. Limits: %s.") % clauses(free)
         yield HealthLine(_("Limits of jobs"), "info", _("none on some hosts"), hint)
     elif hosts:
         yield HealthLine(_("Limits of jobs"), "go", _("memory and CPUs are limited"))
@@ -286,9 +287,9 @@ def _rate_limits(name: str, usage: Sequence[ApiUsage]) -> HealthLine:
     throttled = [f"{one.api} ({one.region}, {one.open_until:%H:%M:%S} UTC)" for one in usage if one.open_until]
     if throttled:
         hint = _("Not called until then: %s. Offers use the last known values.")
-        return HealthLine(name, "wait", _("throttled"), hint % ", ".join(throttled))
+        return HealthLine(name, "wait", _("throttled"), hint % listing(throttled))
     if full := [f"{one.api} ({one.region})" for one in usage if one.left < 0]:
-        return HealthLine(name, "wait", _("at the limit"), _("Calls wait: %s.") % ", ".join(full))
+        return HealthLine(name, "wait", _("at the limit"), _("Calls wait: %s.") % listing(full))
     return HealthLine(name, "go", _("below the limit"))
 
 
@@ -303,7 +304,7 @@ def _instances() -> Iterable[HealthLine]:
     stuck = living.filter(status=InstanceStatus.STOPPING, status_s__gt=STUCK_S)
     if names := [f"{one.cloud_id or one.pk} ({one.region})" for one in stuck[:5]]:
         hint = _("Still billed although terminated: %s. Termination is retried; check the cloud console.")
-        yield HealthLine(_("Cloud instances"), "bad", value, hint % ", ".join(names))
+        yield HealthLine(_("Cloud instances"), "bad", value, hint % listing(names))
     else:
         yield HealthLine(_("Cloud instances"), "go", value)
 
@@ -324,7 +325,7 @@ def _storage() -> Iterable[HealthLine]:
         yield HealthLine(_("Logs and code"), "go", value)
         return
     hint = _("Each of %s has only what reached it. Set DSTACKWEB_STORAGE on all servers.")
-    yield HealthLine(_("Logs and code"), "bad", _("on the disk of each server"), hint % ", ".join(servers))
+    yield HealthLine(_("Logs and code"), "bad", _("on the disk of each server"), hint % listing(servers))
 
 
 def _broker() -> Iterable[HealthLine]:
@@ -389,7 +390,7 @@ def _retention() -> Iterable[HealthLine]:
     late = behind is not None and (timezone.now() - behind).total_seconds() > BEHIND_S
     total = sum(row.waiting for row in waiting)
     value = ngettext("%d item waits to be pruned", "%d items wait to be pruned", total) % total if total else ""
-    hint = ", ".join(retention.waiting(row.kind, row.host, row.waiting) for row in waiting)
+    hint = listing(retention.waiting(row.kind, row.host, row.waiting) for row in waiting)
     last = max((row.pruned_at for row in rows if row.pruned_at), default=None)
     name = _("Old data")
     yield HealthLine(name, "wait" if late else "go", value or _("nothing waits to be pruned"), hint, last)

@@ -28,6 +28,7 @@ from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, p
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import events, units
 from dstackweb.wording import hosts as host_words
+from dstackweb.wording.sentence import listing
 
 EVENTS_IN_LIST = 3
 """Events of each host in the list."""
@@ -94,7 +95,7 @@ class HostLine:
         if kept is None:
             return ""
         parts = [units.cpus(kept.cpus), units.mebibytes(kept.memory_mib)]
-        return ", ".join([units.gpus(len(kept.gpus)), *parts] if kept.gpus else parts)
+        return listing([units.gpus(len(kept.gpus)), *parts] if kept.gpus else parts)
 
     @property
     def stamp(self) -> tuple[Any, ...]:

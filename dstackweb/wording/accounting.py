@@ -7,6 +7,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from dstackweb.wording.sentence import listing
 from dstackweb.wording.units import mebibytes
 
 
@@ -24,7 +25,7 @@ def used(usage: Mapping[str, Any] | None) -> str:
         parts.append(_energy(known["energy_j"]))
     if billed_h and (reserved is None or abs(billed_h - reserved / 3600) > 0.001):
         parts.append(_("billed as %s h") % _amount(billed_h))
-    return _(", ").join(filter(None, parts))
+    return listing(filter(None, parts))
 
 
 def _cpus(used_s: float | None, reserved_s: int | None) -> str:

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from dstackweb.accounts.models import Role, TokenScope
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
-from dstackweb.wording.sentence import words
+from dstackweb.wording.hosts import isolation
+from dstackweb.wording.notifications import event_name
+from dstackweb.wording.queue import reclaim
+from dstackweb.wording.sentence import clauses, listing, words
 
 LONGEST = 60
 """Of a value in a sentence; exports have it whole."""
+
+
+def _labels(codes: type[Role | TokenScope]) -> Callable[[str], str]:
+    """The labels of choices by their values."""
+    return lambda code: str(codes(code).label) if code in codes.values else code
+
+
+def _rule(rule: str) -> str:
+    """`run_ended (own)`: an event, and whose runs."""
+    event, _blank, whose = rule.partition(" ")
+    name = event_name(event)
+    return _("%(event)s (own runs)") % {"event": name} if whose == "(own)" else f"{name} {whose}".strip()
+
+
+def _way(ways: str) -> str:
+    return listing(str(WAY.get(way, way)) for way in ways.split(", "))
+
+
+WAY: dict[str, Any] = {
+    "password": gettext_lazy("password"),
+    "sign-in link": gettext_lazy("sign-in link"),
+    "invite": gettext_lazy("invite"),
+    "single sign-on": gettext_lazy("single sign-on"),
+    "authenticator app": gettext_lazy("authenticator app"),
+    "recovery code": gettext_lazy("recovery code"),
+    "passkey": gettext_lazy("passkey"),
+}
+"""How people sign in, as `accounts.sign_in.ways` names it."""
 
 KIND = words(
     {
@@ -51,9 +83,42 @@ ACTION = words(
 )
 
 
+LABELS = {
+    "is_active": gettext_lazy("may sign in"),
+    "is_staff": gettext_lazy("may open the admin site"),
+    "is_superuser": gettext_lazy("deployment admin"),
+    "with": gettext_lazy("signed in with"),
+    "ciphertext": gettext_lazy("value"),
+    "url": gettext_lazy("URL"),
+    "rules": gettext_lazy("rules"),
+    "key": gettext_lazy("signing key"),
+}
+"""Of fields whose names are not those of a model's field, or say too little."""
+
+VALUES: dict[tuple[str, str], Callable[[str], str]] = {
+    (AuditKind.MEMBER, "role"): _labels(Role),
+    (AuditKind.INVITE, "role"): _labels(Role),
+    (AuditKind.TOKEN, "scope"): _labels(TokenScope),
+    (AuditKind.QUEUE, "reclaim"): reclaim,
+    (AuditKind.PROJECT, "least_isolation"): isolation,
+    (AuditKind.CHANNEL, "rules"): _rule,
+    (AuditKind.USER, "with"): _way,
+}
+"""Fields of codes, with the words of a code."""
+
+
+def actor(entry: AuditEntry) -> str:
+    """Who: a user's name, or the server and the command line in words."""
+    return entry.actor_name if entry.actor_id else _(entry.actor_name)
+
+
 def changes(entry: AuditEntry) -> list[str]:
     """Each change: "weight: 1 → 2", "role: member", "password: not shown"."""
-    return [_change(name, values) for field, whole in entry.changes.items() for name, values in _parts(field, whole)]
+    return [
+        _change(name, values, VALUES.get((entry.kind, field), str))
+        for field, whole in entry.changes.items()
+        for name, values in _parts(field, whole)
+    ]
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -75,17 +140,17 @@ def _parts(field: str, values: Any) -> Iterator[tuple[str, Any]]:
             yield from _parts(name, part) if isinstance(part[0] or part[1], dict) else ((name, part),)
 
 
-def _change(name: str, values: list[Any] | None, *, is_key: bool = False) -> str:
-    label = name if is_key or "." in name else _(name.replace("_", " "))  # of the models and their fields
+def _change(name: str, values: list[Any] | None, word: Callable[[str], str] = str, *, is_key: bool = False) -> str:
+    label = name if is_key or "." in name else LABELS.get(name) or _(name.replace("_", " "))  # of the models' fields
     if values is None:
-        return _("%(field)s: not shown") % {"field": _("value") if name == "ciphertext" else label}
+        return _("%(field)s: not shown") % {"field": label}
     old, new = values
     if old is None:
-        return _("%(field)s: %(new)s") % {"field": label, "new": _value(new)}
-    return _("%(field)s: %(old)s → %(new)s") % {"field": label, "old": _value(old), "new": _value(new)}
+        return _("%(field)s: %(new)s") % {"field": label, "new": _value(new, word)}
+    return _("%(field)s: %(old)s → %(new)s") % {"field": label, "old": _value(old, word), "new": _value(new, word)}
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, word: Callable[[str], str] = str) -> str:
     match value:
         case None | "":
             return _("none")
@@ -93,7 +158,12 @@ def _value(value: Any) -> str:
             return _("yes")
         case False:
             return _("no")
+        case []:
+            return _("none")
+        case list() if all(isinstance(each, str) for each in value):
+            text = clauses(map(word, value))
         case dict() | list():
-            value = json.dumps(value, ensure_ascii=False)
-    text = str(value)
+            text = json.dumps(value, ensure_ascii=False)
+        case _:
+            text = word(str(value))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

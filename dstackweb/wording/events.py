@@ -16,7 +16,7 @@ from dstackweb.runs.models import RunEvent
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.states import Reason
 from dstackweb.wording import gateway, policy, statuses
-from dstackweb.wording.sentence import Sentence, as_text, enumeration, fill, known, words
+from dstackweb.wording.sentence import Sentence, as_text, clauses, enumeration, fill, known, listing, words
 from dstackweb.wording.statuses import exited, instance_end, status, termination
 from dstackweb.wording.units import cpus, dollars, duration, exact_duration, gpus, mebibytes, size
 
@@ -81,7 +81,7 @@ def _worded(kind: RunEventKind, data: Data) -> str:
         case RunEventKind.REQUEUED:
             return _("queued again for the next attempt")
         case RunEventKind.FOLLOWS:
-            return _("queued, now that these have ended: %s") % ", ".join(data.get("runs", ()))
+            return _("queued, now that these have ended: %s") % listing(data.get("runs", ()))
         case RunEventKind.RELEASED:
             return _("released: it no longer waits for other runs")
         case RunEventKind.DISPLACED:
@@ -180,7 +180,7 @@ def _displaced(data: Data) -> str:
 
 
 def _displaces(runs: Sequence[Data]) -> str:
-    names, queues = ", ".join(map(whose, runs)), dict.fromkeys(one["queue"] for one in runs if "queue" in one)
+    names, queues = listing(map(whose, runs)), dict.fromkeys(one["queue"] for one in runs if "queue" in one)
     if queues:
         text = _("takes back GPUs that its queue lent to %(queues)s: displaces %(runs)s")
         return text % {"queues": enumeration(list(queues)), "runs": names}
@@ -197,7 +197,7 @@ def _log_cut(data: Data) -> str:
             why = _("its log has reached a limit (%s)")
         case never:
             assert_never(never)
-    return f"{why % size(data['limit'])}; {_('later output is not kept, and the run goes on')}"
+    return clauses([why % size(data["limit"]), _("later output is not kept, and the run goes on")])
 
 
 def _utc(data: Data) -> str:
@@ -206,7 +206,7 @@ def _utc(data: Data) -> str:
 
 
 def _reserved(data: Data) -> Sentence:
-    what = {"what": gpus(data["gpus"]) if data.get("gpus") else _("room"), "hosts": ", ".join(data["hosts"])}
+    what = {"what": gpus(data["gpus"]) if data.get("gpus") else _("room"), "hosts": listing(data["hosts"])}
     text = Sentence(_("%(what)s on %(hosts)s reserved for it") % what)
     if starts := data.get("starts_at"):
         return text + fill(_(", free by %(at)s"), at=dt.datetime.fromisoformat(starts))
@@ -280,12 +280,12 @@ def _with_priority(data: Data) -> str:
 
 
 def _placed(nodes: list[Data]) -> str:
-    hosts = ", ".join(dict.fromkeys(_place_of(node) for node in nodes))
+    hosts = listing(dict.fromkeys(_place_of(node) for node in nodes))
     count = sum(node.get("gpus", 0) for node in nodes)
     text = _("placed on %s") % hosts if hosts else _("placed")
     if len(nodes) > 1:
-        text += ", " + ngettext("%d node", "%d nodes", len(nodes)) % len(nodes)
-    return f"{text}, {gpus(count)}" if count else text
+        text = listing([text, ngettext("%d node", "%d nodes", len(nodes)) % len(nodes)])
+    return listing([text, gpus(count)]) if count else text
 
 
 def _place_of(node: Data) -> str:
@@ -346,7 +346,7 @@ def grouped(found: Iterable[RunEvent], nodes: int) -> list[tuple[RunEvent, Sente
         if kind != RunEventKind.OFFER_FAILED or code not in REPEATED or len(same) == 1:
             lines += [(event, event_text(event, nodes)) for event in same]
             continue
-        names = ", ".join(_offer({**event.data, "backend": ""}) for event in reversed(same))
+        names = listing(_offer({**event.data, "backend": ""}) for event in reversed(same))
         template = ngettext("%(n)d offer: %(why)s: %(names)s", "%(n)d offers: %(why)s: %(names)s", len(same))
         text = fill(template, n=len(same), why=instance_end(code), names=names)
         lines.append((same[0], _with_node(text, node if nodes > 1 else None)))
@@ -364,7 +364,7 @@ def host_event_text(event: HostEvent) -> str:
         case HostEventKind.JOINED:
             size = [cpus(data.get("cpus", 0)), mebibytes(data.get("memory_mib"))]
             size += [gpus(data["gpus"])] if data.get("gpus") else []
-            return HOST_EVENTS(event.kind) % {"size": ", ".join(size)}
+            return HOST_EVENTS(event.kind) % {"size": listing(size)}
         case HostEventKind.LABELLED:
             return _labelled(data)
         case HostEventKind.HELD_BACK:
@@ -407,7 +407,7 @@ def start_error(error: str) -> str:
 
 def _labelled(data: Data) -> str:
     given = [f"{name}={value}" for name, value in data.get("set", {}).items()]
-    texts = [_("labels set: %s") % ", ".join(given)] if given else []
+    texts = [_("labels set: %s") % listing(given)] if given else []
     if data.get("removed"):
-        texts.append(_("labels removed: %s") % ", ".join(data["removed"]))
-    return "; ".join(texts) or HOST_EVENTS(HostEventKind.LABELLED)
+        texts.append(_("labels removed: %s") % listing(data["removed"]))
+    return clauses(texts) or HOST_EVENTS(HostEventKind.LABELLED)

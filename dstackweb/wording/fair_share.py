@@ -8,6 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from dstackweb.wording.sentence import listing
 from dstackweb.wording.units import duration
 
 
@@ -32,7 +33,7 @@ def load(used_gpu_hours: float, held_gpus: int, queued_gpus: int) -> str:
         parts.append(ngettext("holds %d GPU", "holds %d GPUs", held_gpus) % held_gpus)
     if queued_gpus:
         parts.append(ngettext("%d GPU queued", "%d GPUs queued", queued_gpus) % queued_gpus)
-    return ", ".join(parts)
+    return listing(parts)
 
 
 def settings(most_s: int, half_life_days: int, median: float) -> str:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 from dstackweb.gpus.samples.selectors import ThrottleReason
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.wording.sentence import Sentence, fill, words
+from dstackweb.wording.sentence import Sentence, capitalized, fill, words
 from dstackweb.wording.units import exact_duration
 
 Data = dict[str, Any]
@@ -64,7 +64,7 @@ def was_low(data: Data) -> str:
     if data.get("gpu") is None:
         text = _("%(what)s were below %(min)s %% for %(window)s")
     text %= {"what": _subject_of(data), "min": data["min"], "window": exact_duration(data["window_s"])}
-    return text[:1].upper() + text[1:]
+    return capitalized(text)
 
 
 def _subject_of(data: Data) -> str:

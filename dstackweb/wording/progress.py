@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.progress.estimate import Left, Rate
 from dstackweb.progress.states import TaskState
-from dstackweb.wording.sentence import words
+from dstackweb.wording.sentence import clauses, colon, listing, words
 from dstackweb.wording.units import duration
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -133,7 +133,7 @@ def spread(known: Left | None) -> str:
 def stuck(paused: int, impossible: int) -> str:
     """`27 paused, 1 impossible`."""
     each = ((paused, _("%s paused")), (impossible, _("%s impossible")))
-    return _(", ").join(text % count(number) for number, text in each if number)
+    return listing(text % count(number) for number, text in each if number)
 
 
 def rate_spread(known: Rate | None) -> str:
@@ -151,6 +151,6 @@ def parts(counts: Mapping[TaskState, int]) -> list[tuple[TaskState, str]]:
 
 def sentence(name: str, counts: Mapping[TaskState, int], finished: int, total: int) -> str:
     """A bar for screen readers: the counts of all its states."""
-    each = _(", ").join(f"{count(n)} {state(one)}" for one, n in counts.items() if n)
+    each = listing(f"{count(n)} {state(one)}" for one, n in counts.items() if n)
     begin = _("%(finished)s of %(total)s finished") % {"finished": count(finished), "total": count(total)}
-    return f"{name}: {begin}; {each}"
+    return colon(name, clauses([begin, each]))

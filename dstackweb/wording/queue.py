@@ -19,7 +19,7 @@ from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.scheduler.placement.preemption import HOUR_MS, WorkBudget, work_s
 from dstackweb.wording import waiting
 from dstackweb.wording.fair_share import hours
-from dstackweb.wording.sentence import Label, Sentence, enumeration, fill, words
+from dstackweb.wording.sentence import Label, Sentence, clauses, colon, enumeration, fill, listing, words
 from dstackweb.wording.units import duration, gpus
 
 HOUR = 60
@@ -201,13 +201,13 @@ def move_preview(preview: MoveEffect, reader: User) -> str:
     if all(_same_position(change) and _same_priority(change) for change in preview.changes):
         return _("no change")
     several = len(preview.changes) > 1
-    parts = [f"{change.run.name}: {_change(change)}" if several else _change(change) for change in preview.changes[:3]]
+    parts = [colon(change.run.name, _change(change)) if several else _change(change) for change in preview.changes[:3]]
     if (more := len(preview.changes) - 3) > 0:
         parts.append(ngettext("and %d more", "and %d more", more) % more)
     slips = [_slip(change, reader) for change in preview.slips[:1]]
     if slips and (others := (preview.slips_total or 0) - 1) > 0:
         slips.append(ngettext("%d other run moves", "%d other runs move", others) % others)
-    return _("; ").join(filter(None, (*parts, _(", ").join(slips))))
+    return clauses(filter(None, (*parts, listing(slips))))
 
 
 def moved(result: MoveEffect) -> str:
@@ -275,7 +275,7 @@ def foreseen(found: Sequence[tuple[Run, Wait | None]]) -> list[tuple[str, Label]
 
 def move_undone(result: MoveEffect) -> str:
     """`Undone: eval`."""
-    names, more = _(", ").join(change.run.name for change in result.changes[:3]), len(result.changes) - 3
+    names, more = listing(change.run.name for change in result.changes[:3]), len(result.changes) - 3
     return _("Undone: %s") % (_("%(names)s and %(n)d more") % {"names": names, "n": more} if more > 0 else names)
 
 

@@ -34,10 +34,8 @@ class Sentence(str):
 
     def capitalized(self) -> Sentence:
         """With its first letter in upper case in languages that write so; the rest stays."""
-        if (get_language() or "").startswith("zh"):
-            return self
         first, *rest = self.parts or ("",)
-        return Sentence(first[:1].upper() + first[1:] if isinstance(first, str) else first, *rest)
+        return Sentence(capitalized(first) if isinstance(first, str) else first, *rest)
 
 
 def fill(template: str, **values: Any) -> Sentence:
@@ -50,6 +48,29 @@ def fill(template: str, **values: Any) -> Sentence:
 
 def _clean(value: Any) -> Any:
     return value.replace("\0", "") if isinstance(value, str) else value
+
+
+def capitalized(text: str) -> str:
+    """With its first letter in upper case, in languages that write so; names such as `gpu-box-1` stay."""
+    first = text.partition(" ")[0]
+    if not first.rstrip(",;.").replace("’", "").replace("'", "").isalpha() or (get_language() or "").startswith("zh"):
+        return text
+    return text[:1].upper() + text[1:]
+
+
+def listing(names: Iterable[str]) -> str:
+    """`ann, bob, mia`: names and short parts, as the reader's language separates them."""
+    return _(", ").join(names)
+
+
+def colon(text: str, more: str) -> str:
+    """`Exit code 127: command not found`."""
+    return text + _(": ") + more
+
+
+def clauses(parts: Iterable[str]) -> str:
+    """`paused; ageing: 30 min`: parts that have commas or verbs of their own."""
+    return _("; ").join(parts)
 
 
 def enumeration(names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from dstackweb.runs.silence import SilentHost
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.spec.codes import On
 from dstackweb.wording import offers, policy, starts
-from dstackweb.wording.sentence import Sentence, fill, known, words
+from dstackweb.wording.sentence import Sentence, colon, fill, known, listing, words
 from dstackweb.wording.units import duration, exact_duration, mebibytes
 
 status = words(
@@ -113,7 +113,7 @@ def exited(code: int) -> str:
     if not usual and code - 128 in SIGNALS:
         usual = _("killed by %s") % SIGNALS[code - 128]
     text = _("Exit code %d") % code
-    return f"{text}: {usual}" + _(".") if usual else text + _(".")
+    return (colon(text, usual) if usual else text) + _(".")
 
 
 Listed = TypeVar("Listed", bound=RunRow)
@@ -135,7 +135,7 @@ def silent(run: Run, hosts: Sequence[SilentHost]) -> Sentence:
     """What a placed run waits for while hosts of it are silent; empty if none is."""
     if not hosts:
         return Sentence("")
-    names, stopping = _(", ").join(one.host for one in hosts), run.status == RunStatus.TERMINATING
+    names, stopping = listing(one.host for one in hosts), run.status == RunStatus.TERMINATING
     if stopping:
         text = fill(
             gettext("Waits for %(hosts)s, which is silent: its processes may still be running there."), hosts=names
@@ -222,12 +222,12 @@ def code_refused(data: Mapping[str, Any]) -> str:
 def after(data: Mapping[str, Any]) -> str:
     """Which runs a run waits for, or which ended so that it can't start by itself."""
     if unmet := data.get("unmet"):
-        return _(", ").join(str(_UNMET(one["on"]) % one) for one in unmet) + _(".")
+        return listing(str(_UNMET(one["on"]) % one) for one in unmet) + _(".")
     waits = data.get("waits", ())
     named = [str(_AWAITED(one["on"]) % one) for one in waits[:MOST_NAMED]]
     if more := len(waits) - len(named):
         named.append(ngettext("%d more", "%d more", more) % more)
-    return str(_("Enters its queue after: %s.") % _(", ").join(named))
+    return str(_("Enters its queue after: %s.") % listing(named))
 
 
 MOST_NAMED = 5
@@ -304,7 +304,7 @@ def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:
         case MessageCode.LATE:
             late = _("it did not start within %s") % exact_duration(int(data["deadline_s"]))
             cause = message(data.get("cause", {}), text)
-            return f"{late}: {cause}" if cause else late
+            return colon(late, cause) if cause else late
         case MessageCode.HOST_SILENT:
             numbers = {"host": data["host"], "time": duration(data["silent_s"])}
             return _("%(host)s has sent no heartbeat for %(time)s") % numbers

@@ -28,7 +28,7 @@ from dstackweb.runs.codes import (
     WaitReason,
 )
 from dstackweb.wording.hosts import isolation
-from dstackweb.wording.sentence import Label, Sentence, as_text, fill, joined, known, words
+from dstackweb.wording.sentence import Label, Sentence, as_text, clauses, fill, joined, known, listing, words
 from dstackweb.wording.units import cpus, dollars, gpus, mebibytes
 
 
@@ -51,7 +51,7 @@ def _reason(code: WaitReason, data: Mapping[str, Any]) -> Label:
         case WaitReason.BACKEND_UNAVAILABLE:
             return Label(_("unavailable"), _unavailable(cast(UnavailableData, data)), "bad")
         case WaitReason.NO_QUOTA:
-            backends = _(", ").join(cast(UnavailableData, data).get("backends", ()))
+            backends = listing(cast(UnavailableData, data).get("backends", ()))
             return Label(_("quota"), fill(_("the quota at %(backends)s is used up"), backends=backends))
         case WaitReason.BUDGET_LIMIT:
             return Label(_("budget"), _over_budget(cast(BudgetData, data)))
@@ -213,7 +213,7 @@ def _capacity(data: str, _language: str, _today: dt.date) -> str:
 def _shortfall(data: Shortfall) -> Sentence:
     """`needs 4 GPUs, 1 of 8 free on gpu-box-1`: each thing that the closest host lacks, with its numbers."""
     lacks = [lack(what, data) for what in data.get("short", ())]
-    text = Sentence(_("; ").join(lacks) or _("no host has enough free"))
+    text = Sentence(clauses(lacks) or _("no host has enough free"))
     if lacks and data.get("host"):
         text = fill(_("%(lacks)s on %(host)s"), lacks=text, host=data["host"])
     text += _busy_until(data)
@@ -286,7 +286,7 @@ def _too_large(data: ImpossibleData) -> str:
     numbers: Mapping[str, Any] = data
     lacks = [_most(what, data) for what in data.get("short", ()) if numbers[f"{what}_total"] < numbers.get(what, 0)]
     if lacks:
-        return _("no host has enough: %s") % _("; ").join(lacks)
+        return _("no host has enough: %s") % clauses(lacks)
     if data.get("nodes", 1) > 1:
         return _("the hosts cannot hold all %d nodes at the same time") % data["nodes"]
     return _("no host can run it")
@@ -306,7 +306,7 @@ def _no_offer(refused: Mapping[str, int]) -> str:
     if not refused:
         return _("none of its backends has a matching offer")
     each = [f"{count} × {tried(code, {}).label}" for code, count in refused.items()]
-    return _("no offer matches: %s") % _(", ").join(each)
+    return _("no offer matches: %s") % listing(each)
 
 
 def _no_such_place(data: ImpossibleData) -> str:
@@ -317,12 +317,12 @@ def _no_such_place(data: ImpossibleData) -> str:
         more = _("none of %(total)d hosts has any of the labels %(labels)s")
         if total == 1:
             one, more = _("the only host lacks the label %(labels)s"), _("the only host lacks the labels %(labels)s")
-        return (one if len(missing) == 1 else more) % {"total": total, "labels": _(", ").join(missing)}
+        return (one if len(missing) == 1 else more) % {"total": total, "labels": listing(missing)}
     if folders := data.get("volumes"):
-        return _("no host lets jobs mount %s") % _(", ").join(folders)
+        return _("no host lets jobs mount %s") % listing(folders)
     if least := data.get("isolation"):
         return _no_isolated_place(least, data)
-    named = _(", ").join([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
+    named = listing([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
     if data.get("labels"):
         return _("no host matches all of %s") % named
     return _("no host has the region or instance type that it names: %s") % named
@@ -330,7 +330,7 @@ def _no_such_place(data: ImpossibleData) -> str:
 
 def _no_isolated_place(least: str, data: ImpossibleData) -> str:
     needs = _("its project requires hosts with this isolation or a stronger one: %s") % isolation(least)
-    named = _(", ").join([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
+    named = listing([*data.get("regions", ()), *data.get("instance_types", ()), *data.get("labels", ())])
     return _("%(needs)s; none is among %(named)s") % {"needs": needs, "named": named} if named else needs
 
 
@@ -359,7 +359,7 @@ _UNAVAILABLE = words(
 def _unavailable(data: UnavailableData) -> str:
     if known(Unavailable, code := data.get("code", "")) is None:
         return _("its backend is not available")
-    hosts, backends = _(", ").join(data.get("hosts", ())), _(", ").join(data.get("backends", ()))
+    hosts, backends = listing(data.get("hosts", ())), listing(data.get("backends", ()))
     return _UNAVAILABLE(code) % {"hosts": hosts, "backends": backends}
 
 
@@ -381,7 +381,7 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
             lacks = [lack(what, short) for what in data.get("short", ())]
             return Label(_("busy"), joined(_("; "), lacks) + _busy_until(short) if lacks else _("not available now"))
         case PlaceCode.TOO_SMALL:
-            return Label(_("too small"), _("; ").join(too_small(what, short) for what in data.get("short", ())), "bad")
+            return Label(_("too small"), clauses(too_small(what, short) for what in data.get("short", ())), "bad")
         case PlaceCode.NO_QUOTA:
             return Label(_("quota"), _("the account's quota is used up"))
         case PlaceCode.NOT_AVAILABLE:
@@ -399,7 +399,7 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
         case PlaceCode.IMAGE_NOT_SUPPORTED:
             return Label(_("no containers"), _("it cannot run the image %s") % data.get("image", ""), "bad")
         case PlaceCode.VOLUME_NOT_LISTED:
-            asked = _(", ").join(data.get("asked", ()))
+            asked = listing(data.get("asked", ()))
             return Label(_("volumes"), _("jobs may not mount there: %s") % asked, "bad")
         case PlaceCode.NO_SUCH_BACKEND:
             return Label(_("not set up"), _("no enabled backend has this name"), "bad")
@@ -411,7 +411,7 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
             return Label(_("failed"), _("its offers cannot be read"), "bad")
         case PlaceCode.OTHER_REGION | PlaceCode.OTHER_INSTANCE_TYPE | PlaceCode.HAS_NO_LABELS:
             label = {PlaceCode.OTHER_REGION: _("other region"), PlaceCode.HAS_NO_LABELS: _("labels")}
-            named = _(", ").join(map(str, data.get("asked", ())))
+            named = listing(map(str, data.get("asked", ())))
             return Label(label.get(code, _("not named")), _("the run requires %s") % named if named else "", "info")
         case PlaceCode.IS_SPOT:
             return Label(_("spot"), _("the run's spot_policy is on-demand"), "info")

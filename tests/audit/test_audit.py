@@ -17,7 +17,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db import connection, transaction
 from django.http import HttpRequest
 from django.test import Client, RequestFactory
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from dstackweb.accounts import services
 from dstackweb.accounts.models import Project, User
@@ -349,6 +349,16 @@ def test_every_code_has_words() -> None:
     entry = AuditEntry(changes={"a_b": [None, ""], "c": [True, False], "password": None, "d": [1, {"x": "y" * 99}]})
     assert words.changes(entry)[:3] == ["a b: none", "c: yes → no", "password: not shown"]
     assert len(words.changes(entry)[3]) < 80
+    with translation.override("zh-hans"):
+        entry = AuditEntry(kind="queue", changes={"reclaim": ["never", "any"], "paused": [False, True]})
+        assert words.changes(entry) == ["收回：等待其空闲 → 从任意优先级的可抢占运行任务收回", "已暂停：否 → 是"]
+        entry = AuditEntry(kind="channel", changes={"rules": [[], ["run_ended (own)", "run_failed"]], "url": None})
+        assert words.changes(entry) == [
+            "规则：无 → 运行任务结束，无论结果如何（自己的）；运行任务失败，或被服务器停止",
+            "URL：不显示",
+        ]
+        entry = AuditEntry(kind="user", changes={"with": [None, "password, passkey"], "is_staff": [False, True]})
+        assert words.changes(entry) == ["登录方式：密码、通行密钥", "可打开管理后台：否 → 是"]
 
 
 ALLOWED = {

@@ -6,14 +6,14 @@ import datetime as dt
 from typing import Any
 
 import pytest
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.web.templatetags import dstackweb_tags
 from dstackweb.wording import events as event_words
 from dstackweb.wording import statuses, units, waiting
-from dstackweb.wording.sentence import fill, joined
+from dstackweb.wording.sentence import capitalized, fill, joined
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -147,3 +147,18 @@ def test_a_moment_on_a_page_is_shown_by_the_readers_clock_and_names_stay_escaped
         "reserved for &lt;b&gt; until <time datetime=2031-05-06T09:30:00Z data-when=hour>2031-05-06 09:30 UTC"
         "</time> at most"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no run is called x", "No run is called x"),
+        ("gpu-box-1: needs 2 GPUs", "gpu-box-1: needs 2 GPUs"),
+        ("it’s paused", "It’s paused"),
+        ("", ""),
+    ],
+)
+def test_sentences_begin_with_a_capital_and_names_stay_as_they_are(text: str, shown: str) -> None:
+    assert capitalized(text) == shown
+    with translation.override("zh-hans"):
+        assert capitalized(text) == text

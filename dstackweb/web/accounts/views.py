@@ -47,6 +47,7 @@ from dstackweb.web.accounts.forms import (
 from dstackweb.web.common.pages import PageRequest, account_page, done, project_page, public_url
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
+from dstackweb.wording.sentence import listing
 
 page_or_form = require_http_methods(["GET", "HEAD", "POST"])
 
@@ -270,9 +271,9 @@ def secrets(request: PageRequest) -> HttpResponse:
 def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
     values = {
         "project": request.project,
-        "isolation": [(host_words.isolation(how), ", ".join(hosts)) for how, hosts in names_by_isolation().items()],
+        "isolation": [(host_words.isolation(how), listing(hosts)) for how, hosts in names_by_isolation().items()],
         "shared_with": [
-            (backend, ", ".join(sorted({*projects} - {request.project.name})))
+            (backend, listing(sorted({*projects} - {request.project.name})))
             for backend, projects in registry.shared_users().items()
             if request.project.name in projects
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.contrib import admin
@@ -15,15 +15,17 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.text import Truncator, capfirst
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.audit.models import AuditEntry
 from dstackweb.backends.models import HostEvent, Instance, InstanceStatus
-from dstackweb.runs.models import Job, PastVerdict, Run, RunEvent, Verdict
+from dstackweb.runs.models import Job, PastPlace, PastVerdict, QueueEvent, Run, RunEvent, Verdict
+from dstackweb.scheduler.models import Retention
 from dstackweb.web.templatetags.dstackweb_tags import when
-from dstackweb.wording import audit, events, hosts, statuses, units, waiting
+from dstackweb.wording import audit, events, hosts, queue, retention, statuses, units, waiting
+from dstackweb.wording.sentence import capitalized, clauses
 
 Cell = Callable[[Any], Any]
 MOST_TEXT = 140
@@ -79,11 +81,19 @@ WORDED: dict[tuple[type[Model], str], Cell] = {
     (Verdict, "reason"): lambda one: waiting.name(one.reason),
     (PastVerdict, "reason"): lambda one: waiting.name(one.reason),
     (RunEvent, "kind"): lambda one: events.event_text(one, one.run.spec.get("nodes", 1)).capitalized(),
-    (HostEvent, "kind"): lambda one: capfirst(events.host_event_text(one)),
+    (HostEvent, "kind"): lambda one: capitalized(events.host_event_text(one)),
     (AuditEntry, "kind"): lambda one: audit.KIND(one.kind),
     (AuditEntry, "action"): lambda one: audit.ACTION(one.action),
-    (AuditEntry, "changes"): lambda one: Truncator("; ".join(audit.changes(one))).chars(MOST_TEXT) or None,
+    (AuditEntry, "actor_name"): audit.actor,
+    (AuditEntry, "changes"): lambda one: _shortened(audit.changes(one)),
+    (QueueEvent, "data"): lambda one: _shortened(queue.changed(one.data)),
+    (PastPlace, "ended_by"): lambda one: queue.LEFT(one.ended_by),
+    (Retention, "kind"): lambda one: retention.kind(one.kind),
 }
+
+
+def _shortened(sentences: Sequence[str]) -> str | None:
+    return Truncator(clauses(sentences)).chars(MOST_TEXT) or None
 
 
 def chip(tone: str, word: object) -> SafeString:

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditEntry
 from dstackweb.audit.recorder import WATCHED, name_of
-from dstackweb.web.admin import overview
+from dstackweb.web.admin import codes, overview
 from dstackweb.web.admin.cells import LABELS, cell
 from dstackweb.web.admin.links import page_for
 
@@ -41,6 +41,9 @@ class ProductAdmin(admin.ModelAdmin[Any]):
                 shown[name] = cell(self.model, name, self, place == 0)
         return [shown.get(name, name) if isinstance(name, str) else name for name in names]
 
+    def get_list_filter(self, request: HttpRequest) -> Any:
+        return [codes.worded(self.model, listed) for listed in super().get_list_filter(request)]
+
     def get_list_select_related(self, request: HttpRequest) -> Any:
         """Rows of lists name others: these come with the same query."""
         given = super().get_list_select_related(request)
@@ -55,6 +58,9 @@ class ProductAdmin(admin.ModelAdmin[Any]):
         field = super().formfield_for_dbfield(db_field, request, **more)
         if field is not None and db_field.name in LABELS:
             field.label = capfirst(LABELS[db_field.name])
+        word = codes.CODES.get((self.model, db_field.name))
+        if word is not None and field is not None and db_field.choices:
+            field.widget.choices = codes.labelled(db_field.choices, word)
         if isinstance(field, SplitDateTimeField):
             for widget, label in zip(field.widget.widgets, (_("Date"), _("Time")), strict=True):
                 widget.attrs["aria-label"] = label

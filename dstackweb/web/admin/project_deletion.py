@@ -25,6 +25,7 @@ from dstackweb.runs.models import Archive, ProjectLogs, Queue, Sweep
 from dstackweb.scheduler.processes import project_removal, tasks
 from dstackweb.web.common.pages import sentence
 from dstackweb.wording import units
+from dstackweb.wording.sentence import listing
 
 
 class Content(NamedTuple):
@@ -68,7 +69,7 @@ class ProjectDeletion(ModelAdmin[Any]):
             "opts": self.opts,
             "title": _("Delete %s") % project.name,
             "contents": contents(project),
-            "active": _(", ").join(project_removal.blockers(project)),
+            "active": listing(project_removal.blockers(project)),
             **(extra_context or {}),
         }
         request.current_app = self.admin_site.name

@@ -16,7 +16,7 @@ from dstackweb.offers.freshness import Freshness
 from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import units
-from dstackweb.wording.sentence import Label
+from dstackweb.wording.sentence import Label, listing
 
 WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")
 
@@ -146,7 +146,7 @@ def _throttled(lines: Iterable[SourceLine]) -> str:
     for line in lines:
         error = line.of.error or {}
         apis[str(error.get("api", ""))].add(str(error.get("region", "") or line.of.region))
-    found = ", ".join(f"{api} ({', '.join(sorted(regions))})".strip() for api, regions in sorted(apis.items()))
+    found = listing(f"{api} ({listing(sorted(regions))})".strip() for api, regions in sorted(apis.items()))
     return _("Throttled: %s. Retried automatically.") % found
 
 

@@ -26,6 +26,7 @@ from django_htmx.middleware import HtmxDetails
 from dstackweb.accounts.access import allows, project_for
 from dstackweb.accounts.models import Project, Role, User
 from dstackweb.lib.errors import DomainError, Invalid, NotFound
+from dstackweb.wording.sentence import capitalized
 
 P = ParamSpec("P")
 
@@ -113,7 +114,7 @@ def _error_response(request: PageRequest, error: DomainError) -> HttpResponse:
 
 def sentence(text: str) -> str:
     """An error's detail as a sentence: capitalized, with a full stop. What was typed may be in it, and be megabytes."""
-    text = text[:1].upper() + text[1:SENTENCE_MAX] + ("…" if len(text) > SENTENCE_MAX else "")
+    text = capitalized(text[:SENTENCE_MAX]) + ("…" if len(text) > SENTENCE_MAX else "")
     return text if text.endswith((".", "!", "?", "…", "。", "！", "？")) else text + _(".")
 
 

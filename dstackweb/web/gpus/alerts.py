@@ -21,6 +21,7 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.states import PLACED, JobStatus, RunStatus
 from dstackweb.spec.codes import UtilizationAction
 from dstackweb.wording import policy as policy_words
+from dstackweb.wording.sentence import capitalized
 
 STAMP_S = 3
 BANNERS = 5
@@ -37,7 +38,7 @@ class Alert:
     def subject(self) -> str:
         """The low GPUs, as the start of a sentence."""
         text = policy_words.subject(self.status.gpu_index, self.status.node, self.run.spec.get("nodes", 1))
-        return text[:1].upper() + text[1:]
+        return capitalized(text)
 
     @property
     def stops(self) -> bool:

@@ -26,6 +26,7 @@ from dstackweb.web.queue.filters import Filters
 from dstackweb.web.queue.picked import Picked, pick, read_picked
 from dstackweb.web.queue.views import fragment
 from dstackweb.wording import queue as move_words
+from dstackweb.wording.sentence import listing
 
 Result = tuple[str, list[Run], int | None]
 """An action's result in words, its runs, and the number of the move for undo."""
@@ -174,7 +175,7 @@ def _stop(request: PageRequest, picked: Picked) -> Result:
         sweeps.stop(sweep, request.user, request.role)
     if whole:
         names = [sweep.name for sweep in whole] + [run.name for run in stopped]
-        return _("Stopping %s") % ", ".join(names), picked.runs, None
+        return _("Stopping %s") % listing(names), picked.runs, None
     if len(stopped) == 1:
         text = _("%s ended") if stopped[0].status in ENDED else _("Stopping %s")
         return text % stopped[0].name, runs, None

@@ -84,7 +84,7 @@ class QueueForm(SettingsForm):
         help_text=gettext_lazy(
             "Only runs with “preemptible: true” are displaced; they are queued again. Each queue keeps what it owns."
         ),
-        choices=[(each.value, queue_words.reclaim(each)) for each in Reclaim],
+        choices=lambda: [(each.value, queue_words.reclaim(each)) for each in Reclaim],  # in the reader's language
     )
     preempt_points = forms.IntegerField(
         label=gettext_lazy("Minimum difference in priority"),

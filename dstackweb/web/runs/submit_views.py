@@ -23,6 +23,7 @@ from dstackweb.wording import fair_share, statuses, waiting
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import queue as queue_words
 from dstackweb.wording import sweeps as sweep_words
+from dstackweb.wording.sentence import listing
 
 GZIP_MAGIC = b"\x1f\x8b"
 REFUSED = (Invalid, Conflict, Forbidden, TooLarge, TooMany)
@@ -61,7 +62,7 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
         return _answer(request, _errors(error), 422, archive)
     first = made[0] if isinstance(made, list) else made
     page = "web:sweep" if isinstance(first, Sweep) else "web:run"
-    names = ", ".join(run.name for run in made) if isinstance(made, list) else made.name
+    names = listing(run.name for run in made) if isinstance(made, list) else made.name
     return done(request, _("%s submitted") % names, reverse(page, args=[request.project.name, first.name]))
 
 

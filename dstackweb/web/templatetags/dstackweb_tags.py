@@ -11,7 +11,7 @@ from django import template
 from django.db.models import Model
 from django.http import HttpRequest
 from django.template.context import RequestContext
-from django.template.defaultfilters import floatformat
+from django.template.defaultfilters import floatformat, stringfilter
 from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.urls import reverse
@@ -26,6 +26,7 @@ from dstackweb.accounts.access import allows, project_for, visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import DomainError
 from dstackweb.notifications import services as notifications
+from dstackweb.profiles.services import SEED_DESCRIPTION
 from dstackweb.runs import selectors
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.web.cloud import budget as budgets
@@ -33,7 +34,7 @@ from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
 from dstackweb.wording import names, progress, statuses, units
 from dstackweb.wording import policy as policy_words
-from dstackweb.wording.sentence import Sentence, moment
+from dstackweb.wording.sentence import Sentence, capitalized, listing, moment
 
 register = template.Library()
 
@@ -106,6 +107,8 @@ _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
 
 register.filter("count", progress.count)
+register.filter("listing", listing)
+register.filter("capitalized", stringfilter(capitalized), is_safe=True)
 register.filter("duration", units.duration)
 register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
@@ -143,6 +146,12 @@ def code_spans(text: str) -> SafeString:
 def _instant(at: dt.datetime) -> str:
     """As short as ISO 8601 allows: there are many on a page."""
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@register.filter
+def profile_description(text: str) -> str:
+    """What an admin wrote; that of the profile which the server made, in the reader's language."""
+    return _(text) if text == SEED_DESCRIPTION else text
 
 
 @register.filter

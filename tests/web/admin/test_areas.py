@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -11,6 +12,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import User
 from dstackweb.profiles.models import Profile
+from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.urls import admin  # with all models registered
 from dstackweb.web.admin import overview
@@ -113,3 +115,19 @@ def test_the_history_of_an_object_has_changes_from_everywhere(client: Client) ->
 def test_a_list_without_rows_says_what_to_do(client: Client) -> None:
     assert "Invites: none yet." in client.get("/admin/accounts/invite/").content.decode()
     assert "Clear search and filters" in client.get("/admin/accounts/user/", {"q": "zzz"}).content.decode()
+
+
+def test_pages_and_filters_of_rows_have_words_for_codes(client: Client, root: User) -> None:
+    project = make_project("vision")
+    run = make_run(project, root, "train")
+    services.stop(run, root, "member")
+    pages = {
+        lang: client.get(f"/admin/runs/run/{run.pk}/change/", headers={"accept-language": lang}).content.decode()
+        for lang in ("en", "zh-hans")
+    }
+    assert "Stopped by a member. <code>stopped_by_user</code>" in pages["en"]
+    assert "Submitted to queue default" in pages["en"]
+    assert '<div class="readonly">terminated</div>' in pages["en"]
+    assert '<div class="readonly">已停止</div>' in pages["zh-hans"]
+    listed = client.get("/admin/runs/run/?status__exact=terminated", headers={"accept-language": "zh-hans"})
+    assert re.search(r'href="\?status__exact=terminated"\s*aria-current="true">已停止</a>', listed.content.decode())
