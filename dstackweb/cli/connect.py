@@ -110,7 +110,8 @@ def add_key(
     )
 
 
-@app.command("ls")
+@app.command("list")
+@app.command("ls", hidden=True)
 def list_keys(as_json: Json = False, quiet: Quiet = False) -> None:
     """List your SSH keys, and the fingerprint by which you know the server."""
     api = config.connect()
@@ -137,9 +138,10 @@ def list_keys(as_json: Json = False, quiet: Quiet = False) -> None:
         note(_("The server's own key: {fingerprint}", fingerprint=server["fingerprint"]))
 
 
-@app.command("rm")
+@app.command("remove")
+@app.command("rm", hidden=True)
 def remove_key(
-    key: Annotated[int, typer.Argument(metavar="ID", help="As `dstackweb key ls` shows it.")],
+    key: Annotated[int, typer.Argument(metavar="ID", help="As `dstackweb key list` shows it.")],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -58,7 +58,8 @@ Address = Annotated[
 ]
 
 
-@app.command("ls")
+@app.command("list")
+@app.command("ls", hidden=True)
 def list_hosts(as_json: Json = False, quiet: Quiet = False) -> None:
     """List hosts with their state, usage and labels."""
     api = config.connect()

@@ -39,7 +39,10 @@ METAVARS = {"<bool>": "", "<int>": "N", "<int range>": "N", "<float>": "N", "<st
 """What help texts say instead of the names of types."""
 EVERYWHERE = ("server", "project")
 """The options of `dstackweb` itself that its commands have too."""
-LOCAL = {"version", "join", "run", "list", "add", "use", "remove"}
+LOCAL = {
+    "version", "host join", "host run",
+    "servers list", "servers ls", "servers add", "servers use", "servers remove",
+}  # fmt: skip
 """Commands that use no saved server, or name one."""
 
 
@@ -52,7 +55,7 @@ class _Commands(TyperGroup):
         super().__init__(**values)
         shared = [option for option in self.params if option.name in EVERYWHERE]
         for path, command in _leaves(self.commands.items()):
-            if command.name not in LOCAL:
+            if path not in LOCAL:
                 mine = {option.name for option in command.params}
                 command.params += [option for option in shared if option.name not in mine]
             command.epilog = manual.epilog(path)
@@ -117,7 +120,7 @@ def _declare(context: Any, *owners: Any) -> None:
 def _leaves(
     commands: Iterable[tuple[str, Any]], path: str = "", with_groups: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """The commands with their names, also those of groups: `host ls`."""
+    """The commands with their names, also those of groups: `host list`."""
     for name, command in commands:
         is_group = isinstance(command, TyperGroup)
         if with_groups or not is_group:

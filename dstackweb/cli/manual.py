@@ -65,8 +65,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("ssh dev-snug-wren --print", "the ssh command, for other programs"),
     ),
     "key add": (("key add", "your key of ~/.ssh"), ("key add work.pub --name work", "another one")),
-    "key ls": (("key ls", "with the fingerprint of the server"),),
-    "key rm": (("key rm 3", "by the id that key ls shows"),),
+    "key list": (("key list", "with the fingerprint of the server"),),
+    "key remove": (("key remove 3", "by the id that key list shows"),),
     "hold": (
         ("hold --gpu A100:2 --for 3h", "wait for two GPUs and print how to connect"),
         ("hold --cpu 4 --for 30m -d", "print only the name, and don't wait"),
@@ -100,7 +100,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "quotas": (("quotas", "of all cloud accounts"),),
     "cache": (("cache aws --hours 6", "by hour"),),
-    "host ls": (("host ls", "all hosts"), ("host ls -q", "only their names")),
+    "host list": (("host list", "all hosts"), ("host list -q", "only their names")),
     "host label": (("host label box disk=nvme rack-", "set one label and remove another"),),
     "host drain": (("host drain box", "before maintenance"),),
     "host gone": (('host gone box --reason "the power supply burned"', "its jobs end, and runs with retry go on"),),
@@ -135,7 +135,7 @@ a saved one · DSTACKWEB_LANGUAGE (or LC_ALL, LC_MESSAGES, LANG), zh_Hans or en 
 
 
 def epilog(path: str) -> str | None:
-    """The examples of a command (`ps`, `host ls`) as Markdown."""
+    """The examples of a command (`ps`, `host list`) as Markdown."""
     heading, lines = _("Examples"), [f"- `dstackweb {line}`: {_(about)}" for line, about in EXAMPLES.get(path, ())]
     return "\n\n".join([f"**{heading}**", "\n".join(lines)]) if lines else None
 

@@ -116,6 +116,7 @@ def logout() -> None:
 
 
 @app.command("list")
+@app.command("ls", hidden=True)
 def list_servers(as_json: Json = False, quiet: Quiet = False) -> None:
     """List the saved servers; the current one is marked."""
     saved = config.stored()

@@ -33,12 +33,12 @@ def admin(cli: Cli, ada: User) -> Cli:
 def test_ls_shows_usage_and_state_of_each_host(cli: Cli, project: Project) -> None:
     make_host("box", gpus=2, labels={"region": "eu", "disk": "nvme"}, cgroups={"version": "v1", "code": ""})
     make_host("old", silent_s=9999, draining=True, error="disk full")
-    rows = cli.ok("host", "ls").splitlines()
+    rows = cli.ok("host", "list").splitlines()
     assert rows[0].split() == ["NAME", "STATE", "GPUS", "CPUS", "MEMORY", "JOBS", "LIMITS", "LABELS", "SEEN", "ERROR"]
     assert rows[1].split()[:9] == ["box", "online", "0/2", "0/8", "0/32", "GB", "0", "cgroups", "v1"]
     assert "offline, draining" in rows[2]
     assert rows[2].endswith("disk full")
-    assert [host["name"] for host in json.loads(cli.ok("host", "ls", "--json"))["items"]] == ["box", "old"]
+    assert [host["name"] for host in json.loads(cli.ok("host", "list", "--json"))["items"]] == ["box", "old"]
 
 
 def test_a_host_is_drained_labelled_and_removed(admin: Cli, project: Project) -> None:
@@ -55,7 +55,7 @@ def test_a_held_back_host_is_shown_as_such_and_cleared(admin: Cli, project: Proj
     host = make_host("box")
     for _ in range(starts.HOLD_BACK_AFTER):
         starts.count_failure(host.pk, "No space left on device", timezone.now())
-    listed = admin.ok("host", "ls")
+    listed = admin.ok("host", "list")
     assert "held back" in listed
     assert "No space left on device" in listed
     assert admin.ok("host", "clear", "box") == "box: online\n"

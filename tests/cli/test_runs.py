@@ -115,7 +115,7 @@ def test_quiet_output_has_only_ids_and_names_where_there_are_no_ids(cli: Cli, pr
     assert cli.ok("ps", "-q").split() == [str(two.uid), str(one.uid)]
     assert cli.ok("queue", "-q").split() == [str(one.uid), str(two.uid)]
     assert cli.ok("queue", "-l", "-q") == "default\n"
-    assert cli.ok("host", "ls", "-q") == "box-1\n"
+    assert cli.ok("host", "list", "-q") == "box-1\n"
     assert cli.ok("projects", "-q") == "main\n"
     for change in (["priority", "one", "40"], ["stop", "one"], ["delete", "one"]):
         assert cli.ok(*change, "-q") == f"{one.uid}\n"

@@ -16,7 +16,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli import config, updates
 from dstackweb.cli.client import Api
 from dstackweb.cli.completion import run_names
-from dstackweb.cli.main import app
+from dstackweb.cli.main import LOCAL, app
 from dstackweb.cli.manual import EXAMPLES
 from dstackweb.cli.output import GIVEN
 from tests.cli.conftest import Cli
@@ -264,3 +264,14 @@ def test_a_hasty_client_tries_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(config.CliError):
         api.get("/api/v1/user")
     assert asked == ["/api/v1/user"]
+
+
+def test_lists_have_one_verb_and_only_commands_that_name_a_server_do_not_choose_one() -> None:
+    groups = {path[0] for path in COMMANDS if len(path) == 2}
+    assert groups == {"host", "key", "servers"}
+    for group in groups:
+        assert (COMMANDS[group, "list"].hidden, COMMANDS[group, "ls"].hidden) == (False, True)
+    local = {
+        " ".join(path) for path, command in COMMANDS.items() if "server" not in {one.name for one in command.params}
+    }
+    assert local == LOCAL
