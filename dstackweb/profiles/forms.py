@@ -297,7 +297,7 @@ class SettingsField(forms.CharField):
 class YamlForm(forms.ModelForm[Profile]):
     """The settings as they are written in a run file."""
 
-    settings = SettingsField(required=False)
+    settings = SettingsField(label=gettext_lazy("Settings"), required=False)
 
     class Meta:
         model = Profile

@@ -85,6 +85,7 @@ ACTION = words(
 
 LABELS = {
     "is_active": gettext_lazy("may sign in"),
+    "is_default": gettext_lazy("default"),
     "is_staff": gettext_lazy("may open the admin site"),
     "is_superuser": gettext_lazy("deployment admin"),
     "with": gettext_lazy("signed in with"),
