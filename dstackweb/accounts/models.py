@@ -290,8 +290,6 @@ class SavedView(models.Model):
     user = models.ForeignKey(User, null=True, blank=True, on_delete=models.CASCADE, related_name="saved_views")
     name = models.CharField(max_length=40)
     query = models.CharField(max_length=500)
-    is_default: bool = False
-    """Set by the reader (`services.saved_views`)."""
 
     class Meta:
         constraints = [

@@ -10,21 +10,19 @@ from allauth.mfa.models import Authenticator
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, Model, OuterRef, Q
+from django.db.models import Model
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import (
     ApiToken,
-    DefaultView,
     Invite,
     LoginLink,
     Membership,
     Project,
     ProjectSecret,
     Role,
-    SavedView,
     TokenScope,
     User,
 )
@@ -318,58 +316,6 @@ def delete_secret(project: Project, name: str) -> None:
     """Delete a secret. Raises NotFound if there is none of this name."""
     if not ProjectSecret.objects.filter(project=project, name=name).delete()[0]:
         raise NotFound(_("%(project)s has no secret %(name)s.") % {"project": project, "name": name})
-
-
-VIEWS_MOST = 50
-"""Saved views of one person, or shared ones, in a project."""
-
-
-def save_view(project: Project, user: User | None, name: str, query: str) -> SavedView:
-    """Save filters under a name, in place of those it had; without `user` for all members.
-
-    Raises Invalid at `name` or `query`, Conflict for too many.
-    """
-    name = name.strip()
-    check(SavedView(project=project, user=user, name=name, query=query), "name", "query")
-    views = SavedView.objects.filter(project=project, user=user)
-    if not views.filter(name=name).exists() and views.count() >= VIEWS_MOST:
-        raise Conflict(
-            _("There are %(views_most)s saved views already. Delete one first.") % {"views_most": VIEWS_MOST}
-        )
-    row, _created = SavedView.objects.update_or_create(project=project, user=user, name=name, defaults={"query": query})
-    return row
-
-
-def delete_view(project: Project, view_id: int, user: User, shared: bool) -> SavedView:
-    """Delete a view of this user, or, if they may (`shared`), one of all. Raises NotFound if there is no such view."""
-    mine = Q(user=user) | Q(user=None) if shared else Q(user=user)
-    row = SavedView.objects.filter(mine, project=project, pk=view_id).first()
-    if row is None:
-        raise NotFound(_("This view does not exist or was already deleted."))
-    row.delete()
-    return row
-
-
-def set_default_view(project: Project, view_id: int, user: User, *, chosen: bool) -> SavedView:
-    """Have a person's queue pages begin with a view that they see, or no longer. Raises NotFound."""
-    view = SavedView.objects.filter(Q(user=user) | Q(user=None), project=project, pk=view_id).first()
-    if view is None:
-        raise NotFound(_("This view does not exist or was already deleted."))
-    if chosen:
-        DefaultView.objects.update_or_create(project=project, user=user, defaults={"view": view})
-    else:
-        DefaultView.objects.filter(user=user, view=view).delete()
-    return view
-
-
-def saved_views(project: Project, user: User) -> list[SavedView]:
-    """The views that this user sees in a project, by name; their queue pages begin with the one that `is_default`."""
-    chosen = Exists(DefaultView.objects.filter(user=user, view=OuterRef("pk")))
-    mine = SavedView.objects.filter(Q(user=user) | Q(user=None), project=project)
-    views: list[SavedView] = list(mine.annotate(chosen=chosen).order_by("name", "pk"))
-    for view in views:
-        view.is_default = bool(view.__dict__["chosen"])
-    return views
 
 
 def secret_names(project: Project) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from django.http import QueryDict
 from ninja import Field, Schema
 
 from dstackweb.api.app import Id
@@ -13,6 +14,7 @@ from dstackweb.runs import rows
 from dstackweb.runs.models import Queue, Sweep
 from dstackweb.runs.queue.folds import folding_of, page_of
 from dstackweb.runs.sweeps.selectors import SweepCounts, find_sweeps
+from dstackweb.wording.queue_filters import Filters, Front
 from dstackweb.wording.tables import queue_items
 
 
@@ -39,12 +41,24 @@ class QueueItem(rows.QueueRow):
     folded: Annotated[FoldedOut | None, Field(description="Only with `folded=true`; null for a single run")] = None
 
 
-def read_items(queue: Queue, limit: int, offset: int, *, folded: bool) -> tuple[list[dict[str, Any]], bool]:
-    """A page of runs, or of lines, and whether there are more."""
+def read_items(
+    queue: Queue, limit: int, offset: int, *, folded: bool, query: str = ""
+) -> tuple[list[dict[str, Any]], bool]:
+    """A page of runs, or of lines, or of the runs that a view's `query` shows, and whether there are more."""
+    if query:
+        items, more = _in_view(queue, limit, offset, query)
+        return [item | {"folded": None} for item in items] if folded else items, more
     if folded:
         return _folded(queue, limit, offset)
     found = rows.queue_rows(queue, limit + 1, offset)
     return queue_items(found[:limit]), len(found) > limit
+
+
+def _in_view(queue: Queue, limit: int, offset: int, query: str) -> tuple[list[dict[str, Any]], bool]:
+    filters = Filters.read(QueryDict(query))
+    positions = Front.read(queue, filters).positions(queue, filters, limit + 1, offset)
+    shown = dict(list(positions.items())[:limit])
+    return queue_items(rows.queue_rows_at(queue, shown, kind=rows.QueueExportRow)), len(positions) > limit
 
 
 def _folded(queue: Queue, limit: int, offset: int) -> tuple[list[dict[str, Any]], bool]:

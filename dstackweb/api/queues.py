@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from ninja import Field, P, Path, QueryEx, Router, Schema, Status
 
+from dstackweb.accounts import saved_views
 from dstackweb.accounts.models import Project
 from dstackweb.api.app import (
     Id,
@@ -242,11 +243,16 @@ def detail(
     limit: QueryEx[int, P(ge=1, le=1000)] = 50,
     cursor: QueryEx[int, P(ge=0, le=10**9)] = 0,
     folded: QueryEx[bool, P(description="The waiting runs of each sweep as one item")] = False,
+    view: QueryEx[str, P(max_length=100, description="Only the runs that a saved view shows, by its name")] = "",
 ) -> HttpResponse:
-    """Waiting runs with position and reason; `cursor` is the `next` of the previous page."""
+    """Waiting runs with position and reason; `cursor` is the `next` of the previous page.
+
+    With a `view`, the first 2,000 runs of the queue are searched, runs are in its groups, and none is folded.
+    """
     found, _role = project_of(request, project)
     queue = services.find_queue(found, name)
-    return ready(request, _page(queue, limit, cursor, folded=folded))
+    query = saved_views.find(found, caller(request), view).query if view else ""
+    return ready(request, _page(queue, limit, cursor, folded=folded, query=query))
 
 
 @router.get("", response={200: QueuesOut, **REFUSALS}, summary="List a project's queues")
@@ -384,8 +390,8 @@ def _new_queue(moved: Transfer) -> NewQueueOut | None:
     )
 
 
-def _page(queue: Queue, limit: int, offset: int, *, folded: bool = False) -> dict[str, Any]:
-    items, more = read_items(queue, limit, offset, folded=folded)
+def _page(queue: Queue, limit: int, offset: int, *, folded: bool = False, query: str = "") -> dict[str, Any]:
+    items, more = read_items(queue, limit, offset, folded=folded, query=query)
     return {
         **{name: getattr(queue, name) for name in QueueSettings.model_fields},
         "borrowed_gpus": usage_of(queue).borrowed(queue.pk)[0] if queue.cohort else 0,

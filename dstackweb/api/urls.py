@@ -35,6 +35,7 @@ from dstackweb.api import (
     tasks,
     usage,
     utilization,
+    views,
 )
 from dstackweb.api.app import api
 
@@ -52,6 +53,7 @@ for prefix, routers in {
     "/projects/{project}/utilization": (utilization.router,),
     "/projects/{project}/holds": (runs.hold_router,),
     "/projects/{project}/queues": (queues.router, history.of_queues, queue_past.router),
+    "/projects/{project}/views": (views.router,),
     "/projects/{project}/history": (history.router,),
     "/projects/{project}/usage": (usage.router,),
     "/projects/{project}/exports": (usage.export_router,),

@@ -44,6 +44,11 @@ def queue_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(((row["name"], _("{n:,} waiting", n=row["submitted"])) for row in rows), incomplete)
 
 
+def view_names(incomplete: str) -> list[tuple[str, str]]:
+    rows = _items(lambda api: api.get(api.in_project("views")))
+    return _matching(((row["name"], row["query"]) for row in rows), incomplete)
+
+
 def host_names(incomplete: str) -> list[tuple[str, str]]:
     rows = _items(lambda api: api.get(api.path("hosts")))
     return _matching(((row["name"], _("online") if row["online"] else _("offline")) for row in rows), incomplete)

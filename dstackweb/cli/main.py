@@ -30,6 +30,7 @@ from dstackweb.cli import (
     sweeps,
     usage,
     utilization,
+    views,
 )
 from dstackweb.cli.language import _, choose
 from dstackweb.cli.output import GIVEN, INTERRUPTED, ChangeInterrupted, CliError, UsageError, echo, note, show_error
@@ -220,6 +221,7 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
+app.add_typer(views.app, name="view", rich_help_panel="Queue")
 app.add_typer(hosts.app, name="host", rich_help_panel="Hosts and clouds")
 app.add_typer(connect.app, name="key", rich_help_panel="Servers")
 app.add_typer(servers.app, name="servers", rich_help_panel="Servers")

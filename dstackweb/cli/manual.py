@@ -76,8 +76,20 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("queue", "the queue default in its order"),
         ("queue nightly -w", "another one, kept up to date"),
         ("queue -l", "all queues of the project"),
+        ("queue --view sweeps", "the runs that a saved view shows"),
         ("queue nightly --pause", "as a manager: start no more runs"),
     ),
+    "view list": (("view list", "with what each shows"),),
+    "view save": (
+        ("view save sweeps --search sweep --group reason", "runs with sweep in their name, by what they wait for"),
+        ("view save urgent --priority 80 --shared", "as a manager: for all members"),
+    ),
+    "view rename": (("view rename sweeps lr-sweeps", "it keeps its filters"),),
+    "view default": (
+        ("view default sweeps", "your queue pages begin with it"),
+        ("view default sweeps --off", "or not"),
+    ),
+    "view remove": (("view remove sweeps", "your own; with --shared that of all members"),),
     "move": (
         ("move train-a --before eval-3", "to another position in its queue"),
         ("move train-a train-b --top --dry-run", "only show what would change"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.completion import queue_names
+from dstackweb.cli.completion import queue_names, view_names
 from dstackweb.cli.language import N_, _, _n
 from dstackweb.cli.output import (
     Json,
@@ -59,6 +59,10 @@ def queue(
     unfolded: Annotated[
         bool, typer.Option("--all", "-a", help="List each waiting run of a sweep; --json and --quiet always do.")
     ] = False,
+    view: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Only what a saved view shows: view list.", autocompletion=view_names),
+    ] = "",
     at: Annotated[
         str, typer.Option(metavar="TIME", help="As it was: 2026-11-26T14:00, 14:00 or -2h, up to 30 days ago.")
     ] = "",
@@ -131,6 +135,8 @@ def queue(
     settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
     if every and (create or settings):
         raise UsageError(_("--list changes nothing. To change a queue's settings, leave --list out."))
+    if view and (every or create or settings or at):
+        raise UsageError(_("--view shows runs of a queue as it is, and changes nothing. Leave the other options out."))
     if at and (every or create or settings or follow):
         raise UsageError(_("--at shows the past of a queue, and takes only --limit, --json and --quiet."))
     api = config.connect()
@@ -144,7 +150,9 @@ def queue(
         api.send("POST", api.in_project("queues"), json={"name": name, **settings})
     elif settings:
         api.send("PATCH", api.in_project("queues", name), json=settings)
-    lines = {} if unfolded or as_json or quiet else {"folded": True}
+    lines: dict[str, Any] = {} if unfolded or as_json or quiet else {"folded": True}
+    if view:
+        lines = {"view": view}
     _show(api, lambda: api.get(api.in_project("queues", name), limit=limit, **lines), _waiting, follow, as_json, quiet)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
@@ -64,6 +65,19 @@ def gpus(count: int) -> str:
 def cpus(count: int) -> str:
     """`1 CPU`, `8 CPUs`."""
     return ngettext("%d CPU", "%d CPUs", count) % count
+
+
+def needs(spec: dict[str, Any]) -> str:
+    """A run's requirements, short: `2 × A100 40 GB`, `4 nodes, each 1 GPU`, `2 CPUs`."""
+    wants = spec["requirements"]
+    count, names = wants["gpu_count_min"], "/".join(wants["gpu_names"])
+    if count and names:
+        memory = f" {mebibytes(wants['gpu_memory_min_mib'])}" if wants.get("gpu_memory_min_mib") else ""
+        each = f"{count} × {names}{memory}"
+    else:
+        each = gpus(count) if count else cpus(wants["cpu_min"])
+    nodes = spec.get("nodes", 1)
+    return _("%(nodes)d nodes, each %(needs)s") % {"nodes": nodes, "needs": each} if nodes > 1 else each
 
 
 def dollars(amount: object) -> str:

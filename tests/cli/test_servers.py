@@ -268,7 +268,7 @@ def test_a_hasty_client_tries_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lists_have_one_verb_and_only_commands_that_name_a_server_do_not_choose_one() -> None:
     groups = {path[0] for path in COMMANDS if len(path) == 2}
-    assert groups == {"host", "key", "servers"}
+    assert groups == {"host", "key", "servers", "view"}
     for group in groups:
         assert (COMMANDS[group, "list"].hidden, COMMANDS[group, "ls"].hidden) == (False, True)
     local = {

@@ -45,7 +45,7 @@ class PageRequest(HttpRequest):
 
 
 View = Callable[Concatenate[PageRequest, P], HttpResponseBase]
-NUMBER_MAX, SENTENCE_MAX = 2**53, 2000
+SENTENCE_MAX = 2000
 Routed = Callable[..., HttpResponseBase]
 """A view as the URL resolver calls it: with the project's name, and the rest by keyword."""
 
@@ -206,11 +206,3 @@ def yes_or_no(request: HttpRequest, name: str) -> bool:
         msg = _("the form lacks “%s” (yes or no), so nothing was changed: reload the page and try again") % name
         raise Invalid.at(name, msg=msg)
     return given == "yes"
-
-
-def whole_number(text: str | None, least: int = 0) -> int:
-    """An integer of a query string, capped at what databases can store; `least` for anything else."""
-    try:
-        return min(max(least, int(text or "")), NUMBER_MAX)
-    except ValueError:
-        return least

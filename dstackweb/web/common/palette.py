@@ -12,8 +12,7 @@ from django.utils.translation import gettext_lazy
 from dstackweb.runs import rows
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.web.common.pages import PageRequest, project_page
-from dstackweb.web.runs import rows as lists
-from dstackweb.wording import statuses
+from dstackweb.wording import statuses, units
 
 FOUND = 8
 """Runs that it offers."""
@@ -78,7 +77,7 @@ def _cell(row: rows.RunPageRow) -> dict[str, Any]:
         "id": str(row.id),
         "name": row.name,
         "priority": row.priority,
-        "about": f"{statuses.status(row.status)} · {row.user} · {lists.needs(row.spec)}",
+        "about": f"{statuses.status(row.status)} · {row.user} · {units.needs(row.spec)}",
         "question": question % row.name,
         "yes": _("Cancel run") if waits else _("Stop run"),
     }

@@ -22,12 +22,13 @@ from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_status
 from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.gpus.samples import selectors
 from dstackweb.gpus.samples.selectors import Columns, is_fresh, throttle_reasons
+from dstackweb.lib.numbers import whole_number
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import selectors as runs
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus
-from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page, whole_number
+from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.runs import details

@@ -12,10 +12,11 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from dstackweb.lib.numbers import whole_number
 from dstackweb.notifications import channels, services
 from dstackweb.notifications.messages import path_of
 from dstackweb.runs.models import Run
-from dstackweb.web.common.pages import PageRequest, account_page, done, whole_number
+from dstackweb.web.common.pages import PageRequest, account_page, done
 from dstackweb.web.notifications.channel_list import list_of
 from dstackweb.web.notifications.forms import ChannelForm, RulesForm
 from dstackweb.wording import notifications as words

@@ -12,6 +12,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 
 from dstackweb.accounts.models import Project
+from dstackweb.lib.numbers import whole_number
 from dstackweb.lib.times import to_moment
 from dstackweb.progress import durations
 from dstackweb.progress import selectors as progress
@@ -20,7 +21,7 @@ from dstackweb.runs import learned_durations, selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import ENDED
 from dstackweb.runs.stuck import stuck_runs
-from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page, whole_number
+from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.web.progress.bars import DRAWN, Durations, ProgressRow
 from dstackweb.web.progress.live import POLL_S, PageVersion, now_ms, rate_tick
 from dstackweb.wording.progress import meaning, state

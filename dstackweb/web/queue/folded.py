@@ -11,9 +11,9 @@ from dstackweb.accounts.models import Project
 from dstackweb.runs.queue.folding import Folding, FoldKey
 from dstackweb.runs.rows import QueuePageRow
 from dstackweb.runs.sweeps.selectors import find_sweeps
-from dstackweb.web.queue.filters import ALL, Filters
 from dstackweb.web.runs.sweep_lines import SweepLine, sweep_line
 from dstackweb.wording import sweeps as words
+from dstackweb.wording.queue_filters import ALL, Filters
 
 
 class FoldLine(NamedTuple):

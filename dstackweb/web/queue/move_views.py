@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import DomainError, Invalid, NotFound
+from dstackweb.lib.numbers import whole_number
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
@@ -21,11 +22,11 @@ from dstackweb.runs.queue.folds import runs_of
 from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.runs.sweeps import services as sweeps
-from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence, whole_number
-from dstackweb.web.queue.filters import Filters
+from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence
 from dstackweb.web.queue.picked import Picked, pick, read_picked
 from dstackweb.web.queue.views import fragment
 from dstackweb.wording import queue as move_words
+from dstackweb.wording.queue_filters import Filters
 from dstackweb.wording.sentence import listing
 
 Result = tuple[str, list[Run], int | None]

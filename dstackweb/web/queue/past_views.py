@@ -16,15 +16,16 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid
+from dstackweb.lib.numbers import whole_number
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue import past
 from dstackweb.runs.queue.past import PastQueue, PastQueueRow
-from dstackweb.web.common.pages import PageRequest, project_page, sentence, whole_number
+from dstackweb.web.common.pages import PageRequest, project_page, sentence
 from dstackweb.web.history import reader_zone
-from dstackweb.web.runs.rows import needs
 from dstackweb.wording import queue as queue_words
 from dstackweb.wording import units, waiting
+from dstackweb.wording.units import needs
 
 PER_PAGE = 40
 HOURS = 6

@@ -9,12 +9,12 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Invalid, NotFound
+from dstackweb.lib.numbers import whole_number
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.queue.folding import FoldKey
 from dstackweb.runs.queue.folds import runs_of
 from dstackweb.runs.queue.reorder import MoveEffect
 from dstackweb.runs.sweeps.selectors import find_sweeps
-from dstackweb.web.common.pages import whole_number
 
 AT_MOST = 500
 """Lines that one request may name; a page shows fewer."""

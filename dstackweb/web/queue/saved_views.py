@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from django.http import HttpResponseBase, QueryDict
+from django.http import HttpResponseBase
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.accounts import services as accounts
+from dstackweb.accounts import saved_views
 from dstackweb.accounts.access import need_role
 from dstackweb.accounts.models import Role
-from dstackweb.lib.errors import Invalid
 from dstackweb.web.common.pages import PageRequest, done, project_page, queue_url, yes_or_no
-from dstackweb.web.queue.filters import Filters
+from dstackweb.wording.queue_filters import worth_saving
 
 
 @require_POST
 @project_page()
 def save(request: PageRequest, queue: str) -> HttpResponseBase:
     """Save what the page shows. Back to the page, with these filters."""
-    filters = Filters.read(QueryDict(request.POST.get("query", ""))).saved
-    if not filters.query:
-        raise Invalid.at("query", msg=_("a view needs a filter, groups or columns"))
+    query = worth_saving(request.POST.get("query", ""))
     shared = request.POST.get("shared") == "yes"
     if shared:
         need_role(request.role, request.project.name, Role.MANAGER)
-    query = filters.address().removeprefix("?")
-    view = accounts.save_view(request.project, None if shared else request.user, request.POST.get("name", ""), query)
+    view = saved_views.save(request.project, None if shared else request.user, request.POST.get("name", ""), query)
     return done(request, _("View %s saved") % view.name, f"{queue_url(request.project, queue)}?{view.query}")
 
 
@@ -34,7 +30,7 @@ def save(request: PageRequest, queue: str) -> HttpResponseBase:
 def make_default(request: PageRequest, queue: str, view: int) -> HttpResponseBase:
     """Have the reader's queue pages begin with a view, or no longer (`default` is `no`)."""
     is_chosen = yes_or_no(request, "default")
-    found = accounts.set_default_view(request.project, view, request.user, chosen=is_chosen)
+    found = saved_views.set_default(request.project, view, request.user, chosen=is_chosen)
     text = _("The queue opens with %s") if is_chosen else _("The queue no longer opens with %s")
     return done(request, text % found.name, f"{queue_url(request.project, queue)}?{found.query}")
 
@@ -42,5 +38,5 @@ def make_default(request: PageRequest, queue: str, view: int) -> HttpResponseBas
 @require_POST
 @project_page()
 def delete(request: PageRequest, queue: str, view: int) -> HttpResponseBase:
-    deleted = accounts.delete_view(request.project, view, request.user, shared=request.may["manager"])
+    deleted = saved_views.delete(request.project, view, request.user, shared=request.may["manager"])
     return done(request, _("View %s deleted") % deleted.name, queue_url(request.project, queue))

@@ -18,9 +18,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts import services as accounts
+from dstackweb.accounts import saved_views
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
+from dstackweb.lib.numbers import whole_number
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
@@ -34,9 +35,8 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.scheduler.placement.limits import QueueUsage
 from dstackweb.web.cloud import budget
-from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown, whole_number
+from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown
 from dstackweb.web.gpus import alerts
-from dstackweb.web.queue.filters import ALL, COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
 from dstackweb.web.queue.folded import fold_lines
 from dstackweb.web.queue.shares import share_bars
 from dstackweb.web.queue.snapshot import snapshot
@@ -45,6 +45,7 @@ from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
 from dstackweb.web.runs.sweep_lines import sweep_lines
 from dstackweb.wording import events as event_words
 from dstackweb.wording.queue import borrowed, setting
+from dstackweb.wording.queue_filters import ALL, COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
 
 PER_PAGE = 40
 SHORT_LIST = 8
@@ -66,7 +67,7 @@ ANNOUNCED_KINDS = (
 @project_page()
 def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
     """The waiting runs in order; polls get the fragment. Without any filter, the reader's default view."""
-    views = [] if request.htmx else accounts.saved_views(request.project, request.user)
+    views = [] if request.htmx else saved_views.seen(request.project, request.user)
     default = next((view for view in views if view.is_default), None)
     if default and not request.GET:
         return redirect(f"{queue_url(request.project, queue)}?{default.query}")

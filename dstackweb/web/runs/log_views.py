@@ -8,10 +8,11 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.downloads import SANDBOX
 from dstackweb.lib.errors import Gone
+from dstackweb.lib.numbers import whole_number
 from dstackweb.lib.storage import Missing
 from dstackweb.runs import files, log_index, selectors
 from dstackweb.runs.models import Job
-from dstackweb.web.common.pages import PageRequest, project_page, sentence, whole_number
+from dstackweb.web.common.pages import PageRequest, project_page, sentence
 from dstackweb.wording import units
 
 LOG_BYTES = log_index.BLOCK

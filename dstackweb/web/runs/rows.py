@@ -41,19 +41,6 @@ def max_priority(request: PageRequest) -> int:
     return PRIORITY_MAX if request.may["manager"] else request.project.member_max_priority
 
 
-def needs(spec: dict[str, Any]) -> str:
-    """A run's requirements, short: `2 × A100 40 GB`, `4 nodes, each 1 GPU`, `2 CPUs`."""
-    wants = spec["requirements"]
-    count, names = wants["gpu_count_min"], "/".join(wants["gpu_names"])
-    if count and names:
-        memory = f" {units.mebibytes(wants['gpu_memory_min_mib'])}" if wants.get("gpu_memory_min_mib") else ""
-        each = f"{count} × {names}{memory}"
-    else:
-        each = units.gpus(count) if count else units.cpus(wants["cpu_min"])
-    nodes = spec.get("nodes", 1)
-    return _("%(nodes)d nodes, each %(needs)s") % {"nodes": nodes, "needs": each} if nodes > 1 else each
-
-
 class _Words(NamedTuple):
     """Shared by all runs of one shape."""
 
@@ -79,7 +66,7 @@ def queue_cells(
         spec = row.spec
         if row.shape not in words:
             why = waiting.reason(row.reason, row.reason_data)
-            words[row.shape] = _Words(units.unbroken(needs(spec)), moments(why.text), why.tone)
+            words[row.shape] = _Words(units.unbroken(units.needs(spec)), moments(why.text), why.tone)
         shared = words[row.shape]
         if row.user_id not in may:
             may[row.user_id] = may_change(row, request.user, request.role)
@@ -119,7 +106,7 @@ def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
     return [
         row.values()
         | {
-            "needs": units.unbroken(needs(row.spec)),
+            "needs": units.unbroken(units.needs(row.spec)),
             "message": statuses.worded(row).status_message or _end_reason(row),
             "alert": run_alerts.get(row.pk),
             "ended": row.status in ENDED,

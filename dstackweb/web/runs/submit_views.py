@@ -18,8 +18,8 @@ from dstackweb.runs import files, pipelines, selectors, services
 from dstackweb.runs.models import Archive, Sweep
 from dstackweb.scheduler.passes.decision import Plan, plan_all
 from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
-from dstackweb.web.runs import details, rows
-from dstackweb.wording import fair_share, statuses, waiting
+from dstackweb.web.runs import details
+from dstackweb.wording import fair_share, statuses, units, waiting
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import queue as queue_words
 from dstackweb.wording import sweeps as sweep_words
@@ -141,7 +141,7 @@ def _plan(planned: Plan) -> dict[str, Any]:
     wants, array = effective.spec.requirements, effective.spec.array
     return {
         "name": effective.spec.name,
-        "needs": rows.needs(effective.spec.model_dump(mode="json")),
+        "needs": units.needs(effective.spec.model_dump(mode="json")),
         "queue": planned.prepared.queue,
         "position": planned.position,
         "next_at": planned.next_at,

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 from dstackweb.accounts import access
 from dstackweb.lib import exports
 from dstackweb.lib.errors import Invalid
+from dstackweb.lib.numbers import whole_number
 from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.sweeps import selectors, services
@@ -22,7 +23,7 @@ from dstackweb.runs.sweeps.creation import failed_runs
 from dstackweb.runs.sweeps.selectors import SweepRun
 from dstackweb.spec.array import Array
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page, whole_number
+from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page
 from dstackweb.web.gpus import alerts
 from dstackweb.web.runs import details, rows
 from dstackweb.web.runs.dependency_graph import dependency_graph, graph_stamp

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
+from dstackweb.lib.numbers import whole_number
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import dependencies, removal, rows, selectors, services
 from dstackweb.runs.history import parse_zone
@@ -29,7 +30,6 @@ from dstackweb.web.common.pages import (
     fingerprint,
     polled,
     project_page,
-    whole_number,
 )
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts, newest_sample

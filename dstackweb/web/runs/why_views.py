@@ -22,7 +22,7 @@ from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.queue import past_views
 from dstackweb.web.runs import rows as lists
-from dstackweb.wording import fair_share, starts, statuses, waiting
+from dstackweb.wording import fair_share, starts, statuses, units, waiting
 from dstackweb.wording import queue as queue_words
 from dstackweb.wording.sentence import Label
 from dstackweb.wording.units import duration
@@ -129,7 +129,7 @@ def _why(request: PageRequest, run: Run) -> dict[str, Any]:
     return {
         "run": run,
         "past_url": past_views.address_of(run, jobs, decision.at),
-        "needs": lists.needs(run.spec),
+        "needs": units.needs(run.spec),
         "stands": stands,
         "neighbours": _neighbours(run, stands.position) if stands else [],
         "decision": decision,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from django.test import Client
 
-from dstackweb.accounts import services
+from dstackweb.accounts import saved_views
 from dstackweb.accounts.models import Project, SavedView, User
 from dstackweb.audit.models import AuditEntry
 from tests.factories import join, make_project, make_run, make_user
@@ -97,7 +97,7 @@ def test_a_view_needs_a_name_and_filters(project: Project, ann: User, as_user: S
 def test_views_are_of_one_project_and_not_without_number(
     project: Project, ann: User, as_user: SignIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "VIEWS_MOST", 2)
+    monkeypatch.setattr(saved_views, "VIEWS_MOST", 2)
     client = as_user(ann)
     join(make_project("other"), ann, "member")
     assert [save(client, name) for name in "abcb"] == [302, 302, 409, 302]

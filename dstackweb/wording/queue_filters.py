@@ -11,6 +11,8 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from dstackweb.lib.errors import Invalid
+from dstackweb.lib.numbers import whole_number
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import WaitReason
@@ -18,9 +20,8 @@ from dstackweb.runs.models import Queue
 from dstackweb.runs.queue.folding import Folding
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
-from dstackweb.web.common.pages import whole_number
-from dstackweb.web.runs.rows import needs
 from dstackweb.wording import waiting
+from dstackweb.wording.units import needs
 
 MANY = 3
 """Runs that share a reason before it is said once above the list."""
@@ -143,6 +144,14 @@ class Filters(NamedTuple):
         return "?" + urlencode(fields, doseq=True) if fields else ""
 
 
+def worth_saving(query: str) -> str:
+    """The part of an address's query that is worth a name, as `Filters` writes it. Raises Invalid if there is none."""
+    filters = Filters.read(QueryDict(query)).saved
+    if not filters.query:
+        raise Invalid.at("query", msg=_("a view needs a filter, groups or columns"))
+    return filters.address().removeprefix("?")
+
+
 class Chip(NamedTuple):
     """So many waiting runs share a reason; `text` says it, `address` shows only them, `chosen` if it does now."""
 
@@ -197,11 +206,7 @@ class Front(NamedTuple):
             found, total = find(queue, self._search(filters), limit, offset)
             rows = run_rows.queue_rows_at(queue, found, self.reasons, kind=run_rows.QueuePageRow)
             return Page(rows, total, total, {}, {})
-        matches = find_all(queue, self._search(filters))
-        sizes = Counter(self._group(match, filters) for match in matches)
-        if filters.group:
-            rank = {group: at for at, (group, _runs) in enumerate(sizes.most_common())}
-            matches.sort(key=lambda match: rank[self._group(match, filters)])  # those of a group stay in true order
+        matches, sizes = self._matches(queue, filters)
         by_id = {match.run_id: match for match in matches}
         lines = dict.fromkeys(by_id, 1) if folding is None else folding.lines_of(by_id)
         shown = {run_id: by_id[run_id] for run_id in list(lines)[offset : offset + limit]}
@@ -209,6 +214,22 @@ class Front(NamedTuple):
         rows = run_rows.queue_rows_at(queue, positions, self.reasons, kind=run_rows.QueuePageRow)
         headings = self._headings(rows, shown, sizes, filters) if filters.group else {}
         return Page(rows, len(matches), len(lines), headings, lines)
+
+    def positions(self, queue: Queue, filters: Filters, limit: int, offset: int) -> dict[int, int]:
+        """A page of the runs that match, by group if there is one: their positions in the queue by id."""
+        if not filters.group:
+            return find(queue, self._search(filters), limit, offset)[0]
+        matches, _sizes = self._matches(queue, filters)
+        return {match.run_id: match.position for match in matches[offset : offset + limit]}
+
+    def _matches(self, queue: Queue, filters: Filters) -> tuple[list[Match], Counter[tuple[str, str]]]:
+        """The runs that match, those of the largest group first, and the sizes of groups."""
+        matches = find_all(queue, self._search(filters))
+        sizes = Counter(self._group(match, filters) for match in matches)
+        if filters.group:
+            rank = {group: at for at, (group, _runs) in enumerate(sizes.most_common())}
+            matches.sort(key=lambda match: rank[self._group(match, filters)])  # those of a group stay in true order
+        return matches, sizes
 
     def _headings(
         self,
