@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -39,6 +40,8 @@ POSTGRES = os.environ.get("DSTACKWEB_TEST_SIDE") == "postgres"
 STRICT = os.environ.get("DSTACKWEB_TEST_STRICT") == "1"
 BOTH_SIDES = {"gpus", "lib", "offers", "progress", "runs", "scheduler"}
 """Rooms whose tests run on both sides where they touch the database: there SQL, locks, caches and queries are."""
+OF_ALL = re.compile(r"^pytestmark = (\[\n(.*\n)*?\]|.*)", re.MULTILINE)
+"""The marks of all tests of a file."""
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().split())
 """Tests that took too long for the quick suite (`python -m tools.slow_tests`)."""
 LONG_STORIES = ("gpus/policy", "scheduler/cloud", "scheduler/monitoring")
@@ -66,11 +69,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Whether a file has nothing for the side that is asked for; None if it may have."""
-    if "both_sides" not in config.option.markexpr or not collection_path.name.startswith("test_"):
+    """Whether a file has nothing for the side and the suite that are asked for; None if it may have."""
+    if not config.option.markexpr or not collection_path.name.startswith("test_"):
         return None
-    room = collection_path.relative_to(Path(__file__).parent).parts[0]
-    return None if room in BOTH_SIDES or "both_sides" in collection_path.read_text() else True
+    room, text = collection_path.relative_to(Path(__file__).parent).parts[0], collection_path.read_text()
+    other_side = "both_sides" in config.option.markexpr and room not in BOTH_SIDES and "both_sides" not in text
+    marks = OF_ALL.search(text)
+    unwanted = [mark for mark in ("slow", "nightly") if f"not {mark}" in config.option.markexpr]
+    other_suite = marks is not None and any(f"pytest.mark.{mark}" in marks[0] for mark in unwanted)
+    return True if other_side or other_suite else None
 
 
 def _touches_database(item: pytest.Item, *more: str) -> bool:
