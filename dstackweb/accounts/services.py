@@ -26,7 +26,6 @@ from dstackweb.accounts.models import (
     TokenScope,
     User,
 )
-from dstackweb.accounts.tokens import authenticate_token as authenticate_token
 from dstackweb.lib.errors import Conflict, DomainError, FieldError, Invalid, NotFound
 from dstackweb.lib.secrets import decrypt, digest, encrypt, new_token
 from dstackweb.spec.env import SECRET_MIN, is_weak

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.html import escape
 
-from dstackweb.accounts import services
+from dstackweb.accounts import services, tokens
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import ApiToken, Invite, Project, User
 from dstackweb.web.urls import account_pages
@@ -123,7 +123,7 @@ def test_rows_of_another_project_or_person_are_not_found(page: Client, project: 
     ):
         assert page.post(url, {"role": "viewer"}).status_code == 404
     assert role_in(other, eve) == "admin"
-    assert services.authenticate_token(plaintext) == eve
+    assert tokens.authenticate_token(plaintext) == eve
     assert services.secret_names(other) == ["KEY"]
 
 
@@ -221,13 +221,13 @@ def test_a_token_is_shown_once_works_and_is_revoked(page: Client, ada: User) -> 
     made = page.post("/account/tokens/create/", {"name": "laptop", "scope": "admin"})
     (token,) = set(re.findall(r'value="(dw_[\w-]+)"', made.content.decode()))
     assert "no-store" in made["Cache-Control"]
-    assert services.authenticate_token(token) == ada
+    assert tokens.authenticate_token(token) == ada
     assert "dstackweb login http://127.0.0.1:8000" in made.content.decode()
     again = page.get("/account/tokens/").content.decode()
     assert "laptop" in again
     assert token not in again
     page.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke/")
-    assert services.authenticate_token(token) is None
+    assert tokens.authenticate_token(token) is None
     assert page.post(f"/account/tokens/{ApiToken.objects.get().pk}/revoke/").status_code == 404
 
 

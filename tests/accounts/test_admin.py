@@ -9,7 +9,7 @@ from django.apps import apps
 from django.contrib.auth.models import Permission
 from django.test import Client
 
-from dstackweb.accounts import services
+from dstackweb.accounts import services, tokens
 from dstackweb.accounts.models import ApiToken, Membership, Project, ProjectSecret, Session, User
 from dstackweb.urls import admin  # with all models registered
 from tests.factories import join, make_user
@@ -61,7 +61,7 @@ def test_a_token_made_in_the_admin_is_shown_once_and_works(client: Client, root:
         "/admin/accounts/apitoken/add/", {"user": ada.pk, "name": "CI", "scope": "admin"}, follow=True
     )
     (token,) = set(re.findall(r"dw_[\w-]{20,}", response.content.decode()))
-    assert services.authenticate_token(token) == ada
+    assert tokens.authenticate_token(token) == ada
     again = client.get("/admin/accounts/apitoken/")
     assert token not in again.content.decode()
 
@@ -75,7 +75,7 @@ def test_the_reserved_token_name_is_an_error_at_its_field(client: Client, root: 
 def test_tokens_are_revoked_from_the_list(client: Client, root: User) -> None:
     row, token = services.create_token(root, "laptop")
     client.post("/admin/accounts/apitoken/", {"action": "revoke", "_selected_action": [row.pk]})
-    assert services.authenticate_token(token) is None
+    assert tokens.authenticate_token(token) is None
 
 
 def test_a_user_is_made_and_their_page_opens(client: Client, root: User) -> None:

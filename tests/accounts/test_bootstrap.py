@@ -13,7 +13,7 @@ from dstackweb.accounts import services
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.bootstrap import bootstrap
 from dstackweb.accounts.models import ApiToken, Project, User
-from dstackweb.accounts.services import authenticate_token
+from dstackweb.accounts.tokens import authenticate_token
 from dstackweb.lib.errors import Conflict, Invalid
 from tests.factories import make_user
 

@@ -9,7 +9,7 @@ import pytest
 from django.core import mail
 from django.test import Client
 
-from dstackweb.accounts import attempts, services
+from dstackweb.accounts import attempts, services, tokens
 from dstackweb.accounts.access import may_set_passwords
 from dstackweb.accounts.models import Project, User
 from dstackweb.audit.models import AuditEntry, AuditKind
@@ -139,6 +139,6 @@ def test_nobody_makes_a_link_for_a_person_with_more_rights_anywhere(project: Pro
 def test_a_token_of_few_rights_makes_its_owner_no_link(project: Project, ada: User) -> None:
     root = make_user("root", is_superuser=True)
     _row, token = services.create_token(root, "ci", scope="read")
-    limited = services.authenticate_token(token)
+    limited = tokens.authenticate_token(token)
     assert limited
     assert may_set_passwords(limited, [ada]) == set()

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from dstackweb.accounts import services
+from dstackweb.accounts import services, tokens
 from dstackweb.accounts.access import allows, limited
 from dstackweb.accounts.models import ApiToken, Project, Role, TokenLimit, TokenScope, User
 from dstackweb.lib.errors import Invalid, NotFound
@@ -86,10 +86,10 @@ def test_what_the_api_says_of_the_tokens_user_is_limited_too(project: Project, b
 def test_an_expired_token_signs_nobody_in(boss: User, monkeypatch: pytest.MonkeyPatch) -> None:
     now = timezone.now()
     _row, token = services.create_token(boss, "ci", expires_at=now + timedelta(days=7))
-    assert services.authenticate_token(token) == boss
+    assert tokens.authenticate_token(token) == boss
     for days, user in ((6.999, boss), (7, None), (7.001, None)):
         monkeypatch.setattr(timezone, "now", lambda days=days: now + timedelta(days=days))
-        assert services.authenticate_token(token) == user
+        assert tokens.authenticate_token(token) == user
 
 
 def test_a_token_for_a_project_of_others_is_refused(member: User) -> None:
@@ -115,14 +115,14 @@ def test_the_page_makes_a_limited_token(project: Project, member: User, client: 
 
 
 def test_a_changed_password_revokes_all_tokens_when_asked_to(boss: User, client: Client) -> None:
-    tokens = [services.create_token(boss, name)[1] for name in ("laptop", "ci")]
+    made = [services.create_token(boss, name)[1] for name in ("laptop", "ci")]
     change = {"old_password": PASSWORD, "new_password1": NEW, "new_password2": NEW}
     client.force_login(boss)
     client.post("/account/password/", change)
-    assert [services.authenticate_token(token) for token in tokens] == [boss, boss]
+    assert [tokens.authenticate_token(token) for token in made] == [boss, boss]
     change = {"old_password": NEW, "new_password1": PASSWORD, "new_password2": PASSWORD, "revoke_tokens": "on"}
     client.post("/account/password/", change)
-    assert [services.authenticate_token(token) for token in tokens] == [None, None]
+    assert [tokens.authenticate_token(token) for token in made] == [None, None]
 
 
 def test_a_wrong_old_password_revokes_nothing(boss: User, client: Client) -> None:
@@ -130,7 +130,7 @@ def test_a_wrong_old_password_revokes_nothing(boss: User, client: Client) -> Non
     client.force_login(boss)
     change = {"old_password": "wrong", "new_password1": NEW, "new_password2": NEW, "revoke_tokens": "on"}
     client.post("/account/password/", change)
-    assert services.authenticate_token(token) == boss
+    assert tokens.authenticate_token(token) == boss
 
 
 @pytest.mark.parametrize("role", Role.values)

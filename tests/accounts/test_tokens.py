@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from dstackweb.accounts import services
+from dstackweb.accounts import services, tokens
 from dstackweb.accounts.models import ApiToken, LoginLink, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid, NotFound
 from tests.factories import make_user
@@ -24,7 +24,7 @@ def ada() -> User:
 def test_a_token_authenticates_its_user(ada: User) -> None:
     _row, token = services.create_token(ada, "laptop")
     assert token.startswith("dw_")
-    assert services.authenticate_token(token) == ada
+    assert tokens.authenticate_token(token) == ada
 
 
 def test_a_token_is_stored_only_as_a_digest_and_a_hint(ada: User) -> None:
@@ -39,20 +39,20 @@ def test_a_revoked_unknown_or_empty_token_authenticates_no_user(ada: User) -> No
     row, token = services.create_token(ada, "laptop")
     services.revoke_token(ada, row.pk)
     for plaintext in (token, "dw_unknown", "", row.digest):
-        assert services.authenticate_token(plaintext) is None
+        assert tokens.authenticate_token(plaintext) is None
 
 
 def test_the_token_of_an_inactive_user_is_refused(ada: User) -> None:
     _row, token = services.create_token(ada, "laptop")
     User.objects.filter(pk=ada.pk).update(is_active=False)
-    assert services.authenticate_token(token) is None
+    assert tokens.authenticate_token(token) is None
 
 
 def test_only_its_owner_revokes_a_token_and_only_once(ada: User) -> None:
     row, token = services.create_token(ada, "laptop")
     with pytest.raises(NotFound):
         services.revoke_token(make_user(), row.pk)
-    assert services.authenticate_token(token) == ada
+    assert tokens.authenticate_token(token) == ada
     services.revoke_token(ada, row.pk)
     with pytest.raises(NotFound):
         services.revoke_token(ada, row.pk)
@@ -62,12 +62,12 @@ def test_only_its_owner_revokes_a_token_and_only_once(ada: User) -> None:
 def test_last_use_is_written_once_a_minute(ada: User, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     row, token = services.create_token(ada, "laptop")
     with django_assert_num_queries(2):
-        services.authenticate_token(token)
+        tokens.authenticate_token(token)
     with django_assert_num_queries(1):
-        services.authenticate_token(token)
+        tokens.authenticate_token(token)
     earlier = timezone.now() - timedelta(seconds=61)
     ApiToken.objects.filter(pk=row.pk).update(last_used_at=earlier)
-    services.authenticate_token(token)
+    tokens.authenticate_token(token)
     row.refresh_from_db()
     assert row.last_used_at
     assert row.last_used_at > earlier + timedelta(seconds=60)
