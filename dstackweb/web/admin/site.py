@@ -14,7 +14,7 @@ from django.template.response import SimpleTemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
 from django.utils.text import capfirst
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from dstackweb.accounts.models import User
 from dstackweb.runs.history import parse_zone
@@ -23,6 +23,8 @@ from dstackweb.web.admin.areas import AREA_OF, AREAS, UNUSED, Area
 from dstackweb.web.admin.options import Fixed, ProductAdmin
 from dstackweb.web.admin.project_deletion import ProjectDeletion
 
+OF_DJANGO = (gettext_noop("After you’ve created a user, you’ll be able to edit more user options."),)
+"""Texts of Django's own pages that it has not in all our languages."""
 OWN_PAGES: dict[str, tuple[type[admin.ModelAdmin[Any]], ...]] = {"accounts.project": (ProjectDeletion,)}
 """What models have of this room, beside what their own says."""
 
