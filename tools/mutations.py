@@ -646,17 +646,7 @@ def caught(mutation: Mutation, root: Path) -> bool:
     text = path.read_text()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     env |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow and not nightly and not gpu",
-    ]
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly and not gpu"]
     path.write_text(text.replace(mutation.old, mutation.new))
     try:
         done = subprocess.run(

@@ -20,6 +20,7 @@ from dstackweb.scheduler.placement.reservation import (
     JobUsage,
     hosts_without,
     latest_end,
+    may_finish_before,
     plan_reservation,
     renew_reservation,
 )
@@ -150,6 +151,14 @@ def test_the_latest_end_includes_all_time_that_a_job_may_take(
     began: float, limit: int | None, expected: float | None
 ) -> None:
     assert latest_end(after(began), limit, 20, T0) == (None if expected is None else after(expected))
+
+
+def test_a_run_may_use_what_is_reserved_if_it_is_gone_before_the_start() -> None:
+    holder = JobUsage((1, 0), 1, 4, 256, frozenset(), T0, after(600 + 20 + MARGIN_S))
+    made = plan_reservation(waiting(spec(cpus=4)), with_held([host(1)], [holder]), [holder], T0, HOLD_S)
+    assert made is not None
+    limits = {limit: may_finish_before(spec(limit=limit), made, T0) for limit in (599, 600, 601, None)}
+    assert limits == {599: True, 600: True, 601: False, None: False}
 
 
 def test_a_reserved_start_that_shifts_within_the_margin_is_kept() -> None:
