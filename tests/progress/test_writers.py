@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
-from dstackweb.progress import ingest
-from dstackweb.progress.counters import ensure_scope
+from dstackweb.progress import counters, ingest
+from dstackweb.progress.counters import Delta, ensure_scope
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskGroup
 from dstackweb.progress.recount import differences
 from dstackweb.progress.reports import Batch, Count, Event, Failure
@@ -68,6 +68,25 @@ def test_eight_writers_of_the_same_groups_lose_nothing(scope_id: int) -> None:
     assert (scope.memory, scope.total, scope.prefixes, scope.groups) == (WRITERS * 270, WRITERS * 270, 3, 21)
     assert scope.version == WRITERS * 3
     assert list(differences()) == []
+
+
+def test_eight_writers_of_a_projects_runs_read_what_the_one_before_has_written(transactional_db: None) -> None:
+    """Each locks and reads by one message: it waits in the middle of that, for what it then reads."""
+    project_id = make_project("main").pk
+
+    def write(index: int) -> None:
+        for at in range(12):
+            names = [("train", f"train-{at % 3}"), (f"own-{index}", f"own-{index}-{at}")]
+            deltas = {name: Delta({S.QUEUED: 1}) for name in names}
+            with transaction.atomic():
+                counters.shift_project(project_id, deltas, NOW)
+
+    at_once(write)
+    scope = Scope.objects.get(project_id=project_id)
+    assert (scope.queued, scope.prefixes, scope.groups) == (WRITERS * 24, WRITERS + 1, 3 + WRITERS * 12)
+    assert scope.version == WRITERS * 12
+    shared = TaskGroup.objects.filter(prefix__name="train").order_by("name")
+    assert [group.queued for group in shared] == [WRITERS * 4] * 3
 
 
 def test_eight_writers_of_the_same_batch_count_it_once(scope_id: int) -> None:
