@@ -222,7 +222,7 @@ _register(
     joined="run host",
     search="id run__name",
     show_full_result_count=False,
-    exclude=("claim_nonce",),
+    exclude=("claim_nonce", "secrets_held"),
 )
 _register(
     Allocation,

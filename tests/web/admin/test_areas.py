@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.apps import apps
+from django.contrib.admin.utils import flatten_fieldsets
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
@@ -48,6 +49,15 @@ def test_internals_can_only_be_looked_at(root: User) -> None:
         if area.fixed:
             assert not any([*allowed, options.has_change_permission(request)]), label
         assert options.has_view_permission(request), label
+
+
+def test_no_page_of_a_row_has_a_field_of_secrets(root: User) -> None:
+    request = RequestFactory().get("/")
+    request.user = root
+    for model, options in admin.site._registry.items():
+        fields = {str(name) for name in flatten_fieldsets(options.get_fieldsets(request, model()))}
+        secret = {name for name in fields - {"image_digest"} if re.search("secret|cipher|digest|nonce|env", name)}
+        assert not secret, model._meta.label
 
 
 def test_the_first_page_counts_rows_and_shows_changes(client: Client, root: User) -> None:
