@@ -7,7 +7,7 @@ HOST := $(or $(DSTACKWEB_HOST),127.0.0.1)
 ifneq ($(filter 127.% localhost ::1,$(HOST)),)
 SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
-WORKERS ?= 4
+WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
@@ -50,23 +50,23 @@ demo-progress: $(VENV)/.dev ## the same with a run that reports half a million s
 login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
 
-# Both sides run, even if the first fails. What fails beside other tests runs once more by itself, and is named as it did.
-ALONE = || { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)"; }
+# What fails beside other tests runs once more by itself, and is named as it did.
+tests = { $(PYTEST) -m "$(1)" || \
+ { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)"; }; }
+# Both sides run, even if the first fails.
 define both_sides
 @export DSTACKWEB_TEST_SIDE; \
- DSTACKWEB_TEST_SIDE=sqlite; $(PYTEST) -m "$(1)" $(ALONE); sqlite=$$?; \
- DSTACKWEB_TEST_SIDE=postgres; $(PYTEST) -m "both_sides and ($(1))" $(ALONE); postgres=$$?; \
+ DSTACKWEB_TEST_SIDE=sqlite; $(call tests,$(1)); sqlite=$$?; \
+ DSTACKWEB_TEST_SIDE=postgres; $(call tests,both_sides and ($(1))); postgres=$$?; \
  [ $$sqlite = 0 ] && [ $$postgres = 0 ]
 endef
 
 test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
 	$(call both_sides,not slow and not nightly and not gpu)
 
-test-slow: WORKERS = 3
-test-slow: $(VENV)/.ray ## tests with real processes, browsers and longer stories
-	$(call both_sides,slow and not nightly)
+test-slow: $(VENV)/.dev ## tests with real processes, browsers and longer stories, on SQLite
+	@export DSTACKWEB_TEST_SIDE=sqlite; $(call tests,slow and not nightly)
 
-test-nightly: WORKERS = 3
 test-nightly: export DSTACKWEB_TEST_NIGHTLY = 1
 test-nightly: $(VENV)/.ray ## all other tests, an hour of them: clusters, clouds, upgrades, chaos, more examples, slow ones on PostgreSQL
 	$(call both_sides,nightly or deeper)

@@ -9,7 +9,7 @@ their own tests run once.
 
 There are three suites: quick (`make test`), slow (`make test-slow`; CI runs both) and nightly (`make test-nightly`), by
 the marks `slow` and `nightly`. Those in slow.txt were measured and found slow. The nightly one also takes more made-up
-examples. On PostgreSQL, those of `LONG_STORIES` and slow ones outside `faults/` are nightly.
+examples. On PostgreSQL, those of `LONG_STORIES` and slow ones are nightly.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ LONG_STORIES = ("gpus/policy", "scheduler/cloud", "scheduler/monitoring")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Examples by the suite; and Ctrl-C ends what tests start, also where the shell ignores it for this process."""
+    """Examples by the suite, a database to copy, and a Ctrl-C that ends what tests start.
+
+    The shell has it ignored for a process in its background.
+    """
+    from tests import databases
     from tests.support import is_nightly
 
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        config.add_cleanup(databases.begin().wait)
     hypothesis.settings.load_profile("full" if is_nightly() else "quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,8 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not item.get_closest_marker("slow") and item.nodeid.partition("[")[0].partition("@")[0] in SLOW:
             item.add_marker("slow")
             item.add_marker("listed")
-        is_long = item.get_closest_marker("slow") and path.parts[0] != "faults"
-        if POSTGRES and (is_long or path.as_posix().startswith(LONG_STORIES)):
+        if POSTGRES and (item.get_closest_marker("slow") or path.as_posix().startswith(LONG_STORIES)):
             item.add_marker("nightly")
         if path.parts[0] in BOTH_SIDES and _touches_database(item, "deployment"):
             item.add_marker("both_sides")

@@ -33,6 +33,11 @@ def copy_to(name: str) -> str:
     return create(Path(name).name, template)
 
 
+def begin() -> subprocess.Popen[bytes]:
+    """Make what is copied in a process beside, while tests are still collected."""
+    return subprocess.Popen([sys.executable, "-c", "from tests import databases; databases._template()"], cwd=REPO)
+
+
 def create(name: str, template: str = "template0") -> str:
     """A database of the test session's PostgreSQL; returns its name."""
     _postgres(f'DROP DATABASE IF EXISTS "{name}"', f'CREATE DATABASE "{name}" TEMPLATE "{template}"')

@@ -17,7 +17,7 @@ from tests import servers
 
 if "DSTACKWEB_TEST_HOME" not in os.environ:
     for name in [name for name in os.environ if name.startswith(("DSTACKWEB_", "Q_CLUSTER"))]:
-        if name not in {"DSTACKWEB_TEST_SIDE", "DSTACKWEB_TEST_STRICT"}:
+        if not name.startswith("DSTACKWEB_TEST_"):
             del os.environ[name]
     _home = Path(tempfile.mkdtemp(prefix="dstackweb-tests-"))
     _home.chmod(0o755)  # jobs in tests run as another user

@@ -22,7 +22,7 @@ from tests.server import TOKEN, Server
 from tests.setup_lock import set_up_elsewhere
 from tests.support import REPO, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("reload")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("reload")]
 
 PROBE = "dstackweb/api/monitoring.py"
 ANSWER = '{"status": "ok"}'
@@ -167,7 +167,6 @@ def test_sighup_takes_new_code_and_settings_refuses_no_request_and_touches_no_jo
     assert server.wait(again, deadline=DEADLINE)["status"] == "done"
 
 
-@pytest.mark.nightly
 def test_a_second_start_reloads_the_server_that_is_there(server: Server, pollers: list[Poller]) -> None:
     httpx.get(f"{server.url}/healthz")
     count, counted = reloads(server), probes(server)
@@ -184,7 +183,6 @@ def probes(server: Server) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in told if '"2xx"' in line)
 
 
-@pytest.mark.nightly
 def test_requests_are_counted_over_all_web_processes(server: Server) -> None:
     before = probes(server)
     for _ in range(40):
@@ -192,7 +190,6 @@ def test_requests_are_counted_over_all_web_processes(server: Server) -> None:
     assert [probes(server) - before for _ in range(6)] == [40] * 6
 
 
-@pytest.mark.nightly
 def test_a_program_that_is_broken_replaces_nothing(server: Server, pollers: list[Poller]) -> None:
     count = reloads(server)
     edit(server.tree, PROBE, "from __future__", "nonsense from __future__")
@@ -207,7 +204,6 @@ def test_a_program_that_is_broken_replaces_nothing(server: Server, pollers: list
     assert "SyntaxError" in server.said()
 
 
-@pytest.mark.nightly
 def test_the_log_of_a_runner_names_the_request_that_caused_it(server: Server) -> None:
     """A pass of the ticker may be first with a run, but not each time."""
 
@@ -222,7 +218,6 @@ def test_the_log_of_a_runner_names_the_request_that_caused_it(server: Server) ->
     assert {"time", "level", "logger", "message"} <= set(lines[0])
 
 
-@pytest.mark.nightly
 def test_a_restart_listens_before_it_prepares_anything_so_that_requests_wait(server: Server) -> None:
     server.stop()
     with set_up_elsewhere(server.env.get("DATABASE_URL", f"sqlite:///{server.home}/db.sqlite3")):

@@ -10,7 +10,7 @@ from tools.slow_tests import slow
 
 
 def test_a_test_is_slow_by_the_mean_of_its_parameters() -> None:
-    lines = ["0.500\ta.py::test_one[x[0]]", "0.200\ta.py::test_one[y]@group", "0.240\tb.py::test_two@group"]
+    lines = ["0.500\ta.py::test_one[x[0]]", "0.100\ta.py::test_one[y]@group", "0.140\tb.py::test_two@group"]
     assert slow(lines) == ["a.py::test_one"]
 
 

@@ -20,7 +20,7 @@ from statistics import mean
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "slow.txt"
-QUICK_S = 0.25
+QUICK_S = 0.15
 """Seconds of CPU that a test of the quick suite may take; of a parametrized one, on average."""
 
 

@@ -22,7 +22,7 @@ from tests.server import Server
 from tests.support import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(
         os.getuid() != 0 or not shutil.which("dockerd") or bool(Slurm.missing()),
@@ -147,7 +147,6 @@ def test_one_file_runs_is_watched_and_stops_everywhere_by_its_profile_alone(serv
         assert server.log(name).endswith(b"saved\n")
 
 
-@pytest.mark.nightly
 def test_a_killed_runner_ends_its_job_once_everywhere(server: Server) -> None:
     runs = {profile: apply(server, profile) for profile in PROFILES}
     for name in runs.values():

@@ -18,7 +18,7 @@ __all__ = ["cloud"]
 
 PASSWORD = "correct horse battery"
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
 
 
 def fill(page: Page, cloud: Cloud, secret: str) -> None:

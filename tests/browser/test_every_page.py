@@ -128,6 +128,7 @@ def test_every_page_is_accessible_and_fits_in_both_themes(
     check_pages(page, {f"admin-{name}": f"{live_server.url}/admin/{path}" for name, path in admin_pages().items()})
 
 
+@pytest.mark.nightly
 @pytest.mark.django_db(transaction=True)
 def test_the_page_of_a_quiet_running_run_makes_at_most_thirty_requests_a_minute(
     live_server, new_page: Callable[..., Page]

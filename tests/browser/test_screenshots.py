@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, Page
 from tests.browser import pictures
 from tests.browser.support import sign_in
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 SHOWN = re.compile(r"images/([\w-]+\.\w+)")
 
@@ -28,7 +30,6 @@ def test_each_picture_is_shown_in_the_documentation_and_small() -> None:
     assert shown | themes == files.keys()
 
 
-@pytest.mark.nightly
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", pictures.SETS)
 def test_pictures_of_the_documentation_are_taken(

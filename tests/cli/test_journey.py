@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Cli, read
 from tests.server import TOKEN, Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 RUN_FILE = """
 type: task

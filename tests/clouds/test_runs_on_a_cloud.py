@@ -14,7 +14,7 @@ from dstackweb.devtools.aws import Cloud
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cloud")]
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("cloud")]
 
 SHORT = {
     "DSTACKWEB_HEARTBEAT_S": "0.5",
@@ -109,7 +109,6 @@ def test_a_run_is_queued_and_done_on_an_instance_that_is_terminated_after_it(sit
     assert started["data"]["cloud_id"].startswith("i-")
 
 
-@pytest.mark.nightly
 def test_a_stopped_run_gets_sigterm_and_its_instance_is_terminated(site: Site) -> None:
     name = site.submit("trap 'echo asked to stop; exit 0' TERM", "echo up", "while :; do sleep 0.1 || :; done")
     site.server.wait(name, "running", deadline=BOOTED_S)
@@ -121,7 +120,6 @@ def test_a_stopped_run_gets_sigterm_and_its_instance_is_terminated(site: Site) -
     eventually(site.all_gone)
 
 
-@pytest.mark.nightly
 def test_an_offer_without_capacity_is_recorded_and_the_next_is_taken(site: Site) -> None:
     offers = eventually(lambda: site.offers(cpu="2..", spot="false")["items"])
     site.cloud.capacity(0, offers[0]["instance_type"])
@@ -134,7 +132,6 @@ def test_an_offer_without_capacity_is_recorded_and_the_next_is_taken(site: Site)
     assert failed["data"]["code"] == "no_capacity"
 
 
-@pytest.mark.nightly
 def test_a_slow_cloud_does_not_delay_runs_on_own_hosts(site: Site) -> None:
     before = site.known()
     site.cloud.latency(30, "ec2", "RunInstances")
@@ -175,7 +172,6 @@ def test_an_interrupted_spot_job_saves_its_checkpoint_and_the_next_attempt_resum
     assert site.events(name, "spot_interruption")
 
 
-@pytest.mark.nightly
 def test_an_idle_instance_serves_the_next_run_of_its_project(site: Site) -> None:
     before = site.known()
     first = site.submit("true", idle_duration="2m")
@@ -189,7 +185,6 @@ def test_an_idle_instance_serves_the_next_run_of_its_project(site: Site) -> None
     eventually(site.all_gone)
 
 
-@pytest.mark.nightly
 def test_an_instance_without_heartbeats_is_terminated_and_its_run_fails(site: Site) -> None:
     name = site.submit("echo up", "sleep 600", stop_duration="1s")
     site.server.wait(name, "running", deadline=BOOTED_S)
@@ -200,7 +195,6 @@ def test_an_instance_without_heartbeats_is_terminated_and_its_run_fails(site: Si
     eventually(site.all_gone)
 
 
-@pytest.mark.nightly
 def test_workers_killed_during_launches_leave_one_instance_per_run(site: Site) -> None:
     before = site.known()
     site.cloud.forget_calls()
@@ -234,7 +228,6 @@ def ends_once(site: Site, *before: str, **keys: Any) -> str:
     return name
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("trap", ["", "trap 'echo told; exit 1' TERM"])
 def test_an_instance_terminated_in_the_console_is_an_interruption(site: Site, trap: str) -> None:
     name = ends_once(site, *filter(None, [trap]))
@@ -246,7 +239,6 @@ def test_an_instance_terminated_in_the_console_is_an_interruption(site: Site, tr
     assert site.events(name, "retry")[0]["data"]["job_reason"] == "instance_unreachable"
 
 
-@pytest.mark.nightly
 def test_a_spot_instance_reclaimed_before_its_agent_saw_the_notice_is_an_interruption(site: Site) -> None:
     name = ends_once(site, spot_policy="spot")
     [machine] = site.running()
@@ -257,7 +249,6 @@ def test_a_spot_instance_reclaimed_before_its_agent_saw_the_notice_is_an_interru
     assert site.events(name, "retry")[0]["data"]["job_reason"] == "interrupted_by_no_capacity"
 
 
-@pytest.mark.nightly
 def test_a_job_killed_on_a_healthy_instance_fails_by_itself(site: Site) -> None:
     name = site.submit("kill -9 $$", retry={"on_events": ["interruption"]})
     run = site.server.wait(name, deadline=BOOTED_S + 30)

@@ -16,7 +16,7 @@ from tests.second_machine import Machine
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides, pytest.mark.xdist_group("host agents")]
+pytestmark = [pytest.mark.nightly, pytest.mark.both_sides, pytest.mark.xdist_group("host agents")]
 FAR = {"labels": {"disk": "nvme"}}
 SOON = {"DSTACKWEB_PASS_EVERY_S": "0.5", "DSTACKWEB_WATCH_EVERY_S": "0.3", "DSTACKWEB_HOST_SILENT_S": "4"}
 
@@ -100,7 +100,6 @@ def test_an_agent_that_is_killed_and_a_server_that_restarts_lose_no_job_and_star
     assert server.manage("recount", "--check").returncode == 0
 
 
-@pytest.mark.nightly
 def test_a_revoked_host_finishes_its_jobs_and_takes_new_ones_after_it_rejoined(
     joined: tuple[Server, Machine],
 ) -> None:

@@ -64,6 +64,7 @@ def take_back() -> None:
     count_runs_anew()
 
 
+@pytest.mark.nightly
 def test_a_pass_killed_within_a_batch_placed_whole_runs_and_the_next_continues(
     main: Project, boss: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_worker_killed_during_reranking_of_a_queue_ranked_all_of_it_or_none(ma
     assert assert_ranked_whole(queue) == 7
 
 
+@pytest.mark.nightly
 def test_a_worker_killed_at_any_moment_of_ranking_ten_thousand_runs_leaves_no_rank_behind(
     main: Project, boss: User
 ) -> None:

@@ -17,7 +17,7 @@ from tests.factories import join, make_host, make_project, make_run, make_user, 
 from tests.faults.killing import killed_at_each_statement
 from tests.progress.test_finalize import everything, filled, released
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.factories import join, make_host, make_project, make_user
 from tests.faults.killing import killed_at_each_statement
 from tests.runs.test_removal import done_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_killed_removal_leaves_counters_right_and_its_logs_to_the_next() -> None:

@@ -18,7 +18,7 @@ from tests.factories import join, make_host, make_project, make_user, place_all
 from tests.faults.killing import killed_at_each_statement
 from tests.runs.sweeps.test_sweeps import end, names, settle
 
-pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_killed_submission_is_whole_or_not_there_and_creation_goes_on() -> None:

@@ -17,7 +17,7 @@ from tests.second_machine import Machine
 from tests.server import Server
 from tests.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.both_sides]
+pytestmark = [pytest.mark.nightly, pytest.mark.both_sides]
 SOON = {"DSTACKWEB_PASS_EVERY_S": "0.5", "DSTACKWEB_WATCH_EVERY_S": "0.3", "DSTACKWEB_HOST_SILENT_S": "3"}
 
 
@@ -54,7 +54,6 @@ def kill(machine: Machine, run: dict[str, Any], server: Server) -> None:
     machine.process.wait(30)
 
 
-@pytest.mark.nightly
 def test_runs_placed_on_a_killed_host_start_elsewhere_and_its_running_job_can_be_ended(
     open_home: Path,
 ) -> None:

@@ -17,7 +17,7 @@ from dstackweb import web_worker
 from dstackweb.web_worker import Channel, Parser, maintain
 from tests.server import PASSWORD, TOKEN, Server
 
-pytestmark = pytest.mark.xdist_group("faults")
+pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("faults")]
 
 CLIENTS = 40
 HEADERS = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
@@ -36,7 +36,6 @@ def clients(server: Server) -> Iterator[list[socket.socket]]:
         yield opened
 
 
-@pytest.mark.nightly
 def test_others_are_served_while_clients_withhold_their_requests(server: Server, clients: list[socket.socket]) -> None:
     for _ in range(20):
         assert server.http.get("/hosts").status_code == 200
@@ -48,7 +47,6 @@ def test_others_are_served_while_clients_withhold_their_requests(server: Server,
     assert clients[1].recv(100).startswith(b"HTTP/1.1 403")
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("path", ["/login/", "/api/v1/nowhere", "/api/v1/projects/main/archives/null%2Cnull"])
 def test_a_head_request_is_answered_with_the_header_alone(server: Server, path: str) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
@@ -77,7 +75,6 @@ def slow_reader(server: Server, request: str) -> socket.socket:
     return client
 
 
-@pytest.mark.nightly
 def test_others_are_served_while_clients_do_not_take_long_logs(server: Server) -> None:
     name = server.submit("echo hello")
     server.wait(name)
@@ -99,7 +96,6 @@ def test_others_are_served_while_clients_do_not_take_long_logs(server: Server) -
             assert all(reader.recv(100) for reader in readers)
 
 
-@pytest.mark.nightly
 def test_others_are_served_while_clients_ask_for_many_files_at_once(server: Server) -> None:
     page = server.http.get(f"{server.url}/login/").text
     path = re.findall(r"/static/site\.[\w.]*css", page)[0]
@@ -111,7 +107,6 @@ def test_others_are_served_while_clients_ask_for_many_files_at_once(server: Serv
             assert all(reader.recv(100) for reader in readers)
 
 
-@pytest.mark.nightly
 def test_an_answer_without_a_body_leaves_the_connection_open(server: Server) -> None:
     invite = server.http.post("/hosts/invites").json()["id"]
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
@@ -217,7 +212,6 @@ def test_the_addresses_of_one_network_of_ipv6_count_as_one_client(monkeypatch: p
     assert closed(channels) == [3]
 
 
-@pytest.mark.nightly
 def test_one_address_with_all_connections_does_not_keep_others_out(server: Server) -> None:
     with ExitStack() as stack:
         for _number in range(web_worker.CONNECTIONS + web_worker.SPARE + 20):

@@ -19,7 +19,7 @@ from tests.gateway.conftest import Gateway
 from tests.servers import free_port
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tests.gateway.conftest import Gateway
 from tests.server import PASSWORD
 from tests.support import eventually, run_async
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 FAKE = Path(__file__).with_name("fake_jupyter.py")
 
 

@@ -13,7 +13,7 @@ from tests.server import kill
 from tests.servers import free_port
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_a_key_opens_a_shell_in_the_place_of_the_commands(gateway: Gateway, key: Path) -> None:

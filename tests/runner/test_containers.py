@@ -23,7 +23,7 @@ from tests.servers import free_port
 from tests.support import eventually
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.xdist_group("containers"),
     pytest.mark.skipif(os.getuid() != 0 or not shutil.which("dockerd"), reason="needs root and docker.io"),
 ]
@@ -73,7 +73,6 @@ def test_commands_run_in_the_image_as_the_projects_user_in_the_runs_directory(co
     assert container.read(str(job.state)) is None
 
 
-@pytest.mark.nightly
 def test_an_image_is_not_found_by_its_id(contained: Callable[..., Box], docker: Docker) -> None:
     """Beginnings of ids can be tried out: the images of all projects would be there for each."""
     known = images.find(docker.engine, IMAGE)
@@ -83,7 +82,6 @@ def test_an_image_is_not_found_by_its_id(contained: Callable[..., Box], docker: 
         assert ended(job)["image_pull_failed"] == {"fault": "not_present", "image": name}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("commands", "entrypoint", "printed"),
     [
@@ -100,7 +98,6 @@ def test_the_entrypoint_gets_the_commands_as_arguments_and_the_images_own_progra
     assert job.lines()[1:] == printed
 
 
-@pytest.mark.nightly
 def test_no_value_of_the_environment_is_in_an_argument(contained: Callable[..., Box]) -> None:
     """Values of several lines too, which Docker's file of variables can't have."""
     job = contained(
@@ -130,7 +127,6 @@ def _arguments_of(pid: int) -> bytes:
         return b""
 
 
-@pytest.mark.nightly
 def test_an_end_is_the_containers_own(contained: Callable[..., Box]) -> None:
     failed = contained("echo out", "echo err >&2", "exit 7")
     assert (ended(failed)["reason"], ended_code(failed)) == ("container_exited_with_error", 7)
@@ -146,20 +142,17 @@ def ended_code(job: Box) -> int | None:
     return code
 
 
-@pytest.mark.nightly
 def test_a_job_over_its_memory_ends_with_out_of_memory(contained: Callable[..., Box]) -> None:
     job = contained("x=$(head -c 200000000 /dev/zero | tail -c 190000000)", memory_max_mib=32)
     end = ended(job)
     assert (end["reason"], end["memory_mib"]) == ("out_of_memory", 32)
 
 
-@pytest.mark.nightly
 def test_what_a_container_changes_of_its_image_counts_as_its_files(contained: Callable[..., Box]) -> None:
     job = contained("head -c 30000000 /dev/zero > /tmp/large; while :; do sleep 0.1; done", disk_limit=10 << 20)
     assert ended(job)["reason"] == "out_of_disk"
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_the_volumes_that_an_image_makes_count_as_the_jobs_files(
     contained: Callable[..., Box], docker: Docker, request: pytest.FixtureRequest, name: str
@@ -190,7 +183,6 @@ def test_a_stop_gives_the_commands_their_grace_and_then_kills_all(contained: Cal
     assert (end["reason"], end["exit_code"]) == ("terminated_by_user", 137)
 
 
-@pytest.mark.nightly
 def test_the_runner_is_killed_and_the_next_one_ends_the_container_and_reports_it_once(
     contained: Callable[..., Box], docker: Docker
 ) -> None:
@@ -206,7 +198,6 @@ def test_the_runner_is_killed_and_the_next_one_ends_the_container_and_reports_it
     assert len(job.api.exits) == 1
 
 
-@pytest.mark.nightly
 def test_the_host_ends_a_container_whose_runner_is_gone(contained: Callable[..., Box], docker: Docker) -> None:
     from dstackweb.runner.jobs import LocalJobs
 
@@ -222,7 +213,6 @@ def test_the_host_ends_a_container_whose_runner_is_gone(contained: Callable[...,
     assert docker.left() == []
 
 
-@pytest.mark.nightly
 def test_the_daemon_is_killed_and_the_job_goes_on_until_the_daemon_is_back(
     contained: Callable[..., Box], docker: Docker
 ) -> None:
@@ -241,7 +231,6 @@ def test_the_daemon_is_killed_and_the_job_goes_on_until_the_daemon_is_back(
     assert len(job.api.exits) == 1
 
 
-@pytest.mark.nightly
 def test_a_daemon_that_keeps_its_containers_is_attached_to_again(contained: Callable[..., Box], docker: Docker) -> None:
     job = contained("echo ready", "while [ ! -e on ]; do sleep 0.1; done", "echo after", "exit 4")
     job.launch()
@@ -254,7 +243,6 @@ def test_a_daemon_that_keeps_its_containers_is_attached_to_again(contained: Call
     assert (job.end()["exit_code"], job.lines()[-1]) == (4, "after")
 
 
-@pytest.mark.nightly
 def test_a_stop_works_without_the_daemon_and_is_reported_when_it_is_back(
     contained: Callable[..., Box], docker: Docker
 ) -> None:
@@ -270,7 +258,6 @@ def test_a_stop_works_without_the_daemon_and_is_reported_when_it_is_back(
     assert job.end(nudged=True)["reason"] == "terminated_by_user"
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_an_image_is_pulled_with_the_runs_credentials_which_are_gone_afterwards(
     contained: Callable[..., Box], docker: Docker, request: pytest.FixtureRequest, name: str
@@ -310,7 +297,6 @@ def test_an_image_is_pulled_with_the_runs_credentials_which_are_gone_afterwards(
     assert ended(away)["image_pull_failed"]["fault"] == "unreachable"
 
 
-@pytest.mark.nightly
 def test_a_pull_that_hangs_is_begun_again_by_the_next_runner_and_ended_by_a_stop(contained: Callable[..., Box]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         image = f"127.0.0.1:{server.getsockname()[1]}/slow:1"
@@ -361,7 +347,6 @@ def test_a_hostile_job_is_not_root_and_reaches_no_other_run_and_no_folder_that_i
         assert end["message"].startswith("volumes: "), end
 
 
-@pytest.mark.nightly
 def test_no_image_takes_the_name_of_another_one_with_podman(
     contained: Callable[..., Box], podman: Engine, tmp_path: Path
 ) -> None:
@@ -407,7 +392,6 @@ def test_podman_runs_stops_and_ends_what_its_killed_runner_left(contained: Calla
     assert podman.call("ps", "-aq", "--filter", "label=dstackweb.job").split() == []
 
 
-@pytest.mark.nightly
 def test_a_run_with_an_image_runs_on_a_host_with_docker_and_shows_what_it_ran_in(
     docker: Docker, open_home: Path
 ) -> None:

@@ -118,7 +118,7 @@ def test_a_log_that_is_longer_here_stays(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.both_sides
 def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "backup.tar")
