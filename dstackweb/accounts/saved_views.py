@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils.translation import gettext as _
 
@@ -49,9 +49,7 @@ def delete(project: Project, view_id: int, user: User, shared: bool) -> SavedVie
 
 def set_default(project: Project, view_id: int, user: User, *, chosen: bool) -> SavedView:
     """Have a person's queue pages begin with a view that they see, or no longer. Raises NotFound."""
-    view = SavedView.objects.filter(Q(user=user) | Q(user=None), project=project, pk=view_id).first()
-    if view is None:
-        raise NotFound(_("This view does not exist or was already deleted."))
+    view = one(project, user, view_id)
     if chosen:
         DefaultView.objects.update_or_create(project=project, user=user, defaults={"view": view})
     else:
@@ -94,15 +92,15 @@ def change(
 
     Raises NotFound, Invalid at `name` or `query`, Conflict for a name that another view has.
     """
-    with transaction.atomic():
-        view = _changeable(project, view_id, user, shared)
-        view.name = view.name if name is None else name.strip()
-        view.query = view.query if query is None else query
-        check(view, "name", "query")
-        others = SavedView.objects.filter(project=project, user=view.user, name=view.name).exclude(pk=view.pk)
-        if others.exists():
-            raise Conflict(_("There is a view %(name)s already.") % {"name": view.name})
-        view.save(update_fields=["name", "query"])
+    view = _changeable(project, view_id, user, shared)
+    view.name = view.name if name is None else name.strip()
+    view.query = view.query if query is None else query
+    check(view, "name", "query")
+    try:
+        with transaction.atomic():
+            view.save(update_fields=["name", "query"])
+    except IntegrityError:
+        raise Conflict(_("There is a view %(name)s already.") % {"name": view.name}) from None
     return view
 
 

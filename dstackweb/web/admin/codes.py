@@ -65,8 +65,23 @@ def lines(texts: Iterable[str]) -> SafeString | None:
     return format_html_join("", "<div>{}</div>", ((text,) for text in texts)) or None
 
 
-def contents(field: AdminReadonlyField) -> Any:
-    """What the page of a row shows for a field that cannot be changed there."""
+class Worded:
+    """A form of Django's admin site, or a part of it; fields that cannot be changed show words instead of codes."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __iter__(self) -> Iterator[Worded]:
+        return map(Worded, self._part)
+
+    def contents(self) -> Any:
+        return _contents(self._part)
+
+
+def _contents(field: AdminReadonlyField) -> Any:
     name, row = field.field["field"], field.form.instance
     key = (type(row), name)
     if not isinstance(name, str) or (key not in TEXTS and key not in CODES):
@@ -98,19 +113,19 @@ def worded(model: type[Model], listed: Any) -> Any:
 
 
 def _simple(listed: type[admin.SimpleListFilter], word: Callable[[str], str]) -> type[admin.SimpleListFilter]:
-    class Worded(listed):  # type: ignore[misc, valid-type]  # a class made at run time
+    class WordedFilter(listed):  # type: ignore[misc, valid-type]  # a class made at run time
         def lookups(self, request: Any, model_admin: Any) -> list[tuple[Any, str]]:
             return labelled(super().lookups(request, model_admin), word)
 
-    return Worded
+    return WordedFilter
 
 
 def _of_field(kind: type[admin.FieldListFilter], word: Callable[[str], str]) -> type[admin.FieldListFilter]:
-    class Worded(kind):  # type: ignore[misc, valid-type]  # a class made at run time
+    class WordedFilter(kind):  # type: ignore[misc, valid-type]  # a class made at run time
         def choices(self, changelist: Any) -> Iterator[Any]:
             everything, *rest = super().choices(changelist)
             yield everything
             for choice in rest:
                 yield {**choice, "display": word(str(choice["display"]))}
 
-    return Worded
+    return WordedFilter

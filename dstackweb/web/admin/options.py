@@ -69,6 +69,8 @@ class ProductAdmin(admin.ModelAdmin[Any]):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
         row: Model | None = more.get("obj")
         context["is_fixed"] = isinstance(self, Fixed)
+        context["adminform"] = codes.Worded(context["adminform"])
+        context["inline_admin_formsets"] = [codes.Worded(formset) for formset in context["inline_admin_formsets"]]
         if row is not None and isinstance(request.user, User):
             context["product_url"] = page_for(row, request.user)
         return super().render_change_form(request, context, *args, **more)

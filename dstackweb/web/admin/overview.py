@@ -31,6 +31,7 @@ class Change(NamedTuple):
     """An entry of the audit log in words."""
 
     entry: AuditEntry
+    actor: str
     kind: str
     action: str
     changes: list[str]
@@ -54,7 +55,10 @@ def overview(request: HttpRequest) -> dict[str, Any]:
 
 
 def recent(entries: Iterable[AuditEntry]) -> list[Change]:
-    return [Change(one, words.KIND(one.kind), words.ACTION(one.action), words.changes(one)) for one in entries]
+    return [
+        Change(one, words.actor(one), words.KIND(one.kind), words.ACTION(one.action), words.changes(one))
+        for one in entries
+    ]
 
 
 def _counts(request: HttpRequest) -> Iterator[tuple[str, str]]:
