@@ -57,16 +57,22 @@ class TunnelConnector(BaseConnector):
                 raise NotConnected(error) from None
             raise
         mine, its = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=its)
-        carrying = asyncio.ensure_future(pump(stream, reader, writer, half_closes=False))
+        carrying = asyncio.ensure_future(self._carry(stream, its))
         self._pumps.add(carrying)  # the loop itself keeps no task
-        carrying.add_done_callback(self._ended)
-        _transport, protocol = await self._loop.create_connection(self._factory, sock=mine)
+        carrying.add_done_callback(self._pumps.discard)
+        try:
+            _transport, protocol = await self._loop.create_connection(self._factory, sock=mine)
+        except BaseException:
+            mine.close()
+            raise
         return protocol
 
-    def _ended(self, carrying: asyncio.Task[None]) -> None:
-        self._pumps.discard(carrying)
-        self._places.release()
+    async def _carry(self, stream: Stream, its: socket.socket) -> None:
+        try:
+            await pump(stream, *await asyncio.open_connection(sock=its), half_closes=False)
+        finally:
+            self._places.release()
+            await stream.close()
 
 
 class JobClient:

@@ -87,6 +87,22 @@ def test_many_requests_at_once_wait_for_one_another_where_the_job_closes_no_conn
     run_async(work())
 
 
+@pytest.mark.slow  # 2,400 requests
+def test_callers_who_leave_at_any_moment_leave_no_connection_behind() -> None:
+    async def work() -> None:
+        client = client_of(job=never_closes)
+        for steps in [*range(40)] * 60:
+            asked = asyncio.ensure_future(fetched(client, "DELETE"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        assert await asyncio.wait_for(fetched(client, "DELETE"), 10) == b"hello"
+        await client.close()
+
+    run_async(work())
+
+
 @pytest.mark.parametrize("refused_first", [True, False])
 def test_a_request_that_was_sent_is_never_taken_for_one_that_was_not(refused_first: bool) -> None:
     async def work() -> None:
