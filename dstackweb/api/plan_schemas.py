@@ -13,7 +13,7 @@ from dstackweb.api.app import NameOrNull
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.scheduler.placement import preemption
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.wording import fair_share, statuses, waiting
+from dstackweb.wording import fair_share, places, statuses, waiting
 from dstackweb.wording import queue as queue_words
 from dstackweb.wording.sentence import joined
 
@@ -152,7 +152,7 @@ class TriedOut(Schema):
 
     @staticmethod
     def resolve_detail(tried: Candidate) -> str:
-        label, text, _tone = waiting.tried(tried.code, tried.data)
+        label, text, _tone = places.tried(tried.code, tried.data)
         return text or label
 
 

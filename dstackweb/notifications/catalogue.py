@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from dstackweb.accounts.models import Role
-from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.notification_codes import NotificationEvent
 
 
 class About(Enum):

@@ -22,7 +22,7 @@ from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.notifications import services
 from dstackweb.notifications.hours import send_at
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery, DeliveryStatus
-from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.notification_codes import NotificationEvent
 
 MOST = 20
 """Channels of one person or one project."""

@@ -15,7 +15,7 @@ from dstackweb.notifications.models import Condition
 from dstackweb.notifications.outbox import News, publish
 from dstackweb.offers import sources
 from dstackweb.runs import stuck
-from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.notification_codes import NotificationEvent
 
 EVERY_S = 60.0
 AFTER: Mapping[NotificationEvent, dt.timedelta] = {

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 
-from dstackweb.runs.codes import DeliveryProblem
+from dstackweb.runs.notification_codes import DeliveryProblem
 
 
 def is_on() -> bool:

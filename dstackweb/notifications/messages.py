@@ -21,7 +21,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from dstackweb.notifications.models import Delivery
-from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.wording import notifications as words
 from dstackweb.wording.names import visible
 

@@ -22,8 +22,9 @@ from dstackweb.notifications import services
 from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.hours import send_at
 from dstackweb.notifications.models import ChannelKind, Delivery, DeliveryStatus, Rule
-from dstackweb.runs.codes import NotificationEvent, RunEventKind
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import BudgetMark, Run, RunEvent
+from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.runs.states import Reason
 
 LONG_WAIT = dt.timedelta(minutes=5)

@@ -33,7 +33,7 @@ from dstackweb.notifications import mail, messages, services
 from dstackweb.notifications.hours import after_quiet
 from dstackweb.notifications.messages import Notice, Post
 from dstackweb.notifications.models import GROUPED, Channel, ChannelKind, Delivery, DeliveryStatus
-from dstackweb.runs.codes import DeliveryProblem
+from dstackweb.runs.notification_codes import DeliveryProblem
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from dstackweb.audit.recorder import record
 from dstackweb.lib.errors import NotFound
 from dstackweb.notifications.hours import Hours
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery, Rule
-from dstackweb.runs.codes import NotificationEvent
 from dstackweb.runs.history import parse_zone
+from dstackweb.runs.notification_codes import NotificationEvent
 
 MOST_UNREAD = 10
 """Counting stops here: the bell then says 9+."""

@@ -21,7 +21,7 @@ from django.utils import timezone
 from dstackweb.backends import contract, registry
 from dstackweb.backends.contract import Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, single_flight, sources, store
+from dstackweb.offers import counts, single_flight, source_values, sources, store
 from dstackweb.offers.models import Result, SourceRow
 from dstackweb.spec.effective import Requirements
 
@@ -153,7 +153,7 @@ class _Lookup:
                 counts.add(self.backend.pk, failures=1)
                 raise
             with transaction.atomic():
-                is_current = sources.is_current(self.backend, lead)
+                is_current = source_values.is_current(self.backend, lead)
             if is_current:
                 self._keep(CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest))
             return offers
@@ -230,18 +230,18 @@ def backend_changed(instance: Backend, **_signal: Any) -> None:
         SourceRow.objects.filter(backend=instance).delete()
         Result.objects.filter(backend=instance).delete()
         return
-    transaction.on_commit(lambda: store.restamp(sources.catalog_name(instance.pk)))
+    transaction.on_commit(lambda: store.restamp(source_values.catalog_name(instance.pk)))
 
 
 def backend_deleted(instance: Backend, **_signal: Any) -> None:
     """A backend is about to be deleted: drop its offers everywhere."""
     pk = instance.pk
-    names = [*sources.objects_of(pk), *(_object(pk, slot) for slot in range(SLOTS))]
+    names = [*source_values.objects_of(pk), *(_object(pk, slot) for slot in range(SLOTS))]
 
     def drop() -> None:
-        store.restamp(sources.catalog_name(pk))
+        store.restamp(source_values.catalog_name(pk))
         store.delete(*names)
-        sources.drop(pk)
+        source_values.drop(pk)
         _local.drop(lambda key: key[0] == pk)
 
     transaction.on_commit(drop)
@@ -263,7 +263,7 @@ def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key
 
 def _token(backend: Backend) -> str:
     """Results made under another token are outdated: it changes with each refresh by hand and each new value."""
-    return f"{backend.refresh_generation}:{store.stamp(sources.catalog_name(backend.pk))}"
+    return f"{backend.refresh_generation}:{store.stamp(source_values.catalog_name(backend.pk))}"
 
 
 def _object(backend_id: int, slot: int) -> str:

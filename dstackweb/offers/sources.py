@@ -1,20 +1,14 @@
-"""The sources of backends' offers: read from the cache, and refreshed in the background with one call for all.
-
-A value is stored only if the backend's version and refresh generation are unchanged since the call, and the caller
-still holds the lead. A failure is stored beside the last good value, which is served as stale.
-"""
+"""The sources of backends' offers: read from the cache, and refreshed in the background with one call for all."""
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import functools
 import logging
 import os
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import connection, transaction
 from django.db.models import F
@@ -28,11 +22,10 @@ from dstackweb.backends.contract import (
     SourceFailure,
     SourceKey,
     SourceReading,
-    SourceSpec,
     SourceState,
 )
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, freshness, single_flight, store
+from dstackweb.offers import counts, freshness, single_flight, source_values, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
 
@@ -51,23 +44,12 @@ USE_RECORDED_S = 10.0
 """The least time between two writes of `used_at`."""
 FAILS = 3
 """Calls in a row after which a source counts as failing."""
-KEEP_S = 30 * 86400.0
-"""How long the last good value of a failing source is served."""
 THREADS = 8
 TICK_S = 1.0
 """How long a tick waits for its calls. Slower calls continue in the process without it, since its worker may be one of
 two."""
 
 
-@dataclass(frozen=True)
-class _LocalValue:
-    """A value in this process's memory, with its row as it was."""
-
-    row: SourceRow
-    value: Any
-
-
-_local: store.LocalCache[tuple[int, SourceKey], _LocalValue] = store.LocalCache(512)
 _refreshes: dict[tuple[int, SourceKey], Future[None]] = {}
 
 
@@ -82,11 +64,6 @@ def failing(now: dt.datetime) -> list[SourceRow]:
     return list({row.backend_id: row for row in rows}.values())
 
 
-def catalog_name(backend_id: int) -> str:
-    """The name of the stamp of a backend's offers."""
-    return f"catalog:{backend_id}"
-
-
 def read(backend: Backend, key: SourceKey) -> SourceReading:
     return read_all(backend, _sourced(backend), [key])[key]
 
@@ -97,12 +74,13 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     While the cache is down, this process refreshes what it lacks by itself, in the background.
     """
     now = timezone.now()
-    rows = _rows(backend)
+    rows = source_values.rows_of(backend)
     _record_use([row for key in keys if (row := rows.get(key)) is not None], now)
-    found = {key: _reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
+    found = {key: source_values.reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
     if store.is_down():
         for key in keys:
-            if freshness.is_due(backend, _known(backend, key, rows.get(key)), driver.sources[key.source], now):
+            known = source_values.known_row(backend, key, rows.get(key))
+            if freshness.is_due(backend, known, driver.sources[key.source], now):
                 _start_refresh(backend, key, 1.0)
     return found
 
@@ -122,14 +100,14 @@ def refresh(
     called = False
 
     def known() -> SourceReading:
-        return _reading(backend, key, _row(backend, key), spec, timezone.now())
+        return source_values.reading(backend, key, source_values.row_of(backend, key), spec, timezone.now())
 
     def find() -> SourceReading | None:
-        row = _row(backend, key)
+        row = source_values.row_of(backend, key)
         now = timezone.now()
-        if freshness.is_due(backend, _known(backend, key, row), spec, now, share):
+        if freshness.is_due(backend, source_values.known_row(backend, key, row), spec, now, share):
             return None
-        return _reading(backend, key, row, spec, now)
+        return source_values.reading(backend, key, row, spec, now)
 
     def call(lead: Lead) -> SourceReading:
         nonlocal called
@@ -153,7 +131,7 @@ def refresh_now(backend: Backend) -> None:
     """
 
     def publish() -> None:
-        store.restamp(catalog_name(backend.pk))
+        store.restamp(source_values.catalog_name(backend.pk))
         refresh_requested.send_robust(sender=Backend, backend_id=backend.pk)
 
     with transaction.atomic():
@@ -177,10 +155,10 @@ def refresh_due(now: dt.datetime) -> int:
     """
     started: list[Future[None]] = []
     for backend, driver in sourced_backends():
-        wanted, rows = driver.wanted(), _rows(backend)
+        wanted, rows = driver.wanted(), source_values.rows_of(backend)
         for key in wanted:
             row = rows.get(key)
-            known = _known(backend, key, row)
+            known = source_values.known_row(backend, key, row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
             if freshness.must_refresh(backend, known, driver.sources[key.source], now) or (
                 in_use and freshness.is_due(backend, known, driver.sources[key.source], now, freshness.AHEAD)
@@ -191,16 +169,6 @@ def refresh_due(now: dt.datetime) -> int:
             SourceRow.objects.filter(pk__in=gone).delete()
     wait(started, timeout=TICK_S)
     return len(started)
-
-
-def is_current(backend: Backend, lead: Lead) -> bool:
-    """Whether a call's result may be stored: the backend is unchanged since, and the caller still leads.
-
-    Call it first in the storing transaction: it locks the backend's row.
-    """
-    current = Backend.objects.select_for_update(no_key=True).filter(pk=backend.pk)
-    version = current.values_list("version", "refresh_generation").first()
-    return version == (backend.version, backend.refresh_generation) and lead.holds()
 
 
 def preload(now: dt.datetime) -> None:
@@ -230,17 +198,8 @@ def has_sourced_backends() -> bool:
     return bool(kinds) and Backend.objects.filter(enabled=True, kind__in=kinds).exists()
 
 
-def drop(backend_id: int) -> None:
-    _local.drop(lambda key: key[0] == backend_id)
-
-
-def objects_of(backend_id: int) -> list[str]:
-    stamps = SourceRow.objects.filter(backend=backend_id).exclude(stamp="").values_list("stamp", flat=True)
-    return [_object(backend_id, stamp) for stamp in stamps]
-
-
 def forget() -> None:
-    _local.forget()
+    source_values.forget()
     _refreshes.clear()
 
 
@@ -249,26 +208,6 @@ def _sourced(backend: Backend) -> Sourced:
     if not is_sourced(driver):
         raise TypeError(f"backend {backend.name} has no sources")
     return driver
-
-
-def _object(backend_id: int, stamp: str) -> str:
-    return f"source:{backend_id}:{stamp}"
-
-
-def _rows(backend: Backend) -> dict[SourceKey, SourceRow]:
-    return {SourceKey(row.source, row.region): row for row in SourceRow.objects.filter(backend=backend)}
-
-
-def _row(backend: Backend, key: SourceKey) -> SourceRow | None:
-    return SourceRow.objects.filter(backend=backend, source=key.source, region=key.region).first()
-
-
-def _known(backend: Backend, key: SourceKey, row: SourceRow | None) -> SourceRow | None:
-    """The row that counts: the shared one, or this process's own while the cache is down."""
-    if not store.is_down():
-        return row
-    local = _local.get((backend.pk, key))
-    return local.row if local else None
 
 
 def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
@@ -282,121 +221,22 @@ def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
             SourceRow.objects.filter(pk__in=list(free.values_list("pk", flat=True))).update(used_at=now)
 
 
-def _reading(
-    backend: Backend, key: SourceKey, row: SourceRow | None, spec: SourceSpec, now: dt.datetime
-) -> SourceReading:
-    known = _known(backend, key, row)
-    state = freshness.source_state(backend, known, spec, now)
-    error = known.error if known is not None and known.digest == freshness.digest(backend, spec) else None
-    if known is None or state is SourceState.FAILED:
-        return SourceReading(SourceState.FAILED, error=error)
-    local = _load(backend, key, known, spec)
-    if local is None:
-        # A newer value may have replaced it.
-        newer = _row(backend, key)
-        if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_down():
-            return _reading(backend, key, newer, spec, now)
-        return SourceReading(SourceState.FAILED, error=error)
-    return SourceReading(state, local.value, known.fetched_at, error)
-
-
-def _load(backend: Backend, key: SourceKey, row: SourceRow, spec: SourceSpec) -> _LocalValue | None:
-    """The value of a row, from this process or the cache. A lost value is recorded in the row."""
-    local = _local.get((backend.pk, key))
-    if local is not None and local.row.stamp == row.stamp:
-        return local
-    found = store.get(_object(backend.pk, row.stamp), spec.type)
-    if found is not None:
-        local = _LocalValue(row, found)
-        _local.put((backend.pk, key), local)
-        return local
-    if not store.is_down():
-        SourceRow.objects.filter(pk=row.pk, stamp=row.stamp).update(stamp="")
-    return None
-
-
 def _fetch(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> None:
     counts.add(backend.pk, calls=1)
     spec = driver.sources[key.source]
     if lead.holder is not None:
-        _write_begin(backend, key, lead)
+        source_values.note_call(backend, key, lead)
     try:
         value = store.checked(driver.fetch(key), spec.type)
     except SourceFailed as failure:
-        _store_error(backend, key, spec, lead, {"code": failure.code, **failure.data})
+        source_values.store_error(backend, key, spec, lead, {"code": failure.code, **failure.data})
     except Exception as failure:
         log.exception("backend %s: %s %s can't be read", backend.name, key.source, key.region)
         text = f"{type(failure).__name__}: {failure}"
-        _store_error(backend, key, spec, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
+        source_values.store_error(backend, key, spec, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        _store_value(backend, key, spec, lead, value)
-
-
-def _write_begin(backend: Backend, key: SourceKey, lead: Lead) -> None:
-    with transaction.atomic():
-        if is_current(backend, lead):
-            SourceRow.objects.update_or_create(
-                backend_id=backend.pk, source=key.source, region=key.region, defaults={"asked_at": timezone.now()}
-            )
-
-
-def _store_value(backend: Backend, key: SourceKey, spec: SourceSpec, lead: Lead, value: Any) -> None:
-    stamp, digest = store.new_stamp(), freshness.digest(backend, spec)
-    fields: dict[str, Any] = {
-        "generation": backend.refresh_generation, "stamp": stamp, "empty": not value, "fetched_at": timezone.now(),
-        "error": None, "failed_at": None, "failures": 0,
-    }  # fmt: skip
-    if lead.holder is None or not store.put(_object(backend.pk, stamp), value, spec.type, KEEP_S):
-        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, digest=digest, **fields)
-        _local.put((backend.pk, key), _LocalValue(row, value))
-        store.restamp(catalog_name(backend.pk))
-        return
-    written = _write_row(backend, key, digest, lead, fields)
-    if written is None:
-        store.delete(_object(backend.pk, stamp))
-        return
-    row, old_stamp = written
-    _local.put((backend.pk, key), _LocalValue(row, value))
-    store.restamp(catalog_name(backend.pk))
-    if old_stamp:
-        store.delete(_object(backend.pk, old_stamp))
-    source_updated.send_robust(sender=Backend, backend_id=backend.pk)
-
-
-def _store_error(backend: Backend, key: SourceKey, spec: SourceSpec, lead: Lead, error: dict[str, Any]) -> None:
-    counts.add(backend.pk, failures=1, throttles=int(error["code"] == SourceFailure.THROTTLED))
-    now, digest = timezone.now(), freshness.digest(backend, spec)
-    fields = {"error": error, "failed_at": now}
-    if lead.holder is None:
-        local = _local.get((backend.pk, key))
-        row = SourceRow(backend_id=backend.pk, source=key.source, region=key.region, digest=digest)
-        if local is not None and local.row.digest == digest:
-            row = copy.copy(local.row)
-        row.error, row.failed_at, row.failures = error, now, row.failures + 1
-        _local.put((backend.pk, key), _LocalValue(row, local.value if local else None))
-        return
-    if _write_row(backend, key, digest, lead, fields) is not None:
-        store.restamp(catalog_name(backend.pk))
-
-
-def _write_row(
-    backend: Backend, key: SourceKey, digest: str, lead: Lead, fields: dict[str, Any]
-) -> tuple[SourceRow, str] | None:
-    """Write the result of a call; returns the row with its former stamp, or None if the result is outdated."""
-    with transaction.atomic():
-        if not is_current(backend, lead):
-            return None
-        row, _ = SourceRow.objects.get_or_create(backend_id=backend.pk, source=key.source, region=key.region)
-        old_stamp = row.stamp
-        if row.digest != digest:
-            row.digest, row.generation, row.failures = digest, 0, 0
-            row.stamp, row.empty, row.fetched_at = "", False, None
-        for name, value in fields.items():
-            setattr(row, name, value)
-        if "stamp" not in fields:
-            row.failures += 1
-        row.save(update_fields=["digest", "generation", "failures", "stamp", "empty", "fetched_at", *fields])
-    return row, old_stamp
+        if source_values.store_value(backend, key, spec, lead, value):
+            source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 
 def _start_refresh(backend: Backend, key: SourceKey, share: float) -> Future[None]:

@@ -12,8 +12,9 @@ from dstackweb.accounts.models import Project
 from dstackweb.progress.selectors import ProgressBar, Stuck
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import selectors
-from dstackweb.runs.codes import QueueStuck, WaitReason, is_permanent
+from dstackweb.runs.codes import WaitReason, is_permanent
 from dstackweb.runs.models import Queue, QueueCount, Run, Verdict
+from dstackweb.runs.notification_codes import QueueStuck
 from dstackweb.runs.prefix_counters import prefix_and_group
 from dstackweb.runs.states import RunStatus
 

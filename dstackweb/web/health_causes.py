@@ -20,7 +20,8 @@ from dstackweb.backends.models import Host
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.wording import events, units
+from dstackweb.wording import hosts as host_words
+from dstackweb.wording import units
 from dstackweb.wording.sentence import enumeration
 
 LATE_S = 15.0
@@ -129,7 +130,7 @@ def _host(host: Host, jobs: int, causes: Causes) -> Iterable[HealthLine]:
             "Starts fail: %s. Runs that could not start went back to the queue, running jobs continue. It takes jobs "
             "again once a start works."
         )
-        text = hint % events.start_error(host.start_error).rstrip(".。")
+        text = hint % host_words.start_error(host.start_error).rstrip(".。")
         yield HealthLine(name, "bad", _("held back"), text, host.held_back_at)
     if late := causes.host_tickers.get(host.name):
         yield HealthLine(name, "bad", _("its ticker is not running"), _all_late(late))

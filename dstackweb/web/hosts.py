@@ -26,8 +26,8 @@ from dstackweb.scheduler import host_actions
 from dstackweb.scheduler.selectors import HostSummary, ReservedCapacity, list_hosts
 from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url, yes_or_no
 from dstackweb.web.gpus import gpu_rows
-from dstackweb.wording import events, units
 from dstackweb.wording import hosts as host_words
+from dstackweb.wording import units
 from dstackweb.wording.sentence import listing
 
 EVENTS_IN_LIST = 3
@@ -86,7 +86,7 @@ class HostLine:
     @property
     def start_error(self) -> str:
         """Why starts fail on it."""
-        return events.start_error(self.of.host.start_error)
+        return host_words.start_error(self.of.host.start_error)
 
     @property
     def kept_text(self) -> str:
@@ -117,7 +117,7 @@ def host_line(found: HostSummary, known: Visible) -> HostLine:
         limits=host_words.limits(found.host.cgroups),
         engine=host_words.engine(found.host.engine),
         gpus=[_gpu_line(gpu, run, found.kept, known) for gpu, run in found.gpus],
-        events=[(event, events.host_event_text(event)) for event in found.events],
+        events=[(event, host_words.event_text(event)) for event in found.events],
         may_leave=inventory.may_leave(found.host),
         kept_hidden=found.kept is not None and found.kept.run.project_id not in known.projects,
     )

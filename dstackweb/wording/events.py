@@ -1,4 +1,4 @@
-"""Events of runs and hosts, one sentence each."""
+"""Events of runs, one sentence each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, assert_never
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from dstackweb.backends.models import HostEvent, HostEventKind
 from dstackweb.runs.codes import LogCut, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.service_codes import ServiceState
@@ -18,7 +17,7 @@ from dstackweb.runs.states import Reason
 from dstackweb.wording import gateway, policy, statuses
 from dstackweb.wording.sentence import Sentence, as_text, clauses, enumeration, fill, known, listing, words
 from dstackweb.wording.statuses import exited, instance_end, status, termination
-from dstackweb.wording.units import cpus, dollars, duration, exact_duration, gpus, mebibytes, size
+from dstackweb.wording.units import dollars, duration, exact_duration, gpus, size
 
 Data = dict[str, Any]
 
@@ -355,59 +354,3 @@ def grouped(found: Iterable[RunEvent], nodes: int) -> list[tuple[RunEvent, Sente
 
 def _cause(event: RunEvent) -> tuple[str, int, int | None, str]:
     return event.kind, event.attempt, event.node, str(event.data.get("code", ""))
-
-
-def host_event_text(event: HostEvent) -> str:
-    """The sentence of an event of a host, without who did it."""
-    data = event.data
-    match event.kind:
-        case HostEventKind.JOINED:
-            size = [cpus(data.get("cpus", 0)), mebibytes(data.get("memory_mib"))]
-            size += [gpus(data["gpus"])] if data.get("gpus") else []
-            return HOST_EVENTS(event.kind) % {"size": listing(size)}
-        case HostEventKind.LABELLED:
-            return _labelled(data)
-        case HostEventKind.HELD_BACK:
-            return HOST_EVENTS(event.kind) % {"error": start_error(data.get("error", ""))}
-        case HostEventKind.GONE:
-            return HOST_EVENTS(event.kind) % {"reason": data.get("reason", "")}
-        case HostEventKind.SAMPLING_FAILS:
-            return HOST_EVENTS(event.kind) % {"error": data.get("error", "")}
-    return HOST_EVENTS(event.kind)
-
-
-HOST_EVENTS = words(
-    {
-        HostEventKind.JOINED: gettext_lazy("joined with %(size)s"),
-        HostEventKind.LABELLED: gettext_lazy("labels changed"),
-        HostEventKind.STARTED: gettext_lazy("its agent started"),
-        HostEventKind.DRAINED: gettext_lazy("drained: takes no new jobs"),
-        HostEventKind.UNDRAINED: gettext_lazy("takes jobs again"),
-        HostEventKind.LEAVING: gettext_lazy("asked to leave"),
-        HostEventKind.LEFT: gettext_lazy("left"),
-        HostEventKind.OFFLINE: gettext_lazy("went offline"),
-        HostEventKind.ONLINE: gettext_lazy("is back online"),
-        HostEventKind.HELD_BACK: gettext_lazy("held back because starts fail: %(error)s"),
-        HostEventKind.TAKES_JOBS: gettext_lazy("no longer held back: takes jobs again"),
-        HostEventKind.GONE: gettext_lazy("declared gone, and its jobs ended: %(reason)s"),
-        HostEventKind.REVOKED: gettext_lazy("its token was revoked: the machine must join again"),
-        HostEventKind.ADMITTED: gettext_lazy("a machine joined under this name with a join token"),
-        HostEventKind.NVML_MISSING: gettext_lazy("no NVML library: GPUs cannot be detected"),
-        HostEventKind.NVML_FOUND: gettext_lazy("NVML library found"),
-        HostEventKind.SAMPLING_FAILS: gettext_lazy("some GPUs cannot be read: %(error)s"),
-        HostEventKind.SAMPLING_WORKS: gettext_lazy("all GPUs can be read again"),
-    }
-)
-
-
-def start_error(error: str) -> str:
-    """Why starts fail on a host; `error` is empty if runners start there and don't call."""
-    return error or _("its runners do not reach the server")
-
-
-def _labelled(data: Data) -> str:
-    given = [f"{name}={value}" for name, value in data.get("set", {}).items()]
-    texts = [_("labels set: %s") % listing(given)] if given else []
-    if data.get("removed"):
-        texts.append(_("labels removed: %s") % listing(data["removed"]))
-    return clauses(texts) or HOST_EVENTS(HostEventKind.LABELLED)

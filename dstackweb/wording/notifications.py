@@ -7,8 +7,9 @@ from typing import Any, assert_never
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from dstackweb.runs.codes import DeliveryProblem, NotificationEvent, QueueStuck, RunEventKind
-from dstackweb.wording import events, offers, policy, statuses
+from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.notification_codes import DeliveryProblem, NotificationEvent, QueueStuck
+from dstackweb.wording import events, hosts, offers, policy, statuses
 from dstackweb.wording.sentence import Label, Sentence, as_text, fill, known, words
 from dstackweb.wording.units import dollars, duration
 
@@ -128,7 +129,7 @@ def _budget(data: Data) -> Label:
 
 def _held_back(data: Data) -> Label:
     text = _("Starts fail: %s. Running jobs continue. It gets jobs again once a start works.")
-    return Label(_("Host %(host)s is held back") % data, text % events.start_error(data["error"]).rstrip(".。"), "bad")
+    return Label(_("Host %(host)s is held back") % data, text % hosts.start_error(data["error"]).rstrip(".。"), "bad")
 
 
 def _stops_soon(data: Data) -> Label:

@@ -12,9 +12,9 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
 from dstackweb.runs.codes import Shortfall
 from dstackweb.spec.effective import Requirements
+from dstackweb.wording.places import tried
 from dstackweb.wording.sentence import Label, as_text, words
 from dstackweb.wording.units import cpus, mebibytes
-from dstackweb.wording.waiting import tried
 
 OF_HOSTS = frozenset({"idle", "busy", "too_small", "offline", "draining", "held_back", "no_isolation"})
 

@@ -2,6 +2,7 @@
 import { LogBytes } from "./log-bytes.js";
 import { LogGroups } from "./log-groups.js";
 import { LINE_CHARS } from "./log-lines.js";
+import { drawNodes } from "./log-nodes.js";
 import { logRow } from "./log-row.js";
 import { LogSearch } from "./log-search.js";
 import { delayMs, report } from "./polling.js";
@@ -81,25 +82,7 @@ class LogView {
   }
 
   drawNodes() {
-    const [attempt] = this.job.split(".");
-    const values = [...(this.select?.options ?? [])].map((option) => option.value);
-    const mine = values.filter((value) => value.split(".")[0] === attempt);
-    const shown = mine.length > 1 ? mine : [];
-    this.nodes.hidden = !shown.length;
-    const key = `${shown} ${this.job}`;
-    if (this.nodes.dataset.shown === key) return;
-    this.nodes.dataset.shown = key;
-    const buttons = shown.map((value) => {
-      const tab = document.createElement("button");
-      tab.type = "button";
-      tab.className = "btn btn-sm";
-      tab.dataset.job = value;
-      tab.textContent = word("logNode").replace("%s", value.split(".")[1]);
-      tab.setAttribute("aria-pressed", String(value === this.job));
-      tab.classList.toggle("active", value === this.job);
-      return tab;
-    });
-    this.nodes.replaceChildren(...buttons);
+    drawNodes(this.nodes, [...(this.select?.options ?? [])].map((option) => option.value), this.job);
   }
 
   nodeClicked(event) {

@@ -35,7 +35,7 @@ from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.services import make_default
 from dstackweb.runs import removal
-from dstackweb.runs.codes import NotificationEvent
+from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.runs.queue import queues
 from dstackweb.runs.services import find_queue, stop
 from dstackweb.scheduler.processes import retention

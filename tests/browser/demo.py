@@ -21,7 +21,7 @@ from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.models import Channel, ChannelKind
 from dstackweb.notifications.services import Scope, bell_of, set_rules
 from dstackweb.runs import artifacts, attempts, files, holds, services
-from dstackweb.runs.codes import DeliveryProblem, PlaceEnd
+from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.history import SLOT, hour_of, slot_of
 from dstackweb.runs.models import (
     Job,
@@ -35,6 +35,7 @@ from dstackweb.runs.models import (
     UsageDay,
     Verdict,
 )
+from dstackweb.runs.notification_codes import DeliveryProblem
 from dstackweb.runs.queue import ordering, queues, reorder
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.sweeps import creation

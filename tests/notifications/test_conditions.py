@@ -12,8 +12,9 @@ from dstackweb.notifications import conditions, outbox, services
 from dstackweb.notifications.models import Condition, Delivery
 from dstackweb.notifications.services import Scope
 from dstackweb.offers.models import SourceRow
-from dstackweb.runs.codes import NotificationEvent, WaitReason
+from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
+from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.wording import notifications as words
 from tests.factories import make_run, make_user
 from tests.notifications.conftest import NOW

@@ -17,8 +17,9 @@ from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.notifications.services import Scope
 from dstackweb.runs import services as runs
 from dstackweb.runs import spend
-from dstackweb.runs.codes import NotificationEvent, RunEventKind
+from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import BudgetMark, Run, RunEvent
+from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.runs.removal import delete
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import Reason, RunStatus

@@ -13,7 +13,7 @@ from django.utils import timezone
 from dstackweb.backends.contract import SourceFailed, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.lib.models import Lease
-from dstackweb.offers import freshness, sources, store
+from dstackweb.offers import freshness, source_values, sources, store
 from dstackweb.offers.models import SourceRow
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
 
@@ -175,13 +175,13 @@ def test_a_result_stored_during_a_read_is_not_taken_for_a_lost_one(
     backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources.refresh(backend, TYPES)
-    before = sources._rows(backend)
+    before = source_values.rows_of(backend)
     clock.pass_s(600)
     cloud.says[TYPES] = ["new"]
     sources.refresh(backend, TYPES)
     other_process()
     with monkeypatch.context() as patched:
-        patched.setattr(sources, "_rows", lambda _: before)
+        patched.setattr(source_values, "rows_of", lambda _: before)
         assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES).value) == (FRESH, ["new"])
 
 
@@ -213,14 +213,14 @@ def test_an_emptied_cache_is_refilled_and_serves_no_old_values(backend: Backend,
 
 def test_an_unreadable_entry_counts_as_a_miss(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
-    (name,) = sources.objects_of(backend.pk)
+    (name,) = source_values.objects_of(backend.pk)
     for garbage in ("text", {"another": ["old"]}, [1, 2, 3]):
         store.put(name, garbage, Any, 60)
         other_process()
         assert sources.read(backend, TYPES).state is FAILED
         cloud.says[TYPES] = [str(garbage)]
         assert sources.refresh(backend, TYPES).value == [str(garbage)]
-        (name,) = sources.objects_of(backend.pk)
+        (name,) = source_values.objects_of(backend.pk)
 
 
 def test_an_answer_of_another_type_is_a_failure_and_the_last_good_value_stays(backend: Backend, cloud: Cloud) -> None:

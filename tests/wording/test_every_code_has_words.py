@@ -19,14 +19,11 @@ from dstackweb.runner.artifact_paths import ArtifactLeft
 from dstackweb.runner.engine_setup import EngineFault
 from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import (
-    DeliveryProblem,
     Impossible,
     LimitCode,
     LogCut,
     MessageCode,
-    NotificationEvent,
     PlanNote,
-    QueueStuck,
     ReservationEnd,
     RunEventKind,
     ScheduleWait,
@@ -35,6 +32,7 @@ from dstackweb.runs.codes import (
     WaitReason,
 )
 from dstackweb.runs.models import RunEvent
+from dstackweb.runs.notification_codes import DeliveryProblem, NotificationEvent, QueueStuck
 from dstackweb.runs.service_codes import CheckFailure, GatewayProblem, ServiceState
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.placement.hosts import Wait
@@ -47,6 +45,7 @@ from dstackweb.wording import (
     hosts,
     notifications,
     offers,
+    places,
     policy,
     progress,
     queue,
@@ -125,7 +124,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Impossible: lambda code: waiting.reason(WaitReason.IMPOSSIBLE, {**DATA, "code": code}).text,
     Unavailable: lambda code: waiting.reason(WaitReason.BACKEND_UNAVAILABLE, {**DATA, "code": code}).text,
     LimitCode: queue.setting,
-    PlaceCode: lambda code: waiting.tried(code, {**DATA, "asked": ["eu"]}).label,
+    PlaceCode: lambda code: places.tried(code, {**DATA, "asked": ["eu"]}).label,
     Availability: lambda code: offers.availability(code).label,
     RunEventKind: _event,
     PlanNote: waiting.plan_note,
@@ -138,7 +137,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Fault: lambda code: statuses.code_refused({**DATA, "fault": code.value}),
     StartBasis: lambda code: " ".join(starts.basis(code, {**DATA, "prefix": "g", "reason": "no_quota"})[:2]),
     ScheduleWait: lambda code: _event(RunEventKind.SCHEDULE_WAITS, reason=code),
-    HostEventKind: lambda kind: events.host_event_text(HostEvent(kind=kind, data=OF_HOSTS)),
+    HostEventKind: lambda kind: hosts.event_text(HostEvent(kind=kind, data=OF_HOSTS)),
     Isolation: hosts.isolation,
     CgroupCode: hosts.no_cgroups,
     EngineCode: hosts.no_engine,
@@ -195,8 +194,8 @@ def test_each_limit_is_worded_with_its_numbers(reason: WaitReason, data: dict[st
 
 def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:
     assert events.event_text(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
-    assert waiting.reason("full_moon", {}).label == waiting.tried("full_moon", {}).label == "full moon"
-    assert events.host_event_text(HostEvent(kind="full_moon", data={})) == "full moon"
+    assert waiting.reason("full_moon", {}).label == places.tried("full_moon", {}).label == "full moon"
+    assert hosts.event_text(HostEvent(kind="full_moon", data={})) == "full moon"
     assert statuses.termination("full_moon") == statuses.instance_end("full_moon") == "full moon"
 
 

@@ -17,7 +17,7 @@ from dstackweb.offers import catalog
 from dstackweb.runner.isolation import PROJECT, USER, isolates
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent_this_month
-from dstackweb.scheduler.placement.capacity import Budget
+from dstackweb.scheduler.placement.limits import Budget
 from dstackweb.scheduler.placement.offers import BackendOffers
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 

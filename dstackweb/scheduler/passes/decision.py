@@ -33,10 +33,17 @@ from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement import offers
-from dstackweb.scheduler.placement.capacity import Budget, Capacity, by_permanence, may_use_hosts
+from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.displacing import Displacer, is_reclaim
-from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, fit_nodes, host_refusal
-from dstackweb.scheduler.placement.limits import gpus_requested
+from dstackweb.scheduler.placement.hosts import (
+    Wait,
+    WaitingRun,
+    by_permanence,
+    fit_nodes,
+    host_refusal,
+    may_use_hosts,
+)
+from dstackweb.scheduler.placement.limits import Budget, gpus_requested
 from dstackweb.scheduler.placement.preemption import PlacedRun, WorkBudget
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
@@ -46,7 +53,7 @@ from dstackweb.spec.env import is_weak
 
 @dataclass(frozen=True)
 class Candidate:
-    """A place that was considered: `fits`, or a code with its numbers (`wording.waiting.tried`).
+    """A place that was considered: `fits`, or a code with its numbers (`wording.places.tried`).
 
     `where` is a host's name, or region and instance type; empty for a backend that can't be asked at all.
     """

@@ -18,18 +18,10 @@ from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.runs.prefix_counters import prefix_and_group
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.placement.capacity import may_use_hosts
-from dstackweb.scheduler.placement.forecast import (
-    NEVER,
-    Demand,
-    Holding,
-    PlacedRun,
-    QueuedRun,
-    QueueView,
-    Scenario,
-    Site,
-)
+from dstackweb.scheduler.placement.forecast import NEVER, HoldingRun, QueuedRun, QueueView, Scenario
+from dstackweb.scheduler.placement.hosts import may_use_hosts
 from dstackweb.scheduler.placement.reservation import MARGIN_S, JobUsage
+from dstackweb.scheduler.placement.site import Demand, Holding, Site
 from dstackweb.scheduler.placement.start_windows import Lengths, Window, windows
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -180,13 +172,13 @@ class Forecast:
             return StartBasis.UNAVAILABLE, {"reason": WaitReason.BACKEND_UNAVAILABLE}
         return None if may_use_hosts(spec) else (StartBasis.ELSEWHERE, {})
 
-    def _holdings(self, site: Site) -> list[PlacedRun]:
+    def _holdings(self, site: Site) -> list[HoldingRun]:
         held: defaultdict[int, list[Holding]] = defaultdict(list)
         for used in self.usage:
             if (holding := site.holding(used)) is not None:
                 held[used.job[0]].append(holding)
         return [
-            PlacedRun(run.id, run.queue_id, run.user_id, run.project_id, run.gpus, tuple(held[run.id]))
+            HoldingRun(run.id, run.queue_id, run.user_id, run.project_id, run.gpus, tuple(held[run.id]))
             for run in self.placed
         ]
 

@@ -28,9 +28,8 @@ from dstackweb.scheduler.passes import apply, loading
 from dstackweb.scheduler.passes.apply import STALE, Displacement, Placement, ReservationChange
 from dstackweb.scheduler.passes.loading import StoredReservation
 from dstackweb.scheduler.passes.queue_scan import QueueScan
-from dstackweb.scheduler.placement.capacity import by_permanence
 from dstackweb.scheduler.placement.displacing import Displacer
-from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
+from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, by_permanence
 from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key, gpus_requested
 
 log = logging.getLogger(__name__)

@@ -11,23 +11,29 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import Any
 
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.hosts.fit import HOSTS, HostView, gpus_matching, taken
-from dstackweb.runs.codes import (
-    BudgetData,
-    LimitCode,
-    ReservationEnd,
-    ReservedData,
-    Unavailable,
-    WaitReason,
-    permanence,
-)
+from dstackweb.runs.codes import ReservationEnd, Unavailable, WaitReason
 from dstackweb.scheduler.placement import limits, offers, reservation
-from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, fit_nodes, place_on_hosts
-from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
+from dstackweb.scheduler.placement.hosts import (
+    HostPlacement,
+    Wait,
+    WaitingRun,
+    by_permanence,
+    fit_nodes,
+    may_use_hosts,
+    place_on_hosts,
+)
+from dstackweb.scheduler.placement.limits import (
+    Budget,
+    QueueLimits,
+    QueueUsage,
+    budget_data,
+    gpus_requested,
+    waits_for_gpu_limit,
+)
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
 from dstackweb.scheduler.placement.preemption import Displaced, PlacedRun
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
@@ -38,19 +44,6 @@ WAITS_FOR_HOSTS = (WaitReason.WAITING_FOR_CAPACITY, WaitReason.RESERVED_FOR_OTHE
 """Reasons that a reservation can help against."""
 UNTIL_STEP_S = 300
 """End times are rounded up to five minutes, so that reasons change rarely."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A project's budget for this month and what it has spent, USD."""
-
-    limit: Decimal
-    spent: Decimal
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether it blocks further paid placements."""
-        return self.spent >= self.limit
 
 
 @dataclass
@@ -89,7 +82,7 @@ class Capacity:
         self._added: list[JobUsage] = []
         self._unreserved: dict[frozenset[int], Sequence[HostView]] = {}
         self._promised: dict[int, tuple[int, int, int]] = {}
-        self._told_to_stop: set[int] = set()
+        self._stopping: set[int] = set()
         self._taken: set[int] = set()
 
     @property
@@ -211,7 +204,7 @@ class Capacity:
 
     def stop(self, ends: Mapping[int, dt.datetime]) -> None:
         """Count runs as stopping; `ends`: by run id, when they are gone at the latest."""
-        self._told_to_stop |= ends.keys()
+        self._stopping |= ends.keys()
         self._added += [
             replace(used, ends_at=min(used.ends_at or ends[used.job[0]], ends[used.job[0]]), stopping=True)
             for used in self.job_usage
@@ -223,7 +216,7 @@ class Capacity:
     def displaceable_runs(self, queue_id: int) -> list[PlacedRun]:
         """A queue's placed runs without those that this pass has placed; those that it stops are `stopping`."""
         return [
-            replace(one, stopping=True) if one.id in self._told_to_stop else one
+            replace(one, stopping=True) if one.id in self._stopping else one
             for one in self.placed_runs(queue_id)
             if one.id not in self._taken
         ]
@@ -251,7 +244,7 @@ class Capacity:
                     self.promise(judged.run)
 
     def waits_for_stopping(self, reserved: HostReservation) -> bool:
-        """Whether it starts when jobs that were told to stop have left its hosts."""
+        """Whether it starts when jobs that are stopping have left its hosts."""
         here = (used for used in self.job_usage if used.stopping and used.host_id in reserved.host_ids)
         ends = [used.ends_at for used in here if used.ends_at is not None]
         return bool(ends) and reserved.starts_at is not None and reserved.starts_at <= max(ends)
@@ -356,7 +349,7 @@ class Capacity:
         beside = place_on_hosts(run.spec, self.unreserved_hosts(run))
         if isinstance(beside, Wait):
             against = self.reservation_against(run)
-            return Wait(WaitReason.RESERVED_FOR_OTHER, _reserved_data(run, against)) if against else beside
+            return Wait(WaitReason.RESERVED_FOR_OTHER, reservation.reserved_data(run, against)) if against else beside
         left = {host.id: host for host in self.hosts}
         for made in beside.fits:
             left[made.host_id] = taken(left[made.host_id], made)
@@ -389,41 +382,6 @@ class Capacity:
         if len(ends) < missing:
             return {}
         return {"busy": missing, "busy_until": rounded_up(ends[missing - 1]).isoformat()}
-
-
-def _reserved_data(run: WaitingRun, reserved: HostReservation) -> ReservedData:
-    """Who it is reserved for, from when, and the time a run needs on top. No names for other projects."""
-    other, starts, expires = reserved.run, reserved.starts_at, reserved.expires_at
-    data: ReservedData = {
-        "starts_at": starts.isoformat() if starts else None,
-        "expires_at": expires.isoformat() if expires and not starts else None,
-        "spare_s": run.spec.stop_duration_s + reservation.MARGIN_S,
-    }
-    if run.project_id == other.project_id:
-        data |= {"run": other.name, "project": other.project}
-    return data
-
-
-def may_use_hosts(spec: EffectiveSpec) -> bool:
-    """Whether the run may use the team's own hosts."""
-    return spec.backends is None or HOSTS in spec.backends
-
-
-def waits_for_gpu_limit(waits: Wait) -> bool:
-    """Whether it waits for a limit of GPUs of its queue or cohort, which runs that are stopping still count towards."""
-    codes = (LimitCode.MAX_GPUS, LimitCode.COHORT_GPUS)
-    return waits.reason == WaitReason.QUEUE_LIMIT and waits.data.get("code") in codes
-
-
-def by_permanence(found: Iterable[Wait]) -> list[Wait]:
-    """Reasons that all must be resolved, the most permanent first."""
-    return sorted(found, key=lambda waits: permanence(waits.reason, waits.data))
-
-
-def budget_data(budget: Budget) -> BudgetData:
-    """Budget and spending, the latter in steps of 1 % so that the reason changes rarely."""
-    step = max(budget.limit / 100, Decimal("0.01"))
-    return {"budget": str(budget.limit), "spent": str((budget.spent // step * step).quantize(Decimal("0.01")))}
 
 
 def rounded_up(at: dt.datetime) -> dt.datetime:

@@ -14,9 +14,9 @@ from dataclasses import replace
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.runs.codes import Reclaim
 from dstackweb.scheduler.placement import preemption, reservation
-from dstackweb.scheduler.placement.capacity import WAITS_FOR_HOSTS, Capacity, may_use_hosts, waits_for_gpu_limit
-from dstackweb.scheduler.placement.hosts import Wait, WaitingRun
-from dstackweb.scheduler.placement.limits import QueueLimits, gpus_requested
+from dstackweb.scheduler.placement.capacity import WAITS_FOR_HOSTS, Capacity
+from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, may_use_hosts
+from dstackweb.scheduler.placement.limits import QueueLimits, gpus_requested, waits_for_gpu_limit
 from dstackweb.scheduler.placement.preemption import Displaced, PlacedRun, Room, WorkBudget
 from dstackweb.scheduler.placement.turns import usable_hosts
 

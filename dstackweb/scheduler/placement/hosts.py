@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dstackweb.backends.contract import PlaceCode
-from dstackweb.backends.hosts.fit import Fit, HostView, could_ever_fit, fit_now, shortfall, taken
+from dstackweb.backends.hosts.fit import HOSTS, Fit, HostView, could_ever_fit, fit_now, shortfall, taken
 from dstackweb.runner.isolation import CONTAINER, isolates
-from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
+from dstackweb.runs.codes import Impossible, Unavailable, WaitReason, permanence
 from dstackweb.spec import labels
 from dstackweb.spec.containers import is_listed
 from dstackweb.spec.effective import EffectiveSpec
@@ -61,6 +61,11 @@ class Wait:
         WaitReason(self.reason)  # a code outside the catalogue has no place in its order and no words
 
 
+def by_permanence(found: Iterable[Wait]) -> list[Wait]:
+    """Reasons that all must be resolved, the most permanent first."""
+    return sorted(found, key=lambda waits: permanence(waits.reason, waits.data))
+
+
 def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacement | Wait:
     """Hosts for all nodes of a run at once, or the most permanent reason why there are none."""
     if (refusal := _refused(spec, hosts)) is not None:
@@ -78,6 +83,11 @@ def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacem
 def fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> list[Fit]:
     """Hosts for as many nodes as fit at once, up to `spec.nodes`."""
     return _fit_nodes(spec, hosts)[0]
+
+
+def may_use_hosts(spec: EffectiveSpec) -> bool:
+    """Whether the run may use the team's own hosts."""
+    return spec.backends is None or HOSTS in spec.backends
 
 
 def may_use_host(spec: EffectiveSpec, host: HostView) -> bool:

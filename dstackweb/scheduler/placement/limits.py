@@ -1,4 +1,4 @@
-"""A queue's limits and what its runs use of them, and fair shares between projects (docs/design.md#scheduling).
+"""A queue's limits and what its runs use of them, and budgets and fair shares of projects (docs/design.md#scheduling).
 
 A run counts from its placement until it has ended, with the GPUs that its spec requests.
 """
@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 
-from dstackweb.runs.codes import LimitCode, LimitData, Reclaim, WaitReason
+from dstackweb.runs.codes import BudgetData, LimitCode, LimitData, Reclaim, WaitReason
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -186,9 +187,34 @@ def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_
     return sorted(over, key=lambda waits: not waits.data["never"])
 
 
+def waits_for_gpu_limit(waits: Wait) -> bool:
+    """Whether it waits for a limit of GPUs of its queue or cohort, which runs that are stopping still count towards."""
+    codes = (LimitCode.MAX_GPUS, LimitCode.COHORT_GPUS)
+    return waits.reason == WaitReason.QUEUE_LIMIT and waits.data.get("code") in codes
+
+
 def _over(reason: WaitReason, code: LimitCode, limit: int, used: int, asked: int) -> Wait:
     data: LimitData = {"code": code, "limit": limit, "used": used, "asked": asked, "never": asked > limit}
     return Wait(reason, data)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A project's budget for this month and what it has spent, USD."""
+
+    limit: Decimal
+    spent: Decimal
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it blocks further paid placements."""
+        return self.spent >= self.limit
+
+
+def budget_data(budget: Budget) -> BudgetData:
+    """Budget and spending, the latter in steps of 1 % so that the reason changes rarely."""
+    step = max(budget.limit / 100, Decimal("0.01"))
+    return {"budget": str(budget.limit), "spent": str((budget.spent // step * step).quantize(Decimal("0.01")))}
 
 
 @dataclass(frozen=True)

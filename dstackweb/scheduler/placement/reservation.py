@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dstackweb.backends.hosts.fit import Fit, HostView
+from dstackweb.runs.codes import ReservedData
 from dstackweb.scheduler.placement.hosts import WaitingRun, fit_nodes, may_use_host
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -137,6 +138,19 @@ def may_finish_before(spec: EffectiveSpec, reserved: HostReservation, now: dt.da
     """Whether a run that starts now is certainly gone when the reservation starts, or ends if its start is unknown."""
     end = latest_end(now, spec.max_duration_s, spec.stop_duration_s, now)
     return end is not None and reserved.until is not None and end <= reserved.until
+
+
+def reserved_data(run: WaitingRun, reserved: HostReservation) -> ReservedData:
+    """Who it is reserved for, from when, and the time a run needs on top. No names for other projects."""
+    other, starts, expires = reserved.run, reserved.starts_at, reserved.expires_at
+    data: ReservedData = {
+        "starts_at": starts.isoformat() if starts else None,
+        "expires_at": expires.isoformat() if expires and not starts else None,
+        "spare_s": run.spec.stop_duration_s + MARGIN_S,
+    }
+    if run.project_id == other.project_id:
+        data |= {"run": other.name, "project": other.project}
+    return data
 
 
 def hosts_without(reserved: HostReservation, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> list[HostView]:

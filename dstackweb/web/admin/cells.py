@@ -81,7 +81,7 @@ WORDED: dict[tuple[type[Model], str], Cell] = {
     (Verdict, "reason"): lambda one: waiting.name(one.reason),
     (PastVerdict, "reason"): lambda one: waiting.name(one.reason),
     (RunEvent, "kind"): lambda one: events.event_text(one, one.run.spec.get("nodes", 1)).capitalized(),
-    (HostEvent, "kind"): lambda one: capitalized(events.host_event_text(one)),
+    (HostEvent, "kind"): lambda one: capitalized(hosts.event_text(one)),
     (AuditEntry, "kind"): lambda one: audit.KIND(one.kind),
     (AuditEntry, "action"): lambda one: audit.ACTION(one.action),
     (AuditEntry, "actor_name"): audit.actor,

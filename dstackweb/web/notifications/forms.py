@@ -15,8 +15,8 @@ from dstackweb.notifications import mail
 from dstackweb.notifications.catalogue import EVENTS, About
 from dstackweb.notifications.models import GROUPED, Channel, ChannelKind
 from dstackweb.notifications.services import Scope
-from dstackweb.runs.codes import NotificationEvent
 from dstackweb.runs.history import parse_zone
+from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.web.accounts.forms import SettingsForm, Styled
 from dstackweb.wording import notifications as words
 

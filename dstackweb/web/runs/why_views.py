@@ -22,7 +22,7 @@ from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.queue import past_views
 from dstackweb.web.runs import rows as lists
-from dstackweb.wording import fair_share, starts, statuses, units, waiting
+from dstackweb.wording import fair_share, places, starts, statuses, units, waiting
 from dstackweb.wording import queue as queue_words
 from dstackweb.wording.sentence import Label
 from dstackweb.wording.units import duration
@@ -158,7 +158,7 @@ def _starting(run: Run) -> str:
 def _tried(one: Candidate, hosts: Mapping[str, HostView]) -> TriedLine:
     host = hosts.get(one.where) if one.backend == HOSTS else None
     free = sum(gpu.free for gpu in host.gpus) if host else 0
-    return TriedLine(one, waiting.tried(one.code, one.data), host, free)
+    return TriedLine(one, places.tried(one.code, one.data), host, free)
 
 
 def _neighbours(run: Run, position: int) -> list[tuple[int, Run]]:

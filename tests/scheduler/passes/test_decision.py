@@ -15,7 +15,7 @@ from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import find_run, why
 from dstackweb.runs.services import Submission
 from dstackweb.scheduler.passes.decision import decide_now, plan
-from dstackweb.wording import waiting
+from dstackweb.wording import places, waiting
 from tests.factories import make_host, make_run, place_all
 from tests.scheduler.passes.backend_offers_stub import StubMarket, offer
 
@@ -57,7 +57,7 @@ def test_each_host_and_each_offer_is_a_candidate_with_its_reason(
         "cellar dear (spot)": "is_spot",
     }  # fmt: skip
     for tried in decide_now(fresh(project, run)).candidates:
-        assert waiting.tried(tried.code, tried.data).label
+        assert places.tried(tried.code, tried.data).label
     priced = [tried.price for tried in decide_now(fresh(project, run)).candidates if tried.backend == "cloud"]
     assert priced == [Decimal("0.5"), Decimal("9.0"), Decimal("9.5")]
 

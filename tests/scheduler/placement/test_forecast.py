@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.forecast import NEVER, PlacedRun, QueuedRun, QueueView, Scenario, Site, Starts
+from dstackweb.scheduler.placement.forecast import NEVER, HoldingRun, QueuedRun, QueueView, Scenario, Starts
 from dstackweb.scheduler.placement.hosts import HostPlacement, WaitingRun
 from dstackweb.scheduler.placement.limits import (
     ProjectUsage,
@@ -21,6 +21,7 @@ from dstackweb.scheduler.placement.limits import (
     gpus_requested,
 )
 from dstackweb.scheduler.placement.reservation import JobUsage
+from dstackweb.scheduler.placement.site import Site
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 from tests.scheduler.placement.test_reservation import T0, with_held
 from tests.support import examples
@@ -82,7 +83,7 @@ class World:
         specs = list({run.spec.model_dump_json(): run.spec for run in self.waiting}.values())
         number_of = {spec.model_dump_json(): number for number, spec in enumerate(specs)}
         placed = [
-            PlacedRun(
+            HoldingRun(
                 run.id, run.queue_id, run.user_id, run.project_id, gpus_requested(run.spec),
                 tuple(held for used in each if (held := site.holding(used)) is not None),
             )

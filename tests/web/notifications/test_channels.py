@@ -16,7 +16,7 @@ from dstackweb.notifications import channels, services
 from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.messages import path_of
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
-from dstackweb.runs.codes import DeliveryProblem
+from dstackweb.runs.notification_codes import DeliveryProblem
 from tests.factories import join, make_project, make_user
 
 SignIn = Callable[[User], Client]
