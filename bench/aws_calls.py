@@ -71,7 +71,7 @@ def twenty_at_once(cloud: Any) -> None:
     from dstackweb.offers.models import CacheCount
     from dstackweb.scheduler.passes.decision import plan
 
-    backend, project, user = a_backend(), *somebody()
+    backend, project, user = a_backend(), *someone()
     sources.TICK_S = 60.0
 
     def look(memory_gb: int) -> None:
@@ -141,7 +141,7 @@ def twenty_minutes(cloud: Any, *, known: bool) -> list[str]:
     Run.objects.all().delete()
     Circuit.objects.all().delete()
     Bucket.objects.all().delete()
-    backend, project, user = a_backend(), *somebody()
+    backend, project, user = a_backend(), *someone()
     backend.source_rows.all().delete()
     for module in (catalog, sources):
         module.forget()
@@ -194,7 +194,7 @@ def a_backend() -> Any:
     return Backend.objects.get_or_create(name="aws", defaults={"kind": "aws", "config": config})[0]
 
 
-def somebody() -> tuple[Any, Any]:
+def someone() -> tuple[Any, Any]:
     """A project and an admin of it."""
     from dstackweb.accounts.models import Project, User
 

@@ -96,7 +96,7 @@ def measure(number: int) -> None:
     few = Requirements(cpu_min=1)
 
     def from_sources(cpus: int) -> None:
-        """A look by somebody who would have every source asked that is not known."""
+        """A look by someone who would have every source asked that is not known."""
         at_once([lambda key=key: sources.refresh(aws, key, wait_s=30) for key in Sourced(aws).wanted()])
         sides.must_be(len(catalog.CachedDriver(aws).offers(Requirements(cpu_min=cpus))), number)
 

@@ -48,7 +48,7 @@ def on_each_side(script: str, arguments: list[str]) -> None:
 
 
 def cpu() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -54,13 +54,13 @@ def measure(sizes: list[int], hosts: int) -> None:
         queues = list(Queue.objects.select_related("project").filter(count__submitted__gt=0))
         return Forecast.load(queues, host_views(), timezone.now())
 
-    def tell_all() -> Callable[[], object]:
+    def estimate_all() -> Callable[[], object]:
         with transaction.atomic():
             StartEstimate.objects.all().delete()
             ForecastState.objects.all().delete()
         return forecast_pass.refresh
 
-    def tell_little() -> Callable[[], object]:
+    def estimate_little() -> Callable[[], object]:
         ForecastState.objects.all().delete()
         return forecast_pass.refresh
 
@@ -69,8 +69,8 @@ def measure(sizes: list[int], hosts: int) -> None:
         there.fill(size)
         found["reading rows"].append(sides.measured(lambda: load, REPEATS))
         found["all simulations, and their windows"].append(sides.measured(lambda: load().estimate, REPEATS))
-        found["a refresh that tells all for the first time"].append(sides.measured(tell_all, REPEATS))
-        found["a refresh with little to tell"].append(sides.measured(tell_little, REPEATS))
+        found["a refresh that estimates all for the first time"].append(sides.measured(estimate_all, REPEATS))
+        found["a refresh with little to estimate"].append(sides.measured(estimate_little, REPEATS))
         sides.must_be(StartEstimate.objects.filter(p50__isnull=False).count(), size)
     sides.table(f"{sides.database()}; {hosts} hosts, {8 * hosts} GPUs", [f"{size:,} waiting" for size in sizes], found)
 

@@ -6,7 +6,7 @@ Drawn from the published distributions of Philly and Helios (bench/replay/jobs.p
 each seed, on hosts with eight GPUs of which they need the share LOAD on average. Time is simulated: months take
 minutes. Prints hours waited by size and by member, GPU use, fairness, and what preemption cost; then how the estimates
 of starts did on the jobs of the first seed. Each policy has what those above it have, but for the baselines: "FIFO,
-nobody passes", and "shortest first, known ahead", which no scheduler can know. Cells: the median of the seeds, and
+no one passes", and "shortest first, known ahead", which no scheduler can know. Cells: the median of the seeds, and
 between the least and the most.
 """
 

@@ -20,7 +20,7 @@ from dstackweb import settings
 
 USUAL = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
 SMALL = 64 * 1024
-"""Of forms that anybody may send. Requests up to it are taken however much else arrives."""
+"""Of forms that anyone may send. Requests up to it are taken however much else arrives."""
 ARCHIVE = (settings.DSTACKWEB_ARCHIVE_LIMIT_MB + 1) << 20
 """Of uploads of code, with the form around it."""
 AT_ONCE = max(8 * ARCHIVE, 256 << 20)
@@ -44,7 +44,7 @@ def limit_of(path: str) -> int:
 class Form:
     """The body of a form in parts, each of which costs time, however small. Django counts those alone that have a name.
 
-    It is read before anybody is known: the protection against forged requests looks for its token there. Raises
+    It is read before anyone is known: the protection against forged requests looks for its token there. Raises
     TooManyFieldsSent.
     """
 

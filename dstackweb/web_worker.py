@@ -2,7 +2,7 @@
 
 So clients that are slow, that withhold the rest of a request or don't take its answer, hold a connection and no thread.
 gunicorn keeps the processes; waitress reads and writes the connections of each in one loop, and drops those that stand
-still. A body is stored only as far as its address allows (`web_limits`), and whoever sends more can still read why not.
+still. A body is stored only as far as its address allows (`web_limits`), and clients that send more can read why not.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Channel(HTTPChannel):
         return now - self.unsent_since > STILL_S + self.taken / TAKE_RATE
 
     def must_end(self, now: float) -> bool:
-        """Whether the client has stood still, or has sent what nobody reads, for too long."""
+        """Whether the client has stood still, or has sent what no one reads, for too long."""
         if self.lingers_since is not None:
             return now - self.lingers_since > LINGER_S
         if self.is_slow(now) or (self.request is not None and self.request.is_late(now)):

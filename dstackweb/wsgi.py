@@ -75,9 +75,9 @@ def _job_uids() -> range:
 
 
 def may_be_of_job(connection: socket.socket) -> bool:
-    """Whether a job on this machine may have opened a connection: a user of jobs, or nobody knows who any more.
+    """Whether a job on this machine may have opened a connection: a user of jobs, or no one knows who any more.
 
-    Whoever waits for the answer is known.
+    The process that waits for the answer is known.
     """
     try:
         if not peers.is_here(connection) or not peers.are_known():

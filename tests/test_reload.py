@@ -179,8 +179,8 @@ def test_a_second_start_reloads_the_server_that_is_there(server: Server, pollers
 
 def probes(server: Server) -> float:
     lines = server.metrics().splitlines()
-    told = [line for line in lines if line.startswith("dstackweb_http_request_seconds_count") and '"healthz"' in line]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in told if '"2xx"' in line)
+    found = [line for line in lines if line.startswith("dstackweb_http_request_seconds_count") and '"healthz"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found if '"2xx"' in line)
 
 
 def test_requests_are_counted_over_all_web_processes(server: Server) -> None:

@@ -47,7 +47,7 @@ def test_each_address_has_its_limit(path: str, limit: int) -> None:
     assert (refused.error.code, refused.completed, refused.expect_continue) == (413, True, False)
 
 
-def test_a_request_within_its_limit_is_told_to_continue() -> None:
+def test_a_request_within_its_limit_is_answered_with_continue() -> None:
     taken = parse(request("/login/", f"Content-Length: {SMALL}", "Expect: 100-continue"))
     assert (taken.error, taken.completed, taken.expect_continue) == (None, False, True)
 

@@ -1,6 +1,6 @@
 """`make demo-dask`: the server with a Dask cluster of two workers on this machine (docs/dask-backend.md).
 
-The cluster's files are temporary, and its two GPUs are only counted. Whoever is on this machine can use its scheduler.
+The cluster's files are temporary, and its two GPUs are only counted. Anyone on this machine can use its scheduler.
 """
 
 from __future__ import annotations

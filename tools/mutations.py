@@ -450,7 +450,7 @@ MUTATIONS = [
     ),
     m(
         "lib",
-        "anybody gives a lease back",
+        "anyone gives a lease back",
         "cls.objects.filter(pk=name, holder=holder).delete()",
         "cls.objects.filter(pk=name).delete()",
         "lib/test_leases.py",

@@ -58,7 +58,7 @@ class Policy:
 
 
 POLICIES = (
-    Policy("FIFO, nobody passes", priorities=False, reserves=False, in_order=True),
+    Policy("FIFO, no one passes", priorities=False, reserves=False, in_order=True),
     Policy("FIFO, what fits starts", priorities=False, reserves=False),
     Policy("priority", reserves=False),
     Policy("+ backfill"),

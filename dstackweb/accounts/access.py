@@ -110,7 +110,7 @@ def may_change(role: str, owner_id: int, user: User) -> bool:
 def may_set_passwords(by: User, users: Sequence[User]) -> set[int]:
     """Of these users, the ids of those for whom `by` may make a link that sets a new password, and signs in with it.
 
-    Only of people who may do less: a deployment admin's link for anybody. Others need, in each of the person's
+    Only of people who may do less: a deployment admin's link for anyone. Others need, in each of the person's
     projects, the role admin, or manager where theirs is lower; never for deployment admins and staff.
     """
     if by.may_administer:

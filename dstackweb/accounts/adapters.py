@@ -31,7 +31,7 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.lib.secrets import decrypt, encrypt
 
 INVITE = "invite"
-"""The session's key for the token of the invite that somebody opened before they went to the identity provider."""
+"""The session's key for the token of the invite that someone opened before they went to the identity provider."""
 
 CONFIRM_WITH = {
     "reauthenticate": gettext_lazy("Use your password"),
@@ -125,7 +125,7 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):
         user: User = super().save_user(request, sociallogin, form)
         token = request.session.pop(INVITE, None)
         if token:
-            with contextlib.suppress(DomainError):  # used by somebody else a moment ago: the account stays without it
+            with contextlib.suppress(DomainError):  # used by someone else a moment ago: the account stays without it
                 services.join_by_invite(token, user)
         return user
 

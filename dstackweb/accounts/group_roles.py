@@ -1,6 +1,6 @@
 """Roles in projects by groups of the identity provider (`DSTACKWEB_OIDC_ROLES`), applied at each single sign-on.
 
-The mapping touches what it gave alone: a role that somebody gave by hand stays, whatever the groups are.
+The mapping touches what it gave alone: a role that someone gave by hand stays, whatever the groups are.
 """
 
 from __future__ import annotations

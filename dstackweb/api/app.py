@@ -60,7 +60,7 @@ Answers = Callable[[HttpRequest], HttpResponseBase]
 
 
 def version_header(get_response: Answers) -> Answers:
-    """Tells users of the API the server's version, and so their command line that there is a newer one."""
+    """Sends the server's version to users of the API: their command line then knows that there is a newer one."""
 
     def answer(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)

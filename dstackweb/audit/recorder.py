@@ -1,4 +1,4 @@
-"""Writes the audit log, in the transaction of each change: from signals of the models in WATCHED, whoever saves them.
+"""Writes the audit log, in the transaction of each change: from signals of the models in WATCHED.
 
 Only `QuerySet.update` sends no signal: settings must not be changed with it (a test looks for that).
 """
@@ -240,7 +240,7 @@ def _user_of(request: HttpRequest) -> User | None:
 
 def _nameless(request: HttpRequest | None) -> str:
     if request is not None:
-        return gettext_noop("nobody signed in")
+        return gettext_noop("no one signed in")
     if sys.argv[1:2] and sys.argv[1] not in SERVER and sys.argv[0].endswith("manage.py"):
         return f"{getpass.getuser()} on the server's command line"
     return gettext_noop("the server")

@@ -1,6 +1,6 @@
 """What the shell offers after Tab: names from the server, and those of saved servers.
 
-Only what the server tells within a second; without an answer, nothing. Nothing is printed. zsh evaluates what it is
+Only what the server answers within a second; without an answer, nothing. Nothing is printed. zsh evaluates what it is
 offered, so that a server could run commands here: no text has a sign that a shell reads as more than text.
 """
 

@@ -119,7 +119,7 @@ def _start(plan: dict[str, Any]) -> str:
 def settings_rows(plan: dict[str, Any], defaults: bool = True) -> list[tuple[str, str, str]]:
     """A row for each setting of a plan or a run that has a value; the lines of the commands have a row each.
 
-    Without `defaults`, those that nobody set are left out.
+    Without `defaults`, those that no one set are left out.
     """
     rows = []
     for key, source in plan["provenance"].items():

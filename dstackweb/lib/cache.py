@@ -1,6 +1,6 @@
 """The cache of a deployment without Redis: plain data as JSON in rows of the database.
 
-Django's own database cache unpickles what it reads, so whoever can write a row would run code.
+Django's own database cache unpickles what it reads, so anyone who can write a row could run code.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def response(name: str, form: str, columns: Sequence[str], rows: Rows) -> Stream
 
 
 class _Place:
-    """A file's place among those that are written at once, until it is closed, or nobody has it any more."""
+    """A file's place among those that are written at once, until it is closed, or no one has it any more."""
 
     def __init__(self) -> None:
         self._places = _places

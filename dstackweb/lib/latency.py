@@ -33,7 +33,7 @@ def start_counting(folder: Path) -> None:
 
 
 def observe(route: str | None, method: str | None, status: int, seconds: float) -> None:
-    """Count a request. Requests for no route, and odd methods, share a name, since anybody can make them up."""
+    """Count a request. Requests for no route, and odd methods, share a name, since anyone can make them up."""
     _seconds.labels(route or "none", method if method in METHODS else "other", f"{status // 100}xx").observe(seconds)
 
 

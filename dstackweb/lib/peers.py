@@ -28,7 +28,7 @@ def is_here(connection: socket.socket) -> bool:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """The uid of whoever opened a connection from this machine.
+    """The uid of the process that opened a connection from this machine.
 
     None once that end is closed: the kernel forgets whose it was. Raises OSError.
     """

@@ -140,7 +140,7 @@ def unfinished(error: DatabaseError) -> str:
     first = str(error).strip().partition("\n")[0]
     return (
         f"the database could not be upgraded: {first}. Each migration was made completely or not at all, and no run is "
-        "lost. Programs that don't work with the new schema stay stopped. Mend the cause and start again, or restore "
+        "lost. Programs that don't work with the new schema stay stopped. Fix the cause and start again, or restore "
         "the backup that was made before the upgrade, with the release of that time"
     )
 

@@ -88,7 +88,7 @@ def replace_key(channel: Channel) -> str:
 
 
 def host_of(channel: Channel) -> str:
-    """Where a channel sends to, without the part of its URL that lets anybody write there."""
+    """Where a channel sends to, without the part of its URL that lets anyone write there."""
     return check_url(decrypt(channel.url)) if channel.url else ""
 
 

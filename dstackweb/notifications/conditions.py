@@ -47,16 +47,16 @@ def check(now: dt.datetime) -> int:
         Condition(event=event, subject=subject, since=now) for event, subject in found if (event, subject) not in known
     ]
     Condition.objects.bulk_create(new, ignore_conflicts=True)
-    due = Condition.objects.filter(told=False, away_since=None)
-    return sum(_tell(row, found[row.event, row.subject], now) for row in due if (row.event, row.subject) in found)
+    due = Condition.objects.filter(notified=False, away_since=None)
+    return sum(_notify(row, found[row.event, row.subject], now) for row in due if (row.event, row.subject) in found)
 
 
-def _tell(row: Condition, found: Found, now: dt.datetime) -> bool:
+def _notify(row: Condition, found: Found, now: dt.datetime) -> bool:
     event = NotificationEvent(row.event)
     if now - row.since < AFTER[event]:
         return False
     with transaction.atomic():
-        if not Condition.objects.filter(pk=row.pk, told=False).update(told=True):
+        if not Condition.objects.filter(pk=row.pk, notified=False).update(notified=True):
             return False
         publish([News(f"condition:{row.pk}", [event], now, found.data, found.project_id)])
     return True

@@ -24,7 +24,7 @@ class ChannelKind(models.TextChoices):
     SLACK = "slack", gettext_lazy("Slack")
     TEAMS = "teams", gettext_lazy("Microsoft Teams")
     WEBHOOK = "webhook", gettext_lazy("Webhook")
-    """A program: it gets each notification by itself, signed, and can tell a repeated one by its id."""
+    """A program: it gets each notification by itself, signed, and can recognize a repeated one by its id."""
 
 
 GROUPED = frozenset({ChannelKind.EMAIL, ChannelKind.SLACK, ChannelKind.TEAMS})
@@ -94,7 +94,7 @@ class Condition(models.Model):
     event = models.CharField(max_length=40)
     subject = models.CharField(max_length=40)
     since = models.DateTimeField()
-    told = models.BooleanField(default=False, help_text="Its notifications have been written")
+    notified = models.BooleanField(default=False, help_text="Its notifications have been written")
     away_since = models.DateTimeField(null=True, help_text="Not so any more, but perhaps soon again")
 
     class Meta:

@@ -36,9 +36,9 @@ WARNED_FROM = 80
 
 @dataclass(frozen=True)
 class News:
-    """Something that happened. `events` are what rules may call it, the most telling first; `key` names it for ever.
+    """Something that happened. `events` are what rules may call it, the most specific first; `key` names it for ever.
 
-    `user_id` is the owner of the run that it is about, `by_id` who did it and is not told.
+    `user_id` is the owner of the run that it is about, `by_id` who did it and is not notified.
     """
 
     key: str

@@ -3,7 +3,7 @@
 A worker claims a channel for a while, takes what is due there into a batch, sends it with no transaction open, and
 notes the answer where the batch is still its own. What a worker left in a batch and did not note may have arrived:
 
-- a webhook's receiver can tell a repeated notification by its id: it is sent again, with the same id;
+- a webhook's receiver can recognize a repeated notification by its id: it is sent again, with the same id;
 - people can't: it is marked as UNKNOWN, and they may have it sent again.
 
 Failures are repeated with growing delays, each notification's own, and the channel is left alone meanwhile, so that a

@@ -58,7 +58,7 @@ def bell_of(user: User) -> Channel:
     if (found := mine.first()) is not None:
         return found
     with transaction.atomic():
-        # In bulk, which sends no signals: it is nobody's change, and so not in the audit log.
+        # In bulk, which sends no signals: no person made the change, and so not in the audit log.
         Channel.objects.bulk_create([Channel(user=user, kind=ChannelKind.APP)], ignore_conflicts=True)
         bell = mine.get()
         write_rules(bell, DEFAULTS)

@@ -1,6 +1,6 @@
 """The first program in a sandbox: it gives up root's rights, and becomes the job's shell.
 
-Only here does the job's environment begin. With it, whoever wrote a run file could have programs that still are root's
+Only here does the job's environment begin. With it, the author of a run file could have programs that still are root's
 load code of theirs (`LD_PRELOAD`, `PATH`). Few imports: it runs for each start.
 """
 

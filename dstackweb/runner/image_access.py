@@ -2,7 +2,7 @@
 
 An image that came with a project's credentials is for the projects whose credentials its registry took; for others it
 is not there, so that they ask the registry too. One that was there before, or came without any, is for all. So is one
-that is asked for by its digest: nobody guesses it, and engines don't ask the registry for what they have by digest.
+that is asked for by its digest: no one guesses it, and engines don't ask the registry for what they have by digest.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def arrange(home: Path, *, uid: int, job_user: str, shared_uid: bool) -> Arrange
         error = f"{reason}: set DSTACKWEB_JOB_USER to the user that jobs run as"
     else:
         error = (
-            "jobs would share the server's user: start as root, or set DSTACKWEB_SHARED_UID=1 where everybody "
+            "jobs would share the server's user: start as root, or set DSTACKWEB_SHARED_UID=1 where everyone "
             "who may submit runs is trusted"
         )
     if shared_uid:

@@ -132,7 +132,7 @@ class Stream:
             await self._mux.send(Kind.EOF, self.number)
 
     async def accept(self) -> None:
-        """Tell the other end that it is open."""
+        """Report to the other end that it is open."""
         await self._mux.send(Kind.OPENED, self.number)
 
     async def control(self, **what: Any) -> None:

@@ -94,7 +94,7 @@ def below(above: set[int]) -> set[int]:
 
 
 def born(pid: int) -> str:
-    """When a process was started, in the kernel's ticks, to tell it from a later one of its number; empty if gone."""
+    """When a process was started, in the kernel's ticks, by which a later one of its number differs; empty if gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()

@@ -303,7 +303,7 @@ class DependencyOutcome(StrEnum):
     MET = "met"
     UNMET = "unmet"
     RELEASED = "released"
-    """Somebody started the run without it."""
+    """Someone started the run without it."""
 
 
 class PlaceEnd(StrEnum):

@@ -55,7 +55,7 @@ def _last_editor(run: Run) -> str:
     move = next((move for move in latest if any(change[0] == run.pk for change in move.changes)), None)
     if move is not None and (event is None or event.at < move.at):
         return move.user.get_username()
-    return event.actor.get_username() if event and event.actor else "somebody"
+    return event.actor.get_username() if event and event.actor else "someone"
 
 
 def may_change(run: Run, user: User, role: str) -> None:

@@ -45,7 +45,7 @@ class Consequence(Enum):
     ENTER = auto()
     CANCEL = auto()
     KEEP = auto()
-    """It stays as it is until somebody releases or stops it."""
+    """It stays as it is until someone releases or stops it."""
 
 
 @dataclass(frozen=True)

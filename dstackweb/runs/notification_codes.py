@@ -18,17 +18,17 @@ class NotificationEvent(StrEnum):
     RUN_DISPLACED = "run_displaced"
     """It is stopped so that another run can start, and queued again."""
     RUN_KEPT = "run_kept"
-    """Somebody else has kept it from being stopped by its utilization policy."""
+    """Someone else has kept it from being stopped by its utilization policy."""
     BUDGET_SPENT = "budget_spent"
     """A project has spent 80 % of its monthly budget, or all of it."""
     QUEUE_STUCK = "queue_stuck"
-    """Runs wait in a queue, and none of them can start before somebody does something."""
+    """Runs wait in a queue, and none of them can start before someone does something."""
     BACKEND_FAILS = "backend_fails"
     """A backend can't be asked for its offers."""
     HOST_HELD_BACK = "host_held_back"
     """A host gets no more jobs, because starts fail there."""
     TEST = "test"
-    """Somebody tries a channel. No rule is about it."""
+    """Someone tries a channel. No rule is about it."""
 
 
 class QueueStuck(StrEnum):

@@ -1,4 +1,4 @@
-"""Notes the places that waiting runs had in their queues, from which `queue.past` tells how a queue was.
+"""Notes the places that waiting runs had in their queues, from which `queue.past` computes how a queue was.
 
 Each change of a place is one statement, which copies it from the run's row: so it is what other transactions saw.
 """

@@ -73,7 +73,7 @@ class Deltas:
         self._add(run, delta, now)
 
     def write(self) -> None:
-        """Each project's scope once, in the order in which everybody takes them."""
+        """Each project's scope once, in the order in which everyone takes them."""
         for project_id, deltas in sorted(self._of_project.items()):
             counters.shift_project(project_id, deltas, self._now_ms)
 

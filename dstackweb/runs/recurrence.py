@@ -1,7 +1,7 @@
 """Creates the next occurrence of a scheduled run: a new run of the same name, which waits for its time.
 
 The transaction that ends a run stores the next time in the ended run's `retry_at`. The occurrence is created from it,
-under the queue's lock because of its rank. Whoever clears `retry_at` creates the occurrence.
+under the queue's lock because of its rank. The process that clears `retry_at` creates the occurrence.
 """
 
 from __future__ import annotations

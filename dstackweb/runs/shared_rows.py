@@ -1,6 +1,6 @@
 """What runs share: hosts, counters, and the versions that pages poll. Written last in a transaction, and once.
 
-Other transactions wait for these rows until the one that writes them has committed. So whoever moves runs only notes
+Other transactions wait for these rows until the one that writes them has committed. So code that moves runs only notes
 what that changes, and `shared_rows_last`, the transaction around all of it, writes the sums by its last statements, in
 the common order of locks.
 """

@@ -147,7 +147,7 @@ OUTSIDE_SIGNALS = frozenset({1, 9, 15})
 
 
 def was_signalled(exit_code: int | None) -> bool:
-    """Whether commands were ended by a signal from outside: by their machine's end, or by somebody."""
+    """Whether commands were ended by a signal from outside: by their machine's end, or by someone."""
     return (exit_code or 0) - 128 in OUTSIDE_SIGNALS
 
 

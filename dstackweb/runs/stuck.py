@@ -45,7 +45,7 @@ class StuckRuns:
 
 @dataclass(frozen=True)
 class StuckQueue:
-    """A queue whose waiting runs can't start before somebody does something, and how many these are."""
+    """A queue whose waiting runs can't start before someone does something, and how many these are."""
 
     queue: Queue
     code: QueueStuck

@@ -35,7 +35,7 @@ Amounts = Counter[str]
 
 
 class Key(NamedTuple):
-    """The columns of a counter, in the order in which everybody locks them."""
+    """The columns of a counter, in the order in which everyone locks them."""
 
     project_id: int
     day: dt.date

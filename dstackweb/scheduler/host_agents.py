@@ -102,7 +102,7 @@ class KnownHosts:
         with transaction.atomic():
             if self._heard:
                 called = Host.joined.filter(pk__in=self._heard)
-                # Whoever holds a host's row is not waited for: its next call counts.
+                # The holder of a host's row is not waited for: its next call counts.
                 free = called.select_for_update(skip_locked=True, no_key=True).order_by().values("pk")
                 Host.objects.filter(pk__in=free).update(heartbeats=F("heartbeats") + 1, seen_at=timezone.now())
             rows = list(
@@ -199,7 +199,7 @@ def register(
     labels: Mapping[str, str],
 ) -> None:
     """Write what a machine has. A GPU that another host shows at the moment stays there, and so does one that a job
-    on another host has: whoever claims it could say what it does. Raises Forbidden."""
+    on another host has: the one that claims it could say what it does. Raises Forbidden."""
     taken = {
         gpu.uuid: f"{gpu.host.name}, which is online" if inventory.is_online(gpu.host) else f"{gpu.host.name}, in a job"
         for gpu in Gpu.objects.select_related("host")

@@ -91,7 +91,7 @@ class AfterFields(Keys):
     )
     otherwise: Otherwise = key(
         gettext_noop("`cancel` or `keep`"),
-        "What happens to this run when it ends differently: it is canceled, or it is kept until somebody releases it.",
+        "What happens to this run when it ends differently: it is canceled, or it is kept until someone releases it.",
         default=Otherwise.CANCEL,
     )
 
@@ -271,7 +271,7 @@ class RunFields(ProfileFields):
     )
     init: Annotated[tuple[Text, ...], Field(min_length=1)] | None = key(
         gettext_noop("a list of shell commands, at least one"),
-        "Of a dev environment: run before anybody can work in it; the first one that fails ends the run.",
+        "Of a dev environment: run before anyone can work in it; the first one that fails ends the run.",
         default=None,
     )
     ide: Ide | None = key(

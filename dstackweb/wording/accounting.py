@@ -14,7 +14,7 @@ from dstackweb.wording.units import mebibytes
 def used(usage: Mapping[str, Any] | None) -> str:
     """`used 3 CPU-h of 8 CPU-h reserved, at most 11 GB`, from `Instance.usage`; empty where nothing is known.
 
-    Hours of billing are left out where they are those of the CPUs, as they are unless somebody sets weights.
+    Hours of billing are left out where they are those of the CPUs, as they are unless someone sets weights.
     """
     known = usage or {}
     reserved, billed_h = known.get("cpu_reserved_s"), known.get("billed_h")

@@ -22,7 +22,7 @@ event_name = words(
         NotificationEvent.RUN_FAILED: gettext_lazy("A run fails, or the server stops it"),
         NotificationEvent.RUN_STOPS_SOON: gettext_lazy("A utilization policy is about to stop a run"),
         NotificationEvent.RUN_DISPLACED: gettext_lazy("A run is displaced by another one, and queued again"),
-        NotificationEvent.RUN_KEPT: gettext_lazy("Somebody else keeps a run from its utilization policy"),
+        NotificationEvent.RUN_KEPT: gettext_lazy("Someone else keeps a run from its utilization policy"),
         NotificationEvent.QUEUE_STUCK: gettext_lazy("Runs wait in a queue and none can start, for 30 minutes"),
         NotificationEvent.BUDGET_SPENT: gettext_lazy("A project has spent 80 % or all of its budget"),
         NotificationEvent.BACKEND_FAILS: gettext_lazy("A backend cannot be read, for 10 minutes"),

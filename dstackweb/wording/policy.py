@@ -90,7 +90,7 @@ def inactive(data: Data) -> Sentence:
 
 
 def kept(data: Data) -> Sentence:
-    """Somebody exempted the run for a while."""
+    """Someone exempted the run for a while."""
     until = dt.datetime.fromisoformat(data["until"])
     return fill(_("exempt from its policy until %(until)s: “%(reason)s”"), until=until, reason=data["reason"])
 

@@ -1,4 +1,4 @@
-// What grows stale while somebody looks at it says so by itself: <span class="dw-fresh" data-until="…" data-stale="…">.
+// What grows stale while someone looks at it says so by itself: <span class="dw-fresh" data-until="…" data-stale="…">.
 // No request is made; the next poll brings what came of it. Ages and countdowns are times.js's.
 import { serverNow } from "./times.js";
 

@@ -39,7 +39,7 @@ function say(state, text, aloud = "") {
   if (spoken && spoken.textContent !== aloud) spoken.textContent = aloud;
 }
 
-/** Tell the reader how the last look at the server went; every poller on the page reports here. */
+/** Show how the last look at the server went; every poller on the page reports here. */
 export function report(ok) {
   if (ok) {
     const wasLost = failures > 0;
@@ -53,7 +53,7 @@ export function report(ok) {
   }
 }
 
-/** Until it is released nothing on the page is replaced by a poll: a row is in somebody's hand. */
+/** Until it is released nothing on the page is replaced by a poll: a row is in someone's hand. */
 export const hold = (why) => held.add(why);
 export function release(why) {
   if (held.delete(why)) lookNow();

@@ -140,7 +140,7 @@ def test_every_user_sees_the_statistics_of_the_cache(api: Api) -> None:
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     for ago, numbers in enumerate([{"hits": 5, "uncached": 20, "calls": 3}, {"hits": 1, "uncached": 4}, {"hits": 9}]):
         CacheCount.objects.create(backend=backend, hour=hour - dt.timedelta(hours=15 * ago), **numbers)
-    told = api("GET", f"{CLOUD}/cache").json()
-    assert [item["hits"] for item in told["items"]] == [5, 1]
-    assert (told["total"]["hits"], told["total"]["calls"], told["total"]["saved"]) == (6, 3, 21)
+    result = api("GET", f"{CLOUD}/cache").json()
+    assert [item["hits"] for item in result["items"]] == [5, 1]
+    assert (result["total"]["hits"], result["total"]["calls"], result["total"]["saved"]) == (6, 3, 21)
     assert len(api("GET", f"{CLOUD}/cache?hours=31").json()["items"]) == 3

@@ -1,4 +1,4 @@
-"""/metrics tells of GPUs, of how their hosts read them, and of what policies stopped."""
+"""/metrics of GPUs, of how their hosts read them, and of what policies stopped."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_each_gpu_exports_its_newest_sample_with_or_without_a_job(project: Proje
     past_run(project, member, "train", [[90] * 3])
     free = Gpu.objects.get(index=1)
     GpuSeries.objects.create(gpu=free, uuid=free.uuid, utilization=0, power_w=60, last_ms=to_ms(timezone.now()))
-    told = scrape()
+    found = scrape()
     first, second = '{gpu="0",host="box-1",uuid="GPU-box-1-0"}', '{gpu="1",host="box-1",uuid="GPU-box-1-1"}'
-    assert told[f"dstackweb_gpu_utilization_percent{first}"] == 90
-    assert told[f"dstackweb_gpu_memory_used_bytes{first}"] == 1 << 30
-    assert told[f"dstackweb_gpu_utilization_percent{second}"] == 0
-    assert f"dstackweb_gpu_memory_used_bytes{second}" not in told
+    assert found[f"dstackweb_gpu_utilization_percent{first}"] == 90
+    assert found[f"dstackweb_gpu_memory_used_bytes{first}"] == 1 << 30
+    assert found[f"dstackweb_gpu_utilization_percent{second}"] == 0
+    assert f"dstackweb_gpu_memory_used_bytes{second}" not in found
 
 
 def test_a_stale_sample_is_none(project: Project, member: User) -> None:
@@ -46,11 +46,11 @@ def test_the_way_a_host_reads_its_gpus_is_exported() -> None:
     host = make_host()
     at = timezone.now() - dt.timedelta(seconds=30)
     HostSampling.objects.create(host=host, at=at, took_ms=12.5, error="GPU 3 is lost")
-    told = scrape()
-    assert told['dstackweb_host_sampling_ok{host="box-1"}'] == 0
-    assert told['dstackweb_host_nvml{host="box-1"}'] == 1
-    assert told['dstackweb_host_sample_duration_ms{host="box-1"}'] == 12.5
-    assert told['dstackweb_host_sample_age_seconds{host="box-1"}'] == pytest.approx(30, abs=5)
+    found = scrape()
+    assert found['dstackweb_host_sampling_ok{host="box-1"}'] == 0
+    assert found['dstackweb_host_nvml{host="box-1"}'] == 1
+    assert found['dstackweb_host_sample_duration_ms{host="box-1"}'] == 12.5
+    assert found['dstackweb_host_sample_age_seconds{host="box-1"}'] == pytest.approx(30, abs=5)
 
 
 def test_stops_are_counted_by_project(project: Project) -> None:
@@ -59,9 +59,9 @@ def test_stops_are_counted_by_project(project: Project) -> None:
             project=project, run_name="idle", observed=observed, min_gpu_utilization=10, time_window_s=60, scope="any",
             low_since=timezone.now(),
         )  # fmt: skip
-    told = scrape()
-    assert told['dstackweb_policy_stops_total{observed="false",project="main"}'] == 2
-    assert told['dstackweb_policy_stops_total{observed="true",project="main"}'] == 1
+    found = scrape()
+    assert found['dstackweb_policy_stops_total{observed="false",project="main"}'] == 2
+    assert found['dstackweb_policy_stops_total{observed="true",project="main"}'] == 1
 
 
 def test_a_scrape_costs_the_same_queries_with_more_gpus(project: Project, member: User) -> None:

@@ -30,17 +30,17 @@ def placed(project: Project, user: User, *waits: int, queue: str = "default", pr
 def test_a_queues_history_has_one_series_and_total_per_priority_band(api: Api, project: Project, member: User) -> None:
     placed(project, member, 30, 30, 300)
     placed(project, member, 5000, priority=100)
-    told = api("GET", "projects/main/queues/default/history").json()
-    assert (told["queue"], told["days"], told["step"], told["zone"]) == ("default", 7, "hour", "UTC")
-    assert [(band["low"], band["high"]) for band in told["bands"]] == [(0, 24), (25, 49), (50, 74), (75, 100)]
-    assert all(len(band[name]) == len(told["times"]) for band in told["bands"] for name in ("placed", "wait_p90_s"))
-    assert told["bands"][0]["total"] == {
+    body = api("GET", "projects/main/queues/default/history").json()
+    assert (body["queue"], body["days"], body["step"], body["zone"]) == ("default", 7, "hour", "UTC")
+    assert [(band["low"], band["high"]) for band in body["bands"]] == [(0, 24), (25, 49), (50, 74), (75, 100)]
+    assert all(len(band[name]) == len(body["times"]) for band in body["bands"] for name in ("placed", "wait_p90_s"))
+    assert body["bands"][0]["total"] == {
         "placed": 0, "wait_median_s": None, "wait_p90_s": None, "wait_max_s": None, "length": None, "length_max": None,
     }  # fmt: skip
-    assert 0 <= told["bands"][2]["total"]["wait_median_s"] <= 60
-    assert told["bands"][3]["wait_max_s"][-1] == 5000
-    assert (told["total"]["placed"], told["total"]["wait_max_s"]) == (4, 5000)
-    assert told["all"]["placed"][-1] == 4
+    assert 0 <= body["bands"][2]["total"]["wait_median_s"] <= 60
+    assert body["bands"][3]["wait_max_s"][-1] == 5000
+    assert (body["total"]["placed"], body["total"]["wait_max_s"]) == (4, 5000)
+    assert body["all"]["placed"][-1] == 4
 
 
 def test_days_and_steps_are_as_requested(api: Api, project: Project, member: User) -> None:
@@ -78,9 +78,9 @@ def test_an_invalid_query_is_refused_with_the_parameters_location(
 def test_a_projects_history_is_the_sum_of_its_queues_and_names_each(api: Api, project: Project, member: User) -> None:
     placed(project, member, 30)
     placed(project, member, 30, 90, queue="night")
-    told = api("GET", "projects/main/history?days=30").json()
-    assert told["total"]["placed"] == 3
-    assert [(each["queue"], each["total"]["placed"]) for each in told["queues"]] == [("default", 1), ("night", 2)]
+    body = api("GET", "projects/main/history?days=30").json()
+    assert body["total"]["placed"] == 3
+    assert [(each["queue"], each["total"]["placed"]) for each in body["queues"]] == [("default", 1), ("night", 2)]
 
 
 def test_users_outside_the_project_get_404(stranger: Api, project: Project) -> None:

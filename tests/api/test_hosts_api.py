@@ -132,9 +132,9 @@ def test_a_check_reports_all_obstacles_and_leaves_the_token_unused(invite: tuple
     make_host("far")
     Host.objects.update(token_digest="d")
     answer = caller(invite[1])("POST", "/join", machine(version="0.0.1", check=True)).json()
-    told = "\n".join(answer["obstacles"])
-    assert "the machine has dstackweb 0.0.1 and the server" in told
-    assert "a host called far is online" in told
+    shown = "\n".join(answer["obstacles"])
+    assert "the machine has dstackweb 0.0.1 and the server" in shown
+    assert "a host called far is online" in shown
     assert answer["token"] is None
     assert HostInvite.objects.filter(used_at=None).exists()
     # One whose token was revoked may join again at once; the server's own machine never.

@@ -1,4 +1,4 @@
-"""/metrics tells of clouds: their cache, how old each source is, machines and money."""
+"""/metrics of clouds: their cache, how old each source is, machines and money."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_cache_statistics_since_midnight_are_exported(cloud: Cloud, clock: Clock
     for day, hour, hits in ((4, 13, 5), (4, 0, 2), (3, 23, 100)):
         at = dt.datetime(2026, 5, day, hour, tzinfo=dt.UTC)
         CacheCount.objects.create(backend=backend, hour=at, hits=hits, uncached=4 * hits, calls=3, throttles=1)
-    told = scrape()
-    assert told['dstackweb_offers_hits_total{backend="aws"}'] == 7
-    assert told['dstackweb_offers_calls_total{backend="aws"}'] == 6
-    assert told['dstackweb_offers_throttles_total{backend="aws"}'] == 2
-    assert told['dstackweb_offers_calls_saved{backend="aws"}'] == 22
+    found = scrape()
+    assert found['dstackweb_offers_hits_total{backend="aws"}'] == 7
+    assert found['dstackweb_offers_calls_total{backend="aws"}'] == 6
+    assert found['dstackweb_offers_throttles_total{backend="aws"}'] == 2
+    assert found['dstackweb_offers_calls_saved{backend="aws"}'] == 22
 
 
 @pytest.mark.django_db(transaction=True)
@@ -63,12 +63,12 @@ def test_each_source_has_its_age_and_state(cloud: Cloud, clock: Clock, monkeypat
     cloud.says[TYPES_US] = SourceFailed("unreachable", endpoint="https://ec2")
     sources.refresh_due(clock.now)
     clock.pass_s(90)
-    told = scrape()
+    found = scrape()
     spot = ",".join(f'{key}="{value}"' for key, value in (("backend", "aws"), ("region", "eu"), ("source", "spot")))
-    assert told[f"dstackweb_source_age_seconds{{{spot}}}"] == 90
-    states = {name: value for name, value in told.items() if name.startswith("dstackweb_source_state") and value}
+    assert found[f"dstackweb_source_age_seconds{{{spot}}}"] == 90
+    states = {name: value for name, value in found.items() if name.startswith("dstackweb_source_state") and value}
     assert sorted(name.split('state="')[1].rstrip('"}') for name in states) == ["failed", "fresh", "stale"]
-    assert not any(TYPES_US.region in name for name in told if "age_seconds" in name)
+    assert not any(TYPES_US.region in name for name in found if "age_seconds" in name)
 
 
 def test_calls_left_of_each_api_are_exported_for_the_account_nearest_its_limit(clock: Clock) -> None:
@@ -78,15 +78,15 @@ def test_calls_left_of_each_api_are_exported_for_the_account_nearest_its_limit(c
             Bucket.reserve(f"aws:{account}:eu:ec2.RunInstances", 1, 3, 30, now_us)
     Bucket.reserve("refresh:7", 1, 1, 0, now_us)
     Circuit.throttled("aws:1:eu:ec2.RunInstances", clock.now, rnd=lambda: 1.0)
-    told = {name.split("{")[0]: value for name, value in scrape().items() if name.startswith("dstackweb_api_")}
-    assert told == {
+    found = {name.split("{")[0]: value for name, value in scrape().items() if name.startswith("dstackweb_api_")}
+    assert found == {
         "dstackweb_api_calls_left": -2, "dstackweb_api_calls_at_once": 3, "dstackweb_api_left_alone_seconds": 2,
     }  # fmt: skip
     clock.pass_s(3)
     names = '{api="ec2.RunInstances",region="eu"}'
-    told = scrape()
-    assert told[f"dstackweb_api_calls_left{names}"] == 1
-    assert told[f"dstackweb_api_left_alone_seconds{names}"] == 0
+    found = scrape()
+    assert found[f"dstackweb_api_calls_left{names}"] == 1
+    assert found[f"dstackweb_api_left_alone_seconds{names}"] == 0
 
 
 def test_instances_are_counted_by_status_and_spending_by_project(project: Project, clock: Clock) -> None:
@@ -100,11 +100,11 @@ def test_instances_are_counted_by_status_and_spending_by_project(project: Projec
             price=Decimal("1.5"), launched_at=began, ended_at=ended,
         )  # fmt: skip
     Project.objects.update(monthly_budget=100)
-    told = scrape()
-    assert told['dstackweb_instances{backend="aws",status="running"}'] == 1
-    assert told['dstackweb_instances{backend="aws",status="idle"}'] == 1
-    assert not any("gone" in name for name in told)
-    assert (told['dstackweb_spent_usd{project="main"}'], told['dstackweb_budget_usd{project="main"}']) == (9.0, 100.0)
+    found = scrape()
+    assert found['dstackweb_instances{backend="aws",status="running"}'] == 1
+    assert found['dstackweb_instances{backend="aws",status="idle"}'] == 1
+    assert not any("gone" in name for name in found)
+    assert (found['dstackweb_spent_usd{project="main"}'], found['dstackweb_budget_usd{project="main"}']) == (9.0, 100.0)
 
 
 def test_artifacts_are_exported_with_their_bytes(project: Project, member: User) -> None:
@@ -112,6 +112,6 @@ def test_artifacts_are_exported_with_their_bytes(project: Project, member: User)
     job = done_run(project, member).jobs.get()
     offered = artifacts.Offered("a.txt", 5, hashlib.sha256(b"hello").hexdigest())
     assert artifacts.take(job.pk, offered, 0, b"hello").done
-    told = scrape()
-    assert told['dstackweb_artifacts_bytes{project="main"}'] == 5
-    assert told["dstackweb_artifacts"] == 1
+    found = scrape()
+    assert found['dstackweb_artifacts_bytes{project="main"}'] == 5
+    assert found["dstackweb_artifacts"] == 1

@@ -34,9 +34,9 @@ def test_headers_are_described_by_the_names_they_are_sent_with(paths: dict[str, 
 
 
 def test_binary_bodies_are_described_as_binary(paths: dict[str, Any]) -> None:
-    told = paths[f"{ANY_RUN}/{{name}}/logs"]["get"]["responses"]["200"]
-    assert list(told["content"]) == ["application/octet-stream"]
-    assert {"X-Next-Offset", "X-Attempt", "X-Log-Complete"} <= set(told["headers"])
+    answer = paths[f"{ANY_RUN}/{{name}}/logs"]["get"]["responses"]["200"]
+    assert list(answer["content"]) == ["application/octet-stream"]
+    assert {"X-Next-Offset", "X-Attempt", "X-Log-Complete"} <= set(answer["headers"])
     upload = paths["/api/v1/projects/{project}/archives/{sha256}"]["put"]
     assert list(upload["requestBody"]["content"]) == ["application/octet-stream"]
 
@@ -50,8 +50,8 @@ def test_the_answer_to_a_stale_write_is_described(
     schemas = api("GET", "openapi.json").json()["components"]["schemas"]
     assert set(refused.json()) <= set(schemas["StaleOut"]["properties"])
     for path, method in ((f"{ANY_RUN}/{{name}}", "patch"), ("/api/v1/projects/{project}/queues/{name}/move", "post")):
-        told = paths[path][method]["responses"]["412"]["content"]["application/json"]["schema"]
-        assert told == {"$ref": "#/components/schemas/StaleOut"}
+        answer = paths[path][method]["responses"]["412"]["content"]["application/json"]["schema"]
+        assert answer == {"$ref": "#/components/schemas/StaleOut"}
 
 
 def test_the_description_is_made_once_and_known_again_by_its_etag(

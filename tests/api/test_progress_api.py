@@ -52,14 +52,14 @@ def scope(project: Project, run: Run) -> Scope:
     return scope
 
 
-def told(api: Api, path: str) -> Any:
+def fetch(api: Api, path: str) -> Any:
     answer = api("GET", f"projects/main/{path}")
     assert answer.status_code == 200, answer.content
     return answer.json()
 
 
 def test_a_runs_tasks_by_prefix_active_ones_first(scope: Scope, api: Api) -> None:
-    found = told(api, "runs/sweep/progress")
+    found = fetch(api, "runs/sweep/progress")
     ProgressOut.model_validate(found, extra="forbid")
     assert (found["run"], found["status"]) == ("sweep", "submitted")
     assert (found["attempt"], found["ended"], found["version"], found["count"]) == (1, False, 3, 2)
@@ -79,7 +79,7 @@ def test_a_runs_tasks_by_prefix_active_ones_first(scope: Scope, api: Api) -> Non
 def test_the_outcome_of_forgotten_tasks_is_kept(project: Project, run: Run, api: Api) -> None:
     counts = {"memory": 1, "released_done": 2, "forgotten_done": 3, "erred": 4, "forgotten_failed": 5, "released": 6}
     add_group(make_scope(project, run.pk, 1), "score", "score", **counts)
-    [score] = told(api, "runs/sweep/progress")["prefixes"]
+    [score] = fetch(api, "runs/sweep/progress")["prefixes"]
     assert score["states"] == {**NOTHING, "memory": 1, "erred": 4, "released": 8}
     assert (score["forgotten"], score["finished"], score["total"]) == (8, 21, 21)
     assert score["outcomes"] == {
@@ -96,23 +96,23 @@ def test_the_outcome_of_forgotten_tasks_is_kept(project: Project, run: Run, api:
         seq=1,
         since_ms=now_ms(),
     )
-    [task] = told(api, "runs/sweep/progress/tasks?prefix=score&group=score")["items"]
+    [task] = fetch(api, "runs/sweep/progress/tasks?prefix=score&group=score")["items"]
     assert (task["state"], task["outcome"]) == ("released", "failed")
 
 
 def test_pages_and_orders(scope: Scope, api: Api) -> None:
-    first = told(api, "runs/sweep/progress?limit=1&order=name")
+    first = fetch(api, "runs/sweep/progress?limit=1&order=name")
     assert [prefix["name"] for prefix in first["prefixes"]] == ["eval"]
-    second = told(api, f"runs/sweep/progress?limit=1&order=name&cursor={first['next']}")
+    second = fetch(api, f"runs/sweep/progress?limit=1&order=name&cursor={first['next']}")
     assert [prefix["name"] for prefix in second["prefixes"]] == ["train"]
     assert second["next"] is None
-    assert [prefix["name"] for prefix in told(api, "runs/sweep/progress?find=VAL")["prefixes"]] == ["eval"]
+    assert [prefix["name"] for prefix in fetch(api, "runs/sweep/progress?find=VAL")["prefixes"]] == ["eval"]
 
 
 def test_a_rate_close_to_zero_leaves_the_estimated_end_open(project: Project, run: Run, api: Api) -> None:
     scope = make_scope(project, run.pk, 1)
     add_group(scope, "long", "long", now_ms() - 1_500_000, memory=1, processing=5)
-    [prefix] = told(api, "runs/sweep/progress")["prefixes"]
+    [prefix] = fetch(api, "runs/sweep/progress")["prefixes"]
     assert prefix["left_s"] is not None
     assert prefix["left_high_s"] is None or prefix["left_high_s"] > 10 * prefix["left_s"]
 
@@ -120,34 +120,34 @@ def test_a_rate_close_to_zero_leaves_the_estimated_end_open(project: Project, ru
 def test_an_ended_attempt_is_reported_on_request(scope: Scope, project: Project, run: Run, api: Api) -> None:
     Scope.objects.filter(pk=scope.pk).update(ended_ms=1)
     add_group(make_scope(project, run.pk, 2), "train", "train-a", processing=1)
-    assert told(api, "runs/sweep/progress")["total"]["total"] == 1
-    found = told(api, "runs/sweep/progress?attempt=1")
+    assert fetch(api, "runs/sweep/progress")["total"]["total"] == 1
+    found = fetch(api, "runs/sweep/progress?attempt=1")
     assert (found["attempt"], found["ended"], found["total"]["total"]) == (1, True, 52)
 
 
 def test_a_run_without_reports_has_empty_progress(run: Run, api: Api) -> None:
-    found = told(api, "runs/sweep/progress")
+    found = fetch(api, "runs/sweep/progress")
     ProgressOut.model_validate(found, extra="forbid")
     assert (found["prefixes"], found["attempt"], found["version"]) == ([], None, 0)
     assert found["total"]["states"] == NOTHING
-    assert told(api, "runs/sweep/progress/failures") == {"items": [], "next": None}
+    assert fetch(api, "runs/sweep/progress/failures") == {"items": [], "next": None}
 
 
 def test_groups_failures_and_tasks_of_a_prefix(scope: Scope, api: Api) -> None:
-    groups = told(api, "runs/sweep/progress/groups?prefix=train")
+    groups = fetch(api, "runs/sweep/progress/groups?prefix=train")
     GroupsOut.model_validate(groups, extra="forbid")
     assert [group["name"] for group in groups["items"]] == ["train-a", "train-b"]
-    groups = told(api, "runs/sweep/progress/groups?prefix=train&only=failed")
+    groups = fetch(api, "runs/sweep/progress/groups?prefix=train&only=failed")
     assert [(group["name"], group["states"]["erred"]) for group in groups["items"]] == [("train-a", 1)]
 
-    failures = told(api, "runs/sweep/progress/failures?limit=2")
+    failures = fetch(api, "runs/sweep/progress/failures?limit=2")
     FailuresOut.model_validate(failures, extra="forbid")
-    rest = told(api, f"runs/sweep/progress/failures?limit=2&cursor={failures['next']}&prefix=train")
+    rest = fetch(api, f"runs/sweep/progress/failures?limit=2&cursor={failures['next']}&prefix=train")
     messages = [failed["message"] for failed in failures["items"] + rest["items"]]
     assert (messages, rest["next"]) == (["no 0", "no 1", "no 2"], None)
-    assert told(api, "runs/sweep/progress/failures?prefix=eval")["items"] == []
+    assert fetch(api, "runs/sweep/progress/failures?prefix=eval")["items"] == []
 
-    tasks = told(api, "runs/sweep/progress/tasks?prefix=train&group=train-a")
+    tasks = fetch(api, "runs/sweep/progress/tasks?prefix=train&group=train-a")
     TaskListOut.model_validate(tasks, extra="forbid")
     assert [(task["key"], task["state"]) for task in tasks["items"]] == [
         (f"train-{number}", "processing") for number in range(3)
@@ -158,11 +158,11 @@ def test_groups_failures_and_tasks_of_a_prefix(scope: Scope, api: Api) -> None:
 def test_a_projects_runs_count_by_the_prefix_of_their_names(project: Project, api: Api) -> None:
     scope, _ = Scope.objects.get_or_create(project=project, run_id=0, attempt=0)
     add_group(scope, "sweep", "sweep-1", processing=1, waiting=1)
-    found = told(api, "progress")
+    found = fetch(api, "progress")
     ProgressOut.model_validate(found, extra="forbid")
     assert [(prefix["name"], prefix["total"]) for prefix in found["prefixes"]] == [("sweep", 2)]
     assert (found["run"], found["id"], found["status"], found["attempt"]) == (None, None, None, None)
-    assert [group["name"] for group in told(api, "progress/groups?prefix=sweep")["items"]] == ["sweep-1"]
+    assert [group["name"] for group in fetch(api, "progress/groups?prefix=sweep")["items"]] == ["sweep-1"]
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,12 @@ def test_strangers_see_nothing(scope: Scope, stranger: Api, path: str) -> None:
 
 def test_it_costs_as_many_queries_with_many_groups_as_with_few(scope: Scope, api: Api) -> None:
     counted = []
-    told(api, "runs/sweep/progress")  # notes that the token was used
+    fetch(api, "runs/sweep/progress")  # notes that the token was used
     for number in range(40):
         add_group(scope, f"p{number}", f"g{number}", processing=1)
         if number in (0, 39):
             with CaptureQueriesContext(connection) as queries:
-                told(api, "runs/sweep/progress")
+                fetch(api, "runs/sweep/progress")
             counted.append(len(queries))
     assert counted[0] == counted[1]
 

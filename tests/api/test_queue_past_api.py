@@ -22,7 +22,7 @@ def get(api: Api, path: str, **query: object) -> HttpResponse:
     return api("GET", f"{path}?{urlencode(query)}")
 
 
-def test_a_queue_is_told_as_it_was(api: Api, project: Project, member: User) -> None:
+def test_a_queue_is_shown_as_it_was(api: Api, project: Project, member: User) -> None:
     make_host(cpus=2)
     for name in "abc":
         make_run(project, member, name, resources={"cpu": 2})
@@ -31,18 +31,24 @@ def test_a_queue_is_told_as_it_was(api: Api, project: Project, member: User) -> 
     after = timezone.now()
     services.stop(make_run(project, member, "d"), member, "member")
 
-    told = get(api, AT, t=before.isoformat()).json()
-    assert [(row["name"], row["position"], row["reason"], row["then"]) for row in told["items"]] == [
+    found = get(api, AT, t=before.isoformat()).json()
+    assert [(row["name"], row["position"], row["reason"], row["then"]) for row in found["items"]] == [
         ("a", 1, "starting", "provisioning"), ("b", 2, "starting", None), ("c", 3, "starting", None),
     ]  # fmt: skip
-    assert (told["waiting"], told["deleted"], told["placed"], told["paused"], told["next"]) == (3, 0, [], False, None)
-    assert told["items"][0]["then_detail"] == "placed"
+    assert (found["waiting"], found["deleted"], found["placed"], found["paused"], found["next"]) == (
+        3,
+        0,
+        [],
+        False,
+        None,
+    )
+    assert found["items"][0]["then_detail"] == "placed"
 
-    told = get(api, AT, t=after.isoformat(), limit=1).json()
-    assert [(row["name"], row["reason"]) for row in told["items"]] == [("b", "waiting_for_capacity")]
-    assert "0 of 2" in told["items"][0]["reason_detail"] or "2 CPUs" in told["items"][0]["reason_detail"]
-    assert [(row["name"], row["where"], row["until"]) for row in told["placed"]] == [("a", "box-1", None)]
-    assert (told["placed_total"], told["next"]) == (1, "1")
+    found = get(api, AT, t=after.isoformat(), limit=1).json()
+    assert [(row["name"], row["reason"]) for row in found["items"]] == [("b", "waiting_for_capacity")]
+    assert "0 of 2" in found["items"][0]["reason_detail"] or "2 CPUs" in found["items"][0]["reason_detail"]
+    assert [(row["name"], row["where"], row["until"]) for row in found["placed"]] == [("a", "box-1", None)]
+    assert (found["placed_total"], found["next"]) == (1, "1")
     assert [row["name"] for row in get(api, AT, t=after.isoformat(), limit=1, cursor=1).json()["items"]] == ["c"]
 
     [one] = get(api, AT, t=after.isoformat(), run="c").json()["items"]
@@ -54,8 +60,8 @@ def test_a_queue_is_told_as_it_was(api: Api, project: Project, member: User) -> 
 def test_a_moment_without_a_zone_is_in_the_one_that_is_given(api: Api, project: Project) -> None:
     now = timezone.now()
     local = (now - dt.timedelta(hours=2)).astimezone(dt.timezone(dt.timedelta(hours=5, minutes=30)))
-    told = get(api, AT, t=f"{local:%Y-%m-%dT%H:%M}", tz="Asia/Kolkata").json()
-    assert told["at"] == f"{now - dt.timedelta(hours=2):%Y-%m-%dT%H:%M}:00Z"
+    found = get(api, AT, t=f"{local:%Y-%m-%dT%H:%M}", tz="Asia/Kolkata").json()
+    assert found["at"] == f"{now - dt.timedelta(hours=2):%Y-%m-%dT%H:%M}:00Z"
 
 
 @pytest.mark.parametrize("query", [{"t": "x"}, {"t": "2020-01-01"}, {"t": "2999-01-01"}, {"t": "2026", "tz": "x"}])

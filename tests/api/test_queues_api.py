@@ -44,10 +44,10 @@ def test_a_queue_is_made_listed_changed_and_used(api: Api, manager: Api, line: d
     }
     assert api("PATCH", f"{QUEUES}/night", {"paused": True}).status_code == 403
     assert changed.json()["preempt_points"] is None
-    told = QueueEvent.objects.filter(queue__name="night").last()
-    assert told is not None
-    assert told.data == {"ageing_minutes": [None, 5], "max_running": [2, None], "max_gpus_per_user": [None, 4]}
-    assert (told.actor and told.actor.username) == "grace"
+    shown = QueueEvent.objects.filter(queue__name="night").last()
+    assert shown is not None
+    assert shown.data == {"ageing_minutes": [None, 5], "max_running": [2, None], "max_gpus_per_user": [None, 4]}
+    assert (shown.actor and shown.actor.username) == "grace"
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_a_move_without_runs_is_refused_also_with_if_match(
 def test_runs_are_moved_and_the_move_is_undone(
     manager: Api, line: dict[str, Run], body: dict[str, Any], after: str
 ) -> None:
-    told = manager("POST", f"{QUEUES}/default/move", body | {"dry_run": True})
-    assert (told.status_code, told.json()["move"], order(manager)) == (200, None, "abcde")
+    shown = manager("POST", f"{QUEUES}/default/move", body | {"dry_run": True})
+    assert (shown.status_code, shown.json()["move"], order(manager)) == (200, None, "abcde")
     done = manager("POST", f"{QUEUES}/default/move", body)
     assert (done.status_code, order(manager)) == (200, after)
-    assert told.json() == done.json() | {"move": None}
+    assert shown.json() == done.json() | {"move": None}
     for change in done.json()["changes"]:
         assert (change["position_before"], change["position_after"]) == (
             "abcde".index(change["run"]) + 1,
@@ -229,13 +229,13 @@ def test_a_queue_with_fair_share_has_its_members_shares_and_its_runs_their_penal
 def test_runs_go_to_another_queue_with_a_preview(api: Api, manager: Api, line: dict[str, Run]) -> None:
     manager("POST", QUEUES, {"name": "night", "paused": True})
     body = {"runs": ["a", "e"], "queue": "night"}
-    told = api("POST", f"{QUEUES}/default/move", body | {"dry_run": True}).json()
-    assert [(one["run"], one["position_before"], one["position_after"]) for one in told["changes"]] == [
+    shown = api("POST", f"{QUEUES}/default/move", body | {"dry_run": True}).json()
+    assert [(one["run"], one["position_before"], one["position_after"]) for one in shown["changes"]] == [
         ("a", 1, 1),
         ("e", 5, 2),
     ]
-    assert (told["queue"]["name"], told["queue"]["reordered"], told["move"]) == ("night", False, None)
-    assert told["queue"]["waits"][0]["reason"] == "queue_paused"
+    assert (shown["queue"]["name"], shown["queue"]["reordered"], shown["move"]) == ("night", False, None)
+    assert shown["queue"]["waits"][0]["reason"] == "queue_paused"
     assert order(api) == "abcde"
     moved = api("POST", f"{QUEUES}/default/move", body)
     assert moved.status_code == 200, moved.content

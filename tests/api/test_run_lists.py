@@ -42,10 +42,10 @@ def pages(api: Api, path: str, limit: int) -> list[dict]:
 
 
 def test_a_run_of_ordinary_length_comes_with_all_its_jobs_and_events(api: Api, run: Run) -> None:
-    told = api("GET", "projects/main/runs/long").json()
-    assert [event["kind"] for event in told["events"]] == ["submitted"] + ["priority"] * 6
-    assert [(job["attempt"], job["node"]) for job in told["jobs"]] == [(3, 0), (3, 1), (2, 0), (2, 1), (1, 0), (1, 1)]
-    assert (told["jobs_next"], told["events_next"]) == (None, None)
+    found = api("GET", "projects/main/runs/long").json()
+    assert [event["kind"] for event in found["events"]] == ["submitted"] + ["priority"] * 6
+    assert [(job["attempt"], job["node"]) for job in found["jobs"]] == [(3, 0), (3, 1), (2, 0), (2, 1), (1, 0), (1, 1)]
+    assert (found["jobs_next"], found["events_next"]) == (None, None)
 
 
 def test_a_long_run_links_to_the_rest_of_its_lists(api: Api, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,13 +53,13 @@ def test_a_long_run_links_to_the_rest_of_its_lists(api: Api, run: Run, monkeypat
     monkeypatch.setattr(selectors.events_of, "__defaults__", (3, None))
     for page, limit in (("jobs_page", 4), ("events_page", 3)):
         monkeypatch.setattr(f"dstackweb.api.run_schemas.{page}.__defaults__", (limit, "" if limit == 4 else None))
-    told = api("GET", "projects/main/runs/long").json()
-    assert [event["data"]["to"] for event in told["events"]] == [4, 5, 6]
-    rest = api("GET", f"projects/main/runs/long/events?cursor={told['events_next']}").json()
+    found = api("GET", "projects/main/runs/long").json()
+    assert [event["data"]["to"] for event in found["events"]] == [4, 5, 6]
+    rest = api("GET", f"projects/main/runs/long/events?cursor={found['events_next']}").json()
     assert [event["data"].get("to") for event in rest["items"]] == [3, 2, 1, None]
     assert rest["next"] is None
-    assert len(told["jobs"]) == 4
-    rest = api("GET", f"projects/main/runs/long/jobs?cursor={told['jobs_next']}").json()
+    assert len(found["jobs"]) == 4
+    rest = api("GET", f"projects/main/runs/long/jobs?cursor={found['jobs_next']}").json()
     assert [(job["attempt"], job["node"]) for job in rest["items"]] == [(1, 0), (1, 1)]
 
 

@@ -21,39 +21,39 @@ POLICY = {"min_gpu_utilization": 10, "time_window": "1h"}
 
 def test_each_gpu_has_its_columns_and_its_newest_sample(api: Api, project: Project, member: User) -> None:
     job = past_run(project, member, "train", [[90] * 30, [0] * 30], utilization_policy=POLICY)
-    told = api("GET", f"{PATH}?points=600").json()
-    MetricsOut.model_validate(told)
-    (node,) = told["jobs"]
+    answer = api("GET", f"{PATH}?points=600").json()
+    MetricsOut.model_validate(answer)
+    (node,) = answer["jobs"]
     busy, idle = node["gpus"]
-    assert (told["run"], told["attempt"], node["node"], node["where"]) == ("train", 1, 0, "box-1")
+    assert (answer["run"], answer["attempt"], node["node"], node["where"]) == ("train", 1, 0, "box-1")
     assert (busy["uuid"], busy["index"], idle["index"]) == (job.gpus[0], 0, 1)
     assert (busy["last"]["utilization"], busy["last"]["memory_used_mib"], idle["last"]["utilization"]) == (90, 1024, 0)
-    assert len(told["times"]) == len(busy["utilization"]) == len(idle["power_w"])
+    assert len(answer["times"]) == len(busy["utilization"]) == len(idle["power_w"])
     assert {value for value in busy["utilization"] if value is not None} == {90}
     assert None in busy["utilization"]
-    assert (told["policy"]["min_gpu_utilization"], told["policy"]["source"]["source"]) == (10, "run_file")
+    assert (answer["policy"]["min_gpu_utilization"], answer["policy"]["source"]["source"]) == (10, "run_file")
 
 
 def test_the_points_parameter_bounds_the_size_of_the_answer(api: Api, project: Project, member: User) -> None:
     past_run(project, member, "train", [[50] * 360])
-    told = api("GET", f"{PATH}?points=10").json()
-    assert 2 <= len(told["times"]) <= 10
-    assert told["step_s"] >= 360
+    answer = api("GET", f"{PATH}?points=10").json()
+    assert 2 <= len(answer["times"]) <= 10
+    assert answer["step_s"] >= 360
 
 
 def test_an_ended_run_is_shown_up_to_its_end(api: Api, project: Project, member: User) -> None:
     past_run(project, member, "train", [[50] * 30], ended_ago_s=7200)
-    told = api("GET", PATH).json()
-    assert dt.datetime.fromisoformat(told["times"][-1]) < timezone.now() - dt.timedelta(hours=1, minutes=59)
-    assert any(told["jobs"][0]["gpus"][0]["utilization"])
+    answer = api("GET", PATH).json()
+    assert dt.datetime.fromisoformat(answer["times"][-1]) < timezone.now() - dt.timedelta(hours=1, minutes=59)
+    assert any(answer["jobs"][0]["gpus"][0]["utilization"])
 
 
 def test_a_span_can_be_requested(api: Api, project: Project, member: User) -> None:
     past_run(project, member, "train", [[50] * 30])
     now = timezone.now()
     since = (now - dt.timedelta(minutes=2)).isoformat().replace("+00:00", "Z")
-    told = api("GET", f"{PATH}?from={since}").json()
-    assert dt.datetime.fromisoformat(told["times"][0]) > now - dt.timedelta(minutes=3)
+    answer = api("GET", f"{PATH}?from={since}").json()
+    assert dt.datetime.fromisoformat(answer["times"][0]) > now - dt.timedelta(minutes=3)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_run_that_waits_has_none_and_one_without_samples_has_its_gpus(
     api: Api, project: Project, member: User
 ) -> None:
     make_run(project, member, "train", resources={"gpu": 1})
-    told = api("GET", PATH).json()
-    assert (told["jobs"], told["times"], told["policy"]) == ([], [], None)
+    answer = api("GET", PATH).json()
+    assert (answer["jobs"], answer["times"], answer["policy"]) == ([], [], None)
     job = past_run(project, member, "unseen", [[1]])
     job.gpu_series.all().delete()
     (gpu,) = api("GET", "projects/main/runs/unseen/metrics").json()["jobs"][0]["gpus"]

@@ -294,8 +294,8 @@ def test_a_secret_that_is_replaced_while_a_job_has_it_is_masked_still(project: P
     for _ in range(2):
         assert {"hunter2hunter2", "hunter3hunter3"} < set(runner.get("spec").json()["redact"])
     assert "hunter" not in placed_job(run).secrets_held
-    told = {"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "hunter2hunter2 hunter3hunter3"}]}
-    runner.post("tasks", told)
+    shown = {"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "hunter2hunter2 hunter3hunter3"}]}
+    runner.post("tasks", shown)
     assert TaskFailure.objects.get().message == f"{'*' * 14} {'*' * 14}"
     runner.post("exit", {"exit_code": 0, "reason": "done_by_runner", "log_size": 0})
     assert placed_job(run).secrets_held == ""

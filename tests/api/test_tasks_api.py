@@ -1,4 +1,4 @@
-"""Telling of the tasks inside a run: who may, of which attempt, and what is answered."""
+"""Reports of the tasks inside a run: who may, of which attempt, and what is answered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DONE = {"events": [{"key": "train-1", "state": "done", "seq": 5}]}
 
 @pytest.fixture(autouse=True)
 def own_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests have told is not counted here."""
+    """What other tests have reported is not counted here."""
     monkeypatch.setattr(tasks, "gate", Gate(4, 50_000, 100_000))
 
 
@@ -45,13 +45,13 @@ def run(project: Project, member: User) -> Run:
 
 
 class Commands:
-    """What a job's commands tell, with the token that they find."""
+    """What a job's commands report, with the token that they find."""
 
     def __init__(self, run: Run) -> None:
         self.url = f"/api/v1/projects/main/runs/{run.uid}/tasks"
         self.headers = {"Authorization": f"Bearer {tasks_token(placed_job(run).pk)}"}
 
-    def tell(self, body: Any, url: str = "") -> HttpResponse:
+    def report(self, body: Any, url: str = "") -> HttpResponse:
         return Client().post(url or self.url, body, content_type="application/json", headers=self.headers)
 
 
@@ -76,9 +76,9 @@ def ended(run: Run) -> None:
 
 
 def test_commands_report_tasks_of_their_own_run(run: Run, commands: Commands) -> None:
-    answer = commands.tell(DONE)
+    answer = commands.report(DONE)
     assert (answer.status_code, answer.json()) == (200, {"attempt": 1, "applied": 1, "outdated": 0, "refused": []})
-    assert commands.tell(DONE).json() == {"attempt": 1, "applied": 0, "outdated": 1, "refused": []}
+    assert commands.report(DONE).json() == {"attempt": 1, "applied": 0, "outdated": 1, "refused": []}
     assert states(run) == {"memory": 1}
     assert Reporter.objects.get().name == "job-0"
     assert TaskPrefix.objects.get(scope__run_id=run.pk).name == "train"
@@ -92,16 +92,16 @@ def test_a_member_reports_tasks_of_a_run_by_name_or_id(api: Api, run: Run) -> No
 
 def test_an_empty_request_is_a_heartbeat_of_its_reporter(run: Run, commands: Commands) -> None:
     promise = {"reporter": "r", "heartbeat_s": 15}
-    assert commands.tell(promise | DONE).status_code == 200
+    assert commands.report(promise | DONE).status_code == 200
     before = Scope.objects.values().get(run_id=run.pk)
     Reporter.objects.update(last_ms=1, due_ms=2)
-    assert commands.tell(promise).json() == {"attempt": 1, "applied": 0, "outdated": 0, "refused": []}
+    assert commands.report(promise).json() == {"attempt": 1, "applied": 0, "outdated": 0, "refused": []}
     reporter = Reporter.objects.get()
     assert reporter.due_ms == reporter.last_ms + 45_000
     assert Scope.objects.values().get(run_id=run.pk) == before
-    commands.tell({"reporter": "r", "seq": 9, "ended": True})
+    commands.report({"reporter": "r", "seq": 9, "ended": True})
     assert Reporter.objects.get().due_ms is None
-    assert commands.tell(promise | {"heartbeat_s": 0}).status_code == 422
+    assert commands.report(promise | {"heartbeat_s": 0}).status_code == 422
 
 
 @pytest.fixture
@@ -122,11 +122,11 @@ def test_messages_of_tasks_have_no_secrets(secretive: Run) -> None:
     commands = Commands(secretive)
     token = commands.headers["Authorization"].split()[1]
     in_base64 = base64.b64encode(b"hunter2-hunter2").decode()
-    told = f"HF=hunter2-hunter2, {in_base64}, client%2Fvalue, {token}; plain ü"
-    commands.tell({"events": [{"key": "a-1", "state": "running", "seq": 1, "message": told}]})
-    commands.tell({"events": [{"key": "a-2", "state": "failed", "seq": 2, "message": told}]})
-    failures = [{"key": "b-1", "prefix": "b", "group": "b", "seq": 3, "message": told}]
-    commands.tell({"reporter": "r", "failures": failures})
+    result = f"HF=hunter2-hunter2, {in_base64}, client%2Fvalue, {token}; plain ü"
+    commands.report({"events": [{"key": "a-1", "state": "running", "seq": 1, "message": result}]})
+    commands.report({"events": [{"key": "a-2", "state": "failed", "seq": 2, "message": result}]})
+    failures = [{"key": "b-1", "prefix": "b", "group": "b", "seq": 3, "message": result}]
+    commands.report({"reporter": "r", "failures": failures})
     shown = f"HF={'*' * 15}, {'*' * 20}, {'*' * 14}, {'*' * len(token)}; plain ü"
     messages = [*TaskFailure.objects.values_list("message", flat=True), Task.objects.get(key="a-1").message]
     assert messages == [shown] * 3
@@ -140,8 +140,8 @@ def test_names_of_tasks_have_no_secrets(secretive: Run) -> None:
         {"key": "fit-1", "prefix": "fit", "group": "HF=hunter2-hunter2", "state": "done", "seq": 3},
     ]
     counts = [{"prefix": "üü hunter2-hunter2", "group": "g", "seq": 4, "states": {"done": 1}}]
-    told = {"reporter": "of hunter2-hunter2", "events": events, "counts": counts}
-    assert commands.tell(told).json()["applied"] == 4
+    result = {"reporter": "of hunter2-hunter2", "events": events, "counts": counts}
+    assert commands.report(result).json()["applied"] == 4
     assert Reporter.objects.get().name == f"of {stars}"
     assert set(Task.objects.values_list("key", flat=True)) == {f"train-{stars}-1", stars, "fit-1"}
     groups = TaskGroup.objects.exclude(name="search")  # the run's own
@@ -156,20 +156,20 @@ def test_reports_to_an_ended_run_are_refused_before_its_secrets_are_read(
     commands, read = Commands(secretive), list[Run]()
     Run.objects.update(status="done")
     monkeypatch.setattr("dstackweb.api.tasks.masker", read.append)
-    answer = commands.tell({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "no memory"}]})
+    answer = commands.report({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": "no memory"}]})
     assert (answer.status_code, read) == (409, [])
 
 
 def test_a_secret_at_a_messages_cut_shows_no_beginning(secretive: Run) -> None:
-    told = "x" * (MESSAGE_MAX - 9) + "hunter2-hunter2"
-    Commands(secretive).tell({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": told}]})
+    result = "x" * (MESSAGE_MAX - 9) + "hunter2-hunter2"
+    Commands(secretive).report({"events": [{"key": "a-1", "state": "failed", "seq": 1, "message": result}]})
     assert TaskFailure.objects.get().message == "x" * (MESSAGE_MAX - 9) + "*" * 9
 
 
 def test_without_the_secrets_no_message_is_shown(secretive: Run) -> None:
     ProjectSecret.objects.update(ciphertext="of another key")
     commands = Commands(secretive)
-    answer = commands.tell(
+    answer = commands.report(
         {"events": [{"key": "hunter2-hunter2-1", "state": "failed", "seq": 1, "message": "hunter2-hunter2"}]}
     )
     assert (answer.json()["applied"], TaskFailure.objects.get().message) == (1, "")
@@ -179,28 +179,28 @@ def test_without_the_secrets_no_message_is_shown(secretive: Run) -> None:
 def test_counts_failures_and_the_end_of_a_reporter_are_stored(run: Run, commands: Commands) -> None:
     counts = [{"prefix": "fit", "group": "fit-a", "seq": 1, "states": {"done": 3, "failed": 1, "waiting": 6}}]
     failures = [{"key": "fit-7", "prefix": "fit", "group": "fit-a", "seq": 1, "message": "no memory"}]
-    commands.tell({"reporter": "r", "counts": counts, "failures": failures})
+    commands.report({"reporter": "r", "counts": counts, "failures": failures})
     assert states(run) == {"memory": 3, "erred": 1, "waiting": 6}
     assert TaskFailure.objects.get().message == "no memory"
-    commands.tell({"reporter": "r", "seq": 2, "ended": True})
+    commands.report({"reporter": "r", "seq": 2, "ended": True})
     assert states(run) == {"memory": 3, "erred": 1, "released": 6}
 
 
 def test_an_invalid_entry_does_not_affect_the_others(run: Run, commands: Commands) -> None:
     events = [{"key": "a", "state": "exploded"}, {"key": "b", "state": "done"}, {"key": "", "state": "done"}, 7]
-    body = commands.tell({"events": events, "counts": [{"prefix": "p", "states": {"done": -1}}]}).json()
+    body = commands.report({"events": events, "counts": [{"prefix": "p", "states": {"done": -1}}]}).json()
     assert body["applied"] == 1
-    told = [(one["list"], one["index"], one["key"], one["reason"]) for one in body["refused"]]
-    assert told == [
+    result = [(one["list"], one["index"], one["key"], one["reason"]) for one in body["refused"]]
+    assert result == [
         ("events", 0, "a", "unknown_state"), ("events", 2, "", "bad_key"), ("events", 3, "", "malformed"),
         ("counts", 0, "p", "malformed"),
     ]  # fmt: skip
 
 
 def test_invalid_entries_are_refused_by_their_position_in_the_request(run: Run, commands: Commands) -> None:
-    commands.tell({"events": [{"key": "a", "state": "forgotten", "seq": 1}]})
+    commands.report({"events": [{"key": "a", "state": "forgotten", "seq": 1}]})
     events = [{"key": "z", "state": "odd"}, {"key": "b", "state": "done"}, {"key": "a", "state": "done", "seq": 2}]
-    refused = commands.tell({"events": events}).json()["refused"]
+    refused = commands.report({"events": events}).json()["refused"]
     assert [(one["index"], one["key"], one["reason"]) for one in refused] == [
         (0, "z", "unknown_state"), (2, "a", "forgotten"),
     ]  # fmt: skip
@@ -209,7 +209,7 @@ def test_invalid_entries_are_refused_by_their_position_in_the_request(run: Run, 
 def test_the_token_of_a_runs_commands_gives_no_other_access(project: Project, member: User, commands: Commands) -> None:
     other = make_run(project, member, "other")
     place_all()
-    assert commands.tell(DONE, f"/api/v1/projects/main/runs/{other.uid}/tasks").status_code == 403
+    assert commands.report(DONE, f"/api/v1/projects/main/runs/{other.uid}/tasks").status_code == 403
     for path in ("projects", "projects/main/runs", f"projects/main/runs/{other.uid}"):
         assert Client().get(f"/api/v1/{path}", headers=commands.headers).status_code == 401
     job = placed_job(other)
@@ -219,7 +219,7 @@ def test_the_token_of_a_runs_commands_gives_no_other_access(project: Project, me
     )  # fmt: skip
     assert claim.status_code == 401
     commands.headers = {"Authorization": f"Bearer {job_token(job.pk)}"}
-    assert commands.tell(DONE).status_code == 401
+    assert commands.report(DONE).status_code == 401
 
 
 def test_viewers_and_strangers_cannot_report_tasks(project: Project, run: Run, stranger: Api) -> None:
@@ -235,13 +235,13 @@ def test_reports_are_accepted_only_for_the_current_attempt_and_not_after_the_run
     assert api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 1}).status_code == 200
     assert refused(api("POST", "projects/main/runs/search/tasks", DONE | {"attempt": 2})) == ("not_yet", 1)
     ended(run)
-    assert refused(commands.tell(DONE)) == ("run_over", 1)
+    assert refused(commands.report(DONE)) == ("run_over", 1)
     assert refused(api("POST", "projects/main/runs/search/tasks", DONE)) == ("run_over", 1)
 
 
 def test_a_late_report_of_an_earlier_attempt_is_refused(run: Run, commands: Commands) -> None:
     Run.objects.filter(pk=run.pk).update(attempt=2)
-    answer = commands.tell(DONE)
+    answer = commands.report(DONE)
     assert refused(answer) == ("attempt_over", 2)
     assert "attempt 1 has ended" in answer.json()["detail"]
     assert not Scope.objects.filter(run_id=run.pk).exists()
@@ -307,9 +307,9 @@ def test_who_is_killed_amid_a_request_is_no_error_of_the_servers(api: Api, run: 
 
 
 def test_an_oversized_request_is_refused_with_the_limit(run: Run, commands: Commands) -> None:
-    many = commands.tell({"events": [{"key": "a", "state": "done"}] * 5001})
+    many = commands.report({"events": [{"key": "a", "state": "done"}] * 5001})
     assert (many.status_code, many.json()["most"]) == (413, 5000)
-    large = commands.tell({"events": [{"key": "a", "state": "done", "message": "x" * (4 << 20)}]})
+    large = commands.report({"events": [{"key": "a", "state": "done", "message": "x" * (4 << 20)}]})
     assert large.status_code == 413
 
 
@@ -317,9 +317,9 @@ def test_a_run_that_reports_too_often_gets_429_with_retry_after(
     monkeypatch: pytest.MonkeyPatch, run: Run, commands: Commands
 ) -> None:
     monkeypatch.setattr(tasks, "gate", Gate(4, rate=10, burst=60))
-    assert commands.tell(DONE).status_code == 200
-    assert commands.tell(DONE).status_code == 200
-    answer = commands.tell(DONE)
+    assert commands.report(DONE).status_code == 200
+    assert commands.report(DONE).status_code == 200
+    answer = commands.report(DONE)
     assert answer.status_code == 429
     assert 1 <= int(answer["Retry-After"]) <= 6
 
@@ -329,11 +329,11 @@ def test_a_run_that_floods_with_nonsense_is_refused_before_it_is_read(
 ) -> None:
     monkeypatch.setattr(tasks, "gate", Gate(4, rate=10, burst=60))
     nonsense = {"events": "x" * 100_000}
-    assert commands.tell(nonsense).status_code == 422
+    assert commands.report(nonsense).status_code == 422
     monkeypatch.setattr(tasks, "parse_request", None)
     assert "Unprocessable" in caplog.text
     caplog.clear()
-    answer = commands.tell(nonsense)
+    answer = commands.report(nonsense)
     assert answer.status_code == 429
     assert not caplog.text  # which would fill a disk
     assert 9 <= int(answer["Retry-After"]) <= 10
@@ -345,9 +345,9 @@ def test_requests_beyond_the_concurrency_limit_are_refused_at_once(
     gate = Gate(3, 1000, 1000)
     monkeypatch.setattr(tasks, "gate", gate)
     with gate.enter(run.project_id), gate.enter(run.project_id):
-        answer = commands.tell(DONE)
+        answer = commands.report(DONE)
     assert (answer.status_code, answer["Retry-After"]) == (429, "1")
-    assert commands.tell(DONE).status_code == 200
+    assert commands.report(DONE).status_code == 200
 
 
 def test_a_runner_reports_the_task_lines_of_the_output(run: Run) -> None:
@@ -388,7 +388,7 @@ def test_a_scope_that_is_made_as_the_attempt_ends_is_refused(
         return real(run_id)
 
     monkeypatch.setattr(launch, "lock_run", late)
-    assert commands.tell(DONE).status_code == 409
+    assert commands.report(DONE).status_code == 409
     assert not Scope.objects.filter(run_id=run.pk).exists()
 
 

@@ -25,14 +25,14 @@ def test_a_simulation_lists_the_runs_that_the_policy_would_have_stopped(
     past_run(project, member, "idle", [[0] * 180])
     past_run(project, member, "busy", [[90] * 180])
     answer = api("POST", "projects/main/utilization/what-if", POLICY)
-    told = answer.json()
+    found = answer.json()
     assert answer.status_code == 200
-    assert told.keys() == WhatIfOut.model_fields.keys()
-    assert told["policy"] == {"min_gpu_utilization": 10, "time_window_s": 600, "scope": "any", "warmup_s": 0}
-    assert (told["runs"], told["samples"], told["left_out"]) == (2, 360, 0)
-    (stop,) = told["stops"]
+    assert found.keys() == WhatIfOut.model_fields.keys()
+    assert found["policy"] == {"min_gpu_utilization": 10, "time_window_s": 600, "scope": "any", "warmup_s": 0}
+    assert (found["runs"], found["samples"], found["left_out"]) == (2, 360, 0)
+    (stop,) = found["stops"]
     assert (stop["run"], stop["user"], stop["gpus"]) == ("idle", "ada", 1)
-    assert told["saved_gpu_hours"] == stop["gpu_hours"] == pytest.approx(1 / 3, abs=0.01)
+    assert found["saved_gpu_hours"] == stop["gpu_hours"] == pytest.approx(1 / 3, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_the_ledger_lists_stopped_runs_and_the_run_that_got_their_gpus_next(
         time_window_s=1800, scope="any", low_since=now - dt.timedelta(hours=3), gpu_index=1, gpus=["GPU-a", "GPU-b"],
         until=now, price=1, next_run=following, next_at=now - dt.timedelta(hours=1),
     )  # fmt: skip
-    told = api("GET", "projects/main/utilization").json()
-    assert told.keys() == LedgerOut.model_fields.keys()
-    assert (told["observe_only"], told["days"]) == (False, 30)
-    assert told["stopped"] == {"runs": 1, "gpu_hours": pytest.approx(4), "usd": pytest.approx(2), "unknown": 0}
-    (stop,) = told["stops"]
+    found = api("GET", "projects/main/utilization").json()
+    assert found.keys() == LedgerOut.model_fields.keys()
+    assert (found["observe_only"], found["days"]) == (False, 30)
+    assert found["stopped"] == {"runs": 1, "gpu_hours": pytest.approx(4), "usd": pytest.approx(2), "unknown": 0}
+    (stop,) = found["stops"]
     assert (stop["run"], stop["user"], stop["gpus"], stop["next_run"]) == ("idle", "ada", 2, "train-7")
 
 
@@ -84,14 +84,14 @@ def test_a_run_shows_the_status_of_its_utilization_policy(api: Api, project: Pro
     make_run(project, member, "asks", resources={"gpu": 1}, utilization_policy={**POLICY, "warmup": "5m"})
     assert api("GET", "projects/main/runs/asks").json()["policy"] is None
     place_all()
-    told = api("GET", "projects/main/runs/asks").json()["policy"]
-    assert (told["min_gpu_utilization"], told["time_window_s"], told["warmup_s"]) == (10, 600, 300)
-    assert (told["source"], told["verdict"], told["stops_at"]) == (
+    found = api("GET", "projects/main/runs/asks").json()["policy"]
+    assert (found["min_gpu_utilization"], found["time_window_s"], found["warmup_s"]) == (10, 600, 300)
+    assert (found["source"], found["verdict"], found["stops_at"]) == (
         {"source": "run_file", "line": None},
         "unknown",
         None,
     )
-    assert (told["kept_until"], told["keeps_left"], told["observe_only"]) == (None, 3, False)
+    assert (found["kept_until"], found["keeps_left"], found["observe_only"]) == (None, 3, False)
 
 
 def test_its_owner_keeps_a_run_with_a_reason(api: Api, manager: Api, project: Project, member: User) -> None:
@@ -99,9 +99,9 @@ def test_its_owner_keeps_a_run_with_a_reason(api: Api, manager: Api, project: Pr
     answer = api("POST", "projects/main/runs/idle/keep", {"reason": "debugging the loader"})
     assert answer.status_code == 200
     assert (answer.json()["keeps_left"], answer.json()["reason"]) == (2, "debugging the loader")
-    told = manager("GET", "projects/main/runs/idle").json()["policy"]
-    assert (told["kept_by"], told["kept_because"], told["keeps_left"]) == ("ada", "debugging the loader", 2)
-    assert told["kept_until"] == answer.json()["until"]
+    found = manager("GET", "projects/main/runs/idle").json()["policy"]
+    assert (found["kept_by"], found["kept_because"], found["keeps_left"]) == ("ada", "debugging the loader", 2)
+    assert found["kept_until"] == answer.json()["until"]
 
 
 def test_an_invalid_keep_is_refused(api: Api, stranger: Api, project: Project, member: User) -> None:

@@ -189,7 +189,7 @@ def test_sign_ins_fail_and_succeed_with_their_address_and_way(project: Project, 
     client.post(f"/login/{link}/", REMOTE_ADDR="198.51.100.9")
     found = list(AuditEntry.objects.exclude(kind="sign_in_link").order_by("id"))
     assert [(entry.action, entry.actor_name, entry.name, entry.changes) for entry in found] == [
-        ("sign_in_failed", "nobody signed in", "ada", {}),
+        ("sign_in_failed", "no one signed in", "ada", {}),
         ("signed_in", "ada", "ada", {"with": [None, "password"]}),
         ("signed_out", "ada", "ada", {}),
         ("signed_in", "ada", "ada", {"with": [None, "sign-in link"]}),
@@ -390,7 +390,7 @@ def test_nobody_is_signed_in_to_an_anonymous_request(project: Project) -> None:
         project.weight += 1
         project.save()
     entry = AuditEntry.objects.latest("id")
-    assert (entry.actor_id, entry.actor_name, entry.address) == (None, "nobody signed in", "127.0.0.1")
+    assert (entry.actor_id, entry.actor_name, entry.address) == (None, "no one signed in", "127.0.0.1")
 
 
 def test_docs_name_the_page() -> None:

@@ -1,4 +1,4 @@
-"""The API as one job's runner sees it: says yes to everything and remembers what it was told."""
+"""The API as one job's runner sees it: says yes to everything and remembers what it got."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def test_a_changed_host_is_recorded_as_events_and_other_columns_stay(admin: Clie
         False,
         False,
     )
-    told = dict(HostEvent.objects.values_list("kind", "data"))
-    assert told == {"labelled": {"set": {"disk": "nvme"}, "removed": ["region"]}, "undrained": {}}
+    found = dict(HostEvent.objects.values_list("kind", "data"))
+    assert found == {"labelled": {"set": {"disk": "nvme"}, "removed": ["region"]}, "undrained": {}}
 
 
 def test_a_gpu_is_written_in_capitals(admin: Client) -> None:

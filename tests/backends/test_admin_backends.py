@@ -57,7 +57,7 @@ def secret_of(backend: Backend) -> str:
 
 
 def errors(answer: Any) -> dict[str, str]:
-    return {name: " ".join(told) for name, told in answer.context["adminform"].form.errors.items()}
+    return {name: " ".join(problem) for name, problem in answer.context["adminform"].form.errors.items()}
 
 
 def test_a_secret_of_another_server_key_is_an_error_at_its_field(admin: Client, aws: Backend) -> None:
@@ -110,7 +110,7 @@ def test_all_settings_are_stored_and_shown_again(admin: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "field", "told"),
+    ("wrong", "field", "problem"),
     [
         ({"regions": []}, "regions", "at least one"),
         ({"other_regions": "Europe"}, "other_regions", "Europe"),
@@ -129,10 +129,10 @@ def test_all_settings_are_stored_and_shown_again(admin: Client) -> None:
         ({"name": "aws 1"}, "name", "valid"),
     ],
 )
-def test_each_error_is_shown_at_its_field(admin: Client, wrong: dict[str, Any], field: str, told: str) -> None:
+def test_each_error_is_shown_at_its_field(admin: Client, wrong: dict[str, Any], field: str, problem: str) -> None:
     found = errors(admin.post(reverse(ADD), {**FORM, **wrong}))
     assert list(found) == [field]
-    assert told in found[field]
+    assert problem in found[field]
     assert not Backend.objects.exists()
 
 
@@ -308,7 +308,7 @@ def test_a_test_is_posted(admin: Client, asked: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "problem"),
     [
         ("", "is not set"),
         ("http://127.0.0.1:8000", "not encrypted"),
@@ -317,12 +317,12 @@ def test_a_test_is_posted(admin: Client, asked: list[Any]) -> None:
     ],
 )
 def test_the_connection_test_reports_on_the_account_and_this_server(
-    admin: Client, cloud: Cloud, settings: Any, url: str, told: str
+    admin: Client, cloud: Cloud, settings: Any, url: str, problem: str
 ) -> None:
     settings.DSTACKWEB_PUBLIC_URL = url
     form = {**WITH_KEY, "secret_access_key": SECRET_KEY, "endpoint_url": cloud.url}
     page = admin.post(reverse("admin:backends_backend_test_new"), form, headers=FRAGMENT).content.decode()
     assert "Signed in to account 123456789012" in page
-    assert told in page
+    assert problem in page
     assert SECRET_KEY not in page
     assert "eu-west-1 · Europe (Ireland)" in page

@@ -191,9 +191,9 @@ def test_an_agent_that_never_starts_shuts_the_instance_down(
 def test_values_are_quoted_for_the_shell(value: str) -> None:
     text = user_data(api_url="https://x", instance=value, join_token=value, pyz_sha256="0", insecure=False)
     begin = text.partition("umask")[0]
-    told = subprocess.run(
+    found = subprocess.run(
         ["/bin/sh", "-c", begin + "printf '%s\\0%s' \"$instance\" \"$DSTACKWEB_JOIN_TOKEN\""],
         capture_output=True, check=True,
     ).stdout  # fmt: skip
-    assert told == f"{value}\0{value}".encode()
+    assert found == f"{value}\0{value}".encode()
     assert len(text.encode()) < LIMIT_BYTES

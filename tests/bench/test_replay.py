@@ -81,7 +81,7 @@ def test_without_preemption_none_is_displaced_and_with_it_some_are() -> None:
 
 
 def test_where_nobody_passes_jobs_start_as_they_came() -> None:
-    _deployment, records = replayed(by_name["FIFO, nobody passes"])
+    _deployment, records = replayed(by_name["FIFO, no one passes"])
     assert [one.started for one in records] == sorted(one.started for one in records)
     assert max(one.queued_s for one in records) > HOUR
 
@@ -117,7 +117,7 @@ def test_progress_is_the_share_of_the_time_that_work_takes() -> None:
     assert figures.progress_of_members([Record(job, started=40, ended=100, queued_s=40)]) == {job.member: 0.6}
 
 
-def test_starts_are_before_inside_or_after_what_was_told() -> None:
+def test_starts_are_before_inside_or_after_what_was_estimated() -> None:
     shown = ShownEstimate(0.0, 100.0, 200.0, 120.0, 240.0)
     outcomes = [Outcome(shown, start, True) for start in (110.0, 120.0, 121.0, 241.0)]
     seen, simulated = Calibration.of(outcomes), Calibration.of(outcomes, corrected=False)

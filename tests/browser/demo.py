@@ -51,9 +51,9 @@ S = TypeVar("S", bound=QueueSpan)
 PASSWORD = "correct horse battery"
 
 
-def ended(run: Run, reason: str, **told: object) -> Run:
+def ended(run: Run, reason: str, **shown: object) -> Run:
     """A placed run at its end."""
-    attempts.end_job(start(placed_job(run)).pk, reason, **told)
+    attempts.end_job(start(placed_job(run)).pk, reason, **shown)
     return run
 
 
@@ -129,14 +129,14 @@ def build() -> tuple[Project, User]:
     Host.objects.filter(pk=old.pk).update(silent_s=9999, seen_at=now - dt.timedelta(hours=3), isolation="none")
     Gpu.objects.filter(uuid="GPU-gpu-box-1-3").update(stranger={"user": "carl", "pid": 4711})
 
-    for name, user, reason, told in (
+    for name, user, reason, shown in (
         ("tokenize-shard-7", ann, "done_by_runner", {"exit_code": 0}),
         ("export-onnx", bo, "container_exited_with_error", {"exit_code": 127, "message": "python3.12: not found"}),
         ("eval-nightly", ann, "max_duration_exceeded", {"message": "it ran for 24 h"}),
     ):
         run = make_run(project, user, name, resources={"cpu": 2})
         place_all()
-        ended(run, reason, **told)
+        ended(run, reason, **shown)
     stopped = make_run(project, bo, "notebook-try")
     services.stop(stopped, bo, "member")
 

@@ -48,8 +48,8 @@ def page(live_server, new_page: Callable[..., Page]) -> Page:
 
 def colour(page: Page, name: str) -> str:
     """A custom property of the page's theme as `r,g,b`."""
-    told = page.evaluate("name => getComputedStyle(document.documentElement).getPropertyValue(name)", name)
-    return ",".join(str(int(told.strip()[at : at + 2], 16)) for at in (1, 3, 5))
+    found = page.evaluate("name => getComputedStyle(document.documentElement).getPropertyValue(name)", name)
+    return ",".join(str(int(found.strip()[at : at + 2], 16)) for at in (1, 3, 5))
 
 
 def readout(page: Page, kind: str) -> list[str]:
@@ -82,9 +82,9 @@ def test_hovering_over_one_chart_shows_that_times_values_in_both(page: Page) -> 
     chart.hover(position={"x": 400, "y": 100})
     expect(page.locator('[data-at="wait"]')).not_to_have_text(today)
     expect(page.locator('[data-at="length"]')).to_have_text(page.locator('[data-at="wait"]').inner_text())
-    told = readout(page, "wait")
-    assert [line.split()[0] for line in told] == ["75–100", "50–74", "25–49", "0–24"]
-    assert re.search(r"median \d+ min, P90 .+, \d+ started", told[1])
+    found = readout(page, "wait")
+    assert [line.split()[0] for line in found] == ["75–100", "50–74", "25–49", "0–24"]
+    assert re.search(r"median \d+ min, P90 .+, \d+ started", found[1])
     assert re.search(r"\d+ waiting, max \d+", readout(page, "length")[1])
 
 

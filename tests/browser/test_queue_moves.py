@@ -1,4 +1,4 @@
-"""Moving waiting runs by hand and by keys: what is seen first, what is done, what is taken back, who is told."""
+"""Moving waiting runs by hand and by keys: what is seen first, what is done, what is taken back, who is notified."""
 
 from __future__ import annotations
 

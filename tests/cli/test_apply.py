@@ -29,8 +29,8 @@ def host(db: None) -> None:
 def test_the_plan_shows_each_setting_with_its_source_the_offers_and_the_position(cli: Cli) -> None:
     """R26: the same plan as the page's."""
     cli.file(HELLO + "priority: 60\nmax_duration: 90m\nresources: {memory: 2GB..}\nenv: {LR: '1e-4'}\n")
-    told = cli.ok("apply", "-f", "run.yaml", "--dry-run", "-e", "SEED=1")
-    lines = [" ".join(line.split()) for line in told.splitlines()]
+    printed = cli.ok("apply", "-f", "run.yaml", "--dry-run", "-e", "SEED=1")
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
     for row in (
         "priority 60 line 4",
         "max_duration 90m line 5",
@@ -42,23 +42,23 @@ def test_the_plan_shows_each_setting_with_its_source_the_offers_and_the_position
     assert any(line.startswith("env LR: 1e-4, SEED: 1") for line in lines)
     assert "hosts box-1 8 32 GB – own idle" in lines
     assert any(line.startswith("Position 1 in queue default") for line in lines)
-    assert f"Code: 1 file in {cli.work}" in told
+    assert f"Code: 1 file in {cli.work}" in printed
     assert not Run.objects.exists()
     assert not Archive.objects.exists()
 
 
 def test_a_command_of_several_lines_is_shown_line_by_line(cli: Cli) -> None:
     cli.file("type: task\ncommands:\n  - |\n    for i in 1 2; do\n      echo $i\n    done\n")
-    told = cli.ok("apply", "-f", "run.yaml", "--dry-run").splitlines()
-    at = next(number for number, line in enumerate(told) if line.startswith("commands"))
-    assert [line.split("  ", 1)[1].strip() for line in told[at + 1 : at + 3]] == ["echo $i", "done"]
+    printed = cli.ok("apply", "-f", "run.yaml", "--dry-run").splitlines()
+    at = next(number for number, line in enumerate(printed) if line.startswith("commands"))
+    assert [line.split("  ", 1)[1].strip() for line in printed[at + 1 : at + 3]] == ["echo $i", "done"]
 
 
 def test_apply_with_yes_and_detach_prints_no_plan(cli: Cli) -> None:
     cli.file(HELLO)
-    told = cli("apply", "-f", "run.yaml", "-y", "-d")
-    assert told.stdout == "hello\n"
-    assert told.stderr == (
+    printed = cli("apply", "-f", "run.yaml", "-y", "-d")
+    assert printed.stdout == "hello\n"
+    assert printed.stderr == (
         "Position 1 in queue default; can start now\nSubmitted hello. To follow: dstackweb logs -f hello\n"
     )
 
@@ -91,23 +91,23 @@ def test_an_error_in_the_file_is_shown_as_a_compiler_would(cli: Cli) -> None:
     refused = cli("apply", "-f", "bad.yaml", "-d")
     assert refused.exit_code == 1
     assert refused.stdout == ""
-    told = refused.stderr.splitlines()
-    assert told[0].startswith("error: the run is invalid")
-    assert told[1:4] == ["   --> bad.yaml:5:3", "    |", "  5 |   gpuu: A100"]
-    assert told[4].startswith("    |   ^^^^ unknown key `resources.gpuu`; did you mean `resources.gpu`?")
+    printed = refused.stderr.splitlines()
+    assert printed[0].startswith("error: the run is invalid")
+    assert printed[1:4] == ["   --> bad.yaml:5:3", "    |", "  5 |   gpuu: A100"]
+    assert printed[4].startswith("    |   ^^^^ unknown key `resources.gpuu`; did you mean `resources.gpu`?")
     assert not Run.objects.exists()
 
 
 def test_each_error_of_the_file_is_shown_and_one_of_the_command_line_without_a_place(cli: Cli) -> None:
     cli.file("type: task\ncommands: [a]\nnodes: two\npriorty: 3\n")
-    told = cli("apply", "-f", "run.yaml", "-d").stderr
-    assert "run.yaml:3:1" in told
-    assert "run.yaml:4:1" in told
+    printed = cli("apply", "-f", "run.yaml", "-d").stderr
+    assert "run.yaml:3:1" in printed
+    assert "run.yaml:4:1" in printed
     cli.file(HELLO)
-    told = cli("apply", "-f", "run.yaml", "-d", "--priority", "900").stderr
-    assert "priority" in told
-    assert "900" in told
-    assert "-->" not in told
+    printed = cli("apply", "-f", "run.yaml", "-d", "--priority", "900").stderr
+    assert "priority" in printed
+    assert "900" in printed
+    assert "-->" not in printed
 
 
 def test_an_invalid_run_file_is_refused_without_a_traceback(cli: Cli) -> None:
@@ -240,11 +240,13 @@ def test_the_plan_shows_spot_and_on_demand_prices(cli: Cli) -> None:
         "settings": {}, "provenance": {}, "offers": [offer, dear], "queue": "default", "next_at": None, "position": 1,
         "reason": None, "reason_detail": None,
     }  # fmt: skip
-    told = StringIO()
+    printed = StringIO()
     outlook = {"backend": "aws", "used": False, "starts": True, "price": 3.06, "reason": None, "reason_detail": None}
     full = {"backend": "hosts", "used": True, "starts": False, "price": 0.0, "reason_detail": "needs 2 GPUs, 1 free"}
-    show_plan(plan | {"backends": [full, outlook]}, "none", told)
-    rows = [line.split() for line in told.getvalue().splitlines() if "m5.large" in line]
-    compared = [" ".join(line.split()) for line in told.getvalue().splitlines() if line.startswith(("aws  ", "hosts"))]
+    show_plan(plan | {"backends": [full, outlook]}, "none", printed)
+    rows = [line.split() for line in printed.getvalue().splitlines() if "m5.large" in line]
+    compared = [
+        " ".join(line.split()) for line in printed.getvalue().splitlines() if line.startswith(("aws  ", "hosts"))
+    ]
     assert compared == ["hosts needs 2 GPUs, 1 free –", "aws now (not used) $3.06"]
     assert [row[-3:] for row in rows] == [["$0.0665", "spot", "available"], ["$0.1066", "on-demand", "available"]]

@@ -76,12 +76,12 @@ def test_code_over_the_limit_is_refused_with_the_largest_files_named(tmp_path: P
         (tmp_path / f"data-{number}.bin").write_bytes(os.urandom((number + 1) * 20_000))
     with pytest.raises(CliError) as refused:
         pack(tmp_path, 100_000)
-    told = "\n".join([refused.value.message, *refused.value.notes])
-    assert "exceeds the limit of 97.7 KB" in told
-    assert "Nothing was sent" in told
-    assert "136.7 KB  data-6.bin" in told
-    assert "small.py" not in told
-    assert ".gitignore" in told
+    printed = "\n".join([refused.value.message, *refused.value.notes])
+    assert "exceeds the limit of 97.7 KB" in printed
+    assert "Nothing was sent" in printed
+    assert "136.7 KB  data-6.bin" in printed
+    assert "small.py" not in printed
+    assert ".gitignore" in printed
 
 
 TREE = 3 * (512 + 10_240) + 512

@@ -32,14 +32,14 @@ def test_show_has_status_times_nodes_settings_and_events(cli: Cli, project: Proj
     make_host("box-1")
     run = make_run(project, ada, "train", commands=["one", "two"], priority=70)
     place_all()
-    told = words(cli.ok("show", "train"))
-    assert told[0] == "train: provisioning"
-    assert f"id {run.uid}" in told
-    assert "queue default, priority 70" in told
-    assert "1 0 provisioning box-1" in told
-    assert "commands one" in [line.removesuffix(" run file") for line in told]
-    assert any("submitted to queue default with priority 70 ada" in line for line in told)
-    assert not any(line.startswith("shell") for line in told)
+    output = words(cli.ok("show", "train"))
+    assert output[0] == "train: provisioning"
+    assert f"id {run.uid}" in output
+    assert "queue default, priority 70" in output
+    assert "1 0 provisioning box-1" in output
+    assert "commands one" in [line.removesuffix(" run file") for line in output]
+    assert any("submitted to queue default with priority 70 ada" in line for line in output)
+    assert not any(line.startswith("shell") for line in output)
 
 
 def test_show_says_why_a_run_waits_and_what_it_waits_for(cli: Cli, project: Project, ada: User) -> None:
@@ -63,9 +63,9 @@ def test_ps_and_show_say_how_a_service_is_and_where(
     failed = Check(timezone.now(), CheckFailure.REFUSED, {"port": 8000})
     service_health.change(run.pk, 1, None, advanced(None, failed, 3))
     assert "llm running, starting" in " ".join(cli.ok("ps").split())
-    told = words(cli.ok("show", "llm"))
-    assert f"url http://{run.uid}.localhost:8001" in told
-    assert any(line.endswith("last check: nothing listens on port 8000") for line in told)
+    output = words(cli.ok("show", "llm"))
+    assert f"url http://{run.uid}.localhost:8001" in output
+    assert any(line.endswith("last check: nothing listens on port 8000") for line in output)
 
 
 def test_show_gives_only_the_id_or_the_answer_of_the_api(cli: Cli, project: Project, ada: User) -> None:
@@ -84,19 +84,19 @@ def test_show_fits_a_narrow_terminal(cli: Cli, project: Project, ada: User) -> N
     console = Console(file=out, width=60, force_terminal=True, color_system=None)
     api = Api(Settings("http://x", "dw_x", "main", ""))
     watch_view(api, found, dict, details.view_of, lambda _run: True, console)
-    told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())  # the cursor's moves
-    assert max(len(line) for line in told.splitlines()) <= 60
-    assert "submitted" in told
+    output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())  # the cursor's moves
+    assert max(len(line) for line in output.splitlines()) <= 60
+    assert "submitted" in output
 
 
 def test_diff_shows_what_differs_and_all_on_request(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "a", commands=["prepare", "train 1"], priority=60)
     make_run(project, ada, "b", commands=["prepare", "train 2"])
-    told = cli.ok("diff", "a", "b")
-    assert "priority 60 50" in words(told)
-    assert "commands:\n  prepare\n- train 1\n+ train 2\n" in told
-    assert "status submitted submitted" in words(told)
-    assert not any(line.startswith("queue") for line in words(told))
+    output = cli.ok("diff", "a", "b")
+    assert "priority 60 50" in words(output)
+    assert "commands:\n  prepare\n- train 1\n+ train 2\n" in output
+    assert "status submitted submitted" in words(output)
+    assert not any(line.startswith("queue") for line in words(output))
     assert "queue default default" in words(cli.ok("diff", "a", "b", "--all"))
     found = json.loads(cli.ok("diff", "a", "b", "--json"))
     assert [found["left"]["name"], found["right"]["name"]] == ["a", "b"]
@@ -117,9 +117,9 @@ def test_diff_of_one_run_is_with_the_one_before_of_its_name(cli: Cli, project: P
     refused = cli("diff", "a")
     assert (refused.exit_code, "Name the run to compare with" in refused.stderr) == (1, True)
     make_run(project, ada, "a")
-    told = cli("diff", "a")
-    assert "Their settings are the same." in told.stderr
-    assert "status terminated submitted" in words(told.stdout)
+    output = cli("diff", "a")
+    assert "Their settings are the same." in output.stderr
+    assert "status terminated submitted" in words(output.stdout)
 
 
 @pytest.mark.parametrize("name", ["b", ""])

@@ -62,10 +62,10 @@ def test_after_a_429_any_method_waits_for_retry_after() -> None:
 
 def test_waiting_after_429_ends_with_the_time_to_try_again() -> None:
     wire = Wire(busy("40"))
-    told = refused(wire)
+    printed = refused(wire)
     assert sum(wire.pauses) <= PATIENCE_S
-    assert "slow down" in told
-    assert "Try again in 40 s" in told
+    assert "slow down" in printed
+    assert "Try again in 40 s" in printed
 
 
 def test_an_invalid_retry_after_counts_as_one_second() -> None:
@@ -169,9 +169,9 @@ def test_ctrl_c_during_a_change_warns_that_it_may_have_been_made(args: list[str]
         with asked:
             asked.recv(1)
             process.send_signal(signal.SIGINT)
-            _out, told = process.communicate(timeout=20)
-    assert (process.returncode, "The change may have been made" in told) == (130, unknown)
-    assert "Traceback" not in told
+            _out, printed = process.communicate(timeout=20)
+    assert (process.returncode, "The change may have been made" in printed) == (130, unknown)
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize("args", [["priority", b"\xff", "3"], ["move", b"\xff", "--top"], ["host", "drain", b"\xff"],

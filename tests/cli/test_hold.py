@@ -26,7 +26,7 @@ from tests.support import eventually
 
 @pytest.fixture
 def scheduler(live_server: Any, project: Project) -> Any:
-    """What places and starts whatever waits, once it is told to, in a thread of its own."""
+    """What places and starts whatever waits, once it is asked to, in a thread of its own."""
     threads: list[threading.Thread] = []
 
     def work(act: Callable[[Run], object]) -> None:

@@ -23,8 +23,8 @@ def config(cli: Cli) -> Path:
 
 
 def test_login_checks_the_token_and_stores_it_readable_only_by_its_user(cli: Cli) -> None:
-    told = cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
-    assert told == f"Logged in to {cli.url} as ada, project main.\n"
+    printed = cli.ok("login", cli.url, "--token", cli.token, **NOTHING_SET)
+    assert printed == f"Logged in to {cli.url} as ada, project main.\n"
     server = {"url": cli.url, "token": cli.token, "project": "main"}
     name = cli.url.removeprefix("http://")
     assert tomllib.loads(config(cli).read_text()) == {"current": name, "servers": {name: server}}

@@ -42,8 +42,8 @@ def test_each_gpu_is_a_line_with_its_newest_sample(cli: Cli, project: Project, a
 
 def test_json_output_is_the_answer_of_the_api(cli: Cli, project: Project, ada: User) -> None:
     past_run(project, ada, "train", [[90] * 3])
-    told = json.loads(cli.ok("metrics", "train", "--json"))
-    assert told["jobs"][0]["gpus"][0]["last"]["utilization"] == 90
+    output = json.loads(cli.ok("metrics", "train", "--json"))
+    assert output["jobs"][0]["gpus"][0]["last"]["utilization"] == 90
 
 
 def test_a_run_that_waits_holds_nothing(cli: Cli, project: Project, ada: User) -> None:
@@ -82,8 +82,8 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_gpu_stays_a_line(width: i
         "uuid": "GPU-1", "index": 0, "name": "NVIDIA A100-SXM4-80GB", "memory_mib": 81920, "power_limit_w": 400,
         "last": last, "utilization": [50.0] * 30,
     }  # fmt: skip
-    told = {"run": "train", "status": "running", "jobs": [{"node": 0, "gpus": [gpu] * GPUS}]}
-    columns, rows = table(told, NOW.timestamp(), width)
+    output = {"run": "train", "status": "running", "jobs": [{"node": 0, "gpus": [gpu] * GPUS}]}
+    columns, rows = table(output, NOW.timestamp(), width)
     assert [column.title for column in columns if column.title] == titles
     out = io.StringIO()
     draw_table(Console(file=out, width=width), columns, [[str(cell) for cell in row] for row in rows])
@@ -131,9 +131,9 @@ def test_every_policy_action_has_words() -> None:
 
 def test_a_keep_shows_its_reason_without_control_characters() -> None:
     kept = policy(**LOW, kept_until=at(minutes=30), kept_by="ada", kept_because="look\x1b[2J")
-    told = policy_text(kept, NOW.timestamp())
-    assert "by ada: look�[2J" in told
-    assert "; kept until " in told
+    output = policy_text(kept, NOW.timestamp())
+    assert "by ada: look�[2J" in output
+    assert "; kept until " in output
 
 
 def test_a_sparkline_has_blanks_for_missing_samples() -> None:

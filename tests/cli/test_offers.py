@@ -58,13 +58,13 @@ def cluster() -> Backend:
 
 def test_each_offer_is_a_line_with_its_price_a_bar_and_why(cli: Cli, cluster: Backend) -> None:
     make_host("box-1", cpus=8, gpus=1)
-    told = cli.ok("offers").splitlines()
-    assert told[0].split() == ["OFFER", "CPU", "MEMORY", "GPU", "PRICE/H", "KIND", "AVAILABILITY", "WHY"]
-    host, spot, on_demand = (line.split() for line in told[1:])
+    output = cli.ok("offers").splitlines()
+    assert output[0].split() == ["OFFER", "CPU", "MEMORY", "GPU", "PRICE/H", "KIND", "AVAILABILITY", "WHY"]
+    host, spot, on_demand = (line.split() for line in output[1:])
     assert (host[:2], host[-6:]) == (["hosts", "box-1"], ["idle", "1", "of", "1", "GPUs", "free"])
     assert ("own" in host, "spot" in spot, "on-demand" in on_demand) == (True, True, True)
     assert ("$0.503" in spot, "████" in spot, "unknown" in spot) == (True, True, True)
-    assert "████████  no_quota      No quota: 64 of 64 vCPUs in use, 4 needed." in told[3]
+    assert "████████  no_quota      No quota: 64 of 64 vCPUs in use, 4 needed." in output[3]
 
 
 def test_options_narrow_it_down_and_sort_it(cli: Cli, cloud: Cloud, cluster: Backend) -> None:
@@ -84,10 +84,10 @@ def test_invalid_options_are_refused(cli: Cli, cluster: Backend) -> None:
 
 def test_without_offers_the_reason_of_a_failed_backend_is_shown(cli: Cli, cloud: Cloud, cluster: Backend) -> None:
     cloud.answer = RuntimeError("the scheduler is away")
-    told = cli("offers")
-    assert (told.exit_code, told.stdout) == (0, "")
-    assert "No matching offers." in told.stderr
-    assert "warning: cluster: Its offers cannot be read: the scheduler is away" in told.stderr
+    output = cli("offers")
+    assert (output.exit_code, output.stdout) == (0, "")
+    assert "No matching offers." in output.stderr
+    assert "warning: cluster: Its offers cannot be read: the scheduler is away" in output.stderr
 
 
 @pytest.mark.usefixtures("live_server")  # sources are read in threads
@@ -95,9 +95,9 @@ def test_ages_and_failures_of_sources_are_shown(cli: Cli, cloud: Cloud) -> None:
     Backend.objects.create(name="aws", kind="aws")
     cloud.says[SourceKey("types", "us")] = SourceFailed("access_denied", action="ec2:Describe", region="us")
     sources.refresh_due(timezone.now())
-    told = cli("offers").stderr
-    assert re.search(r"aws: spot [0-9] s old, types [0-9] s old \(unknown in 1 of 2 regions\)", told)
-    assert told.count("warning: aws: Access denied in us: the policy lacks ec2:Describe.") == 1
+    output = cli("offers").stderr
+    assert re.search(r"aws: spot [0-9] s old, types [0-9] s old \(unknown in 1 of 2 regions\)", output)
+    assert output.count("warning: aws: Access denied in us: the policy lacks ec2:Describe.") == 1
 
 
 @pytest.mark.usefixtures("live_server")  # sources are read in threads
@@ -112,15 +112,15 @@ def test_a_refresh_waits_for_the_refreshed_sources(cli: Cli, cloud: Cloud, monke
         sources.refresh_due(timezone.now())
 
     monkeypatch.setattr(client, "Api", partial(client.Api, sleep=ticks))
-    told = cli("offers", "--refresh")
-    assert "Refreshing aws …" in told.stderr
-    assert ("g6" in told.stdout, "g5" in told.stdout, len(slept)) == (True, False, 1)
+    output = cli("offers", "--refresh")
+    assert "Refreshing aws …" in output.stderr
+    assert ("g6" in output.stdout, "g5" in output.stdout, len(slept)) == (True, False, 1)
 
 
 def test_without_a_cloud_there_is_nothing_to_refresh(cli: Cli) -> None:
     make_host("box-1")
-    told = cli("offers", "--refresh")
-    assert ("hosts are always current" in told.stderr, "box-1" in told.stdout) == (True, True)
+    output = cli("offers", "--refresh")
+    assert ("hosts are always current" in output.stderr, "box-1" in output.stdout) == (True, True)
 
 
 @pytest.fixture
@@ -137,12 +137,12 @@ def quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("live_server")  # sources are read in threads
 def test_quotas_are_lines_with_their_usage(cli: Cli, quoted: None) -> None:
     sources.refresh_due(timezone.now())
-    told = cli("quotas")
-    (line,) = told.stdout.splitlines()[1:]
+    output = cli("quotas")
+    (line,) = output.stdout.splitlines()[1:]
     assert line.split() == [
         "aws", "eu-west-1", "Running", "On-Demand", "G", "and", "VT", "instances", "48", "64", "███████▌",
     ]  # fmt: skip
-    assert ("1 quota of zero not shown" in told.stderr, "aws: quotas 0 s old" in told.stderr) == (True, True)
+    assert ("1 quota of zero not shown" in output.stderr, "aws: quotas 0 s old" in output.stderr) == (True, True)
     assert len(cli.ok("quotas", "aws", "--all").splitlines()) == 3
     assert json.loads(cli.ok("quotas", "--json"))["aws"][0]["items"][0]["used"] == 0
 
@@ -194,7 +194,7 @@ def test_throttled_apis_of_a_backend_share_one_warning() -> None:
     def throttled(api: str, region: str) -> dict[str, Any]:
         return {"code": "throttled", "api": api, "region": region, "message": "too long to read twice"}
 
-    told = command.problems(
+    output = command.problems(
         [
             source("aws", throttled("ec2:DescribeInstanceTypes", "eu")),
             source("aws", throttled("ec2:DescribeInstanceTypes", "us")),
@@ -202,7 +202,7 @@ def test_throttled_apis_of_a_backend_share_one_warning() -> None:
             source("other", None),
         ]
     )
-    assert told == [
+    assert output == [
         "aws: Allow it.",
         "aws: throttled, retrying later: ec2:DescribeInstanceTypes (eu), ec2:DescribeInstanceTypes (us)",
     ]

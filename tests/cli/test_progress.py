@@ -57,9 +57,9 @@ def test_json_output_has_the_answers_of_the_api_for_all_prefixes(
     cli: Cli, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dstackweb.cli.progress.PAGE", 1)
-    told = json.loads(cli.ok("progress", "sweep", "--json"))
-    assert [prefix["name"] for prefix in told["prefixes"]] == ["train", "eval"]
-    assert told["total"]["states"]["processing"] == 2
+    output = json.loads(cli.ok("progress", "sweep", "--json"))
+    assert [prefix["name"] for prefix in output["prefixes"]] == ["train", "eval"]
+    assert output["total"]["states"]["processing"] == 2
     assert "eval" not in cli.ok("progress", "sweep", "--find", "tra")
 
 
@@ -180,10 +180,10 @@ def test_thousands_are_grouped_and_finished_items_have_no_rate() -> None:
     columns, rows = table([over], None)
     figures = dict(zip([column.title for column in columns], rows[0], strict=True))
     assert (figures["DONE"], figures["GROUPS"], figures["RATE"]) == ("2,000", "1,500", "")
-    assert summary(told(total=over))[1] == "2,000 done"
+    assert summary(output(total=over))[1] == "2,000 done"
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def output(**changes: Any) -> dict[str, Any]:
     return {
         "run": "sweep", "id": "1", "status": "running", "attempt": 1, "ended": False, "version": 1, "count": 1,
         "total": item(name=""), "silent": None, "prefixes": [item()], "next": None, **changes,
@@ -191,13 +191,13 @@ def told(**changes: Any) -> dict[str, Any]:
 
 
 def test_control_characters_in_names_are_not_printed() -> None:
-    assert "\x1b" not in "".join(summary(told(run="a\x1b[2J")))
+    assert "\x1b" not in "".join(summary(output(run="a\x1b[2J")))
     assert "\x1b" not in str(table([item(name="a\x1b[2J")], 80))
 
 
 def test_live_progress_outlasts_an_outage_until_all_tasks_are_settled() -> None:
-    ended = told(status="done", ended=True)
-    settled = told(status="done", ended=True, total=item(finished=40), prefixes=[])
+    ended = output(status="done", ended=True)
+    settled = output(status="done", ended=True, total=item(finished=40), prefixes=[])
     answers: list[httpx.Response | Exception] = [
         httpx.ConnectError("refused"),
         httpx.Response(200, json=ended),
@@ -213,7 +213,7 @@ def test_live_progress_outlasts_an_outage_until_all_tasks_are_settled() -> None:
 
     api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=slept.append)
     out = io.StringIO()
-    show_live(api, "/p", {}, told(), Console(file=out, force_terminal=True, width=100))
+    show_live(api, "/p", {}, output(), Console(file=out, force_terminal=True, width=100))
     assert len(slept) == 3
     assert "Trying again" in out.getvalue()
     assert "attempt 1 ended: 40 of 40" in out.getvalue()

@@ -53,9 +53,9 @@ def test_a_move_is_previewed_made_and_undone(manager: Cli, runs: dict[str, Run])
 
 
 def test_several_runs_move_together_and_priority_changes_are_shown(manager: Cli, runs: dict[str, Run]) -> None:
-    told = manager.ok("move", "d", "e", "--top")
-    assert told.splitlines()[0] == "d: position 4 → 1, priority 50 → 51"
-    assert told.splitlines()[1].startswith("e: position 5 → 2, priority 50 → 51; ada's a 1 → 3, ")
+    output = manager.ok("move", "d", "e", "--top")
+    assert output.splitlines()[0] == "d: position 4 → 1, priority 50 → 51"
+    assert output.splitlines()[1].startswith("e: position 5 → 2, priority 50 → 51; ada's a 1 → 3, ")
     assert order() == "deabc"
     assert manager.ok("move", "c", "--bottom", "--dry-run") == ""
     assert "already in this position" in manager("move", "c", "--bottom").stderr
@@ -72,9 +72,9 @@ def test_far_back_a_move_is_reported_without_positions(
 def test_a_members_move_changes_places_with_their_own_runs(cli: Cli, runs: dict[str, Run]) -> None:
     assert cli.ok("move", "e", "--top") == "e: position 5 → 1; ada's a 1 → 3, ada's c 3 → 5\n"
     assert order() == "ebadc"
-    told = cli("move", "c", "--before", "b")
-    assert "c: position 5 → 3; ada's a 3 → 5" in told.stdout
-    assert "your nearest position" in told.stderr
+    output = cli("move", "c", "--before", "b")
+    assert "c: position 5 → 3; ada's a 3 → 5" in output.stdout
+    assert "your nearest position" in output.stderr
     for refused, why in ((("b", "--top"), "belongs to bob"), (("a", "--before", "d"), "only managers can move")):
         answer = cli("move", *refused)
         assert (answer.exit_code, why in answer.stderr) == (1, True)
@@ -90,10 +90,10 @@ def test_a_concurrently_changed_run_is_not_moved(
         return move(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(reorder, "move", late)
-    told = cli("move", "e", "--top")
-    assert told.exit_code == 1
-    assert "run e was changed by ada since you looked: its priority is 40" in told.stderr
-    assert "run the command again" in told.stderr
+    output = cli("move", "e", "--top")
+    assert output.exit_code == 1
+    assert "run e was changed by ada since you looked: its priority is 40" in output.stderr
+    assert "run the command again" in output.stderr
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_managers_change_a_queues_settings_and_all_members_see_them(
     manager: Cli, cli: Cli, runs: dict[str, Run]
 ) -> None:
     manager.ok("queue", "--pause", "--drain", "--ageing", "strict", "--max-running", "4", "--max-gpus-per-user", "2")
-    told = cli("queue").stderr
+    output = cli("queue").stderr
     for text in (
         "paused:",
         "draining:",
@@ -124,18 +124,18 @@ def test_managers_change_a_queues_settings_and_all_members_see_them(
         "at most 2 GPUs at once per member",
         "strict priority",
     ):
-        assert text in told
+        assert text in output
     manager.ok(
         "queue", "default", "--resume", "--undrain", "--ageing", "15", "--max-running", "none", "--preempt-points", "5"
     )
-    told = cli("queue").stderr
-    assert "+1 priority per 15 min waiting" in told
-    assert "displaces preemptible runs whose priority is at least 5 lower" in told
-    assert "at most 2 GPUs" in told
-    assert "paused" not in told
-    told = manager("queue", "--cohort", "team", "--max-gpus", "4", "--reclaim", "lower-priority").stderr
-    assert "cohort team; takes back lent GPUs from preemptible runs of lower priority" in told
-    assert "4 runs" not in told
+    output = cli("queue").stderr
+    assert "+1 priority per 15 min waiting" in output
+    assert "displaces preemptible runs whose priority is at least 5 lower" in output
+    assert "at most 2 GPUs" in output
+    assert "paused" not in output
+    output = manager("queue", "--cohort", "team", "--max-gpus", "4", "--reclaim", "lower-priority").stderr
+    assert "cohort team; takes back lent GPUs from preemptible runs of lower priority" in output
+    assert "4 runs" not in output
     refused = cli("queue", "--pause")
     assert (refused.exit_code, "only managers" in refused.stderr) == (1, True)
     assert manager("queue", "--ageing", "soon").exit_code == 2
@@ -178,8 +178,8 @@ def test_a_refused_user_reads_which_role_is_needed(connect: Callable[..., Cli], 
 @pytest.mark.usefixtures("live_server")
 def test_a_terminal_with_few_characters_still_shows_the_change(cli: Cli, runs: dict[str, Run]) -> None:
     process = cli.spawn("priority", "a", "60", PYTHONIOENCODING="latin-1")
-    out, told = process.communicate(timeout=20)
-    assert (process.returncode, told) == (0, b"")
+    out, output = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, b"")
     assert out == b"a: priority 50 ? 60, position 1 ? 1 in default\n"
 
 
@@ -195,9 +195,9 @@ def test_ctrl_c_at_the_question_for_a_token_exits_with_130() -> None:
     )
     try:
         assert process.stderr is not None
-        told = b""
-        while b"Token: " not in told and (more := os.read(process.stderr.fileno(), 4096)):
-            told += more
+        output = b""
+        while b"Token: " not in output and (more := os.read(process.stderr.fileno(), 4096)):
+            output += more
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     finally:
@@ -216,14 +216,14 @@ def test_fair_share_is_set_and_shown_with_each_members_share(
     make_run(project, bob, "small", resources={"gpu": 1})
     for name in ("first", "second"):
         make_run(project, ada, name, resources={"gpu": 4})
-    told = cli("queue")
-    assert "fair share: up to 1 h behind, half-life 3 days" in told.stderr
-    assert [line.split() for line in told.stdout.splitlines() if line.startswith(("FAIR", "ada", "bob"))] == [
+    output = cli("queue")
+    assert "fair share: up to 1 h behind, half-life 3 days" in output.stderr
+    assert [line.split() for line in output.stdout.splitlines() if line.startswith(("FAIR", "ada", "bob"))] == [
         ["FAIR", "SHARE", "GPU-H", "USED", "HELD", "QUEUED", "BEHIND"],
         ["ada", "8.0", "0.0", "0", "8", "52", "min"],
         ["bob", "1.0", "0.0", "0", "1"],
     ]
-    assert "fair share: 30 min behind" in next(line for line in told.stdout.splitlines() if " second " in line)
+    assert "fair share: 30 min behind" in next(line for line in output.stdout.splitlines() if " second " in line)
     shown = cli.ok("show", "second")
     assert "recently used 0 GPU-h, 8 GPUs queued; the median is 4 GPU-h: 30 min behind" in shown
     cli.file("type: task\ncommands: ['true']\nresources: {gpu: 2}\n")
@@ -236,9 +236,9 @@ def test_fair_share_is_set_and_shown_with_each_members_share(
 
 def test_runs_go_to_another_queue_after_a_preview(manager: Cli, runs: dict[str, Run]) -> None:
     manager.ok("queue", "night", "--create")
-    told = manager("move", "a", "c", "--to", "night", "--dry-run")
-    assert told.stdout == "a: position 1 → position 1 in night\nc: position 3 → position 2 in night\n"
-    assert "Dry run: nothing was moved." in told.stderr
+    output = manager("move", "a", "c", "--to", "night", "--dry-run")
+    assert output.stdout == "a: position 1 → position 1 in night\nc: position 3 → position 2 in night\n"
+    assert "Dry run: nothing was moved." in output.stderr
     assert manager("move", "b", "--to", "night").stdout == "b: position 2 → position 1 in night\n"
     assert manager("move", "--member", "bob", "--to", "night").exit_code == 0
     assert manager("move", "--member", "bob", "--top").exit_code == 2

@@ -28,9 +28,9 @@ def test_ps_lists_active_runs_newest_first_and_all_with_an_option(cli: Cli, proj
     make_run(project, ada, "one")
     services.stop(make_run(project, ada, "two"), ada, "member")
     make_run(project, ada, "three", priority=70)
-    told = lines(cli.ok("ps"))
-    assert told[0] == ["NAME", "STATUS", "PRIO", "USER", "AGE", "WHERE", "MESSAGE"]
-    assert [row[:4] for row in told[1:]] == [["three", "submitted", "70", "ada"], ["one", "submitted", "50", "ada"]]
+    output = lines(cli.ok("ps"))
+    assert output[0] == ["NAME", "STATUS", "PRIO", "USER", "AGE", "WHERE", "MESSAGE"]
+    assert [row[:4] for row in output[1:]] == [["three", "submitted", "70", "ada"], ["one", "submitted", "50", "ada"]]
     assert [row[:2] for row in lines(cli.ok("ps", "-a"))[1:]] == [
         ["three", "submitted"],
         ["two", "terminated"],
@@ -64,13 +64,13 @@ def test_ps_shows_places_and_why_no_instance_is_requested(cli: Cli, project: Pro
     Job.objects.filter(pk=job.pk).update(
         region="us-east-1", instance_type="m5.large", is_spot=True, message="AWS is asked too often."
     )
-    told = {run["name"]: run for run in json.loads(cli.ok("ps", "--json"))["items"]}
-    assert {name: run["where"] for name, run in told.items()} == {
+    output = {run["name"]: run for run in json.loads(cli.ok("ps", "--json"))["items"]}
+    assert {name: run["where"] for name, run in output.items()} == {
         "here": "box-1",
         "waits": None,
         "there": "aws us-east-1 m5.large (spot)",
     }
-    assert told["there"]["status_message"] == "AWS is asked too often."
+    assert output["there"]["status_message"] == "AWS is asked too often."
     assert "aws us-east-1 m5.large (spot)  AWS is asked too often." in cli.ok("ps")
 
 
@@ -81,12 +81,12 @@ def test_ps_and_queue_show_when_runs_start_and_why(cli: Cli, project: Project, a
     make_run(project, ada, "behind", resources={"gpu": 1}, max_duration="off")
     make_run(project, ada, "last", resources={"gpu": 1})
     forecast_pass.refresh()
-    told = {row[0]: " ".join(row[4:]) for row in lines(cli.ok("ps", "--start"))[1:]}
-    assert "behind has no max_duration and no history" in told["last"]
-    assert "after holder ends, from its max_duration" in told["behind"]
+    output = {row[0]: " ".join(row[4:]) for row in lines(cli.ok("ps", "--start"))[1:]}
+    assert "behind has no max_duration and no history" in output["last"]
+    assert "after holder ends, from its max_duration" in output["behind"]
     at = StartEstimate.objects.get(run__name="behind").p50
     assert at is not None
-    assert f"{at.astimezone():%H:%M}" in told["behind"]
+    assert f"{at.astimezone():%H:%M}" in output["behind"]
     first, last = lines(cli.ok("queue"))[1:]
     assert f"{at.astimezone():%H:%M}" in first
     assert "history" in last
@@ -151,9 +151,9 @@ def test_watching_fetches_again_and_leaves_out_columns_without_values() -> None:
 
     api = Api(Settings("http://x", "dw_x", "main", ""), sleep=pause)
     watch_view(api, names.pop(0), lambda: names.pop(0), view, console=Console(file=out, width=60, force_terminal=True))
-    told = out.getvalue()
-    assert told.index("1 runs") < told.index("two") < told.index("2 runs")
-    assert "WHERE" not in told
+    output = out.getvalue()
+    assert output.index("1 runs") < output.index("two") < output.index("2 runs")
+    assert "WHERE" not in output
 
 
 def test_the_queue_shows_the_true_order_and_why_each_run_waits(cli: Cli, project: Project, ada: User) -> None:
@@ -163,16 +163,16 @@ def test_the_queue_shows_the_true_order_and_why_each_run_waits(cli: Cli, project
     make_run(project, ada, "huge", resources={"gpu": "H100:16"})
     make_run(project, ada, "first", priority=80, resources={"cpu": "64"})
     place_all()
-    told = cli.ok("queue")
-    assert [row[:3] for row in lines(told)] == [["#", "NAME", "PRIO"], ["1", "first", "80"], ["2", "huge", "50"]]
-    assert all(len(row) > 6 for row in lines(told)[1:])
+    output = cli.ok("queue")
+    assert [row[:3] for row in lines(output)] == [["#", "NAME", "PRIO"], ["1", "first", "80"], ["2", "huge", "50"]]
+    assert all(len(row) > 6 for row in lines(output)[1:])
 
 
 def test_paused_and_empty_queues_are_shown_as_such(cli: Cli, project: Project) -> None:
     Queue.objects.update(paused=True)
-    told = cli("queue").stderr
-    assert "default: paused" in told
-    assert "No runs wait" in told
+    output = cli("queue").stderr
+    assert "default: paused" in output
+    assert "No runs wait" in output
     refused = cli("queue", "nope")
     assert refused.exit_code == 1
     assert "no queue is called 'nope'" in refused.stderr
@@ -273,10 +273,10 @@ def test_tables_fit_80_columns_and_no_colour_means_no_escape(monkeypatch: pytest
 
 def test_text_from_the_server_cannot_steer_the_terminal(cli: Cli, project: Project, ada: User) -> None:
     Run.objects.filter(pk=make_run(project, ada, "one").pk).update(status_message="\x1b]0;owned\x07\nline")
-    told = cli.ok("ps")
-    assert "\x1b" not in told
-    assert "owned" in told
-    assert len(told.splitlines()) == 2
+    output = cli.ok("ps")
+    assert "\x1b" not in output
+    assert "owned" in output
+    assert len(output.splitlines()) == 2
 
 
 def test_a_run_that_waits_for_another_says_so_and_is_released(cli: Cli, project: Project, ada: User) -> None:

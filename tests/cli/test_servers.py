@@ -37,8 +37,8 @@ def saved(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 
 def test_the_servers_are_listed_without_their_tokens(saved: Cli) -> None:
-    told = saved("servers", "list")
-    assert [line.split() for line in told.stdout.splitlines()] == [
+    printed = saved("servers", "list")
+    assert [line.split() for line in printed.stdout.splitlines()] == [
         ["NAME", "URL", "PROJECT"],
         ["away", OTHER, "zoo"],
         ["here", saved.url, "main", "current"],
@@ -46,7 +46,7 @@ def test_the_servers_are_listed_without_their_tokens(saved: Cli) -> None:
     assert saved.ok("servers", "list", "-q") == "away\nhere\n"
     listed = json.loads(saved.ok("servers", "list", "--json"))
     assert listed["items"][1] == {"name": "here", "url": saved.url, "project": "main", "current": True}
-    assert "dw_" not in told.output + json.dumps(listed)
+    assert "dw_" not in printed.output + json.dumps(listed)
 
 
 def test_adding_a_server_makes_it_the_current_one_and_keeps_the_others(cli: Cli) -> None:
@@ -142,9 +142,9 @@ def join_project(name: str, user: User) -> Project:
 
 
 def test_removing_the_current_server_makes_another_one_current(saved: Cli) -> None:
-    told = saved("logout")
-    assert "Logged out of here" in told.stdout
-    assert "Commands now use away" in told.stderr
+    printed = saved("logout")
+    assert "Logged out of here" in printed.stdout
+    assert "Commands now use away" in printed.stderr
     saved.ok("servers", "remove", "away")
     assert "Not logged in" in saved("logout").stderr
     assert not config.config_path().exists()
@@ -184,23 +184,23 @@ def test_versions_are_compared_by_their_numbers(one: str, other: str, newer: boo
 def test_a_newer_server_is_noticed_once_a_day_on_a_terminal_and_never_with_json(
     saved: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told(newest: str = "9.0.0") -> str:
+    def printed(newest: str = "9.0.0") -> str:
         updates.notice(saved.url, newest)
         return capsys.readouterr().err
 
-    assert told() == ""
+    assert printed() == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setitem(GIVEN, "form", "--json")
-    assert told() == ""
+    assert printed() == ""
     monkeypatch.delitem(GIVEN, "form")
-    assert told(dstackweb.__version__) == told("") == ""
-    assert "has the newer version 9.0.0" in told()
-    assert told() == ""
+    assert printed(dstackweb.__version__) == printed("") == ""
+    assert "has the newer version 9.0.0" in printed()
+    assert printed() == ""
     updates.notice("http://other", "9.0.0")
     assert "http://other has" in capsys.readouterr().err
 
 
-def test_the_server_tells_its_version_to_signed_in_clients_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_sends_its_version_to_signed_in_clients_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     noticed: list[tuple[str, str]] = []
     monkeypatch.setattr("dstackweb.cli.client.notice", lambda *given: noticed.append(given))
     cli.ok("ps")

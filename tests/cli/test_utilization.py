@@ -38,8 +38,8 @@ def test_a_policy_is_tried_on_the_last_day(cli: Cli, project: Project, ada: User
     assert line.split()[:2] == ["idle", "ada"]
     assert "GPU 0 of node 0" in line
     assert "This policy would have stopped 1 of 2 runs and saved 0.3 of 1.0 GPU-hours" in tried.stderr
-    told = json.loads(cli.ok("what-if", "--min", "10", "--window", "10m", "--json"))
-    assert [stop["run"] for stop in told["stops"]] == ["idle"]
+    output = json.loads(cli.ok("what-if", "--min", "10", "--window", "10m", "--json"))
+    assert [stop["run"] for stop in output["stops"]] == ["idle"]
 
 
 def test_without_runs_or_a_policy_a_message_is_shown(cli: Cli) -> None:

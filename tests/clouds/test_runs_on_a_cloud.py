@@ -228,7 +228,7 @@ def ends_once(site: Site, *before: str, **keys: Any) -> str:
     return name
 
 
-@pytest.mark.parametrize("trap", ["", "trap 'echo told; exit 1' TERM"])
+@pytest.mark.parametrize("trap", ["", "trap 'echo stopped; exit 1' TERM"])
 def test_an_instance_terminated_in_the_console_is_an_interruption(site: Site, trap: str) -> None:
     name = ends_once(site, *filter(None, [trap]))
     [machine] = site.running()

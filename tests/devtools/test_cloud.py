@@ -236,12 +236,12 @@ class TestRefusals:
     def test_access_denied_names_the_action(self, cloud: Cloud) -> None:
         cloud.deny("servicequotas", "ListServiceQuotas")
         cloud.deny("ec2", "RunInstances", "us-east-1")
-        status, code, told = error_of(cloud.client("service-quotas").list_service_quotas, ServiceCode="ec2")
+        status, code, shown = error_of(cloud.client("service-quotas").list_service_quotas, ServiceCode="ec2")
         assert (status, code) == (400, "AccessDeniedException")
-        assert "servicequotas:ListServiceQuotas" in told
-        status, code, told = error_of(launch, cloud=cloud)
+        assert "servicequotas:ListServiceQuotas" in shown
+        status, code, shown = error_of(launch, cloud=cloud)
         assert (status, code) == (403, "UnauthorizedOperation")
-        assert "ec2:RunInstances" in told
+        assert "ec2:RunInstances" in shown
         cloud.allow()
         assert launch(cloud)
 
@@ -361,15 +361,15 @@ class TestLaunches:
 
     def test_capacity_by_type_zone_and_market(self, cloud: Cloud) -> None:
         cloud.capacity(0, "g5.xlarge", zone="us-east-1a")
-        status, code, told = error_of(launch, cloud=cloud, Placement={"AvailabilityZone": "us-east-1a"})
+        status, code, shown = error_of(launch, cloud=cloud, Placement={"AvailabilityZone": "us-east-1a"})
         assert (status, code) == (500, "InsufficientInstanceCapacity")
-        assert "us-east-1b" in told
+        assert "us-east-1b" in shown
         (elsewhere,) = launch(cloud)
         assert described(cloud, elsewhere)["Placement"]["AvailabilityZone"] == "us-east-1b"
         cloud.capacity(1, "g6.xlarge", market="spot")
         assert launch(cloud, InstanceType="g6.xlarge", InstanceMarketOptions=SPOT)
-        told = error_of(launch, cloud=cloud, InstanceType="g6.xlarge", InstanceMarketOptions=SPOT)
-        assert told[1:] == (
+        shown = error_of(launch, cloud=cloud, InstanceType="g6.xlarge", InstanceMarketOptions=SPOT)
+        assert shown[1:] == (
             "InsufficientInstanceCapacity", "There is no Spot capacity available that matches your request.",
         )  # fmt: skip
         assert launch(cloud, InstanceType="g6.xlarge")
@@ -392,9 +392,9 @@ class TestLaunches:
         ids = launch(cloud, MaxCount=5)
         assert len(ids) == 2
         assert cloud.usage() == {G: 8}
-        status, code, told = error_of(launch, cloud=cloud)
+        status, code, shown = error_of(launch, cloud=cloud)
         assert (status, code) == (400, "VcpuLimitExceeded")
-        assert "limit of 8" in told
+        assert "limit of 8" in shown
         cloud.client("ec2").terminate_instances(InstanceIds=ids[:1])
         assert cloud.usage() == {G: 4}
         assert launch(cloud)
@@ -458,10 +458,10 @@ class TestMachines:
         assert all(alive(pid) for pid in found)
         ec2 = cloud.client("ec2")
         if way == "terminate":
-            (told,) = ec2.terminate_instances(InstanceIds=[one])["TerminatingInstances"]
+            (shown,) = ec2.terminate_instances(InstanceIds=[one])["TerminatingInstances"]
         else:
-            (told,) = ec2.stop_instances(InstanceIds=[one])["StoppingInstances"]
-        assert told["PreviousState"]["Name"] == "running"
+            (shown,) = ec2.stop_instances(InstanceIds=[one])["StoppingInstances"]
+        assert shown["PreviousState"]["Name"] == "running"
         eventually(lambda: state(cloud, one) == {"terminate": "terminated", "stop": "stopped"}[way], 5)
         assert not any(alive(pid) for pid in found)
         assert described(cloud, one)["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
@@ -493,8 +493,8 @@ class TestMachines:
         assert error_of(cloud.client("ec2").stop_instances, InstanceIds=[one])[1] == "UnsupportedOperation"
         cloud.times(shutdown_s=1)
         cloud.interrupt(one, notice_s=1)
-        status, told = metadata(cloud, one, "meta-data/spot/instance-action")
-        assert (status, json.loads(told)["action"]) == (200, "terminate")
+        status, shown = metadata(cloud, one, "meta-data/spot/instance-action")
+        assert (status, json.loads(shown)["action"]) == (200, "terminate")
         assert state(cloud, one) == "running"
         eventually(lambda: state(cloud, one) == "shutting-down", 5)
         assert described(cloud, one)["StateReason"]["Code"] == "Server.SpotInstanceTermination"
@@ -549,10 +549,10 @@ class TestProcess:
         self, command: subprocess.Popen[str]
     ) -> None:
         assert command.stdout
-        told = dict(command.stdout.readline().removeprefix("export ").rstrip().split("=", 1) for _ in range(5))
-        assert told["AWS_ACCESS_KEY_ID"] == ACCESS_KEY
-        assert told["AWS_SECRET_ACCESS_KEY"] == f"'{SECRET_KEY}'"
-        cloud = Cloud(told["AWS_ENDPOINT_URL"], Path(), command)  # type: ignore[arg-type]
+        shown = dict(command.stdout.readline().removeprefix("export ").rstrip().split("=", 1) for _ in range(5))
+        assert shown["AWS_ACCESS_KEY_ID"] == ACCESS_KEY
+        assert shown["AWS_SECRET_ACCESS_KEY"] == f"'{SECRET_KEY}'"
+        cloud = Cloud(shown["AWS_ENDPOINT_URL"], Path(), command)  # type: ignore[arg-type]
         (one,) = launch(cloud, "#!/bin/sh\necho $$ > pid\nsleep 300\n")
         pid = Path(cloud.machine(one)["folder"]) / "root" / "pid"
         number = eventually(lambda: int(pid.read_text()), 5)

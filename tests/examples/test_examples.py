@@ -86,10 +86,10 @@ def test_every_example_is_valid_and_has_a_description(name: str) -> None:
 
 def test_the_tasks_example_reports_each_training_until_its_end(tmp_path: Path) -> None:
     code, output = run("tasks.yaml", tmp_path, PAUSE="0")
-    told = [parse(line.encode()) for line in output.splitlines()]
+    found = [parse(line.encode()) for line in output.splitlines()]
     assert code == 0
-    assert Counter(event["state"] for event in told) == {"waiting": 12, "running": 12, "done": 11, "failed": 1}
-    last = {event["key"]: event["state"] for event in told}
+    assert Counter(event["state"] for event in found) == {"waiting": 12, "running": 12, "done": 11, "failed": 1}
+    last = {event["key"]: event["state"] for event in found}
     assert Counter(last.values()) == {"done": 11, "failed": 1}
 
 

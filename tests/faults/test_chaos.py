@@ -13,4 +13,4 @@ pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("chaos")]
 
 
 def test_half_a_minute_of_chaos_loses_no_run_and_executes_none_twice(open_home: Path) -> None:
-    assert Story(open_home, runs=30, minutes=0.5, seed=int(os.environ.get("SEED") or 1)).tell() == []
+    assert Story(open_home, runs=30, minutes=0.5, seed=int(os.environ.get("SEED") or 1)).run() == []

@@ -140,5 +140,5 @@ def test_a_displaced_run_saves_its_state_makes_room_and_goes_on_where_it_was(ser
     assert server.log(low, attempt=1).startswith(b"displaced: never\n")
     assert server.log(low) == b"displaced: 1\nsaved\n"
     assert first["started_at"] < again["jobs"][0]["started_at"]
-    told = [event["detail"] for event in server.api("GET", f"runs/{low}/events").json()["items"]]
-    assert any(f"displaced by {urgent} of " in text for text in told), told
+    shown = [event["detail"] for event in server.api("GET", f"runs/{low}/events").json()["items"]]
+    assert any(f"displaced by {urgent} of " in text for text in shown), shown

@@ -1,4 +1,4 @@
-"""PostgreSQL or Redis dies or hangs while people move runs: they are told, nothing is lost, and all goes on after."""
+"""PostgreSQL or Redis dies or hangs while people move runs: they see it, nothing is lost, and all goes on after."""
 
 from __future__ import annotations
 

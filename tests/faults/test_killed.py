@@ -80,12 +80,12 @@ def test_a_pass_killed_within_a_batch_placed_whole_runs_and_the_next_continues(
     kills = 0
     for moment, number in killed_at_each_statement(run_passes):
         kills += 1
-        told = f"killed {moment} statement {number}"
-        assert list(differences()) == [], told
-        assert placed().items() <= without_kill.items(), told
+        moment_of_kill = f"killed {moment} statement {number}"
+        assert list(differences()) == [], moment_of_kill
+        assert placed().items() <= without_kill.items(), moment_of_kill
         run_passes()
-        assert placed() == without_kill, told
-        assert list(differences()) == [], told
+        assert placed() == without_kill, moment_of_kill
+        assert list(differences()) == [], moment_of_kill
         take_back()
     assert placed() == without_kill
     assert kills >= 40
@@ -177,15 +177,15 @@ def test_a_web_worker_killed_in_a_move_has_moved_all_runs_and_can_undo_it_or_has
         reorder.move(moved, user, role, reorder.MoveTarget("before", runs[5]))
 
     for moment, number in killed_at_each_statement(move):
-        told = f"killed {moment} statement {number}"
+        moment_of_kill = f"killed {moment} statement {number}"
         if Move.objects.exists():
-            assert standing(queue) != before, told
-            assert {event.kind for event in runs[0].events.all()} == {"submitted", "moved"}, told
+            assert standing(queue) != before, moment_of_kill
+            assert {event.kind for event in runs[0].events.all()} == {"submitted", "moved"}, moment_of_kill
             reorder.undo(Move.objects.get().pk, user)
             RunEvent.objects.filter(kind__in=("moved", "move_undone", "priority")).delete()
             Move.objects.all().delete()
         else:
-            assert {event.kind for event in RunEvent.objects.all()} == {"submitted"}, told
-        assert standing(queue) == before, told
+            assert {event.kind for event in RunEvent.objects.all()} == {"submitted"}, moment_of_kill
+        assert standing(queue) == before, moment_of_kill
     assert standing(queue) != before
     assert Move.objects.count() == 1

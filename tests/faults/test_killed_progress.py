@@ -40,9 +40,9 @@ def test_settling_that_is_killed_anywhere_is_finished_by_the_next(
     kills = 0
     for moment, number in killed_at_each_statement(lambda: finalize.settle(scope_id), every=2):
         kills += 1
-        told = f"killed {moment} statement {number}"
-        assert list(differences()) == [], told
-        assert {key: released(counts) for key, counts in everything().items()} == wanted, told
+        moment_of_kill = f"killed {moment} statement {number}"
+        assert list(differences()) == [], moment_of_kill
+        assert {key: released(counts) for key, counts in everything().items()} == wanted, moment_of_kill
     assert kills > 5
     assert Scope.objects.get().settled
     assert everything() == wanted
@@ -75,10 +75,10 @@ def test_a_run_whose_end_is_killed_anywhere_has_ended_with_its_tasks_or_not_at_a
     ):
         over = Run.objects.get(pk=run.pk).status == RunStatus.DONE
         seen.add(over)
-        told = f"killed {moment} statement {number}"
-        assert (Scope.objects.get(pk=scope_id).ended_ms is not None) == over, told
-        assert Scope.objects.get(run_id=0).memory == over, told
-        assert list(differences()) == [], told
+        moment_of_kill = f"killed {moment} statement {number}"
+        assert (Scope.objects.get(pk=scope_id).ended_ms is not None) == over, moment_of_kill
+        assert Scope.objects.get(run_id=0).memory == over, moment_of_kill
+        assert list(differences()) == [], moment_of_kill
     assert False in seen
     watch.settle_tasks(timezone.now())
     assert Scope.objects.get(pk=scope_id).settled

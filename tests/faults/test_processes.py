@@ -32,7 +32,7 @@ def kill(server: Server, needle: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def assert_ran_once_and_told_all(server: Server, name: str) -> None:
+def assert_ran_once_and_reported_all(server: Server, name: str) -> None:
     run = server.wait(name, deadline=60)
     assert run["status"] == "done", run
     assert server.log(name) == LINES
@@ -43,21 +43,21 @@ def test_a_killed_web_server_costs_no_line(server: Server) -> None:
     name = begun(server)
     kill(server, "gunicorn")
     eventually(lambda: server.run(name), deadline=60)
-    assert_ran_once_and_told_all(server, name)
+    assert_ran_once_and_reported_all(server, name)
 
 
 def test_killed_workers_start_no_run_twice(server: Server) -> None:
     names = [begun(server), server.submit(*COUNTED)]
     kill(server, "qcluster")
     for name in names:
-        assert_ran_once_and_told_all(server, name)
+        assert_ran_once_and_reported_all(server, name)
 
 
 def test_a_killed_ticker_and_host_are_back_before_anything_is_lost(server: Server) -> None:
     name = begun(server)
     kill(server, "ticker")
     kill(server, "manage.py\0host")
-    assert_ran_once_and_told_all(server, name)
+    assert_ran_once_and_reported_all(server, name)
     eventually(lambda: server.http.get("/hosts").json()["items"][0]["online"], deadline=60)
 
 
@@ -66,7 +66,7 @@ def test_a_killed_supervisor_ends_all_but_the_runs_and_the_next_one_finds_them(s
     server.stop(signal.SIGKILL)
     eventually(lambda: not server.role_pids("manage.py") and not server.role_pids("gunicorn"), deadline=60)
     server.start()
-    assert_ran_once_and_told_all(server, name)
+    assert_ran_once_and_reported_all(server, name)
 
 
 @pytest.mark.nightly
@@ -77,7 +77,7 @@ def test_a_server_that_is_down_longer_than_every_time_out_loses_nothing(server: 
     eventually(lambda: server.processes_of(run) == [], deadline=60)
     threading.Event().wait(4)  # longer than DSTACKWEB_LOST_AFTER_S
     server.start()
-    assert_ran_once_and_told_all(server, name)
+    assert_ran_once_and_reported_all(server, name)
 
 
 @pytest.mark.nightly
@@ -136,7 +136,7 @@ def locked_for(server: Server, seconds: float) -> None:
     name = begun(server)
     with server.locked_database():
         threading.Event().wait(seconds)
-    assert_ran_once_and_told_all(server, name)
+    assert_ran_once_and_reported_all(server, name)
 
 
 def test_after_all_this_every_counter_equals_a_recount(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""What the commands of a run tell of their tasks, on a whole deployment: real server, host, runner and shell."""
+"""What the commands of a run report of their tasks, on a whole deployment: real server, host, runner and shell."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_the_example_counts_its_trainings_and_shows_which_failed(server: Server)
 def test_commands_report_tasks_by_http_and_their_token_is_in_no_log(server: Server) -> None:
     name = server.submit(f"python3 -c '{BY_HTTP}'", "echo token $DSTACKWEB_TASKS_TOKEN")
     assert server.wait(name)["status"] == "done"
-    answer, told = server.log(name).decode().splitlines()
+    answer, found = server.log(name).decode().splitlines()
     assert json.loads(answer) == {"applied": 1, "outdated": 0, "refused": [], "attempt": 1}
-    assert set(told.partition(" ")[2]) == {"*"}
+    assert set(found.partition(" ")[2]) == {"*"}
     assert counted(server, name) == {"fit": {"memory": 1}}
 
 

@@ -1,4 +1,4 @@
-"""Stands in for `jupyter-lab`: answers on the socket that it is told with what it got, and echoes WebSockets."""
+"""Stands in for `jupyter-lab`: answers on the socket that it is given with what it got, and echoes WebSockets."""
 
 import base64
 import hashlib

@@ -224,7 +224,7 @@ def _status(call: Caller) -> int:
         return 0
 
 
-def test_before_it_listens_and_after_it_has_ended_callers_are_told(gateway: Gateway) -> None:
+def test_before_it_listens_and_after_it_has_ended_callers_get_an_answer(gateway: Gateway) -> None:
     name = submit(gateway, "sleep 1000", port=free_port())
     waiting = gateway.server.run(name)
     call = Caller(gateway, waiting, TOKEN)

@@ -31,7 +31,7 @@ def several(look: Look) -> list[int]:
     for _ in range(5):
         seen.append(look().utilization)
         time.sleep(0.4)
-    assert None not in seen, "this GPU doesn't tell its utilization"
+    assert None not in seen, "this GPU doesn't report its utilization"
     return [one for one in seen if one is not None]
 
 

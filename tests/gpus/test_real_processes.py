@@ -59,8 +59,8 @@ def test_a_run_that_leaves_its_gpu_unused_for_a_minute_is_warned_and_stopped_and
 
     idle = server.wait("idle", "terminating", "terminated", deadline=60)
     began = dt.datetime.fromisoformat(_job(server, "idle")["started_at"])
-    told_at = next(dt.datetime.fromisoformat(e["at"]) for e in idle["events"] if e["kind"] == "utilization_stop")
-    assert 60 <= (told_at - began).total_seconds() < 75
+    noticed_at = next(dt.datetime.fromisoformat(e["at"]) for e in idle["events"] if e["kind"] == "utilization_stop")
+    assert 60 <= (noticed_at - began).total_seconds() < 75
 
     idle = server.wait("idle", "terminated")
     assert idle["termination_reason"] == "terminated_due_to_utilization_policy"

@@ -17,16 +17,16 @@ CHAIN = """
 import os, subprocess, sys, time
 from dstackweb.lib.process import die_with_parent
 die_with_parent()
-tell = lambda name, pid: os.write(1, f"{name} {pid}\\n".encode())
+report = lambda name, pid: os.write(1, f"{name} {pid}\\n".encode())
 started = subprocess.Popen(["sleep", "60"], start_new_session=True)
 if os.fork() == 0:
     if os.fork() == 0:
-        tell("grandchild", os.getpid())
+        report("grandchild", os.getpid())
     else:
-        tell("child", os.getpid())
+        report("child", os.getpid())
 else:
-    tell("first", os.getpid())
-    tell("started", started.pid)
+    report("first", os.getpid())
+    report("started", started.pid)
 time.sleep(60)
 """
 STARTER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"

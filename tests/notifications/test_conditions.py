@@ -1,4 +1,4 @@
-"""What is so for a while is told once: queues that are stuck, backends that can't be read."""
+"""What is so for a while is notified once: queues that are stuck, backends that can't be read."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def pause(queue: Queue, paused: bool = True) -> None:
     Queue.objects.filter(pk=queue.pk).update(paused=paused)
 
 
-def told() -> list[str]:
+def notified() -> list[str]:
     return [words.notification(one.event, one.data).text for one in Delivery.objects.order_by("pk")]
 
 
-def test_a_queue_that_is_paused_for_half_an_hour_is_told_once(queue: Queue) -> None:
+def test_a_queue_that_is_paused_for_half_an_hour_is_notified_once(queue: Queue) -> None:
     pause(queue)
     assert [check(minutes) for minutes in (0, 29, 30, 31, 600)] == [0, 0, 1, 0, 0]
-    assert told() == ["1 run waits. The queue is paused."]
+    assert notified() == ["1 run waits. The queue is paused."]
     assert Delivery.objects.get().project == queue.project
 
 
@@ -64,10 +64,10 @@ def test_a_queue_whose_runs_are_all_impossible_is_stuck_and_one_with_another_is_
     assert [check(minutes) for minutes in (0, 60)] == [0, 0]
     Verdict.objects.create(queue=queue, shape=other.shape, reason=WaitReason.USER_LIMIT, data={"never": True})
     assert [check(minutes) for minutes in (61, 92)] == [0, 1]
-    assert told() == ["2 runs wait. None of them can ever start as things are: see why each waits."]
+    assert notified() == ["2 runs wait. None of them can ever start as things are: see why each waits."]
 
 
-def test_what_comes_and_goes_is_told_once_and_again_after_it_was_away(queue: Queue) -> None:
+def test_what_comes_and_goes_is_reported_once_and_again_after_it_was_away(queue: Queue) -> None:
     pause(queue)
     assert [check(minutes) for minutes in (0, 30)] == [0, 1]
     pause(queue, False)
@@ -79,19 +79,19 @@ def test_what_comes_and_goes_is_told_once_and_again_after_it_was_away(queue: Que
     assert not Condition.objects.exists()
     pause(queue)
     assert [check(minutes) for minutes in (123, 152, 153)] == [0, 0, 1]
-    assert len(told()) == 2
+    assert len(notified()) == 2
 
 
-def test_a_short_pause_before_it_is_told_does_not_count(queue: Queue) -> None:
-    """It was stuck and is not: nothing is told of what is over."""
+def test_a_short_pause_before_it_is_reported_does_not_count(queue: Queue) -> None:
+    """It was stuck and is not: no notification of what is over."""
     pause(queue)
     check(0)
     pause(queue, False)
     assert check(30) == 0
-    assert told() == []
+    assert notified() == []
 
 
-def test_one_that_is_killed_between_marking_and_writing_tells_it_next_time(
+def test_one_that_is_killed_between_marking_and_writing_reports_it_next_time(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(_news: object) -> int:
@@ -105,7 +105,7 @@ def test_one_that_is_killed_between_marking_and_writing_tells_it_next_time(
             check(30)
     assert outbox.publish is conditions.publish
     assert check(31) == 1
-    assert len(told()) == 1
+    assert len(notified()) == 1
 
 
 def test_deployment_admins_hear_of_a_backend_that_cannot_be_read(project: Project, ann: User) -> None:

@@ -93,7 +93,7 @@ def test_the_warning_of_a_policy_is_a_notification(run: Run, ann: User) -> None:
     assert of(ann) == [("run_stops_soon", "train")]
 
 
-def test_who_stops_a_run_is_not_told_that_it_failed(run: Run, ann: User) -> None:
+def test_who_stops_a_run_is_not_notified_that_it_failed(run: Run, ann: User) -> None:
     runs.stop(run, ann, "member")
     run.refresh_from_db()
     assert run.status == RunStatus.TERMINATED
@@ -218,22 +218,22 @@ def test_managers_hear_once_of_each_share_of_a_budget(
         for _ in range(2):
             spend.mark_budgets(NOW)
 
-    def told() -> list[str]:
+    def notified() -> list[str]:
         found = Delivery.objects.filter(channel__user=boss).order_by("pk")
         return [f"{row.event} {row.data['percent']} of {row.data['budget']}" for row in found]
 
     spend_so_far(60)
-    assert told() == []
+    assert notified() == []
     spend_so_far(85)
-    assert told() == ["budget_spent 80 of 100.00"]
+    assert notified() == ["budget_spent 80 of 100.00"]
     label = words.notification("budget_spent", Delivery.objects.get().data)
     assert (label.label, label.text[:16]) == ("main has spent 80 % of its budget", "$85.00 of $100.0")
     BudgetMark.objects.all().delete()  # as if another worker had not seen them yet
     spend_so_far(120)
-    assert told() == ["budget_spent 80 of 100.00", "budget_spent 100 of 100.00"]
+    assert notified() == ["budget_spent 80 of 100.00", "budget_spent 100 of 100.00"]
     Project.objects.filter(pk=project.pk).update(monthly_budget=110)
     spend_so_far(120)
-    assert told()[2:] == ["budget_spent 100 of 110.00"]
+    assert notified()[2:] == ["budget_spent 100 of 110.00"]
     assert not Delivery.objects.filter(channel__user=ann).exists()
 
 

@@ -53,10 +53,10 @@ def test_a_webhook_is_signed_as_standard_webhooks_says(channel_to: MakeChannel, 
     assert sending.has_due()
     assert sending.send_due() == 1
     (request,), (one,) = receiver.requests, to(channel)
-    told = json.loads(request.body)
-    assert told["type"] == "run_failed"
-    assert told["data"]["run"] == "train"
-    assert told["data"]["url"] == f"https://gpus.example.org/p/main/runs/{one.run_uid}/"
+    found = json.loads(request.body)
+    assert found["type"] == "run_failed"
+    assert found["data"]["run"] == "train"
+    assert found["data"]["url"] == f"https://gpus.example.org/p/main/runs/{one.run_uid}/"
     head = request.headers
     assert head["webhook-id"] == str(one.uid)
     signature = messages.sign(decrypt(channel.key), str(one.uid), head["webhook-timestamp"], request.body)
@@ -82,7 +82,7 @@ def test_each_notification_is_a_request_to_a_program_and_one_message_to_people(
 
 
 @pytest.mark.parametrize("kind", [ChannelKind.SLACK, ChannelKind.WEBHOOK])
-def test_a_worker_killed_between_sending_and_noting_tells_nobody_twice(
+def test_a_worker_killed_between_sending_and_noting_notifies_nobody_twice(
     kind: ChannelKind, channel_to: MakeChannel, fail: Fail, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = channel_to(kind)

@@ -55,5 +55,5 @@ def test_a_misconfigured_backend_does_not_block_the_others(
     monkeypatch.setattr(kind, "wanted", wanted_unless_wrong)
     assert sources.refresh_due(clock.now) == 3
     assert {age.backend for age in freshness.of_backends(sources.sourced_backends(), clock.now)} == {"cloud"}
-    told = {age.backend: (age.source, age.error) for age in listing.find_offers(Filter(), clock.now).sources}
-    assert told["wrong"] == ("offers", {"code": "failed", "text": "`regions` is missing"})
+    found = {age.backend: (age.source, age.error) for age in listing.find_offers(Filter(), clock.now).sources}
+    assert found["wrong"] == ("offers", {"code": "failed", "text": "`regions` is missing"})

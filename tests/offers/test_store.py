@@ -91,15 +91,15 @@ def test_a_dead_redis_is_reported_and_not_contacted_for_a_while(
     assert store.health() is None
     redis.kill()
     assert store.get("o", list[int]) is None
-    told = store.health()
-    assert told is not None
-    assert "onnection" in told.error
+    shown = store.health()
+    assert shown is not None
+    assert "onnection" in shown.error
     assert not store.put("o", [1], list[int], 60)
     attempts: list[object] = []
     monkeypatch.setattr(type(caches["offers"]), "get", lambda *given: attempts.append(given))
     assert store.stamp("s") == store.stamp("s")
     assert attempts == []
-    assert store.health() == told
+    assert store.health() == shown
 
 
 @pytest.mark.usefixtures("quick")

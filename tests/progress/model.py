@@ -1,4 +1,4 @@
-"""What the counters of a scope should be by all that was ever reported, and random histories to tell."""
+"""What the counters of a scope should be by all that was ever reported, and random histories to report."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _dropped(event: Event, reported: Sequence[tuple[int, str, Event]]) -> TaskSt
 
 
 def kept(scope_id: int) -> Counters:
-    """What is counted. Of groups without what they forgot, which they tell from their last making on only."""
+    """What is counted. Of groups without what they forgot, which they report from their last making on only."""
 
     def of(row: Scope | TaskPrefix | TaskGroup, states: Iterable[TaskState]) -> Counter[TaskState]:
         return Counter({state: number for state in states if (number := getattr(row, state))})

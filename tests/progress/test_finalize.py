@@ -37,7 +37,7 @@ def nothing_differs() -> Iterator[None]:
 
 @pytest.fixture
 def scope_id(project: Project) -> int:
-    """An attempt with tasks in every state, told of one by one and as counts."""
+    """An attempt with tasks in every state, reported one by one and as counts."""
     return filled(counters.ensure_scope(project.pk, 7, 1))
 
 

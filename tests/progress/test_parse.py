@@ -1,4 +1,4 @@
-"""What a request tells of tasks, from JSON: defaults, places, and that one bad entry costs itself alone."""
+"""What a request reports of tasks, from JSON: defaults, places, and that one bad entry costs itself alone."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ def test_every_entry_of_any_request_is_either_read_or_refused(body: Any) -> None
         return
     asked = sum(len(body.get(name) or ()) for name in ("events", "counts", "failures"))
     assert found.entries == asked
-    told_of = (*found.batch.events, *found.batch.counts, *found.batch.failures)
-    assert all(0 <= one.seq <= SEQ_MAX for one in told_of)
+    reported = (*found.batch.events, *found.batch.counts, *found.batch.failures)
+    assert all(0 <= one.seq <= SEQ_MAX for one in reported)
     json.dumps([one.detail + one.key for one in found.rejected]).encode()
 
 

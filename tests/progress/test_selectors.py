@@ -323,6 +323,6 @@ def test_pages_are_one_statement_by_index_each(scope: Scope) -> None:
         with CaptureQueriesContext(connection) as seen:
             ask()
         [query] = seen.captured_queries
-        told = plan(query["sql"])
+        shown = plan(query["sql"])
         # Of tables as small as these PostgreSQL chooses any index.
-        assert re.search(index, told) if connection.vendor == "sqlite" else "Seq Scan" not in told
+        assert re.search(index, shown) if connection.vendor == "sqlite" else "Seq Scan" not in shown

@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.runs)
     @rule(one=some, reported=batches)
-    def tell(self, one: int, reported: Reported) -> None:
+    def report(self, one: int, reported: Reported) -> None:
         """Something new; where no attempt goes on, nobody takes it."""
         run = self._run(one)
         try:
@@ -101,12 +101,12 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.attempts)
     @rule(one=some, reported=batches)
     def be_late(self, one: int, reported: Reported) -> None:
-        """What is reported now and arrives later, if ever (`tell_again`)."""
+        """What is reported now and arrives later, if ever (`report_again`)."""
         self._attempt(one).history.append(reported)
 
     @precondition(lambda self: self.attempts)
     @rule(one=some, which=some)
-    def tell_again(self, one: int, which: int) -> None:
+    def report_again(self, one: int, which: int) -> None:
         attempt = self._attempt(one)
         self._ingest(attempt, attempt.batches[which % len(attempt.history)])
 

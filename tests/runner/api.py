@@ -92,7 +92,7 @@ class Api:
 
     @property
     def exit(self) -> dict[str, Any] | None:
-        """The first end that was told."""
+        """The first end that was reported."""
         return self.exits[0] if self.exits else None
 
     def ship(self, archive: bytes) -> None:

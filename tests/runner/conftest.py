@@ -50,7 +50,7 @@ class Box:
     def launch(self) -> dict[str, Any]:
         """Start a runner as a host does; what it answered."""
         with self.start() as process:
-            answer: dict[str, Any] = json.loads(self.tell(process))
+            answer: dict[str, Any] = json.loads(self.give_orders(process))
         return answer
 
     def start(self, before: str = "", close_fds: bool = True) -> subprocess.Popen[bytes]:
@@ -67,7 +67,7 @@ class Box:
             close_fds=close_fds,
         )
 
-    def tell(self, process: subprocess.Popen[bytes]) -> bytes:
+    def give_orders(self, process: subprocess.Popen[bytes]) -> bytes:
         """Give a runner its orders; what it says."""
         return process.communicate(json.dumps(self.orders).encode(), timeout=10)[0]
 
@@ -110,7 +110,7 @@ class Box:
         return {pid for pid in tree.pids() if tree.job_of(pid) == self.api.job}
 
     def end(self, nudged: bool = False) -> dict[str, Any]:
-        """Wait for the end: it is told, and the runner is gone. `nudged` shortens the waits between tries."""
+        """Wait for the end: it is reported, and the runner is gone. `nudged` shortens the waits between tries."""
         eventually(lambda: (not nudged or self.nudge()) and self.api.exit and not self.lives(), every=0.02)
         assert self.api.exit is not None
         return self.api.exit

@@ -138,7 +138,7 @@ class Machine:
 
     @property
     def off(self) -> str | None:
-        """What `shutdown` was told."""
+        """The arguments of `shutdown`."""
         return self._off.read_text().strip() if self._off.exists() else None
 
     def said(self) -> str:

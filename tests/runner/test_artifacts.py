@@ -171,7 +171,7 @@ def test_a_runner_that_was_killed_with_its_commands_leaves_their_files_to_the_ne
     assert job.api.files == {"early": b"early\n"}
 
 
-def test_the_end_is_told_when_the_time_for_artifacts_is_over(box: MakeBox) -> None:
+def test_the_end_is_reported_when_the_time_for_artifacts_is_over(box: MakeBox) -> None:
     job = keeping(box, 'cd "$DSTACKWEB_ARTIFACTS"; echo 1 > a; echo 2 > b', limits={"seconds": 0.5})
     job.api.trouble = lambda what: 503 if what == "artifacts" else None
     job.launch()

@@ -1,4 +1,4 @@
-"""What an engine's command is told, and what its messages mean. No engine is needed."""
+"""An engine's arguments, and what its messages mean. No engine is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever dies, and whenever: no command is executed twice, no output is lost, and the end is told."""
+"""Whatever dies, and whenever: no command is executed twice, no output is lost, and the end is reported."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_successor_of_a_killed_runner_does_the_remaining_steps(box: MakeBox,
     end = job.end()
     job.launch()  # one more finds all done
     job.wait_until_gone()
-    assert all(told == end for told in job.api.exits)
+    assert all(found == end for found in job.api.exits)
     assert end["log_size"] == len(job.api.log)
     assert job.processes() == set()
     if stage in INTERRUPTED:
@@ -151,7 +151,7 @@ def test_a_job_launched_many_times_concurrently_is_executed_once(box: MakeBox) -
     job = counting(box, "echo up", WORK)
     answers: list[dict[str, object]] = []
     threads = [
-        threading.Thread(target=lambda process=process: answers.append(json.loads(job.tell(process))))
+        threading.Thread(target=lambda process=process: answers.append(json.loads(job.give_orders(process))))
         for process in [job.start() for _ in range(4)]
     ]
     for thread in threads:
@@ -192,7 +192,7 @@ def on_a_full_disk(box: MakeBox) -> Box:
     job = counting(box, "echo up", WORK, "echo down")
     flag = job.run_dir / "full"
     with job.start(before=f"exec({FULL % str(flag)!r})") as process:
-        job.tell(process)
+        job.give_orders(process)
     job.wait_for("up")
     flag.touch()
     (job.run_dir / "enough").touch()

@@ -125,10 +125,10 @@ def test_impossible_gpu_values_are_omitted_and_processes_are_capped_at_the_api_l
     job.launch()
     eventually(lambda: job.api.samples)
     finish(job)
-    told = job.api.samples[0]["gpus"][0]
+    found = job.api.samples[0]["gpus"][0]
     SamplesIn.model_validate({"samples": job.api.samples[:1]})
-    assert (told["utilization"], told["power_w"], told["temperature_c"], told["throttle"]) == (93, None, None, None)
-    assert len(told["processes"]) == 64
+    assert (found["utilization"], found["power_w"], found["temperature_c"], found["throttle"]) == (93, None, None, None)
+    assert len(found["processes"]) == 64
 
 
 def test_a_machine_without_the_library_is_logged_once_and_sends_no_samples(box: MakeBox, open_home: Path) -> None:
@@ -213,10 +213,10 @@ def test_the_sample_buffer_is_bounded_and_keeps_the_newest(monkeypatch: pytest.M
     for at in range(5):
         os.write(sink, b'{"at": %d, "gpus": [{}]}\n' % at)
     kept.send()
-    told: list[float] = []
-    monkeypatch.setattr(api, "post", lambda _what, body: told.extend(one["age_s"] for one in body["samples"]))
+    found: list[float] = []
+    monkeypatch.setattr(api, "post", lambda _what, body: found.extend(one["age_s"] for one in body["samples"]))
     kept.send_last()
-    assert len(told) == 3
+    assert len(found) == 3
     os.close(sink)
 
 
@@ -224,9 +224,9 @@ def test_half_a_sample_of_a_reader_that_was_killed_is_left_out(monkeypatch: pyte
     source, sink = os.pipe()
     os.set_blocking(source, False)
     api: Any = Away()
-    told: list[dict[str, object]] = []
-    monkeypatch.setattr(api, "post", lambda _what, body: told.extend(body["samples"]))
+    found: list[dict[str, object]] = []
+    monkeypatch.setattr(api, "post", lambda _what, body: found.extend(body["samples"]))
     os.write(sink, b'{"at": 1, "gp\n{"at": 2, "gpus": [{}]}\n')
     samples.Samples(api, source).send()
-    assert len(told) == 1
+    assert len(found) == 1
     os.close(sink)

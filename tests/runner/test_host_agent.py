@@ -1,4 +1,4 @@
-"""The agent of a joined host against an API that answers as it is told, without processes of jobs."""
+"""The agent of a joined host against an API that answers as the test wants, without processes of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job is started with, and how its end is told: one real runner per test."""
+"""What a job is started with, and how its end is reported: one real runner per test."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_job_inherits_no_file_no_ignored_signal_and_no_input(box: MakeBox) -> 
     leak = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(leak, True)
     with job.start(before="signal.signal(signal.SIGINT, signal.SIG_IGN)", close_fds=False) as process:
-        job.tell(process)
+        job.give_orders(process)
     os.close(leak)
     assert job.end()["exit_code"] == 0
     *files, blocked, ignored = job.lines()
@@ -261,7 +261,7 @@ def test_a_job_of_the_same_user_cannot_read_the_memory_of_its_runner(box: MakeBo
     # What a change of user protects by itself is undone first.
     as_other = f"os.setuid({uid}); import ctypes; ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)"
     with job.start(before=f"import dstackweb.runner.loop, encodings.idna, traceback; {as_other}") as process:
-        job.tell(process)
+        job.give_orders(process)
     assert job.end()["exit_code"] == 0
     *denied, own = job.lines()
     assert [line.rpartition(": ")[2] for line in denied] == ["Permission denied"] * 3

@@ -37,7 +37,7 @@ def streams(log: bytes, marks: list[Mark]) -> list[tuple[int, bytes]]:
     return found
 
 
-def test_stdout_and_stderr_are_told_apart_and_stay_in_order(box: MakeBox) -> None:
+def test_stdout_and_stderr_are_kept_apart_and_stay_in_order(box: MakeBox) -> None:
     job = box("for i in $(seq 200); do echo out $i; echo err $i >&2; done", log_marks=True)
     job.launch()
     job.end()

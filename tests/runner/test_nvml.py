@@ -128,7 +128,7 @@ print(json.dumps(asdict(read())))
         process.stdin.write("\n")
         process.stdin.flush()
         (reading,) = json.loads(process.stdout.readline())["samples"]
-    assert reading["throttle"] == 4  # the older one doesn't tell
+    assert reading["throttle"] == 4  # the older one doesn't report it
 
 
 def test_a_gpu_with_unknown_mig_mode_is_an_error(nvml: Nvml) -> None:

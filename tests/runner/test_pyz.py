@@ -23,7 +23,7 @@ def test_the_runner_runs_from_a_single_file(box: Callable[..., Box], open_home: 
         cwd=open_home,
         env={"PATH": os.defpath},
     ) as process:
-        job.tell(process)
+        job.give_orders(process)
     assert job.end()["exit_code"] == 0
     assert job.lines() == ["from one file"]
 

@@ -34,13 +34,13 @@ def phase(job: Box) -> str:
 
 
 def test_max_duration_ends_a_job_in_the_name_of_its_limit(box: MakeBox) -> None:
-    job = box("trap 'echo told; exit 0' TERM", "echo up", WORK, max_duration_s=600)
+    job = box("trap 'echo stopping; exit 0' TERM", "echo up", WORK, max_duration_s=600)
     job.launch()
     job.wait_for("up")
     job.api.action = {"action": "go", "max_duration_s": 0.1}
     end = job.end()
     assert (end["reason"], end["exit_code"]) == ("max_duration_exceeded", 0)
-    assert job.lines()[-1] == "told"
+    assert job.lines()[-1] == "stopping"
 
 
 def test_a_stop_sends_sigterm_and_waits_for_the_grace_period(box: MakeBox) -> None:

@@ -1,4 +1,4 @@
-"""Lines that tell of tasks in what commands write: real runners, and how a line is understood."""
+"""Lines that report tasks in what commands write: real runners, and how a line is understood."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS = {"path": "/tasks", "token": "a-token"}
 MORE = "while ! test -e go; do sleep 0.02; done"
 
 
-def told(box: Box) -> list[tuple[str, str]]:
+def reported(box: Box) -> list[tuple[str, str]]:
     return [(event["key"], event["state"]) for event in box.api.events]
 
 
@@ -43,16 +43,16 @@ def test_task_lines_are_reported_in_order_and_stay_in_the_log(box: MakeBox) -> N
 def test_task_lines_are_reported_while_the_commands_run(box: MakeBox) -> None:
     job = box("echo ::task key=a state=running", MORE, "echo ::task key=a state=done", tasks=TASKS)
     job.launch()
-    eventually(lambda: told(job) == [("a", "running")], every=0.02)
+    eventually(lambda: reported(job) == [("a", "running")], every=0.02)
     (job.run_dir / "go").touch()
     job.end()
-    assert told(job) == [("a", "running"), ("a", "done")]
+    assert reported(job) == [("a", "running"), ("a", "done")]
 
 
 def test_the_successor_of_a_killed_runner_reports_the_same_task_lines_again(box: MakeBox) -> None:
     job = box("echo ::task key=a state=running", "sleep 60", tasks=TASKS)
     job.launch()
-    eventually(lambda: told(job) == [("a", "running")], every=0.02)
+    eventually(lambda: reported(job) == [("a", "running")], every=0.02)
     job.kill()
     job.launch()
     assert job.end()["reason"] == "instance_unreachable"
@@ -71,7 +71,7 @@ def test_failing_task_reports_do_not_delay_output_or_heartbeats(box: MakeBox) ->
     job.api.trouble = lambda what: None
     (job.run_dir / "go").touch()
     assert job.end()["exit_code"] == 0
-    assert told(job) == [("a", "running")]
+    assert reported(job) == [("a", "running")]
 
 
 def test_a_server_without_task_reports_is_contacted_once(box: MakeBox) -> None:
@@ -88,7 +88,7 @@ def test_invalid_task_lines_are_reported_once_and_skipped(box: MakeBox) -> None:
     job = box("echo ::task key=a", "echo ::task oops", "echo ::task key=b state=done", tasks=TASKS)
     job.launch()
     assert job.end()["exit_code"] == 0
-    assert told(job) == [("b", "done")]
+    assert reported(job) == [("b", "done")]
     assert job.said().count("task line") == 1
     assert "state is missing" in job.said()
 
@@ -101,7 +101,7 @@ def test_secrets_in_task_lines_are_masked(box: MakeBox) -> None:
 
 
 class Server:
-    """Takes events, unless told to answer otherwise."""
+    """Takes events, unless it is to answer otherwise."""
 
     def __init__(self, *troubles: Exception) -> None:
         self.troubles = list(troubles)
@@ -120,7 +120,7 @@ class Server:
 
 
 def follow(tmp_path: Path, output: bytes, server: Server) -> list[dict[str, Any]]:
-    """What is told of some output, from its first byte to its last."""
+    """What is reported for some output, from its first byte to its last."""
     spool = tmp_path / "spool"
     spool.write_bytes(output)
     TaskLines(server, str(spool), Masker([])).finish(5)

@@ -256,21 +256,21 @@ def test_a_reporter_outside_the_run_waits_for_its_start_and_follows_its_next_att
     code = """
 import sys
 from dstackweb.tracking import flush, task, track, waiting
-def until_told():
+def until_reported():
     print("there", flush=True)
     return sys.stdin.readline()
 waiting(f"train-{n}" for n in range(11))
 for step in track(range(4), prefix="step"):
     if step == 1:
         flush(0.5)
-        until_told()        # the run is started
+        until_reported()        # the run is started
         assert flush(30)
-        until_told()        # it is retried
+        until_reported()        # it is retried
         for n in range(5):
             with task(f"train-{n}"):
                 pass
         flush(0.5)
-        until_told()        # and started again
+        until_reported()        # and started again
         assert flush(30)
 """
     file = tmp_path / "program.py"

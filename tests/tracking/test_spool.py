@@ -1,4 +1,4 @@
-"""What a process leaves for its parent to tell."""
+"""What a process leaves for its parent to report."""
 
 from __future__ import annotations
 

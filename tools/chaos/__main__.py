@@ -26,7 +26,7 @@ def main() -> int:
     folder.chmod(0o755)  # PostgreSQL and the jobs run as other users
     found: list[str] = []
     try:
-        found = Story(folder, runs, minutes, seed).tell()
+        found = Story(folder, runs, minutes, seed).run()
     finally:
         if found or os.environ.get("KEEP"):
             print(f"logs and databases: {folder}")

@@ -1,4 +1,4 @@
-"""What breaks: each fault is a function that breaks something now, and says what and how it is mended."""
+"""What breaks: each fault is a function that breaks something now, and says what and how it is repaired."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HOSTS = ("one", "two", "far")
 
 @dataclass
 class Fault:
-    """One that happened. `mend` ends it, at `until` or when all is over; without it it mends itself."""
+    """One that happened. `repair` ends it, at `until` or when all is over; without it it repairs itself."""
 
     kind: str
     what: str
     began: float
     until: float
-    mend: Callable[[], None] | None = None
+    repair: Callable[[], None] | None = None
 
 
 @dataclass
@@ -48,23 +48,23 @@ class Breaker:
         if not self._deck:
             self._deck = self.rng.sample(sorted(kinds), len(kinds))
         kind = self._deck.pop()
-        if any(fault.kind == kind and fault.mend for fault in self.happened):
+        if any(fault.kind == kind and fault.repair for fault in self.happened):
             return None  # it still lasts
         found = kinds[kind]()
         if found is None:
             return None
-        what, lasts_s, mend = found
-        fault = Fault(kind, what, now_s(), now_s() + lasts_s, mend)
+        what, lasts_s, repair = found
+        fault = Fault(kind, what, now_s(), now_s() + lasts_s, repair)
         self.happened.append(fault)
         return fault
 
-    def mend(self, *, everything: bool = False) -> list[Fault]:
+    def repair(self, *, everything: bool = False) -> list[Fault]:
         """End what has lasted long enough; returns it."""
-        over = [fault for fault in self.happened if fault.mend and (everything or fault.until <= now_s())]
+        over = [fault for fault in self.happened if fault.repair and (everything or fault.until <= now_s())]
         for fault in over:
-            assert fault.mend is not None
-            fault.mend()
-            fault.mend, fault.until = None, now_s()
+            assert fault.repair is not None
+            fault.repair()
+            fault.repair, fault.until = None, now_s()
         return over
 
     def _kinds(self) -> dict[str, Callable[[], tuple[str, float, Callable[[], None] | None] | None]]:

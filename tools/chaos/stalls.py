@@ -54,7 +54,7 @@ def table(
 ) -> str:
     """Each kind of fault: how often, and in seconds the longest without a start of a run and without an API.
 
-    `idle`: moments when no run waited. `over`: when all faults had been mended and the queue was empty.
+    `idle`: moments when no run waited. `over`: when all faults had been repaired and the queue was empty.
     """
     kinds: dict[str, list[Fault]] = defaultdict(list)
     for fault in faults:

@@ -1,4 +1,4 @@
-"""The course of events: submit, break, mend, drain, look."""
+"""The course of events: submit, break, repair, drain, look."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDED = {"done", "failed", "terminated"}
 
 
 class Story:
-    """`tell()` runs it, and returns the violations. `say` prints a line."""
+    """`run()` plays it, and returns the violations. `say` prints a line."""
 
     def __init__(self, folder: Path, runs: int, minutes: float, seed: int) -> None:
         self.folder, self.seconds, self.seed = folder, minutes * 60, seed
@@ -47,7 +47,7 @@ class Story:
         self.idle: list[float] = []
         self._over = threading.Event()
 
-    def tell(self) -> list[str]:
+    def run(self) -> list[str]:
         self.say(f"SEED={self.seed}; {len(self.tasks)} runs, {self.seconds:.0f} s; {os.cpu_count()} cores, "
                  f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
         with Deployment(self.folder) as deployment:
@@ -59,8 +59,8 @@ class Story:
             submitter.start()
             try:
                 self._break()
-                for fault in self.breaker.mend(everything=True):
-                    self.say(f"mended: {fault.kind}")
+                for fault in self.breaker.repair(everything=True):
+                    self.say(f"repaired: {fault.kind}")
                 self._drain(submitter)
             finally:
                 self._over.set()
@@ -111,8 +111,8 @@ class Story:
         next_at, said_at = now_s() + self.rng.uniform(*EVERY_S), 0.0
         while now_s() < self.began + self.seconds:
             self.deployment.keep()
-            for fault in self.breaker.mend():
-                self.say(f"mended: {fault.kind} {fault.what}")
+            for fault in self.breaker.repair():
+                self.say(f"repaired: {fault.kind} {fault.what}")
             if now_s() >= next_at:
                 next_at = now_s() + self.rng.uniform(*EVERY_S)
                 with contextlib.suppress(psycopg.Error):  # it is down itself

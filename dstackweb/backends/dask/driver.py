@@ -41,7 +41,7 @@ REGION = "cluster"
 FRESH_S = 10.0
 OWN_USER = (
     "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other machines, or "
-    "set DSTACKWEB_SHARED_UID=1 where everybody who may submit runs is trusted"
+    "set DSTACKWEB_SHARED_UID=1 where everyone who may submit runs is trusted"
 )
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL, for an instance whose worker is lost or whose task is cancelled (`agent.TERM_NOTICE_S`)."""
@@ -181,7 +181,7 @@ class DaskBackend(Cloud):
 
 
 def shares_servers_user(address: str) -> bool:
-    """Whether jobs may have the server's own user, where its files are, and nobody has allowed it.
+    """Whether jobs may have the server's own user, where its files are, and no one has allowed it.
 
     Where that is root, the agent gives jobs another user.
     """

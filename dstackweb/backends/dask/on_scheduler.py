@@ -151,13 +151,13 @@ class Instances(SchedulerPlugin):
         for key in keys:
             if (row := self.rows.get(key)) and not row["over"]:
                 self._end(row, "cloud", "", release=False)
-                self._release(key, everybody=True)
+                self._release(key, everyone=True)
 
-    def _release(self, key: str, *, everybody: bool = False) -> None:
+    def _release(self, key: str, *, everyone: bool = False) -> None:
         """Take the task's holder away, so that the scheduler forgets it."""
         task = self.scheduler.tasks.get(key)
         for client in list(task.who_wants or ()) if task else ():
-            if everybody or client.client_key == CLIENT:
+            if everyone or client.client_key == CLIENT:
                 self.scheduler.client_releases_keys([key], client=client.client_key)
 
     def _end(self, row: dict[str, Any], why: str, text: str, *, sure: bool = False, release: bool = True) -> None:
@@ -165,7 +165,7 @@ class Instances(SchedulerPlugin):
         if not row["over"]:
             row.update(over=time.monotonic(), why=why, text=row["text"] or text, sure=sure)
         if release:  # after the transition that this is called in
-            self.scheduler.loop.add_callback(self._release, row["key"], everybody=why == "interrupted")
+            self.scheduler.loop.add_callback(self._release, row["key"], everyone=why == "interrupted")
 
     def _shown(self, row: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -189,7 +189,7 @@ class Instances(SchedulerPlugin):
         for row in gone[:-KEPT] + [row for row in gone[-KEPT:] if now > row["over"] + KEPT_S]:
             del self.rows[row["key"]]
 
-    # What the scheduler tells its plugins.
+    # Called by the scheduler, as of each of its plugins.
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **more: Any) -> None:
         """Follow the tasks of instances."""

@@ -1,4 +1,4 @@
-"""Questions to a Dask scheduler. Anybody may answer: answers are plain data, checked against their types."""
+"""Questions to a Dask scheduler. Anyone may answer: answers are plain data, checked against their types."""
 
 from __future__ import annotations
 

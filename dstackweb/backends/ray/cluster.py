@@ -153,7 +153,7 @@ def job(shown: Any) -> Job:
 
 
 def _size(text: Any) -> dict[str, float]:
-    """Anybody who uses the cluster can write metadata: what is no size takes nothing."""
+    """Anyone who uses the cluster can write metadata: what is no size takes nothing."""
     try:
         found = {str(name): float(amount) for name, amount in json.loads(text or "{}").items()}
     except (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):

@@ -92,7 +92,7 @@ class Dashboard:
 def _content(response: httpx.Response) -> bytes:
     """The answer, unless it is too long or takes too long."""
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise SourceFailed(SourceFailure.SERVICE_ERROR, text="a packed answer, which nobody asked for")
+        raise SourceFailed(SourceFailure.SERVICE_ERROR, text="a packed answer, which no one asked for")
     until, found = time.monotonic() + TOTAL_S, bytearray()
     for part in response.iter_raw():
         found += part

@@ -49,7 +49,7 @@ ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSEr
 """What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
 OWN_USER = (
     "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other machines, or "
-    "set DSTACKWEB_SHARED_UID=1 where everybody who may submit runs is trusted"
+    "set DSTACKWEB_SHARED_UID=1 where everyone who may submit runs is trusted"
 )
 
 ENTRYPOINT = (
@@ -128,7 +128,7 @@ class RayBackend(Cloud):
     # Instances: each call may be repeated, doubled or lost.
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
-        """Ray takes one job of a name. It would keep what doesn't fit, in a queue that nobody sees: that is refused."""
+        """Ray takes one job of a name. It would keep what doesn't fit, in a queue that no one sees: that is refused."""
         if shares_servers_user(self.dashboard.address):
             raise LaunchFailed(LaunchFailure.NOT_ALLOWED, OWN_USER)
         return self._find(order) or self._submit(order)
@@ -202,7 +202,7 @@ class RayBackend(Cloud):
 
 
 def shares_servers_user(address: str) -> bool:
-    """Whether jobs may have the server's own user, where its files are, and nobody has allowed it.
+    """Whether jobs may have the server's own user, where its files are, and no one has allowed it.
 
     Where that is root, the agent gives jobs another user.
     """

@@ -60,7 +60,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition with its nodes. Pending jobs of anybody: `waiting`, and `new` if not judged yet."""
+    """A partition with its nodes. Pending jobs of anyone: `waiting`, and `new` if not judged yet."""
 
     name: str
     up: bool
@@ -196,7 +196,7 @@ def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:
 
 
 def _step_seconds(total: str, measured: str) -> float:
-    """CPU time of a step. `total` lacks processes that nobody waited for; the sum of samples is in whole seconds."""
+    """CPU time of a step. `total` lacks processes that no one waited for; the sum of samples is in whole seconds."""
     sampled = re.search(r"(?:^|,)cpu=([\d:.-]+)(?:,|$)", measured, re.ASCII)
     return max(_seconds(total), _seconds(sampled[1]) if sampled else 0)
 

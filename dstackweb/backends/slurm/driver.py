@@ -46,7 +46,7 @@ OPTIONS = ("account", "qos", "constraint", "reservation")
 LEASE_S, WAIT_S = 60.0, 30.0
 OWN_USER = (
     "jobs would have the server's user, and may reach its secret key: set ssh_host to another user, such as "
-    "slurm@localhost, or set DSTACKWEB_SHARED_UID=1 where everybody who may submit runs is trusted"
+    "slurm@localhost, or set DSTACKWEB_SHARED_UID=1 where everyone who may submit runs is trusted"
 )
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH"
 """A line for jobs that get no environment of a login: that of the machine with `sbatch` leads elsewhere."""
@@ -220,7 +220,7 @@ class SlurmBackend(Cloud):
 
 
 def shares_servers_user(commands: Commands) -> bool:
-    """Whether jobs would have the server's own user, on machines that may have its files, and nobody has allowed it.
+    """Whether jobs would have the server's own user, on machines that may have its files, and no one has allowed it.
 
     Where that is root, the agent gives jobs another user.
     """

@@ -48,7 +48,7 @@ class Migration(migrations.Migration):
                 ('event', models.CharField(max_length=40)),
                 ('subject', models.CharField(max_length=40)),
                 ('since', models.DateTimeField()),
-                ('told', models.BooleanField(default=False, help_text='Its notifications have been written')),
+                ('notified', models.BooleanField(default=False, help_text='Its notifications have been written')),
                 ('away_since', models.DateTimeField(help_text='Not so any more, but perhaps soon again', null=True)),
             ],
             options={

@@ -56,7 +56,7 @@ class Migration(migrations.Migration):
                 ('key', models.CharField(help_text='Its file in the storage, a new one with each upload', max_length=200)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('used_at', models.DateTimeField(default=django.utils.timezone.now, help_text='When it was last uploaded, found or submitted')),
-                ('removed_at', models.DateTimeField(help_text='When its file was removed, because nobody used it', null=True)),
+                ('removed_at', models.DateTimeField(help_text='When its file was removed, because no one used it', null=True)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, to='accounts.project')),
             ],
         ),

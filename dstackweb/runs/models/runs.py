@@ -26,7 +26,7 @@ class Archive(models.Model):
     key = models.CharField(max_length=200, help_text="Its file in the storage, a new one with each upload")
     created_at = models.DateTimeField(default=timezone.now)
     used_at = models.DateTimeField(default=timezone.now, help_text="When it was last uploaded, found or submitted")
-    removed_at = models.DateTimeField(null=True, help_text="When its file was removed, because nobody used it")
+    removed_at = models.DateTimeField(null=True, help_text="When its file was removed, because no one used it")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["project", "sha256"], name="archive_once_in_project")]

@@ -71,15 +71,15 @@ def decayed_ms(used: Iterable[tuple[dt.date, int]], now: dt.datetime, half_life_
     return round(total)
 
 
-def penalty(own: Load, everybody: Sequence[Load], bound_s: int, gpus: int = 1) -> Penalty:
-    """The penalty of a run with so many GPUs, of a member with the load `own`, which is one of `everybody`'s.
+def penalty(own: Load, everyone: Sequence[Load], bound_s: int, gpus: int = 1) -> Penalty:
+    """The penalty of a run with so many GPUs, of a member with the load `own`, which is one of `everyone`'s.
 
     bound × (1 − median ÷ load) for a load above the median, otherwise 0: half the bound for twice the median, three
     quarters for four times, and never more than the bound. The median is of the members who hold or wait for GPUs, and
     of a newcomer who has submitted one such run, with a GPU at least: so a burst in an empty queue leaves room for
     those who come next.
     """
-    present = (load.total_ms for load in everybody if load.held_gpus or load.queued_gpus)
+    present = (load.total_ms for load in everyone if load.held_gpus or load.queued_gpus)
     loads = sorted([max(gpus, 1) * HOUR_MS, *present])
     twice = loads[(len(loads) - 1) // 2] + loads[len(loads) // 2]  # the median's double, which is a whole number
     above = max(0, 2 * own.total_ms - twice)

@@ -130,7 +130,7 @@ def plan_permutation(
     bounds: MoveBounds,
     most: int,
 ) -> list[RankChange]:
-    """Give a member's runs `own`, sorted, each other's ranks so that they stand in `order`; nobody else moves.
+    """Give a member's runs `own`, sorted, each other's ranks so that they stand in `order`; no one else moves.
 
     `others` are the runs of others whose ranks are within NUDGE_US of one in `own`. A run's priority changes by the
     fewest points that its new rank allows, and exceeds `most` only where it did before. Raises PriorityTooHigh where

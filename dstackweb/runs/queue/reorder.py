@@ -89,7 +89,7 @@ def move(
 ) -> MoveEffect:
     """Put waiting runs of one queue where `target` says; they keep their order among each other (R24).
 
-    A manager's stand exactly there. A member's change places with the member's other runs, so that nobody else's
+    A manager's stand exactly there. A member's change places with the member's other runs, so that no one else's
     position changes. All or nothing; `if_match` has the etags of runs as they were seen, by id.
     Raises Stale with what changed, Conflict for a run that doesn't wait, Forbidden, Invalid, NotFound.
     """

@@ -180,7 +180,7 @@ def write_displacements(
 ) -> None:
     """Stop the victims, each with its `stop_duration`, and reserve what they leave.
 
-    In a transaction of its own: it locks hosts of jobs that nobody claimed, which placements lock too, each by id.
+    In a transaction of its own: it locks hosts of jobs that no one claimed, which placements lock too, each by id.
     Raises one of STALE, or ClaimLost, having written nothing.
     """
     now = timezone.now()

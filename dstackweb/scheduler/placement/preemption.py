@@ -141,7 +141,7 @@ def choose_victims(
 ) -> list[PlacedRun]:
     """The runs to stop so that `run` fits on these hosts, the most protected first; none where it is no help or need.
 
-    Jobs that are stopping count as ended: a run that waits for their end displaces nobody else. `hosts` are those
+    Jobs that are stopping count as ended: a run that waits for their end displaces no one else. `hosts` are those
     that the run may use, without what is kept for others; only runs with jobs on hosts are stopped. `within_limits`:
     whether limits let it start once some have stopped; stopping more must never make it false.
     """

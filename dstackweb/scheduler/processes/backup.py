@@ -108,7 +108,7 @@ def _add_files(tar: tarfile.TarFile, root: Path, name: str) -> int:
 
 
 def _dump(target: Path) -> None:
-    """A copy of the database as of one moment, without stopping anybody."""
+    """A copy of the database as of one moment, without stopping anyone."""
     if connection.vendor == "sqlite":
         source = sqlite3.connect(f"file:{settings.DATABASES['default']['NAME']}?mode=ro", uri=True)
         with contextlib.closing(source), contextlib.closing(sqlite3.connect(target)) as copy:

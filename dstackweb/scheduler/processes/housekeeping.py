@@ -1,4 +1,4 @@
-"""Removes what is of no use to anybody: lost work, unused secrets, outdated verdicts. `retention` prunes old data."""
+"""Removes what is of no use to anyone: lost work, unused secrets, outdated verdicts. `retention` prunes old data."""
 
 from __future__ import annotations
 

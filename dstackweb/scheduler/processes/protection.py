@@ -20,7 +20,7 @@ TIMEOUT_S = 5
 
 
 def refusal(database: dict[str, Any], redis_url: str) -> str | None:
-    """What is unprotected, and how to mend it. `database` is of Django's DATABASES; both are reachable."""
+    """What is unprotected, and how to fix it. `database` is of Django's DATABASES; both are reachable."""
     if database["ENGINE"].endswith("postgresql") and (found := _of_postgres(database)):
         return found
     return _of_redis(redis_url) if redis_url else None

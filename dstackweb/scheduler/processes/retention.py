@@ -1,7 +1,7 @@
 """What is kept for how long, and the loop that prunes it: in small transactions, for a bounded time per tick.
 
 What remains goes with the next ticks, which then follow each other at once. A run is pruned with its jobs and events
-once it has ended long ago, and the schedule that it belongs to has gone on. A log, and code that nobody submits any
+once it has ended long ago, and the schedule that it belongs to has gone on. A log, and code that no one submits any
 more, may go earlier. Nothing goes that an active run, its retry or its schedule may need.
 """
 
@@ -160,7 +160,7 @@ def _unfinished_artifacts(now: dt.datetime) -> QuerySet[Artifact]:
 
 
 def unused_archives(now: dt.datetime) -> QuerySet[Archive]:
-    """Code that nobody has uploaded, found or submitted for long, and that no active or scheduled run needs."""
+    """Code that no one has uploaded, found or submitted for long, and that no active or scheduled run needs."""
     return Archive.objects.filter(_unused(now), removed_at=None).order_by("used_at")
 
 

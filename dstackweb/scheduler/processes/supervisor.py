@@ -28,7 +28,7 @@ LOG_LIMIT = 10 * 1024 * 1024
 STOP_S = 15.0
 """How long processes may take to finish their work; every step is safe to cut off."""
 LEAVE_S = 35.0
-"""The same for former processes of a reload: nobody waits for them."""
+"""The same for former processes of a reload: no one waits for them."""
 STEADY_S = 60.0
 """A process that lived this long restarts with a short back-off."""
 SLOW_START_S = 30.0

@@ -204,7 +204,7 @@ class NewPasswordForm(Styled, SetPasswordForm):  # type: ignore[type-arg]  # at 
 
 
 class NewPassword(SuccessMessageMixin[Any], PasswordResetConfirmView):
-    """A link that sets a new password once, and signs nobody in: the second step stays."""
+    """A link that sets a new password once, and signs no one in: the second step stays."""
 
     template_name = "accounts/password_new.html"
     form_class = NewPasswordForm

@@ -70,7 +70,7 @@ class ChangePasswordForm(Styled, PasswordChangeForm):
     revoke_tokens = forms.BooleanField(
         label=_("Also revoke all my API tokens"),
         required=False,
-        help_text=_("If somebody else may know the old password. Your other sessions end in any case."),
+        help_text=_("If someone else may know the old password. Your other sessions end in any case."),
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -77,7 +77,7 @@ class CodeForm(LimitedCode, AuthenticateForm):
 
 
 class ConfirmCodeForm(LimitedCode, ReauthenticateCodeForm):
-    """The same of somebody who is signed in."""
+    """The same of someone who is signed in."""
 
 
 class ActivateForm(LimitedCode, ActivateTOTPForm):
@@ -107,7 +107,7 @@ class PasskeySignInForm(LoginWebAuthnForm):
 
 
 class ConfirmPasskeyForm(ReauthenticateWebAuthnForm):
-    """The same of somebody who is signed in."""
+    """The same of someone who is signed in."""
 
     def clean_credential(self) -> Any:
         return _refuse_malformed(super().clean_credential)

@@ -104,7 +104,7 @@ def to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 class ChangePassword(SuccessMessageMixin[Any], AsksPassword, PasswordChangeView):
-    """The signed-in person's own password. Who has somebody else's session must not find it out here."""
+    """The signed-in person's own password. Who has someone else's session must not find it out here."""
 
     template_name = "accounts/password.html"
     form_class = ChangePasswordForm
@@ -141,7 +141,7 @@ def invite_accept(request: HttpRequest, token: str) -> HttpResponse:
             made = attempt(form, lambda: services.accept_invite(token, fields["username"], fields["password"]))
             if made:
                 return sign_in.finish(request, made.user, sign_in.INVITE)
-        # A form opened before somebody else signed in in this browser must not let that person in.
+        # A form opened before someone else signed in in this browser must not let that person in.
         elif request.method == "POST" and user and request.POST.get("join_as") == user.get_username():
             services.join_by_invite(token, user)
             return redirect(settings.LOGIN_REDIRECT_URL)

@@ -37,7 +37,7 @@ class ShareBars(NamedTuple):
 
 
 def share_bars(queue: Queue, most: int | None = None) -> ShareBars | None:
-    """The bars of the members with the highest loads, or of all. None where fair share is off, or nobody has a load."""
+    """The bars of the members with the highest loads, or of all. None where fair share is off, or no one has a load."""
     shares = member_shares.shares(queue)
     if not shares:
         return None

@@ -249,10 +249,10 @@ class Limit(NamedTuple):
 
 def usage(queue: Queue, user: User, placed: QueueUsage) -> list[Limit]:
     """All four limits, set or not; the per-member ones with the reader's usage."""
-    everybody, own = (queue.pk, None), (queue.pk, user.pk)
+    everyone, own = (queue.pk, None), (queue.pk, user.pk)
     return [
-        _limit("max_running", placed.runs[everybody], queue.max_running),
-        _limit("max_gpus", placed.gpus[everybody], queue.max_gpus),
+        _limit("max_running", placed.runs[everyone], queue.max_running),
+        _limit("max_gpus", placed.gpus[everyone], queue.max_gpus),
         _limit("max_running_per_user", placed.runs[own], queue.max_running_per_user),
         _limit("max_gpus_per_user", placed.gpus[own], queue.max_gpus_per_user),
     ]

@@ -13,7 +13,7 @@ KEY = "AKIAIOSFODNN7EXAMPLE"
 ROLE = "arn:aws:iam::123456789012:role/gpus"
 
 
-def told(said: dict[str, Any]) -> dict[str, str]:
+def refusals(said: dict[str, Any]) -> dict[str, str]:
     """Where errors are, and their sentences."""
     with pytest.raises(Invalid) as refused:
         config.settle(said)
@@ -61,7 +61,7 @@ def test_regions_are_enough() -> None:
 def test_each_error_is_reported_at_its_key_with_the_expected_value(
     said: dict[str, Any], place: str, words: str
 ) -> None:
-    assert words in told(said)[place]
+    assert words in refusals(said)[place]
 
 
 def test_regional_settings_may_be_given_once_or_per_region() -> None:
@@ -104,7 +104,7 @@ def test_an_access_key_given_without_its_secret_keeps_the_stored_secret() -> Non
 
 
 def test_a_secret_without_its_key_is_refused_or_dropped() -> None:
-    words = told({"regions": ["eu-west-1"], "credentials": {"secret_access_key": "hush"}})
+    words = refusals({"regions": ["eu-west-1"], "credentials": {"secret_access_key": "hush"}})
     assert words == {"credentials.secret_access_key": "`credentials.secret_access_key` belongs to an `access_key_id`"}
     _, secret = config.settle(
         {"regions": ["eu-west-1"], "credentials": {"access_key_id": KEY, "secret_access_key": "hush"}}
@@ -114,7 +114,7 @@ def test_a_secret_without_its_key_is_refused_or_dropped() -> None:
 
 def test_a_secret_is_in_no_error() -> None:
     for secret in ("hush", 4711, ["hush"]):
-        words = told(
+        words = refusals(
             {"regions": ["Ireland"], "credentials": {"access_key_id": KEY, "secret_access_key": secret, "x": 1}}
         )
         assert not any("hush" in text or "4711" in text for text in words.values())

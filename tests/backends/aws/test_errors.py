@@ -39,13 +39,13 @@ def test_throttles_are_distinguished_from_other_errors(code: str) -> None:
 
 def test_a_denial_names_the_identity_and_the_missing_permission() -> None:
     text = f"User: {USER} is not authorized to perform: servicequotas:ListServiceQuotas because no policy allows it"
-    told = explained(said("AccessDeniedException", text, "ListServiceQuotas"), service="service-quotas")
-    assert (told["code"], told["action"], told["who"]) == (
+    problem = explained(said("AccessDeniedException", text, "ListServiceQuotas"), service="service-quotas")
+    assert (problem["code"], problem["action"], problem["who"]) == (
         "access_denied",
         "servicequotas:ListServiceQuotas",
         USER,
     )
-    assert AwsKind().source_failure(told) == (
+    assert AwsKind().source_failure(problem) == (
         f"Access denied in eu-west-1: the policy of {USER} lacks servicequotas:ListServiceQuotas. Allow it in IAM."
     )
 
@@ -59,17 +59,17 @@ def test_the_error_of_a_refused_signature_does_not_contain_the_session_token() -
     quoted = "'POST\n/\n\nhost:servicequotas.eu-west-1.amazonaws.com\nx-amz-security-token:IQoJb3JpZ2luX2Vj\n'"
     for code in ("InvalidSignatureException", "SignatureDoesNotMatch"):
         error = said(code, f"{text}\n\nThe Canonical String for this request should have been\n{quoted}")
-        told = explained(error, service="service-quotas")
-        assert (told["code"], told["text"]) == ("bad_credentials", text)
+        problem = explained(error, service="service-quotas")
+        assert (problem["code"], problem["text"]) == ("bad_credentials", text)
 
 
 def test_a_password_in_an_address_is_not_in_the_error() -> None:
     """`AWS_ENDPOINT_URL` and proxies come from the server's environment, and may have one."""
     url = "https://gpus:hunter2@proxy.example.org:3128/"
     for error in (boto.EndpointConnectionError(endpoint_url=url), boto.InvalidConfigError(error_msg=f"not {url}")):
-        told = explained(error)
-        assert "hunter2" not in str(told)
-        assert "https://proxy.example.org:3128/" in told["text"]
+        problem = explained(error)
+        assert "hunter2" not in str(problem)
+        assert "https://proxy.example.org:3128/" in problem["text"]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,11 @@ def test_a_password_in_an_address_is_not_in_the_error() -> None:
 )
 def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, operation: str, action: str) -> None:
     denied = said("UnauthorizedOperation", "You are not authorized to perform this operation.", operation)
-    told = explained(denied, service=service)
-    assert told["action"] == action
-    assert AwsKind().source_failure(told) == f"Access denied in eu-west-1: the policy lacks {action}. Allow it in IAM."
+    problem = explained(denied, service=service)
+    assert problem["action"] == action
+    assert (
+        AwsKind().source_failure(problem) == f"Access denied in eu-west-1: the policy lacks {action}. Allow it in IAM."
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,9 +124,9 @@ def test_where_aws_names_no_permission_it_follows_from_the_call(service: str, op
     ],
 )
 def test_other_failures_have_a_message_with_a_remedy(error: Exception, region: str, code: str, words: str) -> None:
-    told = explained(error, region)
-    assert told["code"] == code
-    assert words in AwsKind().source_failure(told)
+    problem = explained(error, region)
+    assert problem["code"] == code
+    assert words in AwsKind().source_failure(problem)
 
 
 def test_an_unexpected_error_is_shown_with_its_text() -> None:
@@ -133,13 +135,24 @@ def test_an_unexpected_error_is_shown_with_its_text() -> None:
 
 
 def test_a_throttle_error_has_the_time_of_the_next_call() -> None:
-    told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:DescribeInstances", "region": "x-1"}
-    assert AwsKind().source_failure(told) == ("ec2:DescribeInstances is throttled in x-1. Retry at 14:02:05 UTC.")
+    problem = {
+        "code": "throttled",
+        "until": "2026-11-21T14:02:05+00:00",
+        "api": "ec2:DescribeInstances",
+        "region": "x-1",
+    }
+    assert AwsKind().source_failure(problem) == ("ec2:DescribeInstances is throttled in x-1. Retry at 14:02:05 UTC.")
 
 
 def test_a_wait_for_our_own_rate_limit_is_not_blamed_on_aws() -> None:
-    told = {"code": "throttled", "until": "2026-11-21T14:02:05+00:00", "api": "ec2:X", "region": "x-1", "by": "limiter"}
-    assert AwsKind().source_failure(told).startswith("Rate limit of ec2:X in x-1 reached")
+    problem = {
+        "code": "throttled",
+        "until": "2026-11-21T14:02:05+00:00",
+        "api": "ec2:X",
+        "region": "x-1",
+        "by": "limiter",
+    }
+    assert AwsKind().source_failure(problem).startswith("Rate limit of ec2:X in x-1 reached")
 
 
 def test_a_code_of_a_newer_server_is_shown_as_it_is() -> None:

@@ -93,9 +93,9 @@ def test_a_machine_starts_runs_and_ends(code: AwsBackend, cloud: Cloud) -> None:
 
 
 def test_user_data_runs_on_the_instance_and_its_own_shutdown_terminates_it(code: AwsBackend, cloud: Cloud) -> None:
-    started = code.launch(order(user_data="#!/bin/sh\necho so > told\nshutdown -h now\n"))
+    started = code.launch(order(user_data="#!/bin/sh\necho so > written\nshutdown -h now\n"))
     gone = until(code, started.cloud_id, InstanceState.GONE)
-    assert (Path(cloud.machine(started.cloud_id)["folder"]) / "root" / "told").read_text() == "so\n"
+    assert (Path(cloud.machine(started.cloud_id)["folder"]) / "root" / "written").read_text() == "so\n"
     assert gone.why == "cloud"
 
 

@@ -8,7 +8,7 @@ from dstackweb.backends.aws.public_url import find_problem
 
 
 @pytest.mark.parametrize(
-    ("url", "told", "where_private_is_allowed"),
+    ("url", "found", "where_private_is_allowed"),
     [
         ("", "missing", "missing"),
         ("https://gpus.example.org", None, None),
@@ -24,6 +24,8 @@ from dstackweb.backends.aws.public_url import find_problem
         ("http://10.1.2.3", "not_https", "not_https"),
     ],
 )
-def test_only_an_encrypted_public_url_will_do(url: str, told: str | None, where_private_is_allowed: str | None) -> None:
-    assert find_problem(url, allow_private=False) == told
+def test_only_an_encrypted_public_url_will_do(
+    url: str, found: str | None, where_private_is_allowed: str | None
+) -> None:
+    assert find_problem(url, allow_private=False) == found
     assert find_problem(url, allow_private=True) == where_private_is_allowed

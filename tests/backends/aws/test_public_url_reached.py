@@ -87,8 +87,8 @@ def test_the_runner_is_where_instances_fetch_it() -> None:
 def test_no_answer_from_here_proves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told = public_url.check(f"http://127.0.0.1:{port}", allow_private=True)
-    assert (told["code"], public_url.STATES[told["code"]]) == ("no_answer", "warning")
+    found = public_url.check(f"http://127.0.0.1:{port}", allow_private=True)
+    assert (found["code"], public_url.STATES[found["code"]]) == ("no_answer", "warning")
 
 
 def test_a_name_without_an_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +104,6 @@ def test_a_name_that_resolves_to_a_private_address_is_a_warning_unless_allowed(m
     monkeypatch.setattr(public_url.urllib.request, "getproxies", dict)
     monkeypatch.setattr(public_url, "_addresses", lambda host, port: ["10.0.0.5"])
     monkeypatch.setattr(public_url, "_get", lambda *_: "ok")
-    told = public_url.check("https://gpus.example.org", allow_private=False)
-    assert (told["code"], told["address"]) == ("resolves_private", "10.0.0.5")
+    found = public_url.check("https://gpus.example.org", allow_private=False)
+    assert (found["code"], found["address"]) == ("resolves_private", "10.0.0.5")
     assert public_url.check("https://gpus.example.org", allow_private=True)["code"] == "ok"

@@ -44,7 +44,7 @@ def test_a_driver_that_hangs_later_leaves_the_gpus_as_last_seen() -> None:
         return SEEN
 
     background_probe = BackgroundProbe(look, every_s=0.01, hung_s=0.05)
-    told = eventually(lambda: (seen := background_probe.current()) is not None and seen.error and seen)
-    assert told
-    assert told.gpus == SEEN.gpus
+    found = eventually(lambda: (seen := background_probe.current()) is not None and seen.error and seen)
+    assert found
+    assert found.gpus == SEEN.gpus
     hangs.set()

@@ -195,8 +195,8 @@ def test_the_shown_shortfall_is_that_of_the_closest_host() -> None:
     small = replace(host(gpu(0), gpu(1)), name="small")
     near = replace(host(*(gpu(n, held=n > 2) for n in range(8))), name="near")
     far = replace(host(*(gpu(n, held=True) for n in range(8))), name="far")
-    told = shortfall([small, far, near], needs(gpus=4))
-    assert told == {
+    found = shortfall([small, far, near], needs(gpus=4))
+    assert found == {
         "host": "near", "short": ["gpus"], "gpus": 4, "gpus_free": 3, "gpus_held": 5, "gpus_outside": 0, "gpus_total": 8
     }  # fmt: skip
     assert shortfall([], needs()) == {}

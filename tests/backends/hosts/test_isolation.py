@@ -103,6 +103,6 @@ def test_other_users_pass_through_the_runs_directory_and_see_nothing_in_it(open_
 def test_without_a_usable_runs_directory_jobs_are_refused_with_a_reason(open_home: Path) -> None:
     (open_home / "file").write_text("in the way")
     made = arrange(open_home / "file", uid=1000, job_user="nobody", shared_uid=True)
-    told = prepare(made)
-    assert told.isolation == Isolation.NONE
-    assert "can't be made" in told.error
+    found = prepare(made)
+    assert found.isolation == Isolation.NONE
+    assert "can't be made" in found.error

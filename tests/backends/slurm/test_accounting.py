@@ -32,7 +32,7 @@ LINES = """\
 SEVEN = InstanceUsage(3600, 28800, 10800.0, 11264, 12.0, 540000)
 
 
-def test_sacct_tells_what_ended_jobs_used() -> None:
+def test_sacct_reports_what_ended_jobs_used() -> None:
     assert cluster.usage(LINES, measured=True) == {
         "7-u-7": SEVEN,
         "8-u-8": InstanceUsage(10, 40, None, None, 0.011, None),
@@ -131,7 +131,7 @@ def site() -> Iterator[tuple[Server, Slurm]]:
 
 @pytest.mark.nightly
 @pytest.mark.xdist_group("slurm")
-def test_a_run_tells_why_slurm_keeps_it_waiting_and_what_it_used(site: tuple[Server, Slurm]) -> None:
+def test_a_run_shows_why_slurm_keeps_it_waiting_and_what_it_used(site: tuple[Server, Slurm]) -> None:
     """Its reservation begins in an hour, until that is changed."""
     server, slurm = site
     slurm.command("scontrol", "create", "reservation=soon", "starttime=now+1hour", "duration=600", "users=root",

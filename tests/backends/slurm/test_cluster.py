@@ -153,7 +153,7 @@ def test_slurms_reasons_are_worded(code: str, text: str) -> None:
      ("echo 'Permission denied (publickey).' >&2; exit 255", SourceFailed),
      ("echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1", CommandFailed)],
 )  # fmt: skip
-def test_no_answer_is_told_from_a_refusal(
+def test_no_answer_is_distinguished_from_a_refusal(
     tmp_path: Any, monkeypatch: Any, script: str, raised: type[Exception]
 ) -> None:
     ssh = tmp_path / "ssh"

@@ -178,8 +178,8 @@ def test_workers_killed_between_submit_and_note_leave_one_job_per_run(site: tupl
         server.kill_workers()
     (server.home / "slow").unlink()
     server.wait_done_once(names, file)
-    told = slurm.command("squeue", "--noheader", "--states=all", "--format=%k").splitlines()
-    assert {name: sum(line.endswith(f"/{name}") for line in told) for name in names} == dict.fromkeys(names, 1)
+    found = slurm.command("squeue", "--noheader", "--states=all", "--format=%k").splitlines()
+    assert {name: sum(line.endswith(f"/{name}") for line in found) for name in names} == dict.fromkeys(names, 1)
 
 
 def test_a_run_whose_node_fails_is_interrupted_and_retried_on_another(site: tuple[Server, Slurm]) -> None:

@@ -40,18 +40,18 @@ def test_the_saving_of_a_stopped_run_is_its_remaining_time_elapsed_so_far(
     run = make_run(project, member)
     stopped(project, run, now, 4, until=now - dt.timedelta(hours=1), price=Decimal("2"))
     stopped(project, run, now, 2, until=now + dt.timedelta(hours=9))
-    told = ledger(project, now)
-    assert [entry.gpu_hours for entry in told.entries] == [pytest.approx(4), pytest.approx(6)]
-    assert (told.stopped.runs, told.stopped.unknown) == (2, 0)
-    assert (told.stopped.gpu_hours, told.stopped.usd) == (pytest.approx(10), pytest.approx(6))
-    assert told.observed.runs == 0
+    found = ledger(project, now)
+    assert [entry.gpu_hours for entry in found.entries] == [pytest.approx(4), pytest.approx(6)]
+    assert (found.stopped.runs, found.stopped.unknown) == (2, 0)
+    assert (found.stopped.gpu_hours, found.stopped.usd) == (pytest.approx(10), pytest.approx(6))
+    assert found.observed.runs == 0
 
 
 def test_without_a_max_duration_the_saving_is_unknown(project: Project, member: User, now: dt.datetime) -> None:
     stopped(project, make_run(project, member), now, 4)
-    told = ledger(project, now)
-    assert (told.entries[0].gpu_hours, told.entries[0].usd) == (None, None)
-    assert (told.stopped.runs, told.stopped.unknown, told.stopped.gpu_hours) == (1, 1, 0)
+    found = ledger(project, now)
+    assert (found.entries[0].gpu_hours, found.entries[0].usd) == (None, None)
+    assert (found.stopped.runs, found.stopped.unknown, found.stopped.gpu_hours) == (1, 1, 0)
 
 
 def test_an_observed_violation_counts_once_per_run_up_to_its_end(
@@ -62,12 +62,12 @@ def test_an_observed_violation_counts_once_per_run_up_to_its_end(
     stopped(project, run, now, 5, observed=True)
     stopped(project, run, now, 3, observed=True)
     stopped(project, None, now, 2, observed=True, run_name="gone")
-    told = ledger(project, now)
-    assert [(entry.stop.run_name, entry.gpu_hours) for entry in told.entries] == [
+    found = ledger(project, now)
+    assert [(entry.stop.run_name, entry.gpu_hours) for entry in found.entries] == [
         ("gone", None), ("train-1", pytest.approx(8)),
     ]  # fmt: skip
-    assert (told.observed.runs, told.observed.unknown, told.observed.gpu_hours) == (2, 1, pytest.approx(8))
-    assert told.stopped.runs == 0
+    assert (found.observed.runs, found.observed.unknown, found.observed.gpu_hours) == (2, 1, pytest.approx(8))
+    assert found.stopped.runs == 0
 
 
 def test_the_ledger_covers_a_month(project: Project, member: User, now: dt.datetime) -> None:

@@ -34,13 +34,13 @@ def test_an_idle_run_would_have_been_stopped_after_the_window_and_a_busy_one_not
 ) -> None:
     past_run(project, member, "idle", [HALF_AN_HOUR], now=now)
     past_run(project, member, "busy", [[90] * 180], now=now)
-    told = what_if(project, POLICY, now)
-    assert (told.runs, told.gpus, told.samples, told.left_out) == (2, 2, 360, 0)
-    (stop,) = told.stops
+    found = what_if(project, POLICY, now)
+    assert (found.runs, found.gpus, found.samples, found.left_out) == (2, 2, 360, 0)
+    (stop,) = found.stops
     assert (stop.run.name, stop.node, stop.gpu_index, stop.gpus) == ("idle", 0, 0, 1)
     assert stop.at == pytest.approx(now - dt.timedelta(minutes=20), abs=dt.timedelta(seconds=10))
     assert stop.gpu_hours == pytest.approx(1 / 3, abs=0.01)
-    assert told.gpu_hours == pytest.approx(1, abs=0.01)
+    assert found.gpu_hours == pytest.approx(1, abs=0.01)
 
 
 def test_the_own_policies_of_the_runs_are_ignored(project: Project, member: User, now: dt.datetime) -> None:
@@ -86,8 +86,8 @@ def test_only_runs_of_this_project_in_the_last_day_are_simulated(
     past_run(project, member, "yesterday", [HALF_AN_HOUR], now=now, ended_ago_s=25 * 3600)
     other = make_project("other")
     past_run(other, make_user("bob", is_superuser=True), "theirs", [HALF_AN_HOUR], now=now)
-    told = what_if(project, POLICY, now)
-    assert (told.runs, told.stops) == (0, [])
+    found = what_if(project, POLICY, now)
+    assert (found.runs, found.stops) == (0, [])
 
 
 def test_holds_are_never_stopped(project: Project, member: User, now: dt.datetime) -> None:
@@ -97,8 +97,8 @@ def test_holds_are_never_stopped(project: Project, member: User, now: dt.datetim
     job = start(placed_job(held))
     Job.objects.filter(pk=job.pk).update(started_at=now - dt.timedelta(hours=1))
     add_samples(job, job.gpus[0], HALF_AN_HOUR, now)
-    told = what_if(project, POLICY, now)
-    assert (told.runs, told.holds, [stop.run.name for stop in told.stops]) == (1, 1, ["idle"])
+    found = what_if(project, POLICY, now)
+    assert (found.runs, found.holds, [stop.run.name for stop in found.stops]) == (1, 1, ["idle"])
 
 
 def test_the_work_is_bounded_and_omitted_runs_are_counted(
@@ -107,16 +107,16 @@ def test_the_work_is_bounded_and_omitted_runs_are_counted(
     for number in range(3):
         past_run(project, member, f"idle-{number}", [HALF_AN_HOUR], now=now)
     monkeypatch.setattr(simulation, "MOST_SAMPLES", 400)
-    told = what_if(project, POLICY, now)
-    assert (told.runs, told.left_out, told.samples) == (2, 1, 360)
-    assert sorted(stop.run.name for stop in told.stops) == ["idle-1", "idle-2"]
+    found = what_if(project, POLICY, now)
+    assert (found.runs, found.left_out, found.samples) == (2, 1, 360)
+    assert sorted(stop.run.name for stop in found.stops) == ["idle-1", "idle-2"]
 
 
 def test_samples_of_runs_shorter_than_the_window_are_not_read(project: Project, member: User, now: dt.datetime) -> None:
     past_run(project, member, "short", [[0] * 50], now=now)
-    told = what_if(project, POLICY, now)
-    assert (told.runs, told.gpus, told.samples, told.stops) == (1, 1, 0, [])
-    assert told.gpu_hours == pytest.approx(50 / 360, abs=0.01)
+    found = what_if(project, POLICY, now)
+    assert (found.runs, found.gpus, found.samples, found.stops) == (1, 1, 0, [])
+    assert found.gpu_hours == pytest.approx(50 / 360, abs=0.01)
     (stop,) = what_if(project, POLICY.model_copy(update={"time_window_s": 480}), now).stops
     assert stop.run.name == "short"
 

@@ -178,12 +178,12 @@ def test_a_changed_policy_judges_the_samples_that_are_kept(project: Project, mem
 def test_a_check_for_the_notice_is_requested_once_when_little_time_remains(project: Project, member: User) -> None:
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy={"min_gpu_utilization": 50, "time_window": "8m"})
-    told = []
+    found = []
     for at in range(0, 480_000, EVERY_MS):
         if intake.add_snapshot(host, snapshot(g0=10), START_MS + at):
-            told.append(at)
+            found.append(at)
             JobPolicy.objects.filter(job=job).update(noticed_ms=GpuSeries.objects.get().low_since_ms)
-    assert told == [360_000]
+    assert found == [360_000]
 
 
 def test_a_runners_samples_may_arrive_late_in_bulk_and_in_any_order(project: Project, member: User) -> None:

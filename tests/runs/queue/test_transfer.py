@@ -50,12 +50,12 @@ def order(queue: Queue | str = "default") -> str:
 
 def test_the_preview_says_where_runs_come_and_writes_nothing(member: User, runs: dict[str, Run]) -> None:
     versions = list(Run.objects.order_by("pk").values_list("version", flat=True))
-    told = transfer.preview([runs["c"], runs["a"]], member, "member", "night")
-    found = {change.run.name: (change.position_before, change.position_after) for change in told.changes}
+    shown = transfer.preview([runs["c"], runs["a"]], member, "member", "night")
+    found = {change.run.name: (change.position_before, change.position_after) for change in shown.changes}
     assert found == {"a": (1, 2), "c": (3, 3)}
-    assert (told.slips_total, told.is_reordered) == (2, False)
-    assert told.beside is not None
-    assert told.beside.name == "y"
+    assert (shown.slips_total, shown.is_reordered) == (2, False)
+    assert shown.beside is not None
+    assert shown.beside.name == "y"
     assert list(Run.objects.order_by("pk").values_list("version", flat=True)) == versions
     done = transfer.transfer([runs["c"], runs["a"]], member, "member", "night")
     assert {change.run.name: change.position_after for change in done.changes} == {"a": 2, "c": 3}
@@ -107,10 +107,10 @@ def test_runs_keep_their_order_where_the_share_of_their_member_grows_with_each(
     Queue.objects.filter(pk=night.pk).update(fair_share_minutes=600)
     MemberShare.objects.create(queue=night, user=member, used_gpu_ms=90 * 3_600_000)
     gpus = {name: make_run(project, member, name, resources={"gpu": n}) for name, n in (("e", 1), ("f", 8), ("g", 1))}
-    told = transfer.preview(list(gpus.values()), member, "member", "night")
-    assert not told.is_reordered
+    shown = transfer.preview(list(gpus.values()), member, "member", "night")
+    assert not shown.is_reordered
     done = transfer.transfer(list(gpus.values()), member, "member", "night")
-    assert [change.penalty_s for change in done.changes] == [change.penalty_s for change in told.changes]
+    assert [change.penalty_s for change in done.changes] == [change.penalty_s for change in shown.changes]
     assert all(change.penalty_s for change in done.changes)
     assert order("night").replace("x", "").replace("y", "").replace("z", "") == "efg"
     assert MemberShare.objects.get(queue=night, user=member).queued_gpus == 10
@@ -127,9 +127,9 @@ def test_another_ageing_step_may_reorder_them_and_the_preview_says_so(
     both = list(Run.objects.filter(pk__in=[old.pk, new.pk]).select_related("queue", "project", "user"))
     assert not transfer.preview(both, member, "member", "night").is_reordered
     queues.change_queue(night, member, "manager", ageing_minutes=None)
-    told = transfer.preview(both, member, "member", "night")
-    assert told.is_reordered
-    assert {change.run.name: change.position_after for change in told.changes} == {"n": 2, "o": 3}
+    shown = transfer.preview(both, member, "member", "night")
+    assert shown.is_reordered
+    assert {change.run.name: change.position_after for change in shown.changes} == {"n": 2, "o": 3}
     transfer.transfer(both, member, "member", "night")
     assert order("night") == "xnoyz"
 

@@ -118,7 +118,7 @@ def test_an_engine_without_accounting_is_asked_once(
     assert (Instance.objects.get().usage, len(accounts.asked)) == ({}, 1)
 
 
-def test_the_runs_page_and_the_api_tell_what_it_used_and_the_page_waits_for_it(
+def test_the_runs_page_and_the_api_show_what_it_used_and_the_page_waits_for_it(
     project: Project, member: User, fake: FakeCloud, accounts: Accounts, client: Client
 ) -> None:
     run = over(project, member, fake)

@@ -135,7 +135,7 @@ def test_a_remote_machine_joins_works_is_cut_off_reconnects_and_leaves(
     assert server.run(long)["status"] == "running"
     (machine.home / "runs" / running["id"] / "node-0" / "done").touch()
 
-    # Back under its name, it tells what happened meanwhile, and takes runs again.
+    # Back under its name, it reports what happened meanwhile, and takes runs again.
     machine.reconnect()
     comes_online(server, machine)
     assert server.wait(long, deadline=60)["status"] == "done"

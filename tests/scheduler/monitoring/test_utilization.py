@@ -261,7 +261,7 @@ def test_a_policy_that_only_notifies_stops_nothing_and_records_each_low_stretch_
     action = "notify" if how == "notify" else "terminate"
     job = begin(project, member, utilization_policy={**IDLE, "action": action})
     assert watch(5 * MINUTE) == [(MINUTE, PolicyAction.WOULD_STOP)]
-    assert (JobPolicy.objects.get().noticed_ms is not None) == (how == "notify")  # which all pages tell its owner
+    assert (JobPolicy.objects.get().noticed_ms is not None) == (how == "notify")  # which all pages show its owner
     watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 80, from_ms=5 * MINUTE + EVERY_MS)
     assert watch(9 * MINUTE, from_ms=5 * MINUTE + 2 * EVERY_MS) == [(6 * MINUTE + EVERY_MS, PolicyAction.WOULD_STOP)]
     run = Run.objects.get(pk=job.run_id)

@@ -126,7 +126,7 @@ def test_runs_of_a_paused_queue_have_no_estimate(project: Project, member: User)
     assert known(run) == (StartBasis.PAUSED, {}, False)
 
 
-def test_what_could_never_start_is_told_in_a_paused_queue_too(project: Project, member: User) -> None:
+def test_what_could_never_start_is_shown_in_a_paused_queue_too(project: Project, member: User) -> None:
     make_host(gpus=1)
     run = make_run(project, member, resources={"gpu": 2})
     Queue.objects.update(paused=True)

@@ -92,21 +92,21 @@ def test_the_most_permanent_reason_is_named(
     assert why(Run.objects.select_related("queue").get(pk=run.pk))[0] == reason
 
 
-def test_a_paused_queue_tells_first_what_could_never_start(project: Project, member: User) -> None:
+def test_a_paused_queue_shows_first_what_could_never_start(project: Project, member: User) -> None:
     make_host()
     possible, impossible = make_run(project, member), make_run(project, member, resources={"cpu": 9})
     Queue.objects.update(paused=True)
     assert place_all() == 0
-    told = {run: Run.objects.select_related("queue__project").get(pk=run.pk) for run in (possible, impossible)}
-    assert blockers_of(told[possible]) == [("queue_paused", {})]
-    assert [code for code, _data in blockers_of(told[impossible])] == ["impossible", "queue_paused"]
-    assert [row.reason for row in queue_rows(told[possible].queue)] == ["queue_paused", "impossible"]
-    for run in told.values():
+    found = {run: Run.objects.select_related("queue__project").get(pk=run.pk) for run in (possible, impossible)}
+    assert blockers_of(found[possible]) == [("queue_paused", {})]
+    assert [code for code, _data in blockers_of(found[impossible])] == ["impossible", "queue_paused"]
+    assert [row.reason for row in queue_rows(found[possible].queue)] == ["queue_paused", "impossible"]
+    for run in found.values():
         now = decide_now(run)
         assert [(waits.reason, waits.data) for waits in now.blockers] == blockers_of(run)
 
 
-def test_a_paused_queue_tells_when_what_it_lacked_has_come(project: Project, member: User) -> None:
+def test_a_paused_queue_shows_when_what_it_lacked_has_come(project: Project, member: User) -> None:
     make_host()
     run = make_run(project, member, resources={"cpu": 9})
     Queue.objects.update(paused=True)
@@ -116,7 +116,7 @@ def test_a_paused_queue_tells_when_what_it_lacked_has_come(project: Project, mem
     assert why(Run.objects.select_related("queue").get(pk=run.pk)) == ("queue_paused", {})
 
 
-def test_a_queue_at_its_limit_tells_first_what_could_never_start(project: Project, member: User) -> None:
+def test_a_queue_at_its_limit_shows_first_what_could_never_start(project: Project, member: User) -> None:
     make_host()
     make_run(project, member)
     place_all()

@@ -32,7 +32,7 @@ def statuses(*runs: Run) -> list[str]:
     return [fresh(run).status for run in runs]
 
 
-def told(run: Run) -> list[str]:
+def sentences(run: Run) -> list[str]:
     """The run's events in words."""
     return [str(event_words.event_text(one, 1)) for one in run.events.order_by("pk")]
 
@@ -78,12 +78,12 @@ def test_a_run_displaces_a_lower_one_which_keeps_its_place_and_runs_again(
     job = placed_job(low)
     assert (job.status, job.stop_reason, job.stop_grace_s) == ("terminating", "preempted", 20)
     assert statuses(low, first) == ["terminating", "submitted"]
-    assert "displaced by urgent of bob: it stops and is queued again" in told(low)
-    assert f"displaces low of {member}" in told(first)
+    assert "displaced by urgent of bob: it stops and is queued again" in sentences(low)
+    assert f"displaces low of {member}" in sentences(first)
     assert Reservation.objects.get().run_id == first.pk
     ends(low)
     assert statuses(low) == ["submitted"]
-    assert "back in its place in the queue after it was displaced" in told(low)
+    assert "back in its place in the queue after it was displaced" in sentences(low)
     assert place_all() == 1
     assert statuses(low, first) == ["submitted", "provisioning"]
     again = fresh(low)
@@ -307,7 +307,7 @@ def test_plan_and_why_say_what_it_would_cost_until_it_is_done(project: Project, 
     assert not decide_now(fresh(first)).displaces
 
 
-def test_a_run_that_is_waited_for_is_gone_when_it_was_told_to(project: Project, member: User, low: Run) -> None:
+def test_a_run_that_is_waited_for_is_gone_when_it_was_asked_to(project: Project, member: User, low: Run) -> None:
     first = urgent(project, member)
     place_all()
     starts_at = Reservation.objects.get().starts_at

@@ -15,7 +15,7 @@ from dstackweb.scheduler.passes.decision import decide_now, plan
 from dstackweb.wording import notifications as notification_words
 from dstackweb.wording import queue as queue_words
 from tests.factories import join, make_host, make_run, make_user, place_all, start
-from tests.scheduler.passes.test_preemption import ends, fresh, statuses, told
+from tests.scheduler.passes.test_preemption import ends, fresh, sentences, statuses
 
 pytestmark = pytest.mark.django_db
 
@@ -65,8 +65,8 @@ def test_a_borrowing_run_makes_room_and_gets_back_what_is_free_again(
     assert not Reservation.objects.exists()
     whose = f"e-0 of {member}"
     text = f"displaced by {whose}, which takes back GPUs that queue eval lent: it stops and is queued again"
-    assert text in told(lent[3])
-    assert "takes back GPUs that its queue lent to train: displaces t-3 of ann" in told(run)
+    assert text in sentences(lent[3])
+    assert "takes back GPUs that its queue lent to train: displaces t-3 of ann" in sentences(run)
     note = Delivery.objects.get(event="run_displaced")
     said = notification_words.notification(note.event, note.data).text
     assert said.startswith(f"It stops for {whose}, which takes back GPUs that queue eval lent")

@@ -150,7 +150,7 @@ class World:
                 todo[queue] = [one for one in todo[queue] if self._shape(one) != alike]
 
     def _shape(self, run: WaitingRun) -> str:
-        """Whose runs a pass skips once one of them waits: limits are why it tells members apart."""
+        """Whose runs a pass skips once one of them waits: limits are why it keeps members apart."""
         is_limited = self.limits.get(run.queue_id, QueueLimits()) != QueueLimits()
         return run.spec.shape_key(run.user_id if is_limited else 0)
 

@@ -122,19 +122,19 @@ def test_a_backends_secret_is_nowhere(
     people: dict[str, User | None], project: Project, backend: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = people["root"]
-    told = [browser(root).get(f"/p/main/{page}").content.decode() for page in (*PAGES, "health/")]
-    told += [api(root, "GET", path).content.decode() for path in (*LOOKS, *ADMINS_LOOKS)]
-    told += [api(root, "GET", "metrics").content.decode(), scraper().get("/metrics").content.decode()]
-    told += [
+    shown = [browser(root).get(f"/p/main/{page}").content.decode() for page in (*PAGES, "health/")]
+    shown += [api(root, "GET", path).content.decode() for path in (*LOOKS, *ADMINS_LOOKS)]
+    shown += [api(root, "GET", "metrics").content.decode(), scraper().get("/metrics").content.decode()]
+    shown += [
         browser(root).get(f"/admin/backends/backend/{path}").content.decode() for path in ("", f"{backend.pk}/change/")
     ]
     wrong = {"type": "aws", "config": {**backend.config, "credentials": {"secret_access_key": SECRET, "key": SECRET}}}
-    told += [api(root, "PUT", "backends/aws", wrong).content.decode()]
-    told += [caplog.text, repr(backend), str(backend), repr(list(LogEntry.objects.values()))]
-    told += [repr(list(RunEvent.objects.values()))]
+    shown += [api(root, "PUT", "backends/aws", wrong).content.decode()]
+    shown += [caplog.text, repr(backend), str(backend), repr(list(LogEntry.objects.values()))]
+    shown += [repr(list(RunEvent.objects.values()))]
     backend.refresh_from_db()
-    for text in told:
+    for text in shown:
         assert SECRET not in text
         assert backend.secret not in text
-    for text in told[: len(PAGES)]:  # nor is whose key it is for everybody
+    for text in shown[: len(PAGES)]:  # nor is whose key it is for everybody
         assert KEY_ID not in text

@@ -38,7 +38,7 @@ def test_its_offers_and_figures_are_gone_everywhere_at_once(
     api, root = Api(ann), Api(make_user("root", is_superuser=True))
     shown = [f"/p/main/{page}" for page in PAGES]
 
-    def told() -> list[str]:
+    def notices() -> list[str]:
         counts.flush()
         found = [as_user(ann).get(url).content.decode() for url in shown]
         found += [
@@ -47,9 +47,9 @@ def test_its_offers_and_figures_are_gone_everywhere_at_once(
         return [*found, _metrics("dstackweb_offers"), _metrics("dstackweb_source")]
 
     api("GET", "projects/main/offers")
-    assert all(NAME in text for text in told())
+    assert all(NAME in text for text in notices())
     services.delete(NAME)
-    assert not any(NAME in text for text in told())
+    assert not any(NAME in text for text in notices())
     for path in ("quotas", "cache"):
         assert api("GET", f"backends/{NAME}/{path}").status_code == 404
     assert (NAME in _metrics("dstackweb_instances")) == with_past

@@ -138,7 +138,7 @@ def test_a_poll_is_answered_after_an_instance_changed(backend: Backend, project:
 
 
 @pytest.mark.parametrize(
-    ("hours", "percent", "told"),
+    ("hours", "percent", "shown"),
     [(1, 50, None), (9, 80, "used over 80 %"), (11, 100, "Runs on paid backends wait"), (2, 80, None)],
 )
 def test_a_nearly_spent_budget_is_shown_on_every_page(
@@ -148,9 +148,9 @@ def test_a_nearly_spent_budget_is_shown_on_every_page(
     monkeypatch: pytest.MonkeyPatch,
     hours: int,
     percent: int,
-    told: str | None,
+    shown: str | None,
 ) -> None:
-    """Of a mark that a raised budget has taken back, nothing is told."""
+    """Of a mark that a raised budget has taken back, nothing is shown."""
     now = timezone.now().replace(day=15)
     monkeypatch.setattr(timezone, "now", lambda: now)
     Project.objects.filter(pk=project.pk).update(monthly_budget=Decimal(30))
@@ -161,9 +161,9 @@ def test_a_nearly_spent_budget_is_shown_on_every_page(
     )
     for path in ("/p/main/queue/", "/p/main/hosts/"):
         text = page(admin, path)
-        assert ("dw-budget" in text) == (told is not None)
-        if told:
-            assert told in text
+        assert ("dw-budget" in text) == (shown is not None)
+        if shown:
+            assert shown in text
     assert "of $30" in page(admin, "/p/main/queue/")
 
 

@@ -305,8 +305,8 @@ def test_the_same_problem_in_all_regions_is_shown_once() -> None:
         for source in ("prices", "quotas")
         for region in ("eu", "us")
     ]
-    (told,) = troubles(lines)
-    assert (told.place, told.label, len(told.sources)) == ("aws", "no credentials", 4)
+    (found,) = troubles(lines)
+    assert (found.place, found.label, len(found.sources)) == ("aws", "no credentials", 4)
 
 
 def test_a_throttling_cloud_is_one_problem_for_all_its_apis() -> None:
@@ -321,9 +321,9 @@ def test_a_throttling_cloud_is_one_problem_for_all_its_apis() -> None:
         for source, api in (("prices", "pricing:GetProducts"), ("quotas", "servicequotas:ListServiceQuotas"))
         for region in ("eu", "us")
     ]  # fmt: skip
-    (told,) = troubles(lines)
-    assert (told.place, told.label, told.names, told.again_at) == ("aws", "throttled", ["prices", "quotas"], LATER)
-    assert told.texts == [
+    (found,) = troubles(lines)
+    assert (found.place, found.label, found.names, found.again_at) == ("aws", "throttled", ["prices", "quotas"], LATER)
+    assert found.texts == [
         "Throttled: pricing:GetProducts (eu, us), servicequotas:ListServiceQuotas (eu, us). Retried automatically."
     ]
 

@@ -14,7 +14,7 @@ from dstackweb.runs import selectors
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "told"),
+    ("error", "status", "shown"),
     [
         (OperationalError("the connection is lost"), 503, "The database is not responding"),
         (InterfaceError("connection already closed"), 503, "The database is not responding"),
@@ -28,7 +28,7 @@ def test_an_error_page_distinguishes_a_database_outage_from_an_internal_error(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     status: int,
-    told: str,
+    shown: str,
 ) -> None:
     def fail(*_args: object, **_keys: object) -> None:
         raise error
@@ -38,7 +38,7 @@ def test_an_error_page_distinguishes_a_database_outage_from_an_internal_error(
     client.raise_request_exception = False
     page = client.get("/p/main/runs/hello/")
     assert page.status_code == status
-    assert told in page.content.decode()
+    assert shown in page.content.decode()
     assert page.headers.get("Retry-After") == ("5" if status == 503 else None)
 
 

@@ -51,8 +51,8 @@ def running(project: Project, user: User, name: str, gpus: int = 1) -> Job:
 def seen(host: Host, ago_s: int = 0, **readings: Any) -> None:
     """A look at the host's GPUs; `g0=50`, or with all that there is to say."""
     every = []
-    for name, told in readings.items():
-        more = told if isinstance(told, dict) else {"utilization": told}
+    for name, shown in readings.items():
+        more = shown if isinstance(shown, dict) else {"utilization": shown}
         every.append(sample(f"GPU-{host.name}-{name[1:]}", **more))
     intake.add_snapshot(host, Snapshot(tuple(every), took_ms=2.5), to_ms(timezone.now()) - ago_s * 1000)
 
@@ -294,9 +294,9 @@ def test_a_missing_gpu_held_by_a_run_is_shown_as_both(project: Project, ann: Use
 
 def test_gpus_of_hosts_that_take_no_runs_are_not_called_free(project: Project, client: Client) -> None:
     make_host("box-1", gpus=1), make_host("box-2", gpus=2, silent_s=3600), make_host("box-3", gpus=1, draining=True)
-    told = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page(client)))
-    assert "1 free · 3 unavailable" in told
-    assert "host offline" in told
-    assert "host draining" in told
+    shown = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page(client)))
+    assert "1 free · 3 unavailable" in shown
+    assert "host offline" in shown
+    assert "host draining" in shown
     assert order(page(client, "gpus/?state=free")) == ["GPU-box-1-0"]
-    assert "2 GPUs · offline" in told
+    assert "2 GPUs · offline" in shown

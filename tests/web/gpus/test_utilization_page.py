@@ -39,39 +39,39 @@ def add_stop(project: Project, name: str, **fields: Any) -> PolicyStop:
 
 
 def test_without_a_stop_the_page_explains_how_to_set_a_policy(project: Project, ann: User, as_user: SignIn) -> None:
-    told = page(as_user(ann))
-    assert "No runs stopped by a policy" in told
-    assert "Enforced" in told
-    assert "A run can be kept running 3 times, for 30 min each." in told
-    assert "/admin/" not in told
-    assert 'href="/p/main/utilization/" aria-current="page"' in told
+    shown = page(as_user(ann))
+    assert "No runs stopped by a policy" in shown
+    assert "Enforced" in shown
+    assert "A run can be kept running 3 times, for 30 min each." in shown
+    assert "/admin/" not in shown
+    assert 'href="/p/main/utilization/" aria-current="page"' in shown
 
 
 def test_a_default_profile_that_no_run_can_use_hides_no_ledger(project: Project, ann: User, as_user: SignIn) -> None:
     Profile.objects.filter(is_default=True).update(settings={"utilization_policy": {"time_window": "soon"}})
-    told = page(as_user(ann))
-    assert "No runs stopped by a policy" in told
-    assert 'value="30m"' in told
+    shown = page(as_user(ann))
+    assert "No runs stopped by a policy" in shown
+    assert 'value="30m"' in shown
 
 
 def test_the_form_suggests_the_default_profiles_policy(project: Project, ann: User, as_user: SignIn) -> None:
     settings = "utilization_policy: {min_gpu_utilization: 35, time_window: 2h, scope: all}"
     Profile.objects.filter(is_default=True).update(settings=settings)
-    told = page(as_user(ann))
-    assert 'value="35"' in told
-    assert 'value="2h"' in told
-    assert '<option value="all" selected>' in told
+    shown = page(as_user(ann))
+    assert 'value="35"' in shown
+    assert 'value="2h"' in shown
+    assert '<option value="all" selected>' in shown
 
 
 def test_a_policy_is_tried_on_real_samples(project: Project, ann: User, as_user: SignIn) -> None:
     past_run(project, ann, "idle", [[0] * 180])
     past_run(project, ann, "busy", [[90] * 180])
-    told = page(as_user(ann), **ASKED)
-    assert "Would have stopped 1 of 2 runs and saved 0.3 of 1.0 GPU-hours." in told
-    assert "Evaluated 360 samples of 2 GPUs" in told
-    assert ">idle</a>" in told
-    assert ">busy</a>" not in told
-    assert "GPU 0" in told
+    shown = page(as_user(ann), **ASKED)
+    assert "Would have stopped 1 of 2 runs and saved 0.3 of 1.0 GPU-hours." in shown
+    assert "Evaluated 360 samples of 2 GPUs" in shown
+    assert ">idle</a>" in shown
+    assert ">busy</a>" not in shown
+    assert "GPU 0" in shown
 
 
 def test_a_policy_that_stops_no_run_and_one_without_runs_have_different_messages(
@@ -109,13 +109,13 @@ def test_the_ledger_shows_stopped_runs_and_the_run_that_got_their_gpus_next(
     )  # fmt: skip
     add_stop(project, "forever", user=ann)
     add_stop(project, "seen", user=ann, observed=True, gpu_index=None, scope="all")
-    told = page(as_user(ann))
-    assert "GPU 1 was below 10 % for 30 min" in told
-    assert ">train-7</a>" in told
-    assert "excludes 1 run without max_duration" in told
-    assert "observed" in told
-    assert '<div class="kpi">4.0</div>' in told
-    assert '<div class="kpi">$2.00</div>' in told
+    shown = page(as_user(ann))
+    assert "GPU 1 was below 10 % for 30 min" in shown
+    assert ">train-7</a>" in shown
+    assert "excludes 1 run without max_duration" in shown
+    assert "observed" in shown
+    assert '<div class="kpi">4.0</div>' in shown
+    assert '<div class="kpi">$2.00</div>' in shown
 
 
 def test_another_projects_run_is_not_named(project: Project, ann: User, as_user: SignIn) -> None:
@@ -123,9 +123,9 @@ def test_another_projects_run_is_not_named(project: Project, ann: User, as_user:
     services.ensure_queue(other)
     theirs = make_run(other, join(other, make_user("bob")), "secret-plan")
     add_stop(project, "idle", user=ann, next_run=theirs, next_at=timezone.now())
-    told = page(as_user(ann))
-    assert "a run of another project" in told
-    assert "secret-plan" not in told
+    shown = page(as_user(ann))
+    assert "a run of another project" in shown
+    assert "secret-plan" not in shown
 
 
 def test_managers_switch_and_members_do_not(project: Project, ann: User, mia: User, as_user: SignIn) -> None:

@@ -1,4 +1,4 @@
-"""The history pages: what they tell, to whom, and in which zone."""
+"""The history pages: what they show, to whom, and in which zone."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_channel_of_others_is_not_there(hook: Channel, mia: User, as_user: Sig
     assert not hook.deliveries.exists()
 
 
-def test_a_channel_of_another_project_does_not_tell_that_project_s_name(ann: User, page: Client) -> None:
+def test_a_channel_of_another_project_does_not_reveal_that_project_s_name(ann: User, page: Client) -> None:
     """Channels are counted through: any of their numbers could be tried."""
     channel = channels.create(make_project("acquisition"), ChannelKind.SLACK, "team", URL)
     one = channels.send_test(channel, make_user("eve"))

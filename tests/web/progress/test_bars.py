@@ -127,16 +127,16 @@ def test_a_rate_is_reported_only_while_something_is_left() -> None:
 
 
 def test_a_bar_has_a_sentence_for_screen_readers() -> None:
-    told = ProgressRow(bar("train", memory=41_210, erred=12, processing=640, queued=8138)).sentence
-    assert told == "train: 41,222 of 50,000 finished; 41,210 done, 12 failed, 640 running, 8,138 queued"
+    shown = ProgressRow(bar("train", memory=41_210, erred=12, processing=640, queued=8138)).sentence
+    assert shown == "train: 41,222 of 50,000 finished; 41,210 done, 12 failed, 640 running, 8,138 queued"
 
 
 def test_forgotten_tasks_are_drawn_and_described_by_their_outcome() -> None:
     line = ProgressRow(bar("score", memory=1, forgotten_done=56, forgotten_failed=3))
     assert [(part.state, part.width) for part in line.segments] == [("memory", "95"), ("erred", "5")]
     assert [words for _state, words in line.parts] == ["3\N{NO-BREAK SPACE}failed"]
-    told = "score: 60 of 60 finished; 1 done, 56 done, then forgotten, 3 failed, then forgotten"
-    assert line.sentence == told
+    shown = "score: 60 of 60 finished; 1 done, 56 done, then forgotten, 3 failed, then forgotten"
+    assert line.sentence == shown
 
 
 def test_a_bar_shows_100_percent_only_when_all_tasks_are_finished() -> None:

@@ -78,12 +78,12 @@ def run(project: Project, ann: User) -> Run:
 def scope(run: Run) -> int:
     """Two prefixes, nothing of which has finished yet."""
     scope = counters.ensure_scope(run.project_id, run.pk, 1)
-    tell(scope, train={S.PROCESSING: 2, S.QUEUED: 8})
-    tell(scope, test={S.WAITING: 5})
+    report(scope, train={S.PROCESSING: 2, S.QUEUED: 8})
+    report(scope, test={S.WAITING: 5})
     return scope
 
 
-def tell(scope: int, at_ms: int = NOW_MS, **moved: dict[TaskState, int]) -> None:
+def report(scope: int, at_ms: int = NOW_MS, **moved: dict[TaskState, int]) -> None:
     """Tasks of prefixes, in a group for each."""
     shift(scope, {(prefix, f"{prefix}-1"): Delta(states) for prefix, states in moved.items()}, at_ms)
 
@@ -108,7 +108,7 @@ def rows(answer: HttpResponse | str) -> list[str]:
 
 
 def test_a_run_shows_all_its_prefixes_with_their_states(client: Client, scope: int) -> None:
-    tell(scope, train={S.QUEUED: -1, S.ERRED: 1}, test={S.WAITING: -5, S.NO_WORKER: 5})
+    report(scope, train={S.QUEUED: -1, S.ERRED: 1}, test={S.WAITING: -5, S.NO_WORKER: 5})
     text = page(client)
     assert rows(text) == ["train", "test"]
     assert "2\N{NO-BREAK SPACE}running · 7\N{NO-BREAK SPACE}queued" in text
@@ -117,7 +117,7 @@ def test_a_run_shows_all_its_prefixes_with_their_states(client: Client, scope: i
 
 
 def test_failed_counts_link_to_the_error_messages(client: Client, scope: int) -> None:
-    tell(scope, train={S.QUEUED: -1, S.ERRED: 1})
+    report(scope, train={S.QUEUED: -1, S.ERRED: 1})
     why = f'href="/p/main/{PAGE}prefix/?prefix=train&amp;show=failures"'
     assert why in page(client)
     assert why in page(client, f"{PAGE}prefix/?prefix=train")
@@ -131,14 +131,14 @@ def test_failures_of_forgotten_tasks_still_link_to_the_error_messages(client: Cl
     ingest.ingest_batch(
         scope, Batch("dask", failures=(Failure("train-7", "train", "train-1", 1, "out of memory"),)), NOW_MS
     )
-    tell(scope, train={S.FORGOTTEN: 5}, test={S.FORGOTTEN: 5})
+    report(scope, train={S.FORGOTTEN: 5}, test={S.FORGOTTEN: 5})
     (link,) = re.findall(r'<a href="([^"]*)">some failed</a>', page(client))
     assert "out of memory" in page(client, html.unescape(link).removeprefix("/p/main/"))
 
 
 def test_an_ended_dask_run_still_shows_how_its_tasks_ended(client: Client, scope: int) -> None:
     done = {S.FORGOTTEN_DONE: 57, S.FORGOTTEN_FAILED: 3}
-    tell(scope, score=done, train={S.PROCESSING: -2, S.QUEUED: -8, S.FORGOTTEN_DONE: 10})
+    report(scope, score=done, train={S.PROCESSING: -2, S.QUEUED: -8, S.FORGOTTEN_DONE: 10})
     text = page(client, f"{PAGE}?order=failed")
     assert rows(text)[0] == "score"
     assert "67 done" in text
@@ -151,7 +151,7 @@ def test_an_ended_dask_run_still_shows_how_its_tasks_ended(client: Client, scope
 
 
 def test_forgotten_tasks_are_not_shown_as_done(client: Client, scope: int) -> None:
-    tell(scope, gone={S.FORGOTTEN: 5})
+    report(scope, gone={S.FORGOTTEN: 5})
     text = page(client)
     assert "5 forgotten" in text
     assert " done<" not in text
@@ -168,7 +168,7 @@ def test_a_poll_of_an_unchanged_page_gets_204(client: Client, scope: int) -> Non
 
 def test_a_poll_gets_the_rows_that_changed_and_no_others(client: Client, scope: int) -> None:
     first = client.get(f"/p/main/{PAGE}")
-    tell(scope, test={S.WAITING: -1, S.PROCESSING: 1})
+    report(scope, test={S.WAITING: -1, S.PROCESSING: 1})
     answer = poll(client, first)
     assert rows(answer) == ["test"]
     assert answer["HX-Reswap"] == "none"
@@ -183,14 +183,14 @@ def test_a_poll_gets_the_rows_that_changed_and_no_others(client: Client, scope: 
 def test_missed_changes_come_with_the_next_poll(client: Client, scope: int) -> None:
     """A hidden tab, or an answer that was lost."""
     first = client.get(f"/p/main/{PAGE}")
-    tell(scope, test={S.WAITING: -1, S.PROCESSING: 1})
-    tell(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
+    report(scope, test={S.WAITING: -1, S.PROCESSING: 1})
+    report(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
     assert rows(poll(client, first)) == ["train", "test"]
 
 
 def test_a_changed_set_of_rows_sends_the_whole_list(client: Client, scope: int) -> None:
     first = client.get(f"/p/main/{PAGE}")
-    tell(scope, export={S.QUEUED: 1})
+    report(scope, export={S.QUEUED: 1})
     answer = poll(client, first)
     assert rows(answer) == ["train", "test", "export"]
     assert "HX-Reswap" not in answer
@@ -198,12 +198,12 @@ def test_a_changed_set_of_rows_sends_the_whole_list(client: Client, scope: int) 
 
 def test_finished_prefixes_are_listed_after_active_ones(client: Client, scope: int) -> None:
     first = client.get(f"/p/main/{PAGE}")
-    tell(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.MEMORY: 10})
+    report(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.MEMORY: 10})
     assert rows(poll(client, first)) == ["test", "train"]
 
 
 def test_rates_fade_though_nothing_changes(client: Client, scope: int, clock: Callable[[int], None]) -> None:
-    tell(scope, train={S.PROCESSING: -2, S.MEMORY: 2})
+    report(scope, train={S.PROCESSING: -2, S.MEMORY: 2})
     first = client.get(f"/p/main/{PAGE}")
     clock(1000 * progress_live.RATES_S)
     second = poll(client, first)
@@ -220,7 +220,7 @@ def test_rates_fade_though_nothing_changes(client: Client, scope: int, clock: Ca
 def test_a_new_attempt_is_shown_as_a_whole(client: Client, scope: int, run: Run) -> None:
     first = client.get(f"/p/main/{PAGE}")
     again = counters.ensure_scope(run.project_id, run.pk, 2)
-    tell(again, train={S.QUEUED: 3})
+    report(again, train={S.QUEUED: 3})
     Scope.objects.filter(pk=again).update(version=Scope.objects.get(pk=scope).version)
     Run.objects.filter(pk=run.pk).update(attempt=2)
     text = poll(client, first).content.decode()
@@ -235,7 +235,7 @@ def test_a_new_attempt_is_shown_as_a_whole(client: Client, scope: int, run: Run)
 def test_a_run_without_reports_shows_how_to_report_and_then_its_first_task(client: Client, run: Run) -> None:
     assert "::task key=" in page(client)
     assert poll(client).status_code == 204
-    tell(counters.ensure_scope(run.project_id, run.pk, 1), train={S.QUEUED: 1})
+    report(counters.ensure_scope(run.project_id, run.pk, 1), train={S.QUEUED: 1})
     assert rows(poll(client)) == ["train"]
 
 
@@ -262,7 +262,7 @@ def test_a_page_stops_polling_after_the_end(client: Client, scope: int, run: Run
     Scope.objects.filter(pk=scope).update(ended_ms=NOW_MS)
     Run.objects.filter(pk=run.pk).update(status="done")
     assert "data-poll-over" not in page(client)  # what was live is yet to be released
-    tell(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.RELEASED: 10}, test={S.WAITING: -5, S.RELEASED: 5})
+    report(scope, train={S.PROCESSING: -2, S.QUEUED: -8, S.RELEASED: 10}, test={S.WAITING: -5, S.RELEASED: 5})
     for path in (PAGE, f"{PAGE}prefix/?prefix=train", f"{PAGE}group/?prefix=train&group=train-1"):
         assert "data-poll-over" in page(client, path)
     assert "the run has ended" in page(client)
@@ -270,7 +270,7 @@ def test_a_page_stops_polling_after_the_end(client: Client, scope: int, run: Run
 
 
 def test_prefixes_are_found_by_a_part_of_their_name_and_put_in_order(client: Client, scope: int) -> None:
-    tell(scope, test={S.WAITING: -1, S.ERRED: 1}, abc={S.QUEUED: 1})
+    report(scope, test={S.WAITING: -1, S.ERRED: 1}, abc={S.QUEUED: 1})
     assert rows(page(client, f"{PAGE}?q=ES")) == ["test"]
     assert rows(page(client, f"{PAGE}?order=failed")) == ["test", "train", "abc"]
     assert rows(page(client, f"{PAGE}?order=name")) == ["abc", "test", "train"]
@@ -278,7 +278,7 @@ def test_prefixes_are_found_by_a_part_of_their_name_and_put_in_order(client: Cli
 
 
 def test_long_lists_have_pages(client: Client, scope: int) -> None:
-    tell(scope, **{f"p{n:03}": {S.QUEUED: 1} for n in range(60)})
+    report(scope, **{f"p{n:03}": {S.QUEUED: 1} for n in range(60)})
     text = page(client)
     assert len(rows(text)) == 50
     assert "50 of 62 prefixes" in text
@@ -345,7 +345,7 @@ def test_a_killed_reporter_is_shown_as_silent_without_a_time_left(
 ) -> None:
     batch = Batch("r", (Event("load-1", S.PROCESSING, 1, "load", "load", message="file 3"),), heartbeat_s=15)
     ingest.ingest_batch(scope, batch, NOW_MS)
-    tell(scope, train={S.PROCESSING: -2, S.MEMORY: 2})
+    report(scope, train={S.PROCESSING: -2, S.MEMORY: 2})
     first = client.get(f"/p/main/{PAGE}")
     assert "No report since" not in first.content.decode()
     assert "file 3" in page(client, f"{PAGE}group/?prefix=load&group=load")
@@ -420,7 +420,7 @@ def test_how_long_runs_took_is_a_column_once_enough_have_ended(client: Client, p
     assert re.search(r"p50 1 min · p95 1[0-9] min", text), re.findall("p50[^<]*", text)
 
 
-def test_how_long_tasks_inside_a_run_took_is_told_as_well(client: Client, scope: int) -> None:
+def test_how_long_tasks_inside_a_run_took_is_shown_as_well(client: Client, scope: int) -> None:
     for number in range(5):
         assert "p50" not in page(client)
         timed = Event(f"load-{number}", S.MEMORY, 1, "load", "load", duration_s=10 if number else 100)
@@ -435,7 +435,7 @@ def test_prefixes_inside_runs_are_sent_again_only_after_a_change(client: Client,
     first = poll(client, path=path)
     assert first.status_code == 200
     assert poll(client, first, path).status_code == 204
-    tell(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
+    report(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
     assert b"3 running" in poll(client, first, path).content
 
 
@@ -456,7 +456,7 @@ def test_a_prefix_shows_its_groups(client: Client, scope: int) -> None:
     assert '/progress/prefix/?prefix=train&amp;show=failures">1\xa0failed</a>' in page(client, f"{path}&show=failed")
     assert rows(page(client, f"{path}&show=running")) == ["train-1"]
     assert rows(page(client, f"{path}&q=-2")) == ["train-2"]
-    tell(scope, train={S.PROCESSING: -1, S.MEMORY: 1})
+    report(scope, train={S.PROCESSING: -1, S.MEMORY: 1})
     assert rows(poll(client, first, path)) == ["train-1"]
 
 
@@ -478,7 +478,7 @@ def test_failed_tasks_are_shown_with_their_messages(client: Client, scope: int) 
     TaskFailure.objects.create(
         scope_id=scope, prefix=prefix, key="train-1-9", group="train-1", message="later", seq=1, at_ms=NOW_MS + 5
     )
-    tell(scope, train={S.PROCESSING: -1, S.ERRED: 1})
+    report(scope, train={S.PROCESSING: -1, S.ERRED: 1})
     assert b"later" in poll(client, first, path).content
 
 
@@ -515,7 +515,7 @@ def test_an_open_wall_page_keeps_its_user_signed_in(client: Client, scope: int) 
 
 def test_a_wall_is_updated_by_rows_too(client: Client, scope: int) -> None:
     first = client.get(f"/p/main/{PAGE}wall/")
-    tell(scope, test={S.WAITING: -1, S.PROCESSING: 1})
+    report(scope, test={S.WAITING: -1, S.PROCESSING: 1})
     assert rows(poll(client, first, f"{PAGE}wall/")) == ["test"]
 
 
@@ -523,12 +523,12 @@ def test_a_runs_page_has_a_card_of_its_tasks_once_there_are_some(client: Client,
     before = client.get("/p/main/runs/sweep/")
     assert "run-tasks" not in before.content.decode()
     scope = counters.ensure_scope(run.project_id, run.pk, 1)
-    tell(scope, train={S.QUEUED: 3})
+    report(scope, train={S.QUEUED: 3})
     answer = poll(client, before, "runs/sweep/")
     assert 'id="run-tasks"' in answer.content.decode()
-    tell(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
+    report(scope, train={S.QUEUED: -1, S.PROCESSING: 1})
     again = poll(client, answer, "runs/sweep/")
-    assert again.status_code == 204  # the card asks for itself, and is told when
+    assert again.status_code == 204  # the card asks for itself, and learns when
     assert json.loads(again["DW-Parts"])["run-tasks"] != json.loads(answer["DW-Parts"])["run-tasks"]
     card = poll(client, path="runs/sweep/progress/card/")
     assert b"1 running" in card.content

@@ -124,20 +124,20 @@ def test_a_preview_matches_the_outcome_of_the_move(five: dict[str, Run], mia: Us
     client = as_user(mia)
     make_run(five["a"].project, mia, "urgent", role="manager", priority=70)
     query = {"run": token(five["e"]), "do": "top"}
-    told = client.get("/p/main/queues/default/preview/", query).json()
-    assert told["text"].startswith("priority 50 → 70, position 6 → 1; your urgent moves back from 1 to 2")
-    assert told["priorities"] == {str(five["e"].pk): 70}
-    assert told["places"][str(five["e"].pk)] == 1
-    assert client.get("/p/main/queues/default/preview/", query).json() == told  # it changed nothing
+    shown = client.get("/p/main/queues/default/preview/", query).json()
+    assert shown["text"].startswith("priority 50 → 70, position 6 → 1; your urgent moves back from 1 to 2")
+    assert shown["priorities"] == {str(five["e"].pk): 70}
+    assert shown["places"][str(five["e"].pk)] == 1
+    assert client.get("/p/main/queues/default/preview/", query).json() == shown  # it changed nothing
     moved = toast_of(act(client, five["e"], do="top"))
     assert moved["text"] == "e moved from position 6 to 1, priority 50 → 70"
 
 
 def test_a_preview_shows_why_the_move_is_forbidden(five: dict[str, Run], ann: User, as_user: SignIn) -> None:
     query = {"run": token(five["b"]), "do": "top"}
-    told = as_user(ann).get("/p/main/queues/default/preview/", query).json()
-    assert told["refused"]
-    assert "belongs to mia" in told["text"]
+    shown = as_user(ann).get("/p/main/queues/default/preview/", query).json()
+    assert shown["refused"]
+    assert "belongs to mia" in shown["text"]
 
 
 def test_several_runs_move_together_in_their_order(
@@ -273,8 +273,8 @@ def test_a_poll_announces_new_events_of_the_readers_own_runs(
     services.stop(five["e"], ann, "member")
     record(five["a"], RunEventKind.DISPLACED, {"run": "urgent", "user": "mia"})
     poll = client.get("/p/main/queue/", headers={**HTMX, "DW-Announced": heard}).content.decode()
-    told = poll.partition('id="announcements"')[2].partition("</div>")[0]
-    assert "c: terminated" in told
-    assert "b:" not in told  # somebody else's
-    assert "a: displaced by urgent of mia" in told
-    assert "e:" not in told  # one's own act was told by its notice
+    shown = poll.partition('id="announcements"')[2].partition("</div>")[0]
+    assert "c: terminated" in shown
+    assert "b:" not in shown  # somebody else's
+    assert "a: displaced by urgent of mia" in shown
+    assert "e:" not in shown  # one's own act was announced by its notice

@@ -1,4 +1,4 @@
-"""A queue's settings page: managers change, everybody reads, changes are told with who made them."""
+"""A queue's settings page: managers change, all members read, changes are shown with who made them."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_invalid_values_are_reported_at_their_fields(
 def test_minutes_that_are_being_typed_are_explained(project: Project, mia: User, as_user: SignIn) -> None:
     client = as_user(mia)
 
-    def told(minutes: str) -> str:
+    def shown(minutes: str) -> str:
         return client.get(URL, {"ageing_minutes": minutes}, headers=HTMX).content.decode()
 
-    assert "waiting 1 h, a run ranks like a new run with +4 priority points" in told("15")
-    assert told("").startswith("Strict")
-    assert told("-3") == ""
+    assert "waiting 1 h, a run ranks like a new run with +4 priority points" in shown("15")
+    assert shown("").startswith("Strict")
+    assert shown("-3") == ""
 
 
 @pytest.mark.parametrize(("minutes", "words"), [(40, "1 h, a run ranks like a new run with +1.5"), (720, "1 d,")])

@@ -19,7 +19,7 @@ SignIn = Callable[[User], Client]
 PAGE = "/p/main/compare/"
 
 
-def told(client: Client, *runs: object, page: str = PAGE) -> str:
+def found(client: Client, *runs: object, page: str = PAGE) -> str:
     answer = client.get(page, {"run": [str(run) for run in runs]})
     assert answer.status_code == 200
     return " ".join(answer.content.decode().split())
@@ -30,7 +30,7 @@ def test_settings_that_differ_are_apart_from_those_that_are_the_same(
 ) -> None:
     left = make_run(project, ann, "a", commands=["prepare", "train 1"], priority=60)
     right = make_run(project, ann, "b", commands=["prepare", "train <2>"])
-    page = told(as_user(ann), right.uid, left.uid)
+    page = found(as_user(ann), right.uid, left.uid)
     different, _summary, equal = page.partition('<details class="dw-equal">')
     assert "- train 1</del>" in different
     assert "+ train &lt;2&gt;</ins>" in different
@@ -47,7 +47,7 @@ def test_times_outcomes_and_the_ends_of_the_logs_are_side_by_side(project: Proje
     job = start(placed_job(run))
     files.append_log(job.pk, 0, b"".join(b"line %d\n" % number for number in range(100)) + b"\x1b[31m<red>\x1b[0m\n")
     services.stop(waits, ann, "member")
-    page = told(as_user(ann), run.uid, waits.uid)
+    page = found(as_user(ann), run.uid, waits.uid)
     assert "line 99 &lt;red&gt;" in page
     assert "line 50 " not in page
     assert "No output." in page
@@ -60,7 +60,7 @@ def test_very_long_lines_show_their_end(project: Project, ann: User, as_user: Si
     run = make_run(project, ann, "a")
     place_all()
     files.append_log(start(placed_job(run)).pk, 0, b"first" + b"x" * 3 * LOG_BYTES + b"last\n")
-    page = told(as_user(ann), run.uid, make_run(project, ann, "b").uid)
+    page = found(as_user(ann), run.uid, make_run(project, ann, "b").uid)
     assert "xlast" in page
     assert "firstx" not in page
 
@@ -70,12 +70,12 @@ def test_a_run_alone_is_compared_with_the_one_before_of_its_name(project: Projec
     services.stop(old, ann, "member")
     new = make_run(project, ann, "again")
     client = as_user(ann)
-    page = told(client, new.uid)
+    page = found(client, new.uid)
     assert f"/runs/{old.uid}/" in page
     assert f'value="{old.uid}" selected' in page
-    assert "Choose a second run." in told(client, old.uid)
-    assert "Settings that differ" not in told(client)
-    assert "these two are compared" in told(client, new.uid, old.uid, "third")
+    assert "Choose a second run." in found(client, old.uid)
+    assert "Settings that differ" not in found(client)
+    assert "these two are compared" in found(client, new.uid, old.uid, "third")
 
 
 def test_a_removed_log_says_so_and_the_rest_is_compared(project: Project, ann: User, as_user: SignIn) -> None:
@@ -83,7 +83,7 @@ def test_a_removed_log_says_so_and_the_rest_is_compared(project: Project, ann: U
     run, other = make_run(project, ann, "a"), make_run(project, ann, "b", resources={"cpu": 999})
     place_all()
     Job.objects.update(log_removed_at=run.submitted_at)
-    page = told(as_user(ann), run.uid, other.uid)
+    page = found(as_user(ann), run.uid, other.uid)
     assert "was removed on" in page
     assert "Settings that differ" in page
 

@@ -21,11 +21,11 @@ pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
 
 
-def ended(run: Run, reason: str, **told: object) -> Run:
+def ended(run: Run, reason: str, **result: object) -> Run:
     """Take a submitted run through a placement and a start to this end."""
     place_all()
     job = start(placed_job(run))
-    attempts.end_job(job.pk, reason, **told)
+    attempts.end_job(job.pk, reason, **result)
     return Run.objects.get(pk=run.pk)
 
 

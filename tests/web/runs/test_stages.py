@@ -23,7 +23,7 @@ def job(placed_s: float, started_s: float | None = None, attempt: int = 1) -> Jo
     return Job(attempt=attempt, placed_at=at(placed_s), started_at=None if started_s is None else at(started_s))
 
 
-def told(of: Run, *jobs: Job) -> list[str]:
+def sentences(of: Run, *jobs: Job) -> list[str]:
     """Each stage as `label: verb duration`, with a live one as `since N`."""
     since = (
         f"since {(stage.since - T0).total_seconds():.0f}" if stage.since else stage.took for stage in stages(of, jobs)
@@ -32,16 +32,16 @@ def told(of: Run, *jobs: Job) -> list[str]:
 
 
 def test_a_waiting_run_has_waited_since_it_was_submitted() -> None:
-    assert told(run("submitted")) == ["Submitted: waiting since 0", "Placed:", "Running:", "End:"]
+    assert sentences(run("submitted")) == ["Submitted: waiting since 0", "Placed:", "Running:", "End:"]
 
 
 def test_a_placed_run_is_starting() -> None:
-    waiting, starting, *_rest = told(run("provisioning"), job(200))
+    waiting, starting, *_rest = sentences(run("provisioning"), job(200))
     assert (waiting, starting) == ("Submitted: waited 3 min 20 s", "Placed: starting since 200")
 
 
 def test_a_running_run_counts_on_from_its_first_node() -> None:
-    found = told(run("running"), job(200, 207), job(201, 205))
+    found = sentences(run("running"), job(200, 207), job(201, 205))
     assert found == [
         "Submitted: waited 3 min 20 s",
         "Placed: started in 5 s",
@@ -53,9 +53,12 @@ def test_a_running_run_counts_on_from_its_first_node() -> None:
 def test_a_run_whose_last_commands_have_ended_sends_its_artifacts() -> None:
     first, second = job(200, 205), job(200, 206)
     first.exited_at = at(300)
-    assert len(told(run("running"), first, second)) == 4
+    assert len(sentences(run("running"), first, second)) == 4
     second.exited_at = at(320)
-    assert told(run("running"), first, second)[2:4] == ["Running: ran 1 min 55 s", "Artifacts: being sent since 320"]
+    assert sentences(run("running"), first, second)[2:4] == [
+        "Running: ran 1 min 55 s",
+        "Artifacts: being sent since 320",
+    ]
 
 
 def test_an_ended_run_ran_until_its_end() -> None:
@@ -65,8 +68,8 @@ def test_an_ended_run_ran_until_its_end() -> None:
 
 
 def test_a_run_that_was_stopped_before_it_ran_only_waited_or_started() -> None:
-    assert told(run("terminated", ended_s=30))[0] == "Submitted: waited 30 s"
-    assert told(run("terminated", ended_s=30), job(10))[:3] == [
+    assert sentences(run("terminated", ended_s=30))[0] == "Submitted: waited 30 s"
+    assert sentences(run("terminated", ended_s=30), job(10))[:3] == [
         "Submitted: waited 10 s",
         "Placed: started in 20 s",
         "Running:",
@@ -74,7 +77,7 @@ def test_a_run_that_was_stopped_before_it_ran_only_waited_or_started() -> None:
 
 
 def test_a_retried_run_counts_its_newest_attempt_from_when_it_was_queued_again() -> None:
-    found = told(run("running", attempt=2, queued_s=900), job(1, 2), job(960, 961, attempt=2))
+    found = sentences(run("running", attempt=2, queued_s=900), job(1, 2), job(960, 961, attempt=2))
     assert found[:2] == ["Queued: waited 1 min 0 s", "Placed: started in 1 s"]
 
 

@@ -42,18 +42,18 @@ def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia
         submitted_at=timezone.now() - earlier,
     )
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/waits/").content.decode()):
-        told = text_of(page)
-        assert "priority 50" in told
-        assert "ageing +3" in told
-        assert "position 1 of 2" in told
-        assert "New runs below priority 54 will queue behind this one." in told
-        assert "moved by" not in told
+        shown = text_of(page)
+        assert "priority 50" in shown
+        assert "ageing +3" in shown
+        assert "position 1 of 2" in shown
+        assert "New runs below priority 54 will queue behind this one." in shown
+        assert "moved by" not in shown
     run.refresh_from_db()
     reorder.move([run], mia, "manager", reorder.MoveTarget("bottom"))
     assert "moved by mia" in text_of(why(as_user(ann), run))
 
 
-def test_whom_it_displaces_is_told_here_and_in_the_plan(
+def test_whom_it_displaces_is_shown_here_and_in_the_plan(
     project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
     """Before it happens."""
@@ -70,7 +70,7 @@ def test_whom_it_displaces_is_told_here_and_in_the_plan(
     assert text in text_of(planned)
 
 
-def test_the_expected_start_is_told_with_what_it_rests_on(project: Project, ann: User, as_user: SignIn) -> None:
+def test_the_expected_start_is_shown_with_what_it_rests_on(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=1)
     make_run(project, ann, "holder", resources={"gpu": 1}, max_duration="1h")
     place_all()
@@ -87,8 +87,8 @@ def test_a_paused_queue_is_named_beside_what_could_never_start(project: Project,
     Queue.objects.update(paused=True)
     place_all()
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/wide/").content.decode()):
-        told = text_of(page)
-        first, _, also = told.partition("It also waits for:")
+        shown = text_of(page)
+        first, _, also = shown.partition("It also waits for:")
         assert "No host has enough: 4 CPUs required, at most 2 on one host." in first
         assert "paused" not in first
         assert "the queue is paused; a manager can resume it" in also
@@ -102,12 +102,12 @@ def test_every_place_is_listed_with_its_missing_resources(project: Project, ann:
     place_all()
     run = make_run(project, ann, "waits", resources={"gpu": 2})
     page = why(as_user(ann), run)
-    told = text_of(page)
-    assert "needs 2 GPUs, 0 of 2 free" in told
-    assert "needs 2 GPUs, has 1" in told
-    assert "it takes no new jobs" in told
-    assert "Evaluated" in told
-    assert "Waiting at position 1" in told
+    shown = text_of(page)
+    assert "needs 2 GPUs, 0 of 2 free" in shown
+    assert "needs 2 GPUs, has 1" in shown
+    assert "it takes no new jobs" in shown
+    assert "Evaluated" in shown
+    assert "Waiting at position 1" in shown
 
 
 def test_limits_and_a_reservation_that_hold_it_up_are_named(
@@ -186,9 +186,11 @@ def test_a_penalty_of_fair_share_is_explained_with_its_numbers(
     make_run(project, ann, "first", resources={"gpu": 8})
     run = make_run(project, ann, "large", resources={"gpu": 8})
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/large/").content.decode()):
-        told = text_of(page)
-        assert "fair share: 30 min behind" in told
-        assert "Fair share of ann: recently used 0 GPU-h, 16 GPUs queued; the median is 8 GPU-h: 30 min behind." in told
+        shown = text_of(page)
+        assert "fair share: 30 min behind" in shown
+        assert (
+            "Fair share of ann: recently used 0 GPU-h, 16 GPUs queued; the median is 8 GPU-h: 30 min behind." in shown
+        )
     planned = as_user(ann).post(
         "/p/main/submit/plan/",
         {"config": "type: task\ncommands: ['true']\nresources: {gpu: 2}\n"},
