@@ -15,10 +15,12 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.models import Membership, Project, Role, TokenLimit, TokenScope, User
 from dstackweb.lib.errors import Forbidden, NotFound
 
+_LEVELS = {str(role): level for level, role in enumerate(Role)}
+
 
 def allows(role: str, at_least: str) -> bool:
     """Whether `role` may do what `at_least` may: roles are ordered viewer < member < manager < admin."""
-    return Role.values.index(role) >= Role.values.index(at_least)
+    return _LEVELS[role] >= _LEVELS[at_least]
 
 
 def visible_projects(user: User | AnonymousUser) -> QuerySet[Project]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from typing import NamedTuple
 
 from django.utils import timezone
@@ -28,6 +29,12 @@ class TokenUser(NamedTuple):
         return enter(self.user, name, self.project, self.role)
 
 
+@functools.cache
+def _columns() -> tuple[sql.ModelColumns[User], sql.ModelColumns[Project], str]:
+    person, entered = sql.ModelColumns(User, "person"), sql.ModelColumns(Project, "entered")
+    return person, entered, _STATEMENT.format(person=person.sql, entered=entered.sql)
+
+
 _STATEMENT = """
 SELECT token.id, token.name, token.last_used_at, token.scope, token.project_id, membership.role, {person}, {entered}
 FROM accounts_apitoken token JOIN accounts_user person ON person.id = token.user_id
@@ -43,8 +50,7 @@ def sign_in(plaintext: str, project: str = "") -> TokenUser | None:
     Tokens are looked up by digest, so the time does not depend on how much of a guess is right.
     """
     now = timezone.now()
-    person, entered = sql.ModelColumns(User, "person"), sql.ModelColumns(Project, "entered")
-    statement = _STATEMENT.format(person=person.sql, entered=entered.sql)
+    person, entered, statement = _columns()
     for pk, name, used_at, scope, limited_to, role, *values in sql.rows(statement, [project, digest(plaintext), now]):
         user = person.instance(values[: person.number])
         if user is None or not user.is_active:

@@ -374,6 +374,8 @@ def _new_queue(moved: Transfer) -> NewQueueOut | None:
     if moved.target is None or not moved.entries:
         return None
     estimate, data = starts_of(moved.beside) if moved.beside else (None, {})
+    if estimate is not None:
+        starts.add_words([(estimate, data)])
     waits = foresee_waits([run for run, _share in moved.entries])
     reasons = [
         (run.name, wait.reason, wait.data) if wait else (run.name, WaitReason.STARTING, {}) for run, wait in waits
@@ -386,7 +388,7 @@ def _new_queue(moved: Transfer) -> NewQueueOut | None:
             for name, reason, data in reasons
         ],
         beside=moved.beside.name if moved.beside else None,
-        starts=starts.worded(estimate, data) if estimate else None,
+        starts=estimate,
     )
 
 

@@ -272,8 +272,9 @@ class RunOut(RunRow):
         now = timezone.now()
         found = rank_factors(run, now) if run.status == RunStatus.SUBMITTED else None
         access, silent = access_to(run, jobs), silent_hosts(run, jobs)
+        (row,) = statuses.worded([row_of(run, jobs, is_new=is_new)])
         return cls(
-            **statuses.worded(row_of(run, jobs, is_new=is_new)).values(),
+            **row.values(),
             position=found.position if found else None,
             factors=FactorsOut.from_orm(found) if found else None,
             reason=reason or None,

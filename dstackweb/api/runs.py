@@ -133,7 +133,7 @@ def index(
     )  # fmt: skip
     return ready(
         request,
-        {"items": rows.sent([statuses.worded(row) for row in page]), "next": str(following) if following else None},
+        {"items": rows.sent(statuses.worded(page)), "next": str(following) if following else None},
     )
 
 

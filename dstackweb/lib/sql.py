@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from django.db import DatabaseError, connection, models, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connection, connections, models, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,12 +42,13 @@ def snapshot() -> Iterator[None]:
 
 def rows(statement: str, parameters: Sequence[int | str | UUID | dt.datetime]) -> list[Sequence[Any]]:
     """The rows of a SELECT. Times are in UTC; JSON columns are text, UUID columns are for `uid`."""
-    stored = connection.ops.adapt_datetimefield_value
+    here = connections[DEFAULT_DB_ALIAS]  # the thread's connection: `connection` looks it up again for each attribute
+    stored = here.ops.adapt_datetimefield_value
     values = [stored(value) if isinstance(value, dt.datetime) else value for value in parameters]
-    with connection.cursor() as cursor:
+    with here.cursor() as cursor:
         cursor.execute(statement, values)
         found: list[Sequence[Any]] = cursor.fetchall()
-    if connection.vendor == "sqlite":
+    if here.vendor == "sqlite":
         return [[utc(value) if type(value) is dt.datetime else value for value in row] for row in found]
     return found
 
@@ -54,23 +56,32 @@ def rows(statement: str, parameters: Sequence[int | str | UUID | dt.datetime]) -
 class ModelColumns(Generic[M]):
     """All columns of a model's table, which a query calls `alias`: their SQL, and the instance that their values make.
 
-    For statements with several models, which `raw()` does not read. Keep none: its converters are the thread's.
+    For statements with several models, which `raw()` does not read.
     """
 
     def __init__(self, model: type[M], alias: str) -> None:
-        self._model, self._fields = model, model._meta.concrete_fields
-        self.sql = ", ".join(f"{alias}.{field.column}" for field in self._fields)
-        self.number = len(self._fields)
+        self._model = model
+        fields = model._meta.concrete_fields
+        self.sql = ", ".join(f"{alias}.{field.column}" for field in fields)
+        self.number = len(fields)
+        self._names = [field.attname for field in fields]
+        here = connections[DEFAULT_DB_ALIAS]
+        # The converters are of the thread's connection, but which columns have some depends on the database alone.
+        self._converted = [(at, field) for at, field in enumerate(fields) if _converters(field, here)]
 
     def instance(self, values: Sequence[Any]) -> M | None:
         """The row as an instance; None where an outer join found no row."""
-        found = list(values)
-        for at, field in enumerate(self._fields):
-            column = field.cached_col
-            for convert in (*connection.ops.get_db_converters(column), *field.get_db_converters(connection)):
-                found[at] = convert(found[at], column, connection)
-        instance = self._model.from_db(connection.alias, [field.attname for field in self._fields], found)
+        found, here = list(values), connections[DEFAULT_DB_ALIAS]
+        for at, field in self._converted:
+            for convert in _converters(field, here):
+                found[at] = convert(found[at], field.cached_col, here)
+        instance = self._model.from_db(DEFAULT_DB_ALIAS, self._names, found)
         return None if instance.pk is None else instance
+
+
+def _converters(field: models.Field[Any, Any], here: BaseDatabaseWrapper) -> list[Callable[[Any, Any, Any], Any]]:
+    """What makes a value of Python of a field's stored one."""
+    return [*here.ops.get_db_converters(field.cached_col), *field.get_db_converters(here)]
 
 
 def insert_from(model: type[models.Model], columns: Sequence[str], rows: models.QuerySet[Any]) -> None:
@@ -92,7 +103,9 @@ def utc(time: dt.datetime) -> dt.datetime:
 
 def uid(stored: UUID | str) -> str:
     """A stored UUID as text. SQLite stores its hexadecimal digits."""
-    return str(stored if isinstance(stored, UUID) else UUID(stored))
+    if isinstance(stored, UUID):
+        return str(stored)
+    return f"{stored[:8]}-{stored[8:12]}-{stored[12:16]}-{stored[16:20]}-{stored[20:]}"
 
 
 def for_each(items: Iterable[T], act: Callable[[T], object]) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from django.db.models import F
 from django.utils import timezone
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from dstackweb.accounts.models import Project, User
@@ -72,7 +72,8 @@ def _hides(metadata: object) -> bool:
     return isinstance(metadata, FieldInfo) and metadata.exclude is True
 
 
-class Starts(BaseModel):
+@dataclass(slots=True)
+class Starts:
     """When a waiting run starts: as likely before `p50` as after, nine times in ten by `p90`; null where unknown.
 
     `basis` is what that rests on, or why it is unknown, and `detail` says it in words.
@@ -209,6 +210,7 @@ _START = {
     "start_data": "estimate.data",
 }
 """The estimate of a run's start; null where there is none."""
+_BASES = {str(basis): basis for basis in StartBasis}
 
 NO_REASONS: Mapping[str, selectors.WaitingFor] = {}
 _PAGE = "SELECT id FROM runs_run WHERE queue_id = %s AND status = 'submitted' ORDER BY rank, id LIMIT %s OFFSET %s"
@@ -277,7 +279,7 @@ def _queue_rows(
 
 def _starts(row: dict[str, Any], status: str, *, is_paused: bool) -> dict[str, Any]:
     """The fields of a run's start; takes the columns that they are read from out of the decoded row."""
-    p50, p90, basis, data = (row.pop(name) for name in _START)
+    p50, p90, basis, data = row.pop("start_p50"), row.pop("start_p90"), row.pop("start_basis"), row.pop("start_data")
     if status == RunStatus.PENDING:
         after = row["status_detail"].get("code") == MessageCode.AFTER
         basis = StartBasis.AFTER_RUNS if after else StartBasis.SCHEDULED
@@ -285,7 +287,7 @@ def _starts(row: dict[str, Any], status: str, *, is_paused: bool) -> dict[str, A
         basis = StartBasis.PAUSED
     elif status == RunStatus.SUBMITTED:
         # Another version of the server may know more.
-        basis = StartBasis(basis) if basis in StartBasis._value2member_map_ else StartBasis.UNKNOWN
+        basis = _BASES.get(basis, StartBasis.UNKNOWN)
         return {"starts": Starts(p50=p50, p90=p90, basis=basis), "start_data": data or {}}
     starts = Starts(p50=None, p90=None, basis=basis) if status in WAITING else None
     return {"starts": starts, "start_data": {}}
@@ -371,34 +373,33 @@ def _told(run: Run | None) -> dict[str, Any]:
 
 
 def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
-    # Only a hold that has begun, and a service, need their spec to be listed.
-    extra = {
-        **_START,
-        "is_paused": f"CASE WHEN run.status = 'submitted' THEN {_column('queue.paused')} END",
-        "extended_s": "run.extended_s",
-        "spec": "CASE WHEN run.status = 'running' THEN run.spec END",
-    }
     names = kind.columns()
-    more = {name: column for name, column in extra.items() if name not in names}
-    statement = _select(names, *more.values()) + where
-    found = [dict(zip((*names, *more), row, strict=True)) for row in sql.rows(statement, parameters)]
+    columns = (*names, *(name for name in _OF_RUN if name not in names))
+    statement = _select(names, *(_OF_RUN[name] for name in columns[len(names) :])) + where
+    found = [_decoded(dict(zip(columns, row, strict=True))) for row in sql.rows(statement, parameters)]
     places = placement_summaries([row["pk"] for row in found if row["status"] in PLACED])
-    found = [_decoded(row) for row in found]
     health = service_states(found, timezone.now())
     rows = []
     for row in found:
-        held_until = _held_until(row)
-        kept = {name: value for name, value in row.items() if name not in more or name in _WAITS}
-        rows.append(_placed(kind, kept, places.get(row["pk"]), held_until, health.get(row["pk"])))
+        held_until = _held_until(row) if row["status"] == RunStatus.RUNNING else None
+        del row["extended_s"]
+        if "spec" not in names:
+            del row["spec"]
+        rows.append(_placed(kind, row, places.get(row["pk"]), held_until, health.get(row["pk"])))
     return rows
 
 
-_WAITS = {*_START, "is_paused"}
+_OF_RUN = {
+    **_START,
+    "is_paused": f"CASE WHEN run.status = 'submitted' THEN {_column('queue.paused')} END",
+    "extended_s": "run.extended_s",
+    # Only a hold that has begun, and a service, need their spec to be listed.
+    "spec": "CASE WHEN run.status = 'running' THEN run.spec END",
+}
+"""What other fields of a run's row are read from."""
 
 
 def _held_until(row: dict[str, Any]) -> dt.datetime | None:
-    if row["status"] != RunStatus.RUNNING:
-        return None
     wanted = {name: row[name] for name in ("status", "started_at", "extended_s", "spec")}
     return Run(**wanted).held_until
 
@@ -416,8 +417,8 @@ def _placed(
 def _decoded(row: dict[str, Any]) -> dict[str, Any]:
     row["id"] = sql.uid(row["id"])
     for name in ("spec", "status_detail", "start_data"):
-        if row.get(name):
-            row[name] = json.loads(row[name])
+        if text := row.get(name):
+            row[name] = json.loads(text) if text != "{}" else {}
     return row
 
 

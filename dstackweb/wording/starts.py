@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, assert_never, cast
 
 from django.utils.translation import get_language, ngettext
@@ -60,9 +60,11 @@ def _learned(data: StartData) -> str:
     return text % {"n": count, "prefix": data.get("prefix", "")}
 
 
-def worded(starts: Starts, data: Mapping[str, Any]) -> Starts:
-    """With `detail`, in words."""
-    return starts.model_copy(update={"detail": _detail(starts.basis, tuple(data.items()), get_language())})
+def add_words(found: Iterable[tuple[Starts, Mapping[str, Any]]]) -> None:
+    """Set the `detail` of these, each with the data of its basis."""
+    language = get_language()
+    for starts, data in found:
+        starts.detail = _detail(starts.basis, tuple(data.items()), language)
 
 
 @functools.lru_cache(1024)

@@ -119,12 +119,13 @@ def exited(code: int) -> str:
 Listed = TypeVar("Listed", bound=RunRow)
 
 
-def worded(row: Listed) -> Listed:
-    """The row with its whole message as `status_message`, and what its start rests on."""
-    row.status_message = message(row.status_detail, row.status_message)
-    if row.starts is not None:
-        row.starts = starts.worded(row.starts, row.start_data)
-    return row
+def worded(rows: Sequence[Listed]) -> Sequence[Listed]:
+    """The rows with their whole message as `status_message`, and what their start rests on."""
+    for row in rows:
+        if row.status_detail:
+            row.status_message = message(row.status_detail, row.status_message)
+    starts.add_words((row.starts, row.start_data) for row in rows if row.starts is not None)
+    return rows
 
 
 def run_message(run: Run) -> str:

@@ -37,7 +37,7 @@ def run_table(project: Project, now: dt.datetime, **filters: Any) -> Iterator[di
     while True:
         page, before = rows.newest_rows(project, **filters, before=before, limit=AT_ONCE, kind=RunRow)
         used = usage.of_runs([row.pk for row in page], now)
-        for row, item in zip(page, sent([statuses.worded(row) for row in page]), strict=True):
+        for row, item in zip(page, sent(statuses.worded(page)), strict=True):
             mine = Used.of(used[row.pk])._asdict()
             yield _with_starts(item) | {name: mine[name] for name in _OF_RUN}
         if before is None:
@@ -95,10 +95,10 @@ def queue_items(found: Sequence[QueueRow]) -> list[dict[str, Any]]:
     """Rows of a queue as they are sent. Runs with the same reason share its text."""
     of_shapes = {row.shape: row for row in found}
     words = {shape: waiting.reason(row.reason, row.reason_data).text for shape, row in of_shapes.items()}
+    starts.add_words((row.starts, row.start_data) for row in found)
     items = sent(found)
     for item, row in zip(items, found, strict=True):
         item["reason_detail"] = words[row.shape]
-        item["starts"] = starts.worded(row.starts, row.start_data)
     return items
 
 

@@ -107,14 +107,14 @@ def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
         row.values()
         | {
             "needs": units.unbroken(units.needs(row.spec)),
-            "message": statuses.worded(row).status_message or _end_reason(row),
+            "message": row.status_message or _end_reason(row),
             "alert": run_alerts.get(row.pk),
             "ended": row.status in ENDED,
             "health_text": gateway.service_state(row.health) if row.health else "",
             "tone": TONES[row.health] if row.health else "",
             "took": row.ended_at - row.started_at if row.started_at and row.ended_at else None,
         }
-        for row in rows
+        for row in statuses.worded(rows)
     ]
 
 
