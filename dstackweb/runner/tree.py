@@ -197,7 +197,7 @@ def from_above(pids: set[int], parents: Mapping[int, int]) -> list[int]:
 
 def terminate(pids: set[int]) -> None:
     """SIGTERM to each, from above."""
-    send(from_above(pids, _parents()), signal.SIGTERM)
+    send(from_above(pids, _parents()) if len(pids) > 1 else pids, signal.SIGTERM)
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
