@@ -14,8 +14,8 @@ from dstackweb.wording.queue_filters import worth_saving
 router = Router(tags=["queues"])
 REFUSALS = refusals(403, 404, 422)
 QUERY = (
-    "As in the address of the queue's page: `q` (part of the name), `member`, `needs`, `reason`, `priority` (the "
-    "lowest), `group` (`reason` or `member`) and `columns`"
+    "As in the address of the queue's page: `q` (part of the name), `member`, `needs` (such as `2xA100` or `1xGPU`), "
+    "`reason`, `priority` (the lowest), `group` (`reason` or `member`) and `columns`"
 )
 
 

@@ -54,6 +54,7 @@ def save_view(
     name: View,
     search: Annotated[str, typer.Option("--search", metavar="TEXT", help="Runs with this in their name.")] = "",
     member: Annotated[str, typer.Option(help="Runs of this member.")] = "",
+    needs: Annotated[str, typer.Option(metavar="CODE", help="Runs that need this, such as 2xA100 or 2xCPU.")] = "",
     reason: Annotated[
         str, typer.Option(metavar="CODE", help="Runs that wait for this, such as waiting_for_capacity.")
     ] = "",
@@ -64,10 +65,10 @@ def save_view(
     quiet: Quiet = False,
 ) -> None:
     """Save filters under a name; a view of that name gets these filters."""
-    given = {"q": search, "member": member, "reason": reason, "priority": priority, "group": group}
+    given = {"q": search, "member": member, "needs": needs, "reason": reason, "priority": priority, "group": group}
     query = urlencode({key: value for key, value in given.items() if value not in ("", None)})
     if not query:
-        raise UsageError(_("Give what the view shows: --search, --member, --reason, --priority or --group."))
+        raise UsageError(_("Give what the view shows: --search, --member, --needs, --reason, --priority or --group."))
     api = config.connect()
     view = api.post(api.in_project("views"), {"name": name, "query": query, "shared": shared})
     show_answer(view, _("View {name} saved", name=clean(view["name"])), as_json, quiet)

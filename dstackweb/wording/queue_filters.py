@@ -20,8 +20,9 @@ from dstackweb.runs.models import Queue
 from dstackweb.runs.queue.folding import Folding
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
+from dstackweb.spec.needs import Needs
 from dstackweb.wording import waiting
-from dstackweb.wording.units import needs
+from dstackweb.wording.units import needs_of as worded_needs
 
 MANY = 3
 """Runs that share a reason before it is said once above the list."""
@@ -50,7 +51,7 @@ NAME = "name"
 
 
 class Filters(NamedTuple):
-    """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` as the page words it, `group`
+    """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` a code of `spec.needs`, `group`
     one of GROUPINGS, `columns` NAME and those chosen of COLUMNS, `expand` the sweeps whose runs are lines (or EVERY).
     """
 
@@ -181,7 +182,7 @@ class Page(NamedTuple):
 
 
 class Front(NamedTuple):
-    """The shapes that wait at the front of a queue: what their runs need, why they wait, and whose they are."""
+    """The shapes that wait at the front of a queue: what their runs need (as codes), why they wait, whose they are."""
 
     counts: Sequence[ShapeCount]
     needs: Mapping[str, str]
@@ -197,7 +198,7 @@ class Front(NamedTuple):
         every = bool(filters.needs) or filters.group == "reason"
         wanted = {count.run_id: count.shape for count in (counts if every else counts[:SHAPES])}
         specs = needs_of(wanted)
-        found = {shape: needs(specs[run_id]) for run_id, shape in wanted.items() if run_id in specs}
+        found = {shape: Needs.of(specs[run_id]).code for run_id, shape in wanted.items() if run_id in specs}
         return cls(counts, found, reasons, {count.user_id: count.user for count in counts})
 
     def page(self, queue: Queue, filters: Filters, limit: int, offset: int, folding: Folding | None) -> Page:
@@ -256,7 +257,8 @@ class Front(NamedTuple):
         if filters.group == "member":
             text = ngettext("%(member)s: %(n)d run", "%(member)s: %(n)d runs", runs)
             return text % {"member": group[0], "n": runs}
-        return waiting.shared(*group, runs)
+        reason, wanted = group
+        return waiting.shared(reason, worded_needs(wanted), runs)
 
     def _reason(self, shape: str) -> tuple[str, str]:
         """Why runs of a shape wait, and what they need if that is why. A shape that came a moment ago starts next."""
@@ -285,7 +287,7 @@ class Front(NamedTuple):
         shared = sorted(((runs, *key) for key, runs in sums.items() if runs >= MANY), reverse=True)[:CHIPS]
         return [
             Chip(
-                waiting.shared(reason, wanted, runs),
+                waiting.shared(reason, worded_needs(wanted), runs),
                 filters.cleared._replace(needs=wanted, reason=reason).address(),
                 (filters.reason, filters.needs) == (reason, wanted),
             )
@@ -300,7 +302,12 @@ class Front(NamedTuple):
         groups = [("", _("No groups")), ("reason", _("By reason")), ("member", _("By member"))]
         return [
             Field("member", _("Member"), [("", _("All members")), *((one, one) for one in members)], filters.user),
-            Field("needs", _("Needs"), [("", _("Any needs")), *((one, one) for one in needs)], filters.needs),
+            Field(
+                "needs",
+                _("Needs"),
+                [("", _("Any needs")), *((code, worded_needs(code)) for code in needs)],
+                filters.needs,
+            ),
             Field(
                 "reason",
                 _("Reason"),

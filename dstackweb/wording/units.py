@@ -9,6 +9,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
+from dstackweb.spec.needs import Needs
 from dstackweb.spec.units import duration_parts, memory_text, price_text, size_text
 
 UNITS = {"s": gettext_noop("%d s"), "min": gettext_noop("%d min"), "h": gettext_noop("%d h"), "d": gettext_noop("%d d")}
@@ -69,15 +70,21 @@ def cpus(count: int) -> str:
 
 def needs(spec: dict[str, Any]) -> str:
     """A run's requirements, short: `2 × A100 40 GB`, `4 nodes, each 1 GPU`, `2 CPUs`."""
-    wants = spec["requirements"]
-    count, names = wants["gpu_count_min"], "/".join(wants["gpu_names"])
-    if count and names:
-        memory = f" {mebibytes(wants['gpu_memory_min_mib'])}" if wants.get("gpu_memory_min_mib") else ""
-        each = f"{count} × {names}{memory}"
+    return _needs(Needs.of(spec))
+
+
+def needs_of(code: str) -> str:
+    """The same of a code (`spec.needs`); what is none stays as it is."""
+    found = Needs.parse(code)
+    return code if found is None else _needs(found)
+
+
+def _needs(of: Needs) -> str:
+    if of.names:
+        each = f"{of.gpus} × {'/'.join(of.names)}{f' {mebibytes(of.memory_mib)}' if of.memory_mib else ''}"
     else:
-        each = gpus(count) if count else cpus(wants["cpu_min"])
-    nodes = spec.get("nodes", 1)
-    return _("%(nodes)d nodes, each %(needs)s") % {"nodes": nodes, "needs": each} if nodes > 1 else each
+        each = gpus(of.gpus) if of.gpus else cpus(of.cpus)
+    return _("%(nodes)d nodes, each %(needs)s") % {"nodes": of.nodes, "needs": each} if of.nodes > 1 else each
 
 
 def dollars(amount: object) -> str:

@@ -24,6 +24,14 @@ def test_a_view_is_saved_listed_renamed_made_default_and_removed(cli: Cli, proje
     assert cli("view", "remove", "lr").exit_code == 1
 
 
+def test_a_view_can_be_of_what_runs_need(cli: Cli, project: Project, ada: User) -> None:
+    make_run(project, ada, "small", resources={"cpu": 1})
+    make_run(project, ada, "large", resources={"gpu": "A100:2"})
+    cli.ok("view", "save", "large", "--needs", "2xA100")
+    items = json.loads(cli.ok("queue", "--view", "large", "--json"))["items"]
+    assert [item["name"] for item in items] == ["large"]
+
+
 def test_ones_own_view_is_meant_before_a_shared_one(cli: Cli, project: Project, ada: User) -> None:
     saved_views.save(project, None, "same", "q=eval")
     own = saved_views.save(project, ada, "same", "q=sweep")

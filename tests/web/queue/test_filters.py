@@ -70,6 +70,21 @@ def test_what_many_runs_wait_for_is_said_once_with_their_number_and_leads_to_the
 
 
 @pytest.mark.usefixtures("busy")
+def test_an_address_shows_the_same_runs_in_every_language(ann: User, as_user: SignIn) -> None:
+    client = as_user(ann)
+    chinese = {"accept-language": "zh-hans"}
+    page = client.get(QUEUE, headers=chinese).text
+    assert '<option value="2xCPU"' in page
+    address = re.search(r'href="([^"]*needs=2xCPU[^"]*)"[^>]*>([^<]*)</a>', page)
+    assert address
+    assert "CPU" in address[2]
+    assert "wait" not in address[2]
+    for headers in ({}, chinese):
+        shown = client.get(address[1].replace("&amp;", "&"), headers=headers).text
+        assert [name for _position, name in rows(shown)] == ["train-3", "train-2", "train-1", "train-0"]
+
+
+@pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize(
     ("query", "names"),
     [
@@ -80,7 +95,8 @@ def test_what_many_runs_wait_for_is_said_once_with_their_number_and_leads_to_the
         ("member=mia", ["train-3", "train-2", "train-1"]),
         ("member=nobody", []),
         ("priority=52", ["train-3", "train-2"]),
-        ("needs=1+GPU", ["eval-1"]),
+        ("needs=1xGPU", ["eval-1"]),
+        ("needs=1+GPU", []),
         ("reason=impossible", ["large-0", "large-1", "large-2"]),
         ("reason=no_such_reason", []),
         ("reason=waiting_for_capacity&member=ann", ["train-0", "eval-1"]),
@@ -120,7 +136,7 @@ def test_the_form_offers_what_waits_and_shows_what_is_chosen(ann: User, as_user:
     page = client.get(QUEUE).text
     assert {name: [text for text, _chosen in options(page, name)] for name in offered} == offered
     assert chosen(page) == {name: texts[:1] for name, texts in offered.items()}
-    page = client.get(f"{QUEUE}?q=l&member=zoe&needs=2+CPUs&reason=impossible&priority=7&group=member").text
+    page = client.get(f"{QUEUE}?q=l&member=zoe&needs=2xCPU&reason=impossible&priority=7&group=member").text
     assert chosen(page) == {
         "member": ["zoe"],
         "needs": ["2 CPUs"],
