@@ -75,7 +75,7 @@ def _names() -> set[str]:
         for kind in registry.KINDS.values()
         for name, info in kind.schema.model_fields.items()
     }
-    return model_names.texts | labels | forms.descriptions()
+    return model_names.texts | model_names.of_others() | labels | forms.descriptions()
 
 
 def main() -> None:

@@ -8,13 +8,16 @@ from typing import Any
 from allauth.account.models import EmailAddress, EmailConfirmation
 from allauth.mfa.models import Authenticator
 from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
+from axes.models import AccessAttempt
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.exceptions import NotRegistered
 from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.forms import AdminPasswordChangeForm, SetUnusablePasswordMixin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
+from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -114,12 +117,23 @@ for model in (Authenticator, EmailAddress, EmailConfirmation, SocialAccount, Soc
         admin.site.unregister(model)
 
 
+class PasswordForm(AdminPasswordChangeForm):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Django's makes its help when it is loaded, in the server's language."""
+
+    usable_password_help_text = format_lazy(  # type: ignore[assignment]  # lazy, as it is where it comes from
+        '{}<ul id="id_unusable_warning" class="messagelist"><li class="warning">{}</li></ul>',
+        SetUnusablePasswordMixin.usable_password_help_text,
+        gettext_lazy("If disabled, the current password for this user will be lost."),
+    )
+
+
 @admin.register(User)
 class AccountAdmin(UserAdmin[User]):
     list_display = ("username", "email", "is_active", "is_superuser", "two_step", "last_login", "date_joined")
     list_filter = ("is_active", "is_superuser", "is_staff", TwoStepFilter, "memberships__project")
     inlines = (UserProjects,)
     actions = ("reset_two_step",)
+    change_password_form = PasswordForm
     readonly_fields = ("last_login", "date_joined")
     fieldsets = (
         (None, {"fields": ("username", "password")}),
@@ -256,6 +270,16 @@ class DefaultViewAdmin(ViewAndDeleteAdmin):
     list_filter = ("project",)
     search_fields = ("user__username", "project__name", "view__name")
     list_select_related = ("user", "project", "view")
+
+
+@admin.register(AccessAttempt)
+class AccessAttemptAdmin(ViewAndDeleteAdmin):
+    """Deleting a row lets its user try again from there."""
+
+    list_display = ("username", "ip_address", "failures_since_start", "attempt_time")
+    list_filter = ("attempt_time",)
+    search_fields = ("username", "ip_address")
+    fields = ("username", "ip_address", "failures_since_start", "attempt_time", "user_agent", "path_info")
 
 
 @admin.register(AddressFailures)

@@ -152,7 +152,7 @@ class Membership(models.Model):
         ordering = ["project", "user"]
 
     def __str__(self) -> str:
-        return f"{self.user} is {self.role} of {self.project}"
+        return f"{self.project}: {self.user}"
 
 
 class ApiToken(models.Model):
@@ -177,9 +177,10 @@ class ApiToken(models.Model):
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(scope__in=TokenScope.values), name="token_scope_known")]
         ordering = ["-created_at", "-id"]
+        verbose_name = "API token"
 
     def __str__(self) -> str:
-        return f"{self.name} of {self.user}"
+        return f"{self.user}: {self.name}"
 
 
 class SSHKey(models.Model):
@@ -198,7 +199,7 @@ class SSHKey(models.Model):
         verbose_name = "SSH key"
 
     def __str__(self) -> str:
-        return f"{self.name} of {self.user}"
+        return f"{self.user}: {self.name}"
 
 
 class Invite(models.Model):
@@ -218,7 +219,7 @@ class Invite(models.Model):
         ordering = ["-created_at", "-id"]
 
     def __str__(self) -> str:
-        return f"{self.role} of {self.project}, invited by {self.created_by}"
+        return f"{self.project}: {self.created_by}, {self.created_at:%Y-%m-%d %H:%M} UTC"
 
 
 class LoginLink(models.Model):
@@ -233,7 +234,7 @@ class LoginLink(models.Model):
         ordering = ["-expires_at", "-id"]
 
     def __str__(self) -> str:
-        return f"for {self.user} until {self.expires_at:%Y-%m-%d %H:%M} UTC"
+        return f"{self.user}, {self.expires_at:%Y-%m-%d %H:%M} UTC"
 
 
 class AddressFailures(models.Model):
@@ -277,7 +278,7 @@ class ProjectSecret(models.Model):
         ordering = ["project", "name"]
 
     def __str__(self) -> str:
-        return f"{self.name} of {self.project}"
+        return f"{self.project}: {self.name}"
 
 
 class SavedView(models.Model):
@@ -301,7 +302,7 @@ class SavedView(models.Model):
         ordering = ["name"]
 
     def __str__(self) -> str:
-        return f"{self.name} of {self.user or self.project}"
+        return f"{self.user or self.project}: {self.name}"
 
 
 class DefaultView(models.Model):
@@ -315,4 +316,4 @@ class DefaultView(models.Model):
         constraints = [models.UniqueConstraint(fields=["user", "project"], name="default_view_once")]
 
     def __str__(self) -> str:
-        return f"{self.view.name} for {self.user} in {self.project}"
+        return f"{self.project}: {self.user}, {self.view.name}"

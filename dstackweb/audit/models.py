@@ -80,7 +80,7 @@ class AuditEntry(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.at:%Y-%m-%d %H:%M} {self.actor_name}: {self.kind} {self.name} {self.action}"
+        return f"{self.name}, {self.at:%Y-%m-%d %H:%M} UTC"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         if self.pk is not None:

@@ -205,7 +205,7 @@ class Watch(models.Model):
         constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_watch_row")]
 
     def __str__(self) -> str:
-        return f"{self.counted_s:.0f} s counted"
+        return f"{self.counted_s:.0f} s"
 
     @classmethod
     def now_s(cls) -> float:

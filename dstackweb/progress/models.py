@@ -95,8 +95,8 @@ class Scope(StateCounters, RateCounters):
 
     def __str__(self) -> str:
         if not self.run_id:
-            return f"runs of {self.project}"
-        return f"tasks of run {self.run_id} attempt {self.attempt}"
+            return str(self.project)
+        return f"{self.project} {self.run_id}/{self.attempt}"
 
 
 class TaskPrefix(StateCounters, RateCounters):

@@ -93,7 +93,7 @@ class PassState(models.Model):
         constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_pass_row")]
 
     def __str__(self) -> str:
-        return f"generation {self.generation}"
+        return str(self.generation)
 
     @classmethod
     def claim(cls, now: dt.datetime) -> int | None:
@@ -183,7 +183,7 @@ class Retention(models.Model):
         constraints = [models.UniqueConstraint(fields=["kind", "host"], name="retention_once")]
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.host}: {self.waiting} waiting"
+        return f"{self.kind} {self.host}".rstrip()
 
     @staticmethod
     def note(kind: RetentionKind, host: str, *, waiting: int, pruned: int, now: dt.datetime) -> None:

@@ -28,6 +28,7 @@ AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
 AXES_DISABLE_ACCESS_LOG = True
 AXES_VERBOSE = False
+AXES_ENABLE_ADMIN = False  # accounts.admin has its own
 AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
 
 # Of allauth: the second step, passkeys and single sign-on. Who may have an account, wrong passwords and codes, and

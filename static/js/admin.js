@@ -1,7 +1,13 @@
-// Names for what Django's and select2's scripts add to the forms of the admin site, for screen readers.
+// Names for what Django's and select2's scripts add to the forms of the admin site, for screen readers, and for the
+// cells of lists, which stand below each other on a phone.
 "use strict";
 
 addEventListener("DOMContentLoaded", () => {
+  const heads = [...document.querySelectorAll("#result_list thead th .text")].map((head) => head.textContent.trim());
+  for (const row of document.querySelectorAll("#result_list tbody tr"))
+    [...row.cells].forEach((cell, at) => {
+      if (cell.textContent.trim() !== "–" && !cell.querySelector(".action-select, .dw-no")) cell.dataset.label = heads[at];
+    });
   const name = () => {
     for (const box of document.querySelectorAll(".select2-selection[aria-labelledby]")) {
       const label = box.closest(".select2")?.previousElementSibling?.labels?.[0];

@@ -98,7 +98,7 @@ def test_no_secret_value_is_ever_written(project: Project, root: User) -> None:
         assert secret not in text, secret
     assert [entry[:3] for entry in written()] == [
         ("secret", "HF_TOKEN", "created"), ("secret", "HF_TOKEN", "changed"), ("user", "root", "changed"),
-        ("token", "laptop of root", "created"),
+        ("token", "root: laptop", "created"),
         ("sign_in_link", AuditEntry.objects.get(kind="sign_in_link").name, "created"),
         ("backend", "cloud", "created"),
     ]  # fmt: skip
@@ -304,7 +304,7 @@ def test_an_export_that_is_not_read_to_its_end_leaves_nothing_open_in_the_databa
     if connection.vendor == "postgresql":
         assert sql.rows("SELECT name FROM pg_cursors", []) == []
     names = [newest, *(entry["name"] for entry in found)]
-    assert [name.split()[0] for name in names] == [f"token-{number}" for number in (4, 3, 2, 1, 0)]
+    assert [name.split()[1] for name in names] == [f"token-{number}" for number in (4, 3, 2, 1, 0)]
 
 
 def test_no_field_of_the_csv_is_a_formula() -> None:

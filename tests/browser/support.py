@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +19,6 @@ from dstackweb.lib.pages import STYLES, page_sources
 from tests.support import is_nightly
 
 TABLER = "vendor/tabler/tabler.min.css"
-LANGUAGES = {"light": "en", "dark": "zh-hans"}
-"""Of the pages that are looked at in each theme."""
 CLASS = re.compile(r"\.(-?[_a-zA-Z][\w-]*)")
 SETTLED = """
 async () => {
@@ -47,6 +45,10 @@ UNMARKED = """
   }
   return false;
 }).map((link) => link.outerHTML.slice(0, 160))
+"""
+SCROLLS = """
+() => innerWidth < 768 && [...document.querySelectorAll("#changelist .results")]
+  .some((list) => list.scrollWidth > list.clientWidth)
 """
 AXE = (Path(__file__).parent.parent / "vendor/axe-core/axe.min.js").read_text()
 
@@ -87,10 +89,20 @@ def accessibility_faults(page: Page) -> list[dict[str, Any]]:
 
 
 class Look(NamedTuple):
-    """A theme, and the width of the window in CSS pixels."""
+    """A theme, the width of the window in CSS pixels, and a language."""
 
     theme: Literal["light", "dark"]
     width: int
+    language: str
+
+
+LOOKS = (
+    Look("light", 1360, "en"),
+    Look("dark", 390, "zh-hans"),
+    Look("light", 390, "zh-hans"),
+    Look("dark", 1360, "en"),
+)
+"""Both themes in both languages. By day a page has one of the first two."""
 
 
 def _open(page: Page, look: Look, address: str) -> None:
@@ -105,6 +117,7 @@ def check_fits(page: Page, name: str) -> None:
     """What the page shows now is not wider than the window. With SCREENSHOTS=folder a picture of it is kept there."""
     settle(page)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} is too wide"
+    assert not page.evaluate(SCROLLS), f"the list of {name} is too wide for a phone"
     if folder := os.environ.get("SCREENSHOTS"):
         theme, width = page.evaluate("[document.documentElement.dataset.bsTheme, innerWidth]")
         page.screenshot(path=f"{folder}/{name}-{width}-{theme}.png", full_page="wall" not in name)
@@ -116,24 +129,20 @@ def check_now(page: Page, name: str) -> None:
     assert (name, accessibility_faults(page)) == (name, [])
 
 
-def check_pages(page: Page, addresses: Mapping[str, str]) -> None:
-    """Each page fits a desktop and a phone, in the light theme and in English, in the dark one and in Chinese.
-
-    axe-core finds nothing in either. Every night all pages have both looks; else one looks so, and the next one so.
-    """
-    looks = ((Look("light", 1360), 390), (Look("dark", 390), 1360))
+def check_pages(page: Page, addresses: Mapping[str, str], looks: Sequence[Look] = LOOKS) -> None:
+    """Each page fits a desktop and a phone, and axe-core finds nothing: every night in all looks, else in one."""
     faults = {}
     missing, unmarked = {}, {}
     for number, (name, address) in enumerate(addresses.items()):
-        for look, other_width in looks if is_nightly() else (looks[number % 2],):
-            cookie = {"name": settings.LANGUAGE_COOKIE_NAME, "value": LANGUAGES[look.theme], "url": address}
+        for look in looks if is_nightly() else (looks[number % 2],):
+            cookie = {"name": settings.LANGUAGE_COOKIE_NAME, "value": look.language, "url": address}
             page.context.add_cookies([cookie])
             _open(page, look, address)
             check_fits(page, name)
             faults[f"{address} {look}"] = accessibility_faults(page)
             missing[address] = classes_without_style(page)
             unmarked[address] = unmarked_links(page)
-            page.set_viewport_size({"width": other_width, "height": 844})
+            page.set_viewport_size({"width": 1360 + 390 - look.width, "height": 844})
             check_fits(page, name)
     page.context.clear_cookies(name=settings.LANGUAGE_COOKIE_NAME)
     assert {address: found for address, found in faults.items() if found} == {}

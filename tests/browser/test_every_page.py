@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,10 +13,12 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.models import Queue, Run
+from dstackweb.urls import admin  # with all models registered
 from tests.browser import demo
 from tests.browser.conftest import Complaints
-from tests.browser.support import check_now, check_pages, sign_in
+from tests.browser.support import LOOKS, Look, check_now, check_pages, sign_in
 from tests.factories import join, make_project, make_user
+from tests.support import is_nightly
 
 AN_HOUR_AGO = f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%dT%H:%MZ}"
 PAGES = {
@@ -81,10 +83,12 @@ PAGES = {
 
 
 def admin_pages() -> dict[str, str]:
-    """Lists, forms, histories and questions of the admin site, below its address."""
+    """Lists, forms, histories and questions of the admin site, below its address; every night all of its lists."""
     run, queue, host = Run.objects.filter(status="running")[0], Queue.objects.all()[0], Host.objects.all()[0]
     mia, main, profile = User.objects.get(username="mia"), Project.objects.get(name="main"), Profile.objects.all()[0]
+    models = [model._meta for model in admin.site._registry] if is_nightly() else []
     return {
+        **{f"list-{meta.label_lower}": f"{meta.app_label}/{meta.model_name}/" for meta in models},
         "index": "",
         "users": "accounts/user/",
         "user": f"accounts/user/{mia.pk}/change/",
@@ -114,18 +118,22 @@ def admin_pages() -> dict[str, str]:
 
 @pytest.mark.deeper
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "looks", [LOOKS[:2], pytest.param(LOOKS[2:], marks=pytest.mark.nightly)], ids=["both", "others"]
+)
 def test_every_page_is_accessible_and_fits_in_both_themes(
-    live_server, new_page: Callable[..., Page], complaints: Complaints
+    live_server, new_page: Callable[..., Page], complaints: Complaints, looks: Sequence[Look]
 ) -> None:
     demo.sweep(*demo.build())
     page = new_page(reduced_motion="reduce")
-    check_pages(page, {"login": f"{live_server.url}/login/"})
+    check_pages(page, {"login": f"{live_server.url}/login/"}, looks)
     sign_in(page, live_server.url, "mia")
-    check_pages(page, {name: live_server.url + path for name, path in PAGES.items()})
+    check_pages(page, {name: live_server.url + path for name, path in PAGES.items()}, looks)
     complaints.remove_failed_loads()  # the page that is not found
     page.context.clear_cookies()
     sign_in(page, live_server.url, "root")
-    check_pages(page, {f"admin-{name}": f"{live_server.url}/admin/{path}" for name, path in admin_pages().items()})
+    admin_site = {f"admin-{name}": f"{live_server.url}/admin/{path}" for name, path in admin_pages().items()}
+    check_pages(page, admin_site, looks)
 
 
 @pytest.mark.nightly

@@ -38,7 +38,7 @@ class Artifact(models.Model):
         indexes = [models.Index("created_at", name="artifact_by_age")]
 
     def __str__(self) -> str:
-        return f"{self.path} of {self.job}"
+        return f"{self.job}: {self.path}"
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from dstackweb.lib.models import watch_time
 from dstackweb.runs.models.base import status_field, status_values
@@ -103,7 +104,8 @@ class Job(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.run} attempt {self.attempt} node {self.node}"
+        where = _("attempt %(attempt)s, node %(node)s") % {"attempt": self.attempt, "node": self.node}
+        return f"{self.run}, {where}"
 
 
 class Allocation(models.Model):
@@ -116,4 +118,4 @@ class Allocation(models.Model):
     memory_mib = models.PositiveBigIntegerField(default=0)
 
     def __str__(self) -> str:
-        return f"{self.job}: {self.gpu or f'{self.cpus} CPUs'}"
+        return f"{self.job}: {self.gpu or f'{self.cpus} × CPU'}"

@@ -98,7 +98,7 @@ class QueueCount(StatusCount):
     queue = models.OneToOneField(Queue, on_delete=models.CASCADE, primary_key=True, related_name="count")
 
     def __str__(self) -> str:
-        return f"{self.queue}: version {self.version}"
+        return str(self.queue)
 
 
 class QueueEvent(models.Model):
@@ -113,7 +113,7 @@ class QueueEvent(models.Model):
         ordering = ["id"]
 
     def __str__(self) -> str:
-        return f"{', '.join(self.data)} of {self.queue}"
+        return f"{self.queue}, {self.at:%Y-%m-%d %H:%M} UTC"
 
 
 class Move(models.Model):
@@ -162,7 +162,7 @@ class PastPlace(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"run {self.run_id} in {self.queue} until {self.until:%Y-%m-%d %H:%M}: {self.ended_by}"
+        return f"{self.queue} {self.run_id}, {self.until:%Y-%m-%d %H:%M} UTC"
 
 
 class MemberShare(models.Model):
@@ -179,7 +179,7 @@ class MemberShare(models.Model):
         constraints = [models.UniqueConstraint(fields=["queue", "user"], name="member_share_once")]
 
     def __str__(self) -> str:
-        return f"{self.user} in {self.queue}"
+        return f"{self.queue}: {self.user}"
 
 
 class DisplacedWork(models.Model):
@@ -214,7 +214,7 @@ class Verdict(models.Model):
         constraints = [models.UniqueConstraint(fields=["queue", "shape"], name="verdict_per_shape")]
 
     def __str__(self) -> str:
-        return f"{self.queue} {self.shape[:8]}: {self.reason}"
+        return f"{self.queue} {self.shape[:8]}"
 
 
 class PastVerdict(models.Model):
@@ -238,4 +238,4 @@ class PastVerdict(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.queue} {self.shape[:8]} until {self.until:%Y-%m-%d %H:%M}: {self.reason}"
+        return f"{self.queue} {self.shape[:8]}, {self.until:%Y-%m-%d %H:%M} UTC"

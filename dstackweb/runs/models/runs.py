@@ -33,7 +33,7 @@ class Archive(models.Model):
         indexes = [models.Index("used_at", condition=Q(removed_at=None), name="archive_by_use")]
 
     def __str__(self) -> str:
-        return f"{self.sha256[:12]} ({self.size} bytes)"
+        return self.sha256[:12]
 
 
 class Sweep(models.Model):
@@ -118,7 +118,7 @@ class SweepCount(StatusCount):
     sweep = models.OneToOneField(Sweep, on_delete=models.CASCADE, primary_key=True, related_name="count")
 
     def __str__(self) -> str:
-        return f"{self.sweep}: version {self.version}"
+        return str(self.sweep)
 
 
 class Run(models.Model):
@@ -325,4 +325,4 @@ class RunEvent(models.Model):
         ordering = ["id"]
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.run}"
+        return f"{self.run}, {self.at:%Y-%m-%d %H:%M} UTC"

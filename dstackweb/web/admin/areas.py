@@ -128,8 +128,6 @@ AREAS = (
 )
 UNUSED = frozenset(
     {
-        "axes.accesslog",  # switched off in the settings
-        "axes.accessfailurelog",
         "django_q.schedule",  # periodic jobs are rows of the scheduler's own
         "django_q.success",
     }

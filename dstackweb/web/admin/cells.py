@@ -67,6 +67,7 @@ LABELS: dict[str, Any] = {
     "fair_share_minutes": gettext_lazy("fair share"),
     "exemption_minutes": gettext_lazy("longest exemption"),
     "max_gpus": gettext_lazy("max GPUs"),
+    "gpu": gettext_lazy("GPU"),
     "gpus": gettext_lazy("GPUs"),
     "uid": gettext_lazy("ID"),
     "uuid": gettext_lazy("UUID"),

@@ -20,7 +20,7 @@ from dstackweb.audit.models import AuditEntry
 from dstackweb.backends.models import Host, HostEvent, Instance
 from dstackweb.runs.models import Job, PastPlace, PastVerdict, Queue, QueueEvent, Run, RunEvent, Verdict
 from dstackweb.scheduler.models import Retention
-from dstackweb.web.admin.cells import WORDED, Cell
+from dstackweb.web.admin.cells import WORDED, Cell, yes_or_no
 from dstackweb.wording import audit, hosts, queue, retention, statuses, waiting
 
 CODES: dict[tuple[type[Model], str], Callable[[str], str]] = {
@@ -84,6 +84,8 @@ class Worded:
 def _contents(field: AdminReadonlyField) -> Any:
     name, row = field.field["field"], field.form.instance
     key = (type(row), name)
+    if isinstance(name, str) and isinstance(getattr(row, name, None), bool):
+        return yes_or_no(getattr(row, name))
     if not isinstance(name, str) or (key not in TEXTS and key not in CODES):
         return field.contents()
     code = getattr(row, name)

@@ -6,9 +6,10 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
+from django.contrib.auth.models import Permission
 from django.db import models
 from django.db.models import Model
-from django.forms import SplitDateTimeField
+from django.forms import CheckboxSelectMultiple, SplitDateTimeField
 from django.http import HttpRequest, HttpResponse
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
@@ -16,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditEntry
 from dstackweb.audit.recorder import WATCHED, name_of
-from dstackweb.web.admin import codes, overview
+from dstackweb.web.admin import codes, overview, permissions
 from dstackweb.web.admin.cells import LABELS, cell
 from dstackweb.web.admin.links import page_for
 
@@ -65,6 +66,13 @@ class ProductAdmin(admin.ModelAdmin[Any]):
             for widget, label in zip(field.widget.widgets, (_("Date"), _("Time")), strict=True):
                 widget.attrs["aria-label"] = label
         return field
+
+    def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **more: Any) -> Any:
+        """Checkboxes: there are few groups, and permissions are those of the site's pages."""
+        if db_field.related_model is Permission:
+            more |= {"form_class": permissions.PermissionsField, "queryset": permissions.offered()}
+            return db_field.formfield(**more)
+        return super().formfield_for_manytomany(db_field, request, **{"widget": CheckboxSelectMultiple, **more})
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
         row: Model | None = more.get("obj")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from django.apps import apps
 from django.contrib import admin
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponseBase
@@ -13,7 +12,6 @@ from django.shortcuts import redirect
 from django.template.response import SimpleTemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
-from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy, gettext_noop
 
 from dstackweb.accounts.models import User
@@ -21,10 +19,15 @@ from dstackweb.runs.history import parse_zone
 from dstackweb.web.admin import overview, profile_preview
 from dstackweb.web.admin.areas import AREA_OF, AREAS, UNUSED, Area
 from dstackweb.web.admin.options import Fixed, ProductAdmin
+from dstackweb.web.admin.permissions import name_of
 from dstackweb.web.admin.project_deletion import ProjectDeletion
 
-OF_DJANGO = (gettext_noop("After you’ve created a user, you’ll be able to edit more user options."),)
-"""Texts of Django's own pages that it has not in all our languages."""
+OF_OTHERS = (
+    gettext_noop("After you’ve created a user, you’ll be able to edit more user options."),
+    *(gettext_noop("Function"), gettext_noop("Arguments"), gettext_noop("Keyword arguments")),
+    *(gettext_noop("Task id"), gettext_noop("Queue options"), gettext_noop("Short result")),
+)
+"""Texts of other packages' pages that these have not in all our languages; the names of models are found."""
 OWN_PAGES: dict[str, tuple[type[admin.ModelAdmin[Any]], ...]] = {"accounts.project": (ProjectDeletion,)}
 """What models have of this room, beside what their own says."""
 
@@ -101,8 +104,7 @@ def _as_app(area: Area, allowed: dict[str, Any]) -> dict[str, Any]:
     for entry in area.entries:
         model = allowed.get(entry.model)
         if model is not None:
-            name = entry.name or capfirst(_class(entry.model)._meta.verbose_name_plural)
-            models.append({**model, "name": name, "help": entry.help, "label": entry.model})
+            models.append({**model, "name": name_of(entry), "help": entry.help, "label": entry.model})
     return {
         "name": area.label,
         "app_label": area.key,
@@ -113,8 +115,3 @@ def _as_app(area: Area, allowed: dict[str, Any]) -> dict[str, Any]:
         "fixed": area.fixed,
         "models": models,
     }
-
-
-@functools.cache
-def _class(label: str) -> type[Model]:
-    return apps.get_model(label)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
+from collections.abc import Iterator
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -141,3 +145,21 @@ def test_pages_and_filters_of_rows_have_words_for_codes(client: Client, root: Us
     assert '<div class="readonly">已停止</div>' in pages["zh-hans"]
     listed = client.get("/admin/runs/run/?status__exact=terminated", headers={"accept-language": "zh-hans"})
     assert re.search(r'href="\?status__exact=terminated"\s*aria-current="true">已停止</a>', listed.content.decode())
+
+
+def test_what_rows_are_called_has_no_words_of_one_language() -> None:
+    """Pages in all languages show it as their title, and the audit log keeps it."""
+    for model in admin.site._registry:
+        if model.__module__.startswith("dstackweb."):
+            source = textwrap.dedent(inspect.getsource(model.__str__))
+            words = {*re.findall("[A-Za-z]+", " ".join(_texts(ast.parse(source))))} - {"UTC", "CPU", "s"}
+            assert not words, model._meta.label
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """What a function returns as it stands, and around the values of f-strings."""
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Return) and node.value is not None:
+            parts = node.value.values if isinstance(node.value, ast.JoinedStr) else [node.value]
+        yield from (str(part.value) for part in parts if isinstance(part, ast.Constant))
