@@ -12,6 +12,7 @@ import "./js/priorities.js";
 import "./js/announcements.js";
 import "./js/costs.js";
 import "./js/keys.js";
+import "./js/drafts.js";
 
 // What only some pages need: each names it in <meta name="script" content="…">. It runs once all is loaded.
 const pages = {

@@ -26,6 +26,7 @@ class SecretField(forms.CharField):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(strip=False, **kwargs)
         self.widget.attrs |= {"rows": 3, "autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}
+        self.widget.attrs["data-no-draft"] = True  # which static/js/drafts.js leaves out
 
     def clean(self, value: Any) -> str:
         text = str(super().clean(value)).replace("\r\n", "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from decimal import Decimal
 from typing import Any
@@ -25,6 +26,12 @@ def elapsed(seconds: float) -> str:
     """`duration` of what goes on: with its seconds for an hour, `4 min 12 s`. static/js/times.js writes the same."""
     whole = max(0, int(seconds))
     return _joined((whole // 60, "min"), (whole % 60, "s")) if 60 <= whole < 3600 else duration(whole)
+
+
+def chart_range(span: dt.timedelta) -> str:
+    """`6 h`, `24 h`, `30 d`: what a chart shows, in hours for a day."""
+    hours = int(span.total_seconds() // 3600)
+    return _joined((hours, "h") if hours <= 24 else (hours // 24, "d"))
 
 
 def exact_duration(seconds: int) -> str:

@@ -56,6 +56,11 @@ AXE = (Path(__file__).parent.parent / "vendor/axe-core/axe.min.js").read_text()
 def sign_in_by_form(page: Page, base: str, username: str, password: str) -> None:
     """As a person does."""
     page.goto(f"{base}/login/")
+    fill_sign_in(page, username, password)
+
+
+def fill_sign_in(page: Page, username: str, password: str) -> None:
+    """As a person does on the sign-in page."""
     page.get_by_label("Username").fill(username)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Sign in").click()

@@ -116,11 +116,14 @@ def admin_pages() -> dict[str, str]:
     }
 
 
+BY_DAY_AND_AT_NIGHT = pytest.mark.parametrize(
+    "looks", [LOOKS[:2], pytest.param(LOOKS[2:], marks=pytest.mark.nightly)], ids=["two looks", "the others"]
+)
+
+
 @pytest.mark.deeper
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    "looks", [LOOKS[:2], pytest.param(LOOKS[2:], marks=pytest.mark.nightly)], ids=["both", "others"]
-)
+@BY_DAY_AND_AT_NIGHT
 def test_every_page_is_accessible_and_fits_in_both_themes(
     live_server, new_page: Callable[..., Page], complaints: Complaints, looks: Sequence[Look]
 ) -> None:
@@ -130,10 +133,20 @@ def test_every_page_is_accessible_and_fits_in_both_themes(
     sign_in(page, live_server.url, "mia")
     check_pages(page, {name: live_server.url + path for name, path in PAGES.items()}, looks)
     complaints.remove_failed_loads()  # the page that is not found
-    page.context.clear_cookies()
+
+
+@pytest.mark.deeper
+@pytest.mark.django_db(transaction=True)
+@BY_DAY_AND_AT_NIGHT
+def test_every_page_of_the_admin_site_is_accessible_and_fits(
+    live_server, new_page: Callable[..., Page], complaints: Complaints, looks: Sequence[Look]
+) -> None:
+    demo.sweep(*demo.build())
+    page = new_page(reduced_motion="reduce")
     sign_in(page, live_server.url, "root")
-    admin_site = {f"admin-{name}": f"{live_server.url}/admin/{path}" for name, path in admin_pages().items()}
-    check_pages(page, admin_site, looks)
+    check_pages(
+        page, {f"admin-{name}": f"{live_server.url}/admin/{path}" for name, path in admin_pages().items()}, looks
+    )
 
 
 @pytest.mark.nightly

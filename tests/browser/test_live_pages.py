@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from django.conf import settings
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
@@ -16,7 +17,7 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.wording import units
 from tests.browser import demo
 from tests.browser.conftest import Complaints
-from tests.browser.support import sign_in
+from tests.browser.support import fill_sign_in, sign_in
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -211,6 +212,41 @@ def test_a_signed_out_user_is_redirected_to_the_sign_in_page(
     page.goto(page.url)
     page.context.clear_cookies()
     page.wait_for_url("**/login/?next=/p/main/queue/")
+    complaints.remove_failed_loads()
+
+
+def test_what_was_typed_when_the_session_ended_is_there_after_the_sign_in(
+    page: Page, live_server, project: Project, complaints: Complaints
+) -> None:
+    join(project, make_user("ann", password=demo.PASSWORD), "manager")
+    base = live_server.url
+    page.goto(f"{base}/p/main/submit/")
+    text = "type: task\ncommands: [echo hello]\n"
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    page.get_by_label("Run file", exact=True).fill(text)  # a plan is asked for, and refused
+    page.wait_for_url("**/login/?next=/p/main/submit/")
+    fill_sign_in(page, "mia", demo.PASSWORD)
+    page.wait_for_url("**/p/main/submit/")
+    expect(page.get_by_text("What you had typed is here again.")).to_be_visible()
+    expect(page.get_by_label("Run file", exact=True)).to_have_value(text)
+    expect(page.locator("#result")).to_contain_text("profile default")
+    page.reload()
+    expect(page.get_by_label("Run file", exact=True)).to_have_value("")
+
+    page.goto(f"{base}/p/main/queues/default/settings/")
+    limit = page.get_by_label("Max GPUs in use")
+    limit.fill("12")
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    page.get_by_role("button", name="Save").first.click()
+    fill_sign_in(page, "mia", demo.PASSWORD)
+    page.wait_for_url("**/queues/default/settings/")
+    expect(limit).to_have_value("12")
+
+    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
+    page.get_by_role("button", name="Save").first.click()
+    fill_sign_in(page, "ann", demo.PASSWORD)
+    page.wait_for_url("**/queues/default/settings/")
+    expect(limit).to_have_value("")
     complaints.remove_failed_loads()
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypedDict, cast
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib import messages
@@ -99,10 +100,13 @@ def _guarded(request: HttpRequest, answer: Callable[[PageRequest], HttpResponseB
 
 
 def _sign_in(request: PageRequest) -> HttpResponseBase:
-    """Redirect to the sign-in page and back afterwards; a poll reloads its whole page."""
+    """Redirect to the sign-in page and back afterwards, from a form to its page; a poll reloads its whole page."""
     if request.htmx:
         return HttpResponse(status=401, headers={"HX-Refresh": "true"})
-    return redirect_to_login(request.get_full_path())
+    if request.method in ("GET", "HEAD"):
+        return redirect_to_login(request.get_full_path())
+    page = urlsplit(request.headers.get("Referer", ""))
+    return redirect_to_login(page._replace(scheme="", netloc="").geturl() or request.path)
 
 
 def _error_response(request: PageRequest, error: DomainError) -> HttpResponse:

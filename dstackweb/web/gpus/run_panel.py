@@ -194,7 +194,10 @@ class Panel:
             "gpus_poll_s": POLL_S[self.back],
             "gpu_lines": lines,
             "gpu_trouble": self._trouble(),
-            "ranges": [(key, self.filters.query(range=key), key == self.back) for key in RANGES],
+            "ranges": [
+                (units.chart_range(long), self.filters.query(range=key), key == self.back)
+                for key, long in RANGES.items()
+            ],
             "nodes": [(job.node, self.filters.query(node=job.node), job is self.job) for job in self.jobs],
             "as_chart": self.filters.query(**{"as": ""}),
             "as_table": self.filters.query(**{"as": "table"}),

@@ -24,6 +24,7 @@ from dstackweb.web.common.pages import PageRequest, SortHeader, fingerprint, pol
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.web.gpus.gpu_rows import MEASURES, STATES, GpuFilters, GpuRow
+from dstackweb.wording import units
 
 POLL_S = 5
 RECENT_JOBS = 10
@@ -105,7 +106,7 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
             "rows": gpu_chart.table_rows(past),
             "as_table": as_table,
             "here": f"?range={span}",
-            "ranges": [(key, f"?range={key}{table}", key == span) for key in RANGES],
+            "ranges": [(units.chart_range(long), f"?range={key}{table}", key == span) for key, long in RANGES.items()],
             "poll_s": POLL_S,
         }
 

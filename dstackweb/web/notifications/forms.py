@@ -43,7 +43,7 @@ class ChannelForm(Styled):
         max_length=2000,
         required=False,
         help_text=gettext_lazy("Of the incoming webhook, or of your program. Stored encrypted."),
-        widget=forms.URLInput(attrs={"autocomplete": "off", "placeholder": "https://"}),
+        widget=forms.URLInput(attrs={"autocomplete": "off", "placeholder": "https://", "data-no-draft": True}),
     )
 
     def __init__(self, owner: User | Project, *args: Any) -> None:

@@ -295,3 +295,15 @@ def test_pages_are_sent_compressed_and_the_api_as_it_is(project: Project, ann: U
         assert answer.headers.get("Content-Encoding") == encoding
     page = client.get("/p/main/queue/", headers={"Accept-Encoding": "gzip"})
     assert b'id="queue"' in gzip.decompress(page.content)
+
+
+def test_a_form_sent_after_the_session_ended_leads_back_to_its_page(client: Client) -> None:
+    sent = "/p/main/queues/default/settings/"
+    for referer, back in {
+        "": sent,
+        "http://testserver/p/main/queues/default/settings/?a=1": "/p/main/queues/default/settings/%3Fa%3D1",
+        "https://elsewhere.example/x": "/x",
+    }.items():
+        answer = client.post(sent, headers={"Referer": referer})
+        assert answer["Location"] == f"/login/?next={back}"
+    assert client.get(f"{sent}?a=1")["Location"] == f"/login/?next={sent}%3Fa%3D1"
