@@ -91,9 +91,9 @@ lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing mig
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
 	@$(BIN)/djlint templates --check --quiet || $(BIN)/djlint templates --check
 	@$(BIN)/djlint templates --lint --quiet
+	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
 	@$(BIN)/python tools/mutations.py --check
 
 docs: $(VENV)/.docs ## the documentation as a site in build/docs; a broken link is an error

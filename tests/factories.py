@@ -40,8 +40,15 @@ def make_project(name: str | None = None, **fields: Any) -> Project:
     return project
 
 
+def project_of(admin: User, name: str) -> Project:
+    """A project with this admin."""
+    project = make_project(name)
+    join(project, admin, "admin")
+    return project
+
+
 def join(project: Project, user: User, role: str = "member") -> User:
-    """Make somebody a member."""
+    """Make someone a member."""
     Membership.objects.create(project=project, user=user, role=role)
     return user
 
@@ -70,7 +77,7 @@ def make_run(project: Project, user: User, name: str | None = None, *, role: str
 def count_runs_anew() -> None:
     """Counters by prefix of the waiting and running runs that there are, where rows were written past the services."""
     Scope.objects.filter(run_id=0).delete()
-    deltas = prefix_counters.Deltas()
+    deltas = prefix_counters.PrefixDeltas()
     for run in Run.objects.only("project", "name", "status", "submitted_at"):
         deltas.add_new(run)
     deltas.write()

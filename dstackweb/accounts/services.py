@@ -33,19 +33,6 @@ from dstackweb.spec.env import SECRET_MIN, is_weak
 INVITE_TTL = timedelta(days=7)
 
 
-def create_project(user: User, name: str) -> Project:
-    """A new project with `user` as its admin. Raises Invalid for a bad name, Conflict for a taken one."""
-    project = Project(name=name)
-    check(project, "name")
-    try:
-        with transaction.atomic():
-            project.save()
-            Membership.objects.create(project=project, user=user, role=Role.ADMIN)
-    except IntegrityError:
-        raise Conflict(_("A project named %(name)s already exists.") % {"name": name}) from None
-    return project
-
-
 def set_role(project: Project, user: User, role: str) -> Membership:
     """Change a member's role, which is then no longer one by a group.
 

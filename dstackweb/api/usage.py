@@ -58,7 +58,7 @@ class UsedOut(Schema):
     terminated: int
 
 
-class LineOut(UsedOut):
+class UsageLineOut(UsedOut):
     name: str
     gpu_hours_by_day: list[float]
 
@@ -69,7 +69,7 @@ class UsageOut(Schema):
     first: dt.date
     last: dt.date
     by: By
-    items: list[LineOut]
+    items: list[UsageLineOut]
     total: UsedOut
 
 

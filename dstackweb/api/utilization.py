@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from dstackweb.accounts.models import Project
 from dstackweb.api.app import Id, Name, Username, UsernameOrNull, caller, project_of, refusals, run_of
 from dstackweb.gpus.policy.exemptions import exempt, policies_of
-from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
+from dstackweb.gpus.policy.ledger import StopEntry, ledger, set_observe_only
 from dstackweb.gpus.policy.policy_status import PolicyStatus
 from dstackweb.gpus.policy.simulation import WhatIf, parse_policy
 from dstackweb.gpus.policy.simulation import what_if as apply_policy
@@ -166,7 +166,7 @@ class StopOut(Schema):
     next_at: dt.datetime | None = Field(validation_alias="stop.next_at")
 
     @staticmethod
-    def resolve_next_run(entry: Entry) -> str | None:
+    def resolve_next_run(entry: StopEntry) -> str | None:
         stop = entry.stop
         return stop.next_run.name if stop.next_run and stop.next_run.project_id == stop.project_id else None
 

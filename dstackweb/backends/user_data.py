@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import shlex
 
-LIMIT_BYTES = 16384
-"""EC2's limit, before encoding."""
-
 _SCRIPT = r"""
 umask 077
 

@@ -23,7 +23,7 @@ from dstackweb.cli.language import N_, _
 from dstackweb.cli.output import CliError
 from dstackweb.cli.tables import padding_of
 from dstackweb.cli.values import size_text
-from dstackweb.runner.archive_limits import DEPTH_MAX, LIMITS, NAME_MAX, PATH_MAX, TEXT_MAX, Limits, is_too_long
+from dstackweb.runner.archive_limits import DEPTH_MAX, LIMITS, NAME_MAX, PATH_MAX, TEXT_MAX, ArchiveLimits, is_too_long
 
 LARGEST_NAMED = 5
 LEAVE_OUT = N_(
@@ -145,7 +145,7 @@ def pack(
     root: Path,
     limit: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    hosts_take: Limits = LIMITS,
+    hosts_take: ArchiveLimits = LIMITS,
 ) -> CodeArchive:
     """Pack the files below `root` that git doesn't ignore into at most `limit` bytes.
 
@@ -195,7 +195,7 @@ def pack(
     return CodeArchive(file, sink.digest.hexdigest(), sink.size, len(kept), left_out)
 
 
-def _check_paths(root: Path, found: list[SourceFile], limits: Limits) -> None:
+def _check_paths(root: Path, found: list[SourceFile], limits: ArchiveLimits) -> None:
     """Raises CliError if there are too many files and folders for a host, or a path is too long for it."""
     paths = {os.fsencode(entry.path) for entry in found}
     for path in sorted(paths):

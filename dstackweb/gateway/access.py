@@ -35,7 +35,7 @@ _CONNECTS = _ADMITS | Q(spec__type=RunType.SERVICE.value)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Visitor:
     """A person at a run that they may enter."""
 
     user_id: int
@@ -63,7 +63,7 @@ class CheckedPort:
 
 
 @dataclass(frozen=True)
-class Runner:
+class RunnerAccess:
     """The runner of a job, which may connect; `service` if that is one."""
 
     job: UUID
@@ -72,7 +72,7 @@ class Runner:
     service: CheckedPort | None = None
 
 
-def runner_of(job: UUID, token: str, nonce: str) -> Runner | None:
+def runner_of(job: UUID, token: str, nonce: str) -> RunnerAccess | None:
     """The job's runner, if it is the one that asks, and the job may be connected to."""
     if job_of_token(token) != job or not nonce:
         return None
@@ -82,7 +82,7 @@ def runner_of(job: UUID, token: str, nonce: str) -> Runner | None:
         return None
     run_id, attempt, spec = row
     is_service = spec.get("type") == RunType.SERVICE
-    return Runner(job, run_id, attempt, CheckedPort(spec["port"], rules_of(spec)) if is_service else None)
+    return RunnerAccess(job, run_id, attempt, CheckedPort(spec["port"], rules_of(spec)) if is_service else None)
 
 
 def by_token(token: str, uid: str, address: str) -> Admission:
@@ -123,7 +123,7 @@ def _admitted(user: User, uid: str) -> Admission:
     return Admission(user.get_username(), run.pk, run.name, run.spec.get("port"))
 
 
-def by_key(name: str, fingerprint: str) -> Entry | None:
+def by_key(name: str, fingerprint: str) -> Visitor | None:
     """The run that `name` leads the owner of a key to: its name, `project/name`, or its id. None if there is none."""
     keys = SSHKey.objects.select_related("user").filter(fingerprint=fingerprint, user__is_active=True)
     for key in keys.order_by("pk"):
@@ -131,7 +131,7 @@ def by_key(name: str, fingerprint: str) -> Entry | None:
             now = timezone.now()
             stale = Q(last_used_at=None) | Q(last_used_at__lt=now - KEY_USE)
             SSHKey.objects.filter(stale, pk=key.pk).update(last_used_at=now)
-            return Entry(key.user.pk, key.user.get_username(), run.pk, run.name)
+            return Visitor(key.user.pk, key.user.get_username(), run.pk, run.name)
     return None
 
 

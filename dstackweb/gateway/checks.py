@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from dstackweb.gateway.access import CheckedPort
 from dstackweb.gateway.tunnels import NOTE_S, Tunnel, in_database
-from dstackweb.runner.streams import BUSY, Kind, Stream, StreamRefused
+from dstackweb.runner.streams import BUSY, MessageKind, Stream, StreamRefused
 from dstackweb.runs import service_health
 from dstackweb.runs.service_codes import CheckFailure
 from dstackweb.runs.service_health import Check, HealthReport, advanced
@@ -97,7 +97,7 @@ async def _fetched(stream: Stream, path: str, port: int) -> bytes:
     await stream.write("\r\n".join(lines).encode())
     answer = b""
     while b"\n" not in answer and len(answer) < ANSWER_MOST and (found := await stream.read()) is not None:
-        if found[0] == Kind.EOF:
+        if found[0] == MessageKind.EOF:
             break
         answer += found[1]
     return answer

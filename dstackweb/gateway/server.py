@@ -15,7 +15,7 @@ from django.conf import settings
 
 from dstackweb.gateway.checks import Checks
 from dstackweb.gateway.pages import Pages
-from dstackweb.gateway.ssh import Front
+from dstackweb.gateway.ssh import SshServer
 from dstackweb.gateway.tunnels import Tunnels, in_database
 from dstackweb.lib import schema, ssh_keys
 from dstackweb.scheduler.processes.firewall import end_jobs_on
@@ -37,7 +37,7 @@ async def serve() -> bool:
         loop.add_signal_handler(number, stopping.set)
     checks = Checks()
     host, tunnels = settings.DSTACKWEB_HOST, Tunnels(checks.watch)
-    pages, front = Pages(tunnels), Front(tunnels)
+    pages, front = Pages(tunnels), SshServer(tunnels)
     runner = web.AppRunner(
         pages.application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
         handler_cancellation=True,  # a caller that has gone ends what the job does for it

@@ -14,9 +14,9 @@ import asyncssh
 from asyncssh.stream import SSHTCPStreamSession
 
 from dstackweb.gateway import access
-from dstackweb.gateway.access import Entry
+from dstackweb.gateway.access import Visitor
 from dstackweb.gateway.tunnels import Tunnel, Tunnels, in_database
-from dstackweb.runner.streams import Kind, Stream, StreamRefused
+from dstackweb.runner.streams import MessageKind, Stream, StreamRefused
 from dstackweb.runner.tunnel import pump
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ NOT_CONNECTED = "dstackweb: {run} is {status}, and its runner is not connected\r
 INPUT_MOST = 128 * 1024
 
 
-class Limits:
+class ConnectionLimits:
     """How many connections there are, and how many keys led nowhere, by address."""
 
     def __init__(self) -> None:
@@ -67,17 +67,17 @@ class Limits:
         return times
 
 
-class Front:
+class SshServer:
     """All SSH connections."""
 
     def __init__(self, tunnels: Tunnels) -> None:
-        self.tunnels, self.limits = tunnels, Limits()
-        self.connections: set[Connection] = set()
+        self.tunnels, self.limits = tunnels, ConnectionLimits()
+        self.connections: set[SshConnection] = set()
 
     async def listen(self, host: str, port: int, key: str) -> asyncssh.SSHAcceptor:
         """Raises OSError."""
         return await asyncssh.listen(
-            host, port, server_factory=lambda: Connection(self), server_host_keys=[key], server_version="dstackweb",
+            host, port, server_factory=lambda: SshConnection(self), server_host_keys=[key], server_version="dstackweb",
             login_timeout=LOGIN_S, keepalive_interval=30, keepalive_count_max=4, encoding=None, line_editor=False,
             agent_forwarding=False, x11_forwarding=False, allow_scp=False, gss_host=None, compression_algs=None,
             password_auth=False, kbdint_auth=False, public_key_auth=True,
@@ -98,12 +98,12 @@ class Front:
                     one.close()
 
 
-class Connection(asyncssh.SSHServer):
+class SshConnection(asyncssh.SSHServer):
     """One SSH connection."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: SshServer) -> None:
         self.front, self.tunnels = front, front.tunnels
-        self.entry: Entry | None = None
+        self.entry: Visitor | None = None
         self._connection: asyncssh.SSHServerConnection | None = None
         self._address = ""
         self._offered = 0
@@ -145,9 +145,9 @@ class Connection(asyncssh.SSHServer):
         if self.entry is not None:
             log.info("%s enters %s by SSH from %s", self.entry.user, self.entry.run, self._address)
 
-    def session_requested(self) -> Session:
+    def session_requested(self) -> SshSession:
         assert self.entry is not None
-        return Session(self.tunnels, self.entry)
+        return SshSession(self.tunnels, self.entry)
 
     async def connection_requested(
         self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
@@ -168,10 +168,10 @@ class Connection(asyncssh.SSHServer):
         return SSHTCPStreamSession(lambda reader, writer: pump(stream, reader, writer, use))
 
 
-class Session(asyncssh.SSHServerSession[bytes]):
+class SshSession(asyncssh.SSHServerSession[bytes]):
     """A shell, a command, or the copying of files."""
 
-    def __init__(self, tunnels: Tunnels, entry: Entry) -> None:
+    def __init__(self, tunnels: Tunnels, entry: Visitor) -> None:
         self._tunnels, self._entry = tunnels, entry
         self._channel: asyncssh.SSHServerChannel[bytes] | None = None
         self._what: dict[str, Any] = {"kind": "exec"}
@@ -278,8 +278,8 @@ class Session(asyncssh.SSHServerSession[bytes]):
         while (found := await stream.read()) is not None:
             await self._may_write.wait()
             kind, data = found
-            if kind != Kind.EOF:
-                self._channel.write(data, asyncssh.EXTENDED_DATA_STDERR if kind == Kind.ERROR_DATA else None)
+            if kind != MessageKind.EOF:
+                self._channel.write(data, asyncssh.EXTENDED_DATA_STDERR if kind == MessageKind.ERROR_DATA else None)
 
     def _leave(self, end: dict[str, Any]) -> None:
         assert self._channel is not None

@@ -16,7 +16,7 @@ from django.db import close_old_connections
 from django.utils import timezone
 
 from dstackweb.gateway import access
-from dstackweb.gateway.access import Runner
+from dstackweb.gateway.access import RunnerAccess
 from dstackweb.runner.streams import MESSAGE_MAX, Mux, ProtocolError, Stream, StreamRefused
 from dstackweb.runs import inactivity
 from dstackweb.runs.inactivity import Use
@@ -52,7 +52,7 @@ async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 class Tunnel:
     """A connected runner."""
 
-    def __init__(self, runner: Runner, mux: Mux, now: float) -> None:
+    def __init__(self, runner: RunnerAccess, mux: Mux, now: float) -> None:
         self.runner, self.mux = runner, mux
         self.noted, self.used = now, 0.0
 

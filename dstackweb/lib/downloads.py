@@ -15,7 +15,7 @@ _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteRange:
     """The bytes from `start` to `stop` of a file of `size`; `status` is 206, 200 for all of it, 416 for none."""
 
     status: int
@@ -33,19 +33,19 @@ class Part:
         return found
 
 
-def part_of(size: int, asked: str, if_range: str, etag: str) -> Part:
+def part_of(size: int, asked: str, if_range: str, etag: str) -> ByteRange:
     """The part for a `Range` header; all of the file for none, for several parts, and where it has changed."""
     found = _RANGE.fullmatch(asked.strip())
     if found is None or found[1] == found[2] == "" or (if_range and if_range != etag):
-        return Part(200, 0, size, size)
+        return ByteRange(200, 0, size, size)
     if not found[1]:  # the last bytes
         length = min(int(found[2]), size)
-        return Part(206, size - length, size, size) if length else Part(416, 0, 0, size)
+        return ByteRange(206, size - length, size, size) if length else ByteRange(416, 0, 0, size)
     start = int(found[1])
     stop = min(int(found[2]) + 1, size) if found[2] else size
     if found[2] and int(found[2]) < start:
-        return Part(200, 0, size, size)
-    return Part(206, start, stop, size) if start < size else Part(416, 0, 0, size)
+        return ByteRange(200, 0, size, size)
+    return ByteRange(206, start, stop, size) if start < size else ByteRange(416, 0, 0, size)
 
 
 def file_response(

@@ -10,29 +10,29 @@ from dstackweb.accounts.models import Role
 from dstackweb.runs.notification_codes import NotificationEvent
 
 
-class About(Enum):
+class Subject(Enum):
     RUN = auto()
     PROJECT = auto()
     DEPLOYMENT = auto()
     """For its admins alone; channels of projects don't get it."""
 
 
-class Kind(NamedTuple):
-    about: About
+class EventInfo(NamedTuple):
+    about: Subject
     least: Role = Role.VIEWER
     """The role in its project that a reader needs."""
 
 
-EVENTS: Mapping[NotificationEvent, Kind] = {
-    NotificationEvent.RUN_STARTED: Kind(About.RUN),
-    NotificationEvent.RUN_ENDED: Kind(About.RUN),
-    NotificationEvent.RUN_FAILED: Kind(About.RUN),
-    NotificationEvent.RUN_STOPS_SOON: Kind(About.RUN),
-    NotificationEvent.RUN_DISPLACED: Kind(About.RUN),
-    NotificationEvent.RUN_KEPT: Kind(About.RUN),
-    NotificationEvent.QUEUE_STUCK: Kind(About.PROJECT),
-    NotificationEvent.BUDGET_SPENT: Kind(About.PROJECT, Role.MANAGER),
-    NotificationEvent.BACKEND_FAILS: Kind(About.DEPLOYMENT),
-    NotificationEvent.HOST_HELD_BACK: Kind(About.DEPLOYMENT),
+EVENTS: Mapping[NotificationEvent, EventInfo] = {
+    NotificationEvent.RUN_STARTED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_ENDED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_FAILED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_STOPS_SOON: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_DISPLACED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_KEPT: EventInfo(Subject.RUN),
+    NotificationEvent.QUEUE_STUCK: EventInfo(Subject.PROJECT),
+    NotificationEvent.BUDGET_SPENT: EventInfo(Subject.PROJECT, Role.MANAGER),
+    NotificationEvent.BACKEND_FAILS: EventInfo(Subject.DEPLOYMENT),
+    NotificationEvent.HOST_HELD_BACK: EventInfo(Subject.DEPLOYMENT),
 }
 """What rules may be about, in the order of lists."""

@@ -53,7 +53,7 @@ RETRIED = frozenset({408, 425, 429})
 """Answers below 500 after which people's messages are tried again; others mean that the address is wrong."""
 
 
-class Result(NamedTuple):
+class SendResult(NamedTuple):
     """What came of a message. `again`: whether the same may be tried later."""
 
     status: DeliveryStatus
@@ -134,7 +134,7 @@ def _take(channel: Channel, now: dt.datetime) -> tuple[uuid.UUID, list[Delivery]
     return batch, list(Delivery.objects.filter(batch=batch).select_related("project").order_by("pk"))
 
 
-def _send(channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], now: dt.datetime) -> Result:
+def _send(channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], now: dt.datetime) -> SendResult:
     """Send a message. No transaction is open, and nothing is written."""
     try:
         with translation.override(_language(channel)):
@@ -143,11 +143,11 @@ def _send(channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], now: dt
                 return _mail(channel, batch, notices)
             return _post(channel, decrypt(channel.url), _request(channel, notices, now))
     except DomainError:
-        return Result(DeliveryStatus.FAILED, DeliveryProblem.BAD_KEY)
+        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.BAD_KEY)
     except Exception:
         # A fault of ours must not keep the channel's other notifications from being sent.
         log.exception("notifications %s were not sent", [one.pk for one in found])
-        return Result(DeliveryStatus.UNKNOWN, DeliveryProblem.INTERRUPTED)
+        return SendResult(DeliveryStatus.UNKNOWN, DeliveryProblem.INTERRUPTED)
 
 
 def _language(channel: Channel) -> str:
@@ -165,40 +165,45 @@ def _request(channel: Channel, notices: Sequence[Notice], now: dt.datetime) -> P
     return messages.webhook(notices[0], decrypt(channel.key), now)
 
 
-def _mail(channel: Channel, batch: uuid.UUID, notices: Sequence[Notice]) -> Result:
+def _mail(channel: Channel, batch: uuid.UUID, notices: Sequence[Notice]) -> SendResult:
     address = channel.user.email if channel.user is not None else ""
     if not address:
-        return Result(DeliveryStatus.FAILED, DeliveryProblem.NO_ADDRESS)
+        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.NO_ADDRESS)
     problem, again = mail.send(address, messages.subject(notices), messages.mail_text(notices), batch)
     if problem is None:
-        return Result(DeliveryStatus.SENT)
+        return SendResult(DeliveryStatus.SENT)
     if problem == DeliveryProblem.NO_ANSWER:
-        return Result(DeliveryStatus.UNKNOWN, problem)
-    return Result(DeliveryStatus.FAILED, problem, again=again)
+        return SendResult(DeliveryStatus.UNKNOWN, problem)
+    return SendResult(DeliveryStatus.FAILED, problem, again=again)
 
 
-def _post(channel: Channel, url: str, request: Post) -> Result:
+def _post(channel: Channel, url: str, request: Post) -> SendResult:
     """To people, what may have arrived is not repeated."""
     try:
         answer = outbound.post(url, request.body, request.headers, settings.DSTACKWEB_WEBHOOK_NETWORKS)
     except outbound.Refused:
-        return Result(DeliveryStatus.FAILED, DeliveryProblem.PRIVATE_ADDRESS)
+        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.PRIVATE_ADDRESS)
     except outbound.Unreachable:
-        return Result(DeliveryStatus.FAILED, DeliveryProblem.UNREACHABLE, again=True)
+        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.UNREACHABLE, again=True)
     except outbound.NoAnswer:
         if channel.kind in GROUPED:
-            return Result(DeliveryStatus.UNKNOWN, DeliveryProblem.NO_ANSWER)
-        return Result(DeliveryStatus.FAILED, DeliveryProblem.NO_ANSWER, again=True)
+            return SendResult(DeliveryStatus.UNKNOWN, DeliveryProblem.NO_ANSWER)
+        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.NO_ANSWER, again=True)
     if 200 <= answer < 300:
-        return Result(DeliveryStatus.SENT, answer=answer)
+        return SendResult(DeliveryStatus.SENT, answer=answer)
     if answer == 410:
-        return Result(DeliveryStatus.FAILED, DeliveryProblem.GONE, answer)
+        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.GONE, answer)
     again = channel.kind not in GROUPED or answer >= 500 or answer in RETRIED
-    return Result(DeliveryStatus.FAILED, DeliveryProblem.ANSWER, answer, again)
+    return SendResult(DeliveryStatus.FAILED, DeliveryProblem.ANSWER, answer, again)
 
 
 def _note(
-    channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], result: Result, now: dt.datetime, until: dt.datetime
+    channel: Channel,
+    batch: uuid.UUID,
+    found: Sequence[Delivery],
+    result: SendResult,
+    now: dt.datetime,
+    until: dt.datetime,
 ) -> None:
     """Write what came of a message, unless its batch was closed meanwhile, and let others have the channel."""
     facts = {"problem": result.problem or "", "answer": result.answer}

@@ -26,22 +26,22 @@ MOST_UNREAD = 10
 """Counting stops here: the bell then says 9+."""
 
 
-class Scope(NamedTuple):
+class RuleScope(NamedTuple):
     """Whose runs a rule is about: the user's own, or all; `project_id` None means all their projects."""
 
     own: bool
     project_id: int | None = None
 
 
-DEFAULTS: Mapping[NotificationEvent, Scope] = {
-    NotificationEvent.RUN_STARTED: Scope(own=True),
-    NotificationEvent.RUN_FAILED: Scope(own=True),
-    NotificationEvent.RUN_STOPS_SOON: Scope(own=True),
-    NotificationEvent.RUN_DISPLACED: Scope(own=True),
-    NotificationEvent.RUN_KEPT: Scope(own=True),
-    NotificationEvent.BUDGET_SPENT: Scope(own=False),
-    NotificationEvent.BACKEND_FAILS: Scope(own=False),
-    NotificationEvent.HOST_HELD_BACK: Scope(own=False),
+DEFAULTS: Mapping[NotificationEvent, RuleScope] = {
+    NotificationEvent.RUN_STARTED: RuleScope(own=True),
+    NotificationEvent.RUN_FAILED: RuleScope(own=True),
+    NotificationEvent.RUN_STOPS_SOON: RuleScope(own=True),
+    NotificationEvent.RUN_DISPLACED: RuleScope(own=True),
+    NotificationEvent.RUN_KEPT: RuleScope(own=True),
+    NotificationEvent.BUDGET_SPENT: RuleScope(own=False),
+    NotificationEvent.BACKEND_FAILS: RuleScope(own=False),
+    NotificationEvent.HOST_HELD_BACK: RuleScope(own=False),
 }
 """What a new user sees in the app, and what goes to a new channel of theirs."""
 
@@ -65,11 +65,11 @@ def bell_of(user: User) -> Channel:
     return bell
 
 
-def first_rules(channel: Channel) -> Mapping[NotificationEvent, Scope]:
+def first_rules(channel: Channel) -> Mapping[NotificationEvent, RuleScope]:
     """What goes to a new channel that sends: a person's own runs, or the project's that fail."""
     if channel.project_id is None:
         return DEFAULTS
-    return {NotificationEvent.RUN_FAILED: Scope(own=False, project_id=channel.project_id)}
+    return {NotificationEvent.RUN_FAILED: RuleScope(own=False, project_id=channel.project_id)}
 
 
 def hours_of(channel: Channel) -> Hours:
@@ -81,7 +81,7 @@ def hours_of(channel: Channel) -> Hours:
     return Hours(zone, channel.quiet_from, channel.quiet_until, channel.digest_at)
 
 
-def set_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:
+def set_rules(channel: Channel, wanted: Mapping[NotificationEvent, RuleScope]) -> None:
     """Let exactly these events go to a channel. Of one that sends, the audit log says what changed."""
     with transaction.atomic():
         before = _events_of(channel)
@@ -99,7 +99,7 @@ def _events_of(channel: Channel) -> list[str]:
     return [f"{event} ({scope})" if scope else event for event, scope in scopes]
 
 
-def write_rules(channel: Channel, wanted: Mapping[NotificationEvent, Scope]) -> None:
+def write_rules(channel: Channel, wanted: Mapping[NotificationEvent, RuleScope]) -> None:
     """Add or change rules of a channel."""
     Rule.objects.bulk_create(
         [

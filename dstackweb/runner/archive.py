@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import BinaryIO
 
-from dstackweb.runner.archive_limits import LIMITS, TEXT_MAX, Limits, is_too_long
+from dstackweb.runner.archive_limits import LIMITS, TEXT_MAX, ArchiveLimits, is_too_long
 from dstackweb.runner.child import CannotStart
 from dstackweb.runner.removal import remove
 
@@ -59,7 +59,7 @@ def _shown(name: bytes) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def unpack(archive: BinaryIO, sha256: str, target: str, limits: Limits = LIMITS) -> None:
+def unpack(archive: BinaryIO, sha256: str, target: str, limits: ArchiveLimits = LIMITS) -> None:
     """Check a tar.gz and unpack it into `target`, over what is there.
 
     Of a file's mode only whether its owner may execute it is kept. Raises BadArchive; CannotStart if the bytes are not
@@ -224,7 +224,7 @@ def _decimal(digits: bytes) -> int:
 class _Tree:
     """What an archive has so far, in the folder `root`. Links are made last: nothing is written through one."""
 
-    def __init__(self, root: bytes, limits: Limits) -> None:
+    def __init__(self, root: bytes, limits: ArchiveLimits) -> None:
         self._root, self._limits = root, limits
         self._kinds: dict[bytes, bytes] = {b"": FOLDER}
         self._links: dict[bytes, bytes] = {}

@@ -12,18 +12,18 @@ RATIO_MAX = 20
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArchiveLimits:
     """Of an unpacked archive: bytes, and how many files, folders and links."""
 
     size: int = 4 << 30
     entries: int = 200_000
 
-    def of(self, packed: int) -> Limits:
+    def of(self, packed: int) -> ArchiveLimits:
         """Those of an archive of `packed` bytes: a large one may unpack to more."""
-        return Limits(max(self.size, RATIO_MAX * packed), self.entries)
+        return ArchiveLimits(max(self.size, RATIO_MAX * packed), self.entries)
 
 
-LIMITS = Limits()
+LIMITS = ArchiveLimits()
 
 
 def is_too_long(path: bytes) -> bool:

@@ -28,7 +28,7 @@ COMMAND_MAX = 512 * 1024
 Send = Callable[[bytes], Awaitable[None]]
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message says."""
 
     OPEN = 1
@@ -55,15 +55,15 @@ class StreamRefused(Exception):
         self.code = code
 
 
-def encode(kind: Kind, number: int, payload: bytes = b"") -> bytes:
+def encode(kind: MessageKind, number: int, payload: bytes = b"") -> bytes:
     return HEAD.pack(kind, number) + payload
 
 
-def decode(message: bytes) -> tuple[Kind, int, bytes]:
+def decode(message: bytes) -> tuple[MessageKind, int, bytes]:
     """Raises ProtocolError."""
     try:
         kind, number = HEAD.unpack_from(message)
-        return Kind(kind), number, message[HEAD.size :]
+        return MessageKind(kind), number, message[HEAD.size :]
     except (struct.error, ValueError) as error:
         raise ProtocolError(f"not a message: {error}") from None
 
@@ -89,7 +89,7 @@ class Stream:
         self.end: dict[str, Any] | None = None
         self.on_control: Callable[[dict[str, Any]], None] = lambda _what: None
         self._mux = mux
-        self._inbox: deque[tuple[Kind, bytes]] = deque()
+        self._inbox: deque[tuple[MessageKind, bytes]] = deque()
         self._expected = WINDOW
         """How much the other end may still send."""
         self._owed = 0
@@ -99,7 +99,7 @@ class Stream:
         self.is_closed = False
         """Whether this end has ended it."""
 
-    async def read(self) -> tuple[Kind, bytes] | None:
+    async def read(self) -> tuple[MessageKind, bytes] | None:
         """The next DATA, ERROR_DATA or EOF; None once it has ended."""
         while not self._inbox:
             if self.end is not None or self.is_closed:
@@ -110,10 +110,10 @@ class Stream:
         if self._owed >= WINDOW // 2 and self.end is None:
             owed, self._owed = self._owed, 0
             self._expected += owed
-            await self._mux.send(Kind.CREDIT, self.number, CREDIT.pack(owed))
+            await self._mux.send(MessageKind.CREDIT, self.number, CREDIT.pack(owed))
         return kind, data
 
-    async def write(self, data: bytes, kind: Kind = Kind.DATA) -> None:
+    async def write(self, data: bytes, kind: MessageKind = MessageKind.DATA) -> None:
         """Send data, waiting for the reader. Raises ConnectionError once it has ended."""
         rest = memoryview(data)
         while rest:
@@ -129,15 +129,15 @@ class Stream:
     async def finish(self) -> None:
         """Nothing more is written."""
         if self.end is None and not self.is_closed:
-            await self._mux.send(Kind.EOF, self.number)
+            await self._mux.send(MessageKind.EOF, self.number)
 
     async def accept(self) -> None:
         """Report to the other end that it is open."""
-        await self._mux.send(Kind.OPENED, self.number)
+        await self._mux.send(MessageKind.OPENED, self.number)
 
     async def control(self, **what: Any) -> None:
         if self.end is None and not self.is_closed:
-            await self._mux.send(Kind.CONTROL, self.number, json.dumps(what).encode())
+            await self._mux.send(MessageKind.CONTROL, self.number, json.dumps(what).encode())
 
     async def close(self, **why: Any) -> None:
         """End it at both ends."""
@@ -146,28 +146,28 @@ class Stream:
         self.is_closed = True
         self._changed.set()
         if self._mux.forget(self.number) and self.end is None:
-            await self._mux.send(Kind.END, self.number, json.dumps(why).encode())
+            await self._mux.send(MessageKind.END, self.number, json.dumps(why).encode())
 
     async def _wait(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
-    def take(self, kind: Kind, payload: bytes) -> None:
+    def take(self, kind: MessageKind, payload: bytes) -> None:
         """A message of the other end has arrived. Raises ProtocolError."""
-        if kind in (Kind.DATA, Kind.ERROR_DATA):
+        if kind in (MessageKind.DATA, MessageKind.ERROR_DATA):
             self._expected -= len(payload)
             if self._expected < 0:
                 raise ProtocolError("more data than its window has room for")
             self._inbox.append((kind, payload))
-        elif kind == Kind.EOF:
+        elif kind == MessageKind.EOF:
             self._inbox.append((kind, b""))
-        elif kind == Kind.CREDIT:
+        elif kind == MessageKind.CREDIT:
             if len(payload) != CREDIT.size:
                 raise ProtocolError("not a credit")
             self._credit += CREDIT.unpack(payload)[0]
-        elif kind == Kind.CONTROL:
+        elif kind == MessageKind.CONTROL:
             self.on_control(_read_json(payload))
-        elif kind == Kind.END:
+        elif kind == MessageKind.END:
             self.end = _read_json(payload)
         self._changed.set()
 
@@ -201,7 +201,7 @@ class Mux:
         stream = self._streams[self._last] = Stream(self, self._last)
         opened = self._opening[self._last] = asyncio.get_running_loop().create_future()
         try:
-            await self.send(Kind.OPEN, stream.number, json.dumps(what).encode())
+            await self.send(MessageKind.OPEN, stream.number, json.dumps(what).encode())
             await opened
         except asyncio.CancelledError:
             await stream.close()
@@ -210,9 +210,9 @@ class Mux:
             self._opening.pop(stream.number, None)
         return stream
 
-    async def send(self, kind: Kind, number: int, payload: bytes = b"") -> None:
+    async def send(self, kind: MessageKind, number: int, payload: bytes = b"") -> None:
         if self.is_lost:
-            if kind in (Kind.DATA, Kind.ERROR_DATA):
+            if kind in (MessageKind.DATA, MessageKind.ERROR_DATA):
                 raise ConnectionError("the connection is lost")
             return
         await self._send(encode(kind, number, payload))
@@ -220,7 +220,7 @@ class Mux:
     def receive(self, message: bytes) -> None:
         """A message has arrived. Never waits. Raises ProtocolError."""
         kind, number, payload = decode(message)
-        if kind == Kind.OPEN:
+        if kind == MessageKind.OPEN:
             self._accept(number, _read_json(payload))
             return
         stream = self._streams.get(number)
@@ -228,9 +228,9 @@ class Mux:
             return
         opening = self._opening.get(number)
         stream.take(kind, payload)
-        if kind == Kind.OPENED and opening is not None and not opening.done():
+        if kind == MessageKind.OPENED and opening is not None and not opening.done():
             opening.set_result(None)
-        if kind == Kind.END:
+        if kind == MessageKind.END:
             self.forget(number)
             if opening is not None and not opening.done():
                 end = stream.end or {}
@@ -268,7 +268,7 @@ class Mux:
         """The connection is lost, and all streams with it."""
         self.is_lost = True
         for stream in list(self._streams.values()):
-            stream.take(Kind.END, b'{"error": "the connection is lost"}')
+            stream.take(MessageKind.END, b'{"error": "the connection is lost"}')
         for opening in list(self._opening.values()):
             if not opening.done():
                 opening.set_exception(StreamRefused("the connection is lost"))

@@ -26,7 +26,7 @@ from dstackweb.runner.client import backoff, is_this_machine
 from dstackweb.runner.exec_target import IDE_SOCKET, ExecTarget
 from dstackweb.runner.link import Link
 from dstackweb.runner.state import say
-from dstackweb.runner.streams import CHUNK, COMMAND_MAX, MESSAGE_MAX, Kind, Mux, ProtocolError, Stream
+from dstackweb.runner.streams import CHUNK, COMMAND_MAX, MESSAGE_MAX, MessageKind, Mux, ProtocolError, Stream
 from dstackweb.runner.websocket import NotConnected, connect
 
 JOBS = "/.dstackweb/jobs/"
@@ -217,9 +217,9 @@ class Tunnel:
         source, sink, errors = outer
         for number in {number for number in outer if number is not None}:
             os.set_blocking(number, False)
-        outputs = [asyncio.ensure_future(_send(stream, sink, Kind.DATA))]
+        outputs = [asyncio.ensure_future(_send(stream, sink, MessageKind.DATA))]
         if errors is not None:
-            outputs.append(asyncio.ensure_future(_send(stream, errors, Kind.ERROR_DATA)))
+            outputs.append(asyncio.ensure_future(_send(stream, errors, MessageKind.ERROR_DATA)))
         intake = asyncio.ensure_future(_receive(stream, source, closes=errors is not None))
         waited: list[asyncio.Future[Any]] = [status, intake]
         try:
@@ -285,7 +285,7 @@ async def _until(add: Callable[[int, Callable[[], None]], Any], remove: Callable
         remove(number)
 
 
-async def _send(stream: Stream, number: int, kind: Kind) -> None:
+async def _send(stream: Stream, number: int, kind: MessageKind) -> None:
     """Send what is written to a pipe or a terminal, until its end."""
     loop = asyncio.get_running_loop()
     while True:
@@ -309,7 +309,7 @@ async def _receive(stream: Stream, number: int, *, closes: bool) -> None:
     loop = asyncio.get_running_loop()
     while (found := await stream.read()) is not None:
         kind, data = found
-        if kind == Kind.EOF:
+        if kind == MessageKind.EOF:
             if closes:
                 os.close(number)
             return
@@ -341,7 +341,7 @@ async def pump(
 
     async def receive() -> None:
         while (found := await stream.read()) is not None:
-            if found[0] == Kind.EOF:
+            if found[0] == MessageKind.EOF:
                 if writer.can_write_eof():
                     writer.write_eof()
                 return

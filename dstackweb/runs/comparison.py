@@ -41,19 +41,19 @@ class LineOf(StrEnum):
 
 
 @dataclass(frozen=True)
-class Line:
+class DiffLine:
     of: LineOf
     text: str
 
 
 @dataclass(frozen=True)
-class Setting:
+class ComparedSetting:
     """A setting as text, None where a run lacks it. `lines`: those of both, where texts of 2 to MOST_LINES differ."""
 
     key: str
     left: str | None
     right: str | None
-    lines: list[Line]
+    lines: list[DiffLine]
 
     @property
     def differs(self) -> bool:
@@ -80,7 +80,7 @@ class Side:
 class Comparison:
     left: Side
     right: Side
-    settings: list[Setting]
+    settings: list[ComparedSetting]
 
 
 def current_spec(run: Run) -> EffectiveSpec:
@@ -124,37 +124,37 @@ def _settings(run: Run) -> dict[str, str]:
     return {key: value_text(value) for key, value in values.items() if key not in TITLES} | code
 
 
-def _setting(key: str, left: str | None, right: str | None) -> Setting:
+def _setting(key: str, left: str | None, right: str | None) -> ComparedSetting:
     breaks = ((left or "") + (right or "")).count("\n") if left != right else 0
     lines = list(line_by_line(left or "", right or "")) if 0 < breaks < MOST_LINES else []
-    return Setting(key, left, right, lines)
+    return ComparedSetting(key, left, right, lines)
 
 
-def line_by_line(left: str, right: str) -> Iterator[Line]:
+def line_by_line(left: str, right: str) -> Iterator[DiffLine]:
     """The lines of two texts in order: common ones once, and where they differ those of the left one first."""
     one, other = left.splitlines(), right.splitlines()
     begin = _equal_at_begin(one, other)
     end = _equal_at_begin(one[begin:][::-1], other[begin:][::-1])
-    yield from (Line(LineOf.BOTH, text) for text in one[:begin])
+    yield from (DiffLine(LineOf.BOTH, text) for text in one[:begin])
     yield from _changed_lines(one[begin : len(one) - end], other[begin : len(other) - end])
-    yield from (Line(LineOf.BOTH, text) for text in one[len(one) - end :])
+    yield from (DiffLine(LineOf.BOTH, text) for text in one[len(one) - end :])
 
 
 def _equal_at_begin(one: list[str], other: list[str]) -> int:
     return sum(1 for _pair in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _changed_lines(one: list[str], other: list[str]) -> Iterator[Line]:
+def _changed_lines(one: list[str], other: list[str]) -> Iterator[DiffLine]:
     if _most_steps(one, other) > MOST_STEPS:
         blocks = [("replace", 0, len(one), 0, len(other))]
     else:
         blocks = [*SequenceMatcher(None, one, other, autojunk=False).get_opcodes()]
     for tag, start, end, other_start, other_end in blocks:
         if tag == "equal":
-            yield from (Line(LineOf.BOTH, text) for text in one[start:end])
+            yield from (DiffLine(LineOf.BOTH, text) for text in one[start:end])
         else:
-            yield from (Line(LineOf.LEFT, text) for text in one[start:end])
-            yield from (Line(LineOf.RIGHT, text) for text in other[other_start:other_end])
+            yield from (DiffLine(LineOf.LEFT, text) for text in one[start:end])
+            yield from (DiffLine(LineOf.RIGHT, text) for text in other[other_start:other_end])
 
 
 def _most_steps(one: list[str], other: list[str]) -> int:

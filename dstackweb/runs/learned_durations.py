@@ -28,7 +28,7 @@ POINTS = 64
 """Durations that stand for a histogram."""
 
 
-class Key(NamedTuple):
+class DurationKey(NamedTuple):
     """The columns of a counter."""
 
     project_id: int
@@ -37,19 +37,19 @@ class Key(NamedTuple):
     bin: int
 
 
-def key_of(run: Run, ended_at: dt.datetime | None) -> Key | None:
+def key_of(run: Run, ended_at: dt.datetime | None) -> DurationKey | None:
     """Where an ended run counts; None for one that never started, or was retried."""
     seconds = took_s(run.started_at, ended_at)
     if seconds is None or run.attempt > 1:
         return None
-    return Key(run.project_id, prefix_and_group(run.name)[0], run.user_id, BINS.bin_of(seconds))
+    return DurationKey(run.project_id, prefix_and_group(run.name)[0], run.user_id, BINS.bin_of(seconds))
 
 
-class Deltas:
+class DurationDeltas:
     """What a transaction changes of the counters, until `write` writes it."""
 
     def __init__(self) -> None:
-        self._runs: Counter[Key] = Counter()
+        self._runs: Counter[DurationKey] = Counter()
 
     def add(self, run: Run, ended_at: dt.datetime | None, runs: int = 1) -> None:
         """Count a run that ends, or with -1 one that is removed."""
@@ -65,7 +65,7 @@ class Deltas:
                 _subtract(key, -runs)
 
 
-def _add(key: Key, runs: int) -> None:
+def _add(key: DurationKey, runs: int) -> None:
     row = LearnedDuration.objects.filter(**key._asdict())
     if row.update(runs=F("runs") + runs):
         return
@@ -77,7 +77,7 @@ def _add(key: Key, runs: int) -> None:
     row.update(runs=F("runs") + runs)
 
 
-def _may_count(key: Key) -> bool:
+def _may_count(key: DurationKey) -> bool:
     """Whether the prefix and member are counted apart already, or there is room for them."""
     mine = LearnedDuration.objects.filter(project=key.project_id)
     if mine.filter(prefix=key.prefix, user=key.user_id).exists():
@@ -85,7 +85,7 @@ def _may_count(key: Key) -> bool:
     return mine.exclude(prefix="").values("prefix", "user").distinct().count() < KEYS_MAX
 
 
-def _subtract(key: Key, runs: int) -> None:
+def _subtract(key: DurationKey, runs: int) -> None:
     """Also from the rest, where some were counted when there was no room."""
     for each in (key, key._replace(prefix="")):
         row = LearnedDuration.objects.filter(**each._asdict())

@@ -21,7 +21,7 @@ from dstackweb.runs.states import ACTIVE
 from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.runs.sweeps.validation import run_name
 from dstackweb.spec.array import Array
-from dstackweb.spec.pipeline import Cycle, Part, in_order, split
+from dstackweb.spec.pipeline import Cycle, PipelineFile, in_order, split
 from dstackweb.spec.run_file import parse_run_file
 
 
@@ -29,7 +29,7 @@ from dstackweb.spec.run_file import parse_run_file
 class Step:
     """One run or sweep of a file: what was submitted for it, parsed and checked."""
 
-    part: Part
+    part: PipelineFile
     submission: Submission
     prepared: PreparedSubmission
 
@@ -133,7 +133,7 @@ def prepare(project: Project, user: User, role: str, submission: Submission) -> 
         raise last.wrong("after", number, msg=_("these runs wait for each other: %s") % cycle) from None
 
 
-def _names(parts: Sequence[Part], submission: Submission) -> list[str]:
+def _names(parts: Sequence[PipelineFile], submission: Submission) -> list[str]:
     """The names of what a file has. Raises Invalid for a part without one, or with that of another."""
     lines: dict[str, int | None] = {}
     sizes: dict[str, int] = {}
@@ -156,14 +156,14 @@ def _names(parts: Sequence[Part], submission: Submission) -> list[str]:
     return list(lines)
 
 
-def _step(project: Project, user: User, role: str, whole: Submission, part: Part, names: Sequence[str]) -> Step:
+def _step(project: Project, user: User, role: str, whole: Submission, part: PipelineFile, names: Sequence[str]) -> Step:
     submission = replace(whole, config=part.config, part_of=whole.digest())
     with _placed(part):
         return Step(part, submission, services.prepare(project, user, role, submission, names))
 
 
 @contextmanager
-def _placed(part: Part) -> Iterator[None]:
+def _placed(part: PipelineFile) -> Iterator[None]:
     """Give errors the lines of the whole file."""
     try:
         yield
@@ -171,7 +171,9 @@ def _placed(part: Part) -> Iterator[None]:
         raise part.placed(error) from None
 
 
-def _replayed(project: Project, user: User, whole: Submission, parts: Sequence[Part], key: str) -> list[Run | Sweep]:
+def _replayed(
+    project: Project, user: User, whole: Submission, parts: Sequence[PipelineFile], key: str
+) -> list[Run | Sweep]:
     """The runs and sweeps created with this key before. Raises Conflict if that was a different submission."""
     submissions = [replace(whole, config=part.config, part_of=whole.digest()) for part in parts]
     found = (sweeps.replayed(project, user, _key(key, at), one) for at, one in enumerate(submissions))

@@ -41,7 +41,7 @@ def took_s(started: dt.datetime | None, ended: dt.datetime | None) -> float | No
     return None if started is None or ended is None else max(0.0, (ended - started).total_seconds())
 
 
-class Deltas:
+class PrefixDeltas:
     """What a transaction changes of the counters of projects, until `write` writes it."""
 
     def __init__(self) -> None:

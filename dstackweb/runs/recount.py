@@ -146,13 +146,15 @@ def _artifacts() -> Iterator[Difference]:
 
 def _durations() -> Iterator[Difference]:
     """Learned durations beside ended runs. Those that are not counted by prefix are among the rest."""
-    real: Counter[learned_durations.Key] = Counter()
+    real: Counter[learned_durations.DurationKey] = Counter()
     ended = Run.objects.filter(status__in=ENDED, started_at__isnull=False, ended_at__isnull=False)
     for run in ended.only("project", "user", "name", "attempt", "started_at", "ended_at").iterator():
         if (key := learned_durations.key_of(run, run.ended_at)) is not None:
             real[key] += 1
     columns = ("project", "prefix", "user", "bin", "runs")
-    kept = Counter({learned_durations.Key(*key): runs for *key, runs in LearnedDuration.objects.values_list(*columns)})
+    kept = Counter(
+        {learned_durations.DurationKey(*key): runs for *key, runs in LearnedDuration.objects.values_list(*columns)}
+    )
     for key in sorted(kept):
         if key.prefix and kept[key] > real[key]:
             yield Difference(f"runs of {key}", kept[key], real[key])
@@ -178,8 +180,8 @@ def _usage() -> Iterator[Difference]:
         yield Difference(f"idle ms of {row}", row.idle_ms, row.measured_ms)
 
 
-def _without_prefix(counted: Counter[learned_durations.Key]) -> Counter[learned_durations.Key]:
-    found: Counter[learned_durations.Key] = Counter()
+def _without_prefix(counted: Counter[learned_durations.DurationKey]) -> Counter[learned_durations.DurationKey]:
+    found: Counter[learned_durations.DurationKey] = Counter()
     for key, runs in counted.items():
         found[key._replace(prefix="")] += runs
     return found

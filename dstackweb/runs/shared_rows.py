@@ -30,13 +30,13 @@ class _Changes:
     """By queue, how many more runs are in each status. A queue without any is touched."""
     of_sweeps: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """The same by sweep."""
-    prefixes: prefix_counters.Deltas = field(default_factory=prefix_counters.Deltas)
+    prefixes: prefix_counters.PrefixDeltas = field(default_factory=prefix_counters.PrefixDeltas)
     settled: dict[int, int] = field(default_factory=dict)
     """Runs whose ended jobs may hold something, with their queues."""
     placed: list[tuple[Sequence[Run], dt.datetime]] = field(default_factory=list)
     removed: list[history.Placed] = field(default_factory=list)
-    durations: learned_durations.Deltas = field(default_factory=learned_durations.Deltas)
-    usage: usage.Deltas = field(default_factory=usage.Deltas)
+    durations: learned_durations.DurationDeltas = field(default_factory=learned_durations.DurationDeltas)
+    usage: usage.UsageDeltas = field(default_factory=usage.UsageDeltas)
 
     def write(self) -> None:
         """In the common order of locks."""

@@ -34,7 +34,7 @@ Amounts = Counter[str]
 """Some of NUMBERS."""
 
 
-class Key(NamedTuple):
+class UsageKey(NamedTuple):
     """The columns of a counter, in the order in which everyone locks them."""
 
     project_id: int
@@ -100,26 +100,26 @@ def _launches(instances: Collection[UUID | None]) -> dict[UUID, dt.datetime | No
     return dict(Instance.objects.filter(pk__in=found).values_list("pk", "launched_at")) if found else {}
 
 
-class Deltas:
+class UsageDeltas:
     """What a transaction changes of the counters, until `write` writes it."""
 
     def __init__(self) -> None:
-        self._used: defaultdict[Key, Amounts] = defaultdict(Counter)
+        self._used: defaultdict[UsageKey, Amounts] = defaultdict(Counter)
         self._removed: defaultdict[tuple[int, dt.date, int], Amounts] = defaultdict(Counter)
 
     def add_job(self, job: Job, now: dt.datetime) -> None:
         """A job, with its run, that ends."""
         run = job.run
         for day, amounts in held(job).by_day(to_ms(now)):
-            self._used[Key(run.project_id, day, run.user_id, run.queue_id)].update(amounts)
+            self._used[UsageKey(run.project_id, day, run.user_id, run.queue_id)].update(amounts)
 
     def add_run(self, run: Run, outcome: RunStatus, now: dt.datetime) -> None:
         """A run that ends."""
-        self._used[Key(run.project_id, day_of(now), run.user_id, run.queue_id)][outcome.value] += 1
+        self._used[UsageKey(run.project_id, day_of(now), run.user_id, run.queue_id)][outcome.value] += 1
 
     def add_measured(self, run: Run, day: dt.date, measured_ms: int, idle_ms: int) -> None:
         """Time of a GPU of a run that its samples cover, and the idle part of it."""
-        key = Key(run.project_id, day, run.user_id, run.queue_id)
+        key = UsageKey(run.project_id, day, run.user_id, run.queue_id)
         self._used[key].update(measured_ms=measured_ms, idle_ms=idle_ms)
 
     def add_removed(self, runs: Sequence[Run]) -> None:
@@ -169,7 +169,7 @@ def of_ended(runs: Iterable[Run] | None = None) -> dict[tuple[int, dt.date, int]
     return found
 
 
-def active(now: dt.datetime, project: Project | None = None) -> dict[Key, Amounts]:
+def active(now: dt.datetime, project: Project | None = None) -> dict[UsageKey, Amounts]:
     """What active jobs have used up to now: as much work as there are active jobs."""
     columns = ("run", *HELD)
     jobs = list(Job.objects.filter(status__in=JOB_ACTIVE).values_list(*columns))
@@ -179,12 +179,12 @@ def active(now: dt.datetime, project: Project | None = None) -> dict[Key, Amount
         runs = runs.filter(project=project)
     of_run = {pk: rest for pk, *rest in runs.values_list("pk", "project", "user", "queue")}
     launched = _launches([job[-1] for _run, *job in jobs])
-    found: defaultdict[Key, Amounts] = defaultdict(Counter)
+    found: defaultdict[UsageKey, Amounts] = defaultdict(Counter)
     for run_id, *job in jobs:
         if run_id in of_run:
             project_id, user_id, queue_id = of_run[run_id]
             for day, amounts in _held(job, launched).by_day(to_ms(now)):
-                found[Key(project_id, day, user_id, queue_id)].update(amounts)
+                found[UsageKey(project_id, day, user_id, queue_id)].update(amounts)
     return found
 
 
@@ -199,14 +199,14 @@ def of_runs(run_ids: Collection[int], now: dt.datetime) -> dict[int, Amounts]:
     return found
 
 
-def read(project: Project | None, first: dt.date, last: dt.date, now: dt.datetime) -> dict[Key, Amounts]:
+def read(project: Project | None, first: dt.date, last: dt.date, now: dt.datetime) -> dict[UsageKey, Amounts]:
     """What was used on these days, both included, in a project or in all, with what active jobs hold."""
-    found: dict[Key, Amounts] = {}
+    found: dict[UsageKey, Amounts] = {}
     rows = UsageDay.objects.filter(day__gte=first, day__lte=last)
     if project is not None:
         rows = rows.filter(project=project)
-    for project_id, day, user_id, queue_id, *numbers in rows.values_list(*Key._fields, *NUMBERS):
-        found[Key(project_id, day, user_id, queue_id)] = Counter(dict(zip(NUMBERS, numbers, strict=True)))
+    for project_id, day, user_id, queue_id, *numbers in rows.values_list(*UsageKey._fields, *NUMBERS):
+        found[UsageKey(project_id, day, user_id, queue_id)] = Counter(dict(zip(NUMBERS, numbers, strict=True)))
     for key, amounts in active(now, project).items():
         if first <= key.day <= last:
             found.setdefault(key, Counter()).update(amounts)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import usage
 from dstackweb.runs.models import Queue
-from dstackweb.runs.usage import OUTCOMES, Amounts, Key
+from dstackweb.runs.usage import OUTCOMES, Amounts, UsageKey
 
 HOUR_MS = 3_600_000
 DAYS = (7, 30, 90)
@@ -93,7 +93,7 @@ class Used(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class UsageLine:
     """What one member, queue or project used, in all and on each day of the period."""
 
     name: str
@@ -109,14 +109,14 @@ class Report:
     project: Project | None
     period: Period
     by: By
-    lines: list[Line]
+    lines: list[UsageLine]
     total: Used
 
 
 class _Names:
     """Names of the rows that keys refer to."""
 
-    def __init__(self, keys: Mapping[Key, object], project: Project | None) -> None:
+    def __init__(self, keys: Mapping[UsageKey, object], project: Project | None) -> None:
         self.users: dict[int, str] = {
             user.pk: user.get_username() for user in _rows(User, {key.user_id for key in keys})
         }
@@ -129,7 +129,7 @@ class _Names:
             queue.pk: queue.name if project else f"{self.projects[queue.project_id]}/{queue.name}" for queue in queues
         }
 
-    def of(self, key: Key, by: By) -> str:
+    def of(self, key: UsageKey, by: By) -> str:
         match by:
             case By.MEMBER:
                 return self.users[key.user_id]
@@ -162,7 +162,7 @@ def report(project: Project | None, period: Period, by: By, now: dt.datetime) ->
         for unit in ("gpu_ms", "cpu_ms")
     }
     lines = [
-        Line(name, Used.of(amounts), hours[name, "gpu_ms"], hours[name, "cpu_ms"])
+        UsageLine(name, Used.of(amounts), hours[name, "gpu_ms"], hours[name, "cpu_ms"])
         for name, amounts in sorted(of_name.items(), key=lambda each: (-each[1]["gpu_ms"], each[0]))
     ]
     return Report(project, period, by, lines, Used.of(total))

@@ -19,7 +19,7 @@ _WITHOUT_VALUE = re.compile(r"[ \t\r]*(#.*)?$|%")  # blank, a comment, or a dire
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelineFile:
     """The file of one run. `before` counts the lines of the whole text above it; None for an object."""
 
     config: str | dict[str, Any]
@@ -37,7 +37,7 @@ class Part:
         return None if line is None or self.before is None else line + self.before
 
 
-def split(config: Config) -> list[Part]:
+def split(config: Config) -> list[PipelineFile]:
     """The files in a config, in its order; documents without a value are left out. Raises TooLarge, or Invalid.
 
     A single one is returned as it is.
@@ -45,21 +45,21 @@ def split(config: Config) -> list[Part]:
     if isinstance(config, str):
         check_size(len(config.encode("utf-8", "surrogatepass")))
         parts = _documents(config)
-        return _limited(parts) if len(parts) > 1 else [Part(config)]
-    parts = [Part(one) for one in (config if isinstance(config, list) else [config])]
+        return _limited(parts) if len(parts) > 1 else [PipelineFile(config)]
+    parts = [PipelineFile(one) for one in (config if isinstance(config, list) else [config])]
     if not parts:
         raise Invalid.at("config", msg=_("the list has no run"))
     return _limited(parts)
 
 
-def _limited(parts: list[Part]) -> list[Part]:
+def _limited(parts: list[PipelineFile]) -> list[PipelineFile]:
     if len(parts) > MAX_RUNS:
         raise parts[MAX_RUNS].at(msg=_("a file has %d runs at most") % MAX_RUNS)
     return parts
 
 
-def _documents(text: str) -> list[Part]:
-    parts: list[Part] = []
+def _documents(text: str) -> list[PipelineFile]:
+    parts: list[PipelineFile] = []
     lines: list[str] = []
     start = 0
     for number, line in enumerate([*text.split("\n"), "---"]):
@@ -67,7 +67,7 @@ def _documents(text: str) -> list[Part]:
             lines.append(line)
             continue
         if not all(map(_WITHOUT_VALUE.match, lines)):
-            parts.append(Part("\n".join(lines).rstrip() + "\n", start))
+            parts.append(PipelineFile("\n".join(lines).rstrip() + "\n", start))
         rest = line[separator.end() :]
         lines, start = ([" " * separator.end() + rest], number) if rest.strip() else ([], number + 1)
     return parts

@@ -57,20 +57,20 @@ TONES = ("go", "info", "wait", "bad")
 TREND = dt.timedelta(hours=24)
 
 
-class Line(NamedTuple):
+class CheckLine(NamedTuple):
     """A check, and the page about what it checks: the name of its URL, or empty."""
 
     check: HealthLine
     view: str
 
 
-class Area(NamedTuple):
+class HealthArea(NamedTuple):
     """Checks that belong together: those that need attention, the worst first, and the others."""
 
     name: str
     tone: str
-    faults: list[Line]
-    fine: list[Line]
+    faults: list[CheckLine]
+    fine: list[CheckLine]
 
 
 @project_page()
@@ -94,7 +94,7 @@ def health_page(request: PageRequest) -> HttpResponse:
     return polled(request, "health/health.html", "health/health_list.html", version, lambda: context)
 
 
-def areas(project: Project) -> list[Area]:
+def areas(project: Project) -> list[HealthArea]:
     """All checks by what they are about, the worst first, with what `project` uses."""
     usage = functools.partial(_usage, project)
     parts: dict[str, tuple[tuple[Callable[[], Iterable[HealthLine]], str], ...]] = {
@@ -119,17 +119,17 @@ def areas(project: Project) -> list[Area]:
         _("Storage"): ((_database, ""), (_storage, ""), (_disk, ""), (_retention, ""), (usage, "web:runs")),
     }
     lines = _merged(
-        (name, Line(check, view)) for name, each in parts.items() for part, view in each for check in _safely(part)
+        (name, CheckLine(check, view)) for name, each in parts.items() for part, view in each for check in _safely(part)
     )
     found = [_area(name, [line for of, line in lines if of == name]) for name in parts]
     return sorted((area for area in found if area.faults or area.fine), key=lambda area: -TONES.index(area.tone))
 
 
-def _area(name: str, lines: Sequence[Line]) -> Area:
+def _area(name: str, lines: Sequence[CheckLine]) -> HealthArea:
     lines = sorted(lines, key=lambda line: -TONES.index(line.check.tone))
     tone = lines[0].check.tone if lines else "go"
     faults = [line for line in lines if line.check.tone in ("bad", "wait")]
-    return Area(name, tone, faults, lines[len(faults) :])
+    return HealthArea(name, tone, faults, lines[len(faults) :])
 
 
 def checks(project: Project) -> list[HealthLine]:
@@ -138,9 +138,9 @@ def checks(project: Project) -> list[HealthLine]:
     return sorted(found, key=lambda check: -TONES.index(check.tone))
 
 
-def _merged(found: Iterable[tuple[str, Line]]) -> list[tuple[str, Line]]:
+def _merged(found: Iterable[tuple[str, CheckLine]]) -> list[tuple[str, CheckLine]]:
     """One line for all checks that could not be read for the same cause, in the area of the first."""
-    merged: dict[tuple[str, ...], tuple[str, Line]] = {}
+    merged: dict[tuple[str, ...], tuple[str, CheckLine]] = {}
     for number, (area, line) in enumerate(found):
         check = line.check
         unreadable = check.tone == "bad" and check.value == _("could not be read")

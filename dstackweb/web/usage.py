@@ -18,7 +18,7 @@ from django.views.decorators.http import require_safe
 from dstackweb.accounts.models import Project
 from dstackweb.runs import usage_report
 from dstackweb.runs.models import UsageDay
-from dstackweb.runs.usage_report import DAYS, By, Line, Period, Report
+from dstackweb.runs.usage_report import DAYS, By, Period, Report, UsageLine
 from dstackweb.web.common.pages import PageRequest, SortHeader, project_page
 
 DEFAULT_DAYS = 30
@@ -59,10 +59,10 @@ class UsageFilters:
         chosen = {**period, "by": self.by.value, "all": "" if self.project else "yes", "sort": self.sort} | changes
         return "?" + urlencode({name: value for name, value in chosen.items() if value})
 
-    def sorted(self, lines: Sequence[Line]) -> list[Line]:
+    def sorted(self, lines: Sequence[UsageLine]) -> list[UsageLine]:
         name = self.sort.removeprefix("-")
 
-        def key(line: Line) -> Any:
+        def key(line: UsageLine) -> Any:
             value = getattr(line.used, name)
             return -1.0 if value is None else value
 
@@ -84,7 +84,7 @@ def _period(month: str, days: str, now: dt.datetime) -> Period:
         return Period.up_to(now, int(days) if days in map(str, DAYS) else DEFAULT_DAYS)
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A rectangle of a bar: place and height as SVG has them, in percent, and its line's colour, name and hours."""
 
     y: str
@@ -99,7 +99,7 @@ class Bar(NamedTuple):
 
     day: dt.date
     hours: float
-    parts: list[Part]
+    parts: list[BarPart]
 
 
 class Chart(NamedTuple):
@@ -170,6 +170,6 @@ def _chart(report: Report) -> Chart:
             if each[index] > 0:
                 height = 100 * each[index] / most
                 y -= height
-                parts.append(Part(f"{max(0.0, y):.2f}", f"{height:.2f}", colour, name, each[index]))
+                parts.append(BarPart(f"{max(0.0, y):.2f}", f"{height:.2f}", colour, name, each[index]))
         bars.append(Bar(day, totals[index], parts))
     return Chart(bars, most, of_gpus, [(colour, name) for colour, (name, _each) in zip(COLOURS, shown, strict=False)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, assert_never, cast
 
@@ -26,6 +25,7 @@ from dstackweb.runs.codes import (
     UnavailableData,
     WaitReason,
 )
+from dstackweb.spec.units import format_duration
 from dstackweb.wording.hosts import isolation
 from dstackweb.wording.places import AMOUNTS, busy_until, lack, tried
 from dstackweb.wording.sentence import Label, Sentence, as_text, clauses, fill, known, listing, words
@@ -191,7 +191,7 @@ def _reserved(data: ReservedData) -> Sentence:
     left_s = (at - timezone.now()).total_seconds() - data.get("spare_s", 0)
     if left_s < 60:
         return text
-    return text + _("; with max_duration: %s this run could start first") % f"{math.floor(left_s / 60)}m"
+    return text + _("; with max_duration: %s this run could start first") % format_duration(int(left_s // 60) * 60)
 
 
 def _no_offer_available(data: Shortfall) -> str:

@@ -22,7 +22,7 @@ function joined(first, second) {
 }
 
 /** The index of the last of ascending numbers that is at most `value`, -1 if none is. */
-export function lastAtMost(numbers, value, length = numbers.length) {
+function lastAtMost(numbers, value, length = numbers.length) {
   let low = 0;
   let high = length;
   while (low < high) {

@@ -110,7 +110,7 @@ function rightClick(event) {
   open(row, moreOf(row), event);
 }
 
-export function openDialog(picked, verb) {
+function openDialog(picked, verb) {
   moving = picked.map(keyOf);
   dialog.querySelector("[data-title]").textContent = word("moveWhat").replace("%s", what(picked));
   dialog.querySelector(`[name=where][value=${verb}]`).checked = true;

@@ -24,7 +24,7 @@ export const delayMs = (seconds, tookMs = 0) =>
   Math.min(Math.max(seconds * 1000 * 2 ** failures, PATIENCE * tookMs), Math.max(SLOWEST_MS, seconds * 1000));
 
 /** While nothing changes, pauses grow to four seconds at most; longer ones stay as they are. */
-export function calmSeconds(seconds, same) {
+function calmSeconds(seconds, same) {
   const factor = 1 + CALM_AFTER.filter((answers) => same >= answers).length / 2;
   return Math.min(seconds * factor, Math.max(seconds, CALM_MS / 1000));
 }

@@ -30,13 +30,13 @@ export function durationText(seconds) {
 }
 
 // Writes what `dstackweb.wording.units.elapsed` writes.
-export function elapsedText(seconds) {
+function elapsedText(seconds) {
   const s = Math.max(0, Math.floor(seconds));
   return s >= 60 && s < 3600 ? `${counted(Math.floor(s / 60), "min")} ${counted(s % 60, "s")}` : durationText(s);
 }
 
 /** What is left, to the second in its last hour: `4:12`, `2 h 5 min`; in Chinese with units, as a word follows. */
-export function leftText(seconds) {
+function leftText(seconds) {
   const s = Math.max(0, Math.ceil(seconds));
   if (document.documentElement.lang.startsWith("zh")) return elapsedText(s);
   return s < 3600 ? `${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}` : durationText(s);

@@ -15,7 +15,7 @@ function take(part, box) {
   if (back?.isConnected) back.focus({ preventScroll: true });
 }
 
-export function dismiss(box) {
+function dismiss(box) {
   clearTimeout(shown.get(box)?.timer);
   forget(box);
   take(box, box);

@@ -14,7 +14,7 @@ from dstackweb.accounts import services, tokens
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import ApiToken, Invite, Project, User
 from dstackweb.web.urls import account_pages
-from tests.factories import join, make_project, make_user
+from tests.factories import join, make_project, make_user, project_of
 
 pytestmark = pytest.mark.django_db
 ROLES = ["viewer", "member", "manager", "admin"]
@@ -145,7 +145,7 @@ def test_an_invite_with_an_unknown_role_or_time_is_an_error_at_its_field(page: C
 
 
 def test_the_members_page_lists_the_projects_open_invites(page: Client, project: Project, ada: User) -> None:
-    other = services.create_project(make_user("eve"), "speech")
+    other = project_of(make_user("eve"), "speech")
     services.invite(other, ada, "member")
     services.invite(project, ada, "member", ttl=timedelta(0))
     row, _token = services.invite(project, ada, "member")

@@ -12,7 +12,7 @@ from django.test import Client
 from dstackweb.accounts import services, tokens
 from dstackweb.accounts.models import ApiToken, Membership, Project, ProjectSecret, Session, User
 from dstackweb.urls import admin  # with all models registered
-from tests.factories import join, make_user
+from tests.factories import join, make_user, project_of
 
 pytestmark = pytest.mark.django_db
 MODELS = [
@@ -40,7 +40,7 @@ def test_every_model_is_in_the_admin_with_a_list_a_filter_and_a_search(client: C
 
 
 def test_no_page_shows_a_digest_or_a_value(client: Client, root: User) -> None:
-    project = services.create_project(root, "vision")
+    project = project_of(root, "vision")
     token, plaintext = services.create_token(root, "laptop")
     invite, invite_token = services.invite(project, root, "member")
     link_token = services.make_login_link(root)
@@ -84,7 +84,7 @@ def test_a_user_is_made_and_their_page_opens(client: Client, root: User) -> None
     client.post("/admin/accounts/user/add/", values)
     grace = User.objects.get(username="grace")
     assert grace.check_password(PASSWORD)
-    join(services.create_project(root, "vision"), grace)
+    join(project_of(root, "vision"), grace)
     assert "vision" in client.get(f"/admin/accounts/user/{grace.pk}/change/").content.decode()
 
 
@@ -123,7 +123,7 @@ def test_a_value_out_of_range_is_an_error_at_its_field(client: Client, root: Use
 
 
 def test_a_secret_is_written_and_replaced_but_never_shown(client: Client, root: User) -> None:
-    project = services.create_project(root, "vision")
+    project = project_of(root, "vision")
     values = {"project": project.pk, "name": "KEY", "value": "first\r\nline"}
     client.post("/admin/accounts/projectsecret/add/", values)
     row = ProjectSecret.objects.get()
@@ -134,7 +134,7 @@ def test_a_secret_is_written_and_replaced_but_never_shown(client: Client, root: 
 
 
 def test_a_secret_that_no_environment_can_hold_is_refused_and_not_sent_back(client: Client, root: User) -> None:
-    project = services.create_project(root, "vision")
+    project = project_of(root, "vision")
     values = {"project": project.pk, "name": "KEY", "value": "é" * 40_000}
     response = client.post("/admin/accounts/projectsecret/add/", values)
     assert "64 KiB" in response.content.decode()
@@ -179,7 +179,7 @@ def test_staff_cannot_become_deployment_admins(client: Client, staff: User) -> N
 
 
 def test_a_role_that_is_changed_here_is_no_longer_one_of_a_group(client: Client, root: User) -> None:
-    project = services.create_project(root, "vision")
+    project = project_of(root, "vision")
     ada, bob = join(project, make_user("ada")), join(project, make_user("bob"))
     Membership.objects.filter(user__in=[ada, bob]).update(by_group=True)
     rows = list(project.memberships.order_by("pk"))

@@ -10,7 +10,7 @@ from dstackweb.accounts import services
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import Invite, Project, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid, NotFound
-from tests.factories import join, make_user
+from tests.factories import join, make_user, project_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 PASSWORD = "correct horse battery"
@@ -23,21 +23,7 @@ def admin() -> User:
 
 @pytest.fixture
 def project(admin: User) -> Project:
-    return services.create_project(admin, "vision")
-
-
-def test_the_creator_of_a_project_is_its_admin(project: Project, admin: User) -> None:
-    assert role_in(project, admin) == "admin"
-
-
-def test_a_taken_project_name_is_a_conflict_and_an_invalid_one_a_field_error(project: Project, admin: User) -> None:
-    with pytest.raises(Conflict, match="vision"):
-        services.create_project(admin, "vision")
-    for name in ("two words", "", "a/b", "x" * 61):
-        with pytest.raises(Invalid) as refused:
-            services.create_project(admin, name)
-        assert refused.value.errors[0]["loc"] == ["name"]
-    assert Project.objects.count() == 1
+    return project_of(admin, "vision")
 
 
 def test_a_role_is_changed_and_a_member_removed(project: Project) -> None:
@@ -160,5 +146,5 @@ def test_a_member_who_opens_an_invite_keeps_their_role_and_the_invite_stays_unus
 def test_an_invite_of_another_project_cannot_be_withdrawn(project: Project, admin: User) -> None:
     row, token = services.invite(project, admin, "member")
     with pytest.raises(NotFound):
-        services.withdraw_invite(services.create_project(admin, "speech"), row.pk)
+        services.withdraw_invite(project_of(admin, "speech"), row.pk)
     assert services.open_invite(token) == row

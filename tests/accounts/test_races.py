@@ -10,7 +10,7 @@ from dstackweb.accounts.bootstrap import bootstrap
 from dstackweb.accounts.models import ApiToken, Membership, Project, User
 from dstackweb.lib.errors import Conflict, Invalid
 from tests.accounts.races import all_read_before_any_writes, at_once
-from tests.factories import join, make_user
+from tests.factories import join, make_user, project_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.both_sides]
 PASSWORD = "correct horse battery"
@@ -18,7 +18,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture
 def project() -> Project:
-    return services.create_project(make_user("ada"), "vision")
+    return project_of(make_user("ada"), "vision")
 
 
 def test_of_two_concurrent_users_of_one_invite_one_joins(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from django.test import override_settings
 from dstackweb.accounts import services
 from dstackweb.accounts.models import Project, ProjectSecret, User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
-from tests.factories import make_user
+from tests.factories import make_user, project_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 VALUE = "hf_abcdefghij"
@@ -21,7 +21,7 @@ def ada() -> User:
 
 @pytest.fixture
 def project(ada: User) -> Project:
-    return services.create_project(ada, "vision")
+    return project_of(ada, "vision")
 
 
 def test_runs_get_the_value_and_lists_get_the_names(project: Project, ada: User) -> None:
@@ -55,7 +55,7 @@ def test_a_deleted_secret_is_gone(project: Project, ada: User) -> None:
 
 def test_secrets_stay_within_their_project(project: Project, ada: User) -> None:
     services.set_secret(project, "HF_TOKEN", VALUE, by=ada)
-    other = services.create_project(ada, "speech")
+    other = project_of(ada, "speech")
     assert services.secret_values(other) == {}
     with pytest.raises(NotFound):
         services.delete_secret(other, "HF_TOKEN")

@@ -31,7 +31,7 @@ from dstackweb.lib import exports, sql
 from dstackweb.lib.errors import NotFound
 from dstackweb.notifications import channels
 from dstackweb.notifications.models import ChannelKind
-from dstackweb.notifications.services import Scope, bell_of, set_rules
+from dstackweb.notifications.services import RuleScope, bell_of, set_rules
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.services import make_default
 from dstackweb.runs import removal
@@ -108,8 +108,8 @@ def test_no_secret_value_is_ever_written(project: Project, root: User) -> None:
 def test_channels_and_their_rules_are_recorded_without_their_addresses(project: Project, root: User) -> None:
     channel = channels.create(project, ChannelKind.WEBHOOK, "hooks", "https://hooks.example.org/secret-part")
     first = channels.replace_key(channel)
-    set_rules(channel, {NotificationEvent.RUN_ENDED: Scope(own=False, project_id=project.pk)})
-    set_rules(channel, {NotificationEvent.RUN_ENDED: Scope(own=False, project_id=project.pk)})
+    set_rules(channel, {NotificationEvent.RUN_ENDED: RuleScope(own=False, project_id=project.pk)})
+    set_rules(channel, {NotificationEvent.RUN_ENDED: RuleScope(own=False, project_id=project.pk)})
     channels.turn(channel, False)
     channel.delete()
     assert written() == [

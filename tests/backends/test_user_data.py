@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.backends.user_data import LIMIT_BYTES, user_data
+from dstackweb.backends.user_data import user_data
 
+LIMIT_BYTES = 16384
+"""EC2's limit, before encoding."""
 AGENT = b'import sys; print("agent", *sys.argv[1:])'
 
 

@@ -19,7 +19,7 @@ from dstackweb.lib.secrets import encrypt
 from dstackweb.notifications import channels
 from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.models import Channel, ChannelKind
-from dstackweb.notifications.services import Scope, bell_of, set_rules
+from dstackweb.notifications.services import RuleScope, bell_of, set_rules
 from dstackweb.runs import artifacts, attempts, files, holds, services
 from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.history import SLOT, hour_of, slot_of
@@ -117,7 +117,7 @@ def build() -> tuple[Project, User]:
     """Hosts, members and runs of every status; returns the project and its manager."""
     project = make_project("main")
     mia = join(project, make_user("mia", password=PASSWORD, is_staff=True), "admin")
-    set_rules(bell_of(mia), dict.fromkeys(EVENTS, Scope(own=False)))
+    set_rules(bell_of(mia), dict.fromkeys(EVENTS, RuleScope(own=False)))
     _channels(project, mia)
     ann, bo = join(project, make_user("ann")), join(project, make_user("bo"))
     join(make_project("research"), mia, "admin")
@@ -218,7 +218,7 @@ def _channels(project: Project, mia: User) -> None:
     url = "https://hooks.example.org/services/T1/B2/c3"
     Channel.objects.create(pk=CHANNEL, user=mia, kind=ChannelKind.WEBHOOK, name="my program", url=encrypt(url))
     channel = Channel.objects.get(pk=CHANNEL)
-    set_rules(channel, {event: Scope(own=True) for event in list(EVENTS)[:2]})
+    set_rules(channel, {event: RuleScope(own=True) for event in list(EVENTS)[:2]})
     tried = (
         {"status": "sent", "answer": 204, "attempts": 1},
         {"status": "failed", "answer": 500, "attempts": 12, "problem": DeliveryProblem.ANSWER},

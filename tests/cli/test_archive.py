@@ -11,7 +11,7 @@ import pytest
 from dstackweb.cli.archive import CodeArchive, pack
 from dstackweb.cli.output import CliError
 from dstackweb.runner.archive import BadArchive, unpack
-from dstackweb.runner.archive_limits import Limits
+from dstackweb.runner.archive_limits import ArchiveLimits
 
 MB = 1 << 20
 
@@ -91,15 +91,15 @@ TREE = 3 * (512 + 10_240) + 512
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        (Limits(size=TREE - 1), "takes 32 KB when unpacked, and hosts unpack at most 32 KB of it"),
-        (Limits(entries=4), "has 5 files and folders, and hosts unpack at most 4"),
+        (ArchiveLimits(size=TREE - 1), "takes 32 KB when unpacked, and hosts unpack at most 32 KB of it"),
+        (ArchiveLimits(entries=4), "has 5 files and folders, and hosts unpack at most 4"),
     ],
 )
-def test_what_hosts_would_not_unpack_is_not_uploaded(tmp_path: Path, limits: Limits, words: str) -> None:
+def test_what_hosts_would_not_unpack_is_not_uploaded(tmp_path: Path, limits: ArchiveLimits, words: str) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("x", "a/y", "a/b/z"):
         (tmp_path / name).write_bytes(b"0" * 10_000)
-    fitting = Limits(size=TREE, entries=5)
+    fitting = ArchiveLimits(size=TREE, entries=5)
     packed = pack(tmp_path, 1_000, hosts_take=fitting)
     (target := tmp_path / "target").mkdir()
     unpack(packed.file, packed.sha256, str(target), fitting)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from dstackweb.gateway.clients import JobClient, NotConnected
-from dstackweb.runner.streams import STREAMS_MAX, Kind, Mux, Stream, StreamRefused
+from dstackweb.runner.streams import STREAMS_MAX, MessageKind, Mux, Stream, StreamRefused
 from tests.support import run_async
 
 URL = "http://run/"
@@ -21,7 +21,7 @@ async def job(stream: Stream, what: dict[str, Any]) -> None:
     """Answers each GET, and closes without an answer at the first request of another method."""
     await stream.accept()
     request = b""
-    while (found := await stream.read()) is not None and found[0] != Kind.EOF:
+    while (found := await stream.read()) is not None and found[0] != MessageKind.EOF:
         request += found[1]
         if request.endswith(b"\r\n\r\n"):
             if not request.startswith(b"GET"):

@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from dstackweb.gateway.access import Runner
+from dstackweb.gateway.access import RunnerAccess
 from dstackweb.gateway.headers import is_own, request_headers, response_headers, token_of
-from dstackweb.gateway.ssh import CONNECTIONS_OF_ADDRESS, FAILURES_MOST, FAILURES_S, Limits
+from dstackweb.gateway.ssh import CONNECTIONS_OF_ADDRESS, FAILURES_MOST, FAILURES_S, ConnectionLimits
 from dstackweb.gateway.tunnels import Tunnel
 from dstackweb.runner.streams import Mux
 from dstackweb.runs.inactivity import Use
@@ -67,7 +67,7 @@ def test_headers_of_the_connection_and_the_gateways_cookie_stay_behind() -> None
 
 
 def test_an_address_whose_keys_lead_nowhere_has_to_wait() -> None:
-    limits = Limits()
+    limits = ConnectionLimits()
     for at in range(FAILURES_MOST):
         assert limits.admits("10.0.0.1", at / 100)
         limits.failed("10.0.0.1", at / 100)
@@ -77,7 +77,7 @@ def test_an_address_whose_keys_lead_nowhere_has_to_wait() -> None:
 
 
 def test_an_address_has_so_many_connections() -> None:
-    limits = Limits()
+    limits = ConnectionLimits()
     for _ in range(CONNECTIONS_OF_ADDRESS):
         limits.opened("10.0.0.1")
     assert not limits.admits("10.0.0.1", 0.0)
@@ -104,7 +104,7 @@ def test_a_use_is_noted_with_the_moment_of_the_last_request() -> None:
     async def send(_message: bytes) -> None: ...
 
     noon = dt.datetime(2026, 11, 27, 12, tzinfo=dt.UTC)
-    tunnel = Tunnel(Runner(uuid4(), run_id=1, attempt=2), Mux(send), now=100.0)
+    tunnel = Tunnel(RunnerAccess(uuid4(), run_id=1, attempt=2), Mux(send), now=100.0)
     tunnel.used = 103.0
     assert tunnel.use_since(110.0, noon) == Use(2, noon - dt.timedelta(seconds=7), 7.0)
     assert tunnel.use_since(120.0, noon) == Use(2, None, 10.0)

@@ -10,7 +10,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Backend
 from dstackweb.notifications import conditions, outbox, services
 from dstackweb.notifications.models import Condition, Delivery
-from dstackweb.notifications.services import Scope
+from dstackweb.notifications.services import RuleScope
 from dstackweb.offers.models import SourceRow
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 @pytest.fixture
 def queue(run: Run, ann: User) -> Queue:
     """With a run that waits; ann wants to hear of it."""
-    services.set_rules(services.bell_of(ann), {NotificationEvent.QUEUE_STUCK: Scope(own=False)})
+    services.set_rules(services.bell_of(ann), {NotificationEvent.QUEUE_STUCK: RuleScope(own=False)})
     return run.queue
 
 

@@ -14,7 +14,7 @@ from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.backends.hosts import starts
 from dstackweb.notifications import channels, outbox, services
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
-from dstackweb.notifications.services import Scope
+from dstackweb.notifications.services import RuleScope
 from dstackweb.runs import services as runs
 from dstackweb.runs import spend
 from dstackweb.runs.codes import RunEventKind
@@ -116,7 +116,7 @@ def test_an_event_is_there_once_however_often_it_is_published(run: Run, ann: Use
 
 def test_an_end_that_two_rules_name_is_one_notification(run: Run, ann: User) -> None:
     bell = services.bell_of(ann)
-    both = dict.fromkeys((NotificationEvent.RUN_ENDED, NotificationEvent.RUN_FAILED), Scope(own=True))
+    both = dict.fromkeys((NotificationEvent.RUN_ENDED, NotificationEvent.RUN_FAILED), RuleScope(own=True))
     services.set_rules(bell, both)
     ended(run, RunStatus.FAILED)
     assert of(ann) == [("run_failed", "train")]
@@ -125,7 +125,7 @@ def test_an_end_that_two_rules_name_is_one_notification(run: Run, ann: User) -> 
 def test_rules_of_all_runs_reach_members_only_while_they_are(run: Run, project: Project) -> None:
     bob, eve = join(project, make_user("bob"), "viewer"), make_user("eve")
     for user in (bob, eve):
-        services.set_rules(services.bell_of(user), {NotificationEvent.RUN_ENDED: Scope(own=False)})
+        services.set_rules(services.bell_of(user), {NotificationEvent.RUN_ENDED: RuleScope(own=False)})
     ended(run, RunStatus.DONE)
     assert (of(bob), of(eve)) == ([("run_ended", "train")], [])
     Membership.objects.filter(user=bob).delete()
@@ -136,7 +136,7 @@ def test_rules_of_all_runs_reach_members_only_while_they_are(run: Run, project: 
 def test_a_rule_of_one_project_is_silent_about_others(ann: User, project: Project) -> None:
     other = make_project("other")
     join(other, ann)
-    services.set_rules(services.bell_of(ann), {NotificationEvent.RUN_ENDED: Scope(own=False, project_id=other.pk)})
+    services.set_rules(services.bell_of(ann), {NotificationEvent.RUN_ENDED: RuleScope(own=False, project_id=other.pk)})
     ended(make_run(project, ann, "here"), RunStatus.DONE)
     ended(make_run(other, ann, "there"), RunStatus.DONE)
     assert of(ann) == [("run_ended", "there")]
@@ -158,7 +158,9 @@ def test_a_notification_outlives_its_run(run: Run, ann: User) -> None:
 
 def test_rules_change_as_a_whole(ann: User) -> None:
     bell = services.bell_of(ann)
-    services.set_rules(bell, {NotificationEvent.RUN_FAILED: Scope(own=False), NotificationEvent.RUN_ENDED: Scope(True)})
+    services.set_rules(
+        bell, {NotificationEvent.RUN_FAILED: RuleScope(own=False), NotificationEvent.RUN_ENDED: RuleScope(True)}
+    )
     found = {rule.event: rule.own for rule in bell.rules.all()}
     assert found == {"run_failed": False, "run_ended": True}
 

@@ -124,7 +124,7 @@ def test_what_a_late_worker_notes_does_not_count_after_its_claim(
     fail("train")
     real = sending._send
 
-    def slow(*args: Any) -> sending.Result:
+    def slow(*args: Any) -> sending.SendResult:
         with monkeypatch.context() as patched:
             patched.setattr(sending, "_send", real)
             sending.send_next(channel.pk, later(61))

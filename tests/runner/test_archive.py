@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from dstackweb.runner import archive
 from dstackweb.runner.archive import BadArchive, Fault, unpack
-from dstackweb.runner.archive_limits import LIMITS, RATIO_MAX, Limits
+from dstackweb.runner.archive_limits import LIMITS, RATIO_MAX, ArchiveLimits
 from dstackweb.runner.child import CannotStart
 from tests.support import examples
 
-SMALL = Limits(size=1 << 16, entries=12)
+SMALL = ArchiveLimits(size=1 << 16, entries=12)
 
 
 def header(
@@ -71,7 +71,7 @@ def packed(*parts: bytes, end: bytes = bytes(1024)) -> bytes:
     return gzip.compress(b"".join(parts) + end, 1, mtime=0)
 
 
-def unpacked(data: bytes, target: Path, limits: Limits = LIMITS) -> None:
+def unpacked(data: bytes, target: Path, limits: ArchiveLimits = LIMITS) -> None:
     unpack(io.BytesIO(data), hashlib.sha256(data).hexdigest(), str(target), limits)
 
 
@@ -227,8 +227,8 @@ def test_results_in_the_place_of_code_stay_and_nothing_is_moved(tmp_path: Path, 
 
 
 def test_a_large_archive_may_unpack_to_more() -> None:
-    assert Limits().of(64 << 20) == Limits()
-    assert Limits().of(1 << 30).size == RATIO_MAX << 30
+    assert ArchiveLimits().of(64 << 20) == ArchiveLimits()
+    assert ArchiveLimits().of(1 << 30).size == RATIO_MAX << 30
 
 
 ODD_NAMES = (b"", b"a\xff", b"n" * 99, b"x/" * 40, archive.STAGED.encode() + b"x")

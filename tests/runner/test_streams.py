@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstackweb.runner.streams import WINDOW, Kind, Mux, ProtocolError, Stream, StreamRefused, decode, encode
+from dstackweb.runner.streams import WINDOW, MessageKind, Mux, ProtocolError, Stream, StreamRefused, decode, encode
 from dstackweb.runner.websocket import frame, masked
 from tests.support import run_async
 
@@ -34,10 +34,10 @@ class Pair:
         return send
 
 
-async def collected(stream: Stream) -> dict[Kind, bytes]:
-    found = {Kind.DATA: b"", Kind.ERROR_DATA: b""}
+async def collected(stream: Stream) -> dict[MessageKind, bytes]:
+    found = {MessageKind.DATA: b"", MessageKind.ERROR_DATA: b""}
     while (one := await stream.read()) is not None:
-        if one[0] == Kind.EOF:
+        if one[0] == MessageKind.EOF:
             break
         found[one[0]] += one[1]
     return found
@@ -48,17 +48,17 @@ def test_what_is_written_arrives_in_order_on_every_stream(pieces: list[tuple[int
     async def serve(stream: Stream, what: dict[str, Any]) -> None:
         await stream.accept()
         got = await collected(stream)
-        await stream.write(got[Kind.DATA])
-        await stream.write(got[Kind.ERROR_DATA], Kind.ERROR_DATA)
+        await stream.write(got[MessageKind.DATA])
+        await stream.write(got[MessageKind.ERROR_DATA], MessageKind.ERROR_DATA)
         await stream.close(status=what["number"])
 
     async def use(pair: Pair, number: int) -> None:
         stream = await pair.here.open(number=number)
-        sent = {Kind.DATA: b"", Kind.ERROR_DATA: b""}
+        sent = {MessageKind.DATA: b"", MessageKind.ERROR_DATA: b""}
         reading = asyncio.ensure_future(collected(stream))
         for of, size, is_error in pieces:
             if of == number:
-                kind, data = (Kind.ERROR_DATA if is_error else Kind.DATA), os.urandom(size)
+                kind, data = (MessageKind.ERROR_DATA if is_error else MessageKind.DATA), os.urandom(size)
                 sent[kind] += data
                 await stream.write(data, kind)
         await stream.finish()
@@ -77,7 +77,7 @@ def test_a_stream_that_nobody_reads_holds_up_its_writer_alone() -> None:
     async def serve(stream: Stream, what: dict[str, Any]) -> None:
         await stream.accept()
         if what["reads"]:
-            await stream.write((await collected(stream))[Kind.DATA])
+            await stream.write((await collected(stream))[MessageKind.DATA])
         else:
             await asyncio.sleep(60)
 
@@ -87,7 +87,10 @@ def test_a_stream_that_nobody_reads_holds_up_its_writer_alone() -> None:
         writing = asyncio.ensure_future(stuck.write(b"x" * (WINDOW + 1)))
         await other.write(b"through")
         await other.finish()
-        assert await asyncio.wait_for(collected(other), 5) == {Kind.DATA: b"through", Kind.ERROR_DATA: b""}
+        assert await asyncio.wait_for(collected(other), 5) == {
+            MessageKind.DATA: b"through",
+            MessageKind.ERROR_DATA: b"",
+        }
         assert not writing.done()
         await stuck.close()
         with pytest.raises(ConnectionError):
@@ -100,14 +103,14 @@ def test_an_end_that_sends_more_than_its_window_is_cut_off() -> None:
     async def run() -> None:
         async def send(message: bytes) -> None:
             kind, number, _payload = decode(message)
-            if kind == Kind.OPEN:
-                mux.receive(encode(Kind.OPENED, number))
+            if kind == MessageKind.OPEN:
+                mux.receive(encode(MessageKind.OPENED, number))
 
         mux = Mux(send)
         stream = await mux.open()
-        mux.receive(encode(Kind.DATA, stream.number, b"x" * WINDOW))
+        mux.receive(encode(MessageKind.DATA, stream.number, b"x" * WINDOW))
         with pytest.raises(ProtocolError):
-            mux.receive(encode(Kind.DATA, stream.number, b"x"))
+            mux.receive(encode(MessageKind.DATA, stream.number, b"x"))
 
     run_async(run())
 

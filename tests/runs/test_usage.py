@@ -22,7 +22,7 @@ from dstackweb.runs import attempts, removal, services, usage
 from dstackweb.runs.models import Job, Run, UsageDay
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JOB_ENDED, Reason, RunStatus
-from dstackweb.runs.usage import DAY_MS, NUMBERS, HeldJob, Key
+from dstackweb.runs.usage import DAY_MS, NUMBERS, HeldJob, UsageKey
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 HOUR_MS = 3_600_000
@@ -216,4 +216,4 @@ def test_reading_takes_the_same_number_of_queries_however_much_there_is(
     with django_assert_num_queries(2):
         found = usage.read(project, day, day + dt.timedelta(days=89), timezone.now())
     assert len(found) == 90
-    assert found[Key(project.pk, day, member.pk, queue.pk)]["gpu_ms"] == 1
+    assert found[UsageKey(project.pk, day, member.pk, queue.pk)]["gpu_ms"] == 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.lib.errors import Invalid, TooLarge
-from dstackweb.spec.pipeline import MAX_RUNS, Cycle, Part, in_order, split
+from dstackweb.spec.pipeline import MAX_RUNS, Cycle, PipelineFile, in_order, split
 from dstackweb.spec.source import MAX_BYTES, read
 
 ONE = "type: task\nname: one\n"
@@ -26,7 +26,7 @@ ONE = "type: task\nname: one\n"
     ],
 )
 def test_a_file_with_one_document_stays_as_it_is(text: str) -> None:
-    assert split(text) == [Part(text)]
+    assert split(text) == [PipelineFile(text)]
 
 
 def test_each_document_is_a_file_by_itself_with_its_lines() -> None:
@@ -55,10 +55,10 @@ def test_documents_are_those_that_a_parser_finds(documents: list[dict[str, objec
 
 
 def test_objects_are_listed() -> None:
-    assert split([{"name": "one"}, {"name": "two"}]) == [Part({"name": "one"}), Part({"name": "two"})]
-    assert split({"name": "one"}) == [Part({"name": "one"})]
+    assert split([{"name": "one"}, {"name": "two"}]) == [PipelineFile({"name": "one"}), PipelineFile({"name": "two"})]
+    assert split({"name": "one"}) == [PipelineFile({"name": "one"})]
     assert read(split([{"name": "one"}])[0].config).data == {"name": "one"}
-    assert Part({}).at("name", msg="wrong").errors == [{"loc": ["name"], "line": None, "msg": "wrong"}]
+    assert PipelineFile({}).at("name", msg="wrong").errors == [{"loc": ["name"], "line": None, "msg": "wrong"}]
 
 
 def test_too_much_is_refused_with_its_line() -> None:

@@ -35,8 +35,6 @@ STARTING = (
     "ssm:GetParameter",
 )
 """`iam:CreateServiceLinkedRole`: AWS creates a role for the account's first spot instance."""
-PASSING = ("iam:PassRole",)
-"""Where an instance profile is configured."""
 
 _LIMITED: Mapping[str, Mapping[str, Any]] = {
     "iam:CreateServiceLinkedRole": {

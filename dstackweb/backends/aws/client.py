@@ -45,8 +45,6 @@ class Patience:
 
 
 BACKGROUND = Patience("adaptive", attempts=4, connect_s=5, read_s=30, turn_s=30)
-WAITED_FOR = Patience("standard", attempts=2, connect_s=3, read_s=10, turn_s=3)
-"""A person waits for the page."""
 PROBE = Patience("standard", attempts=1, connect_s=5, read_s=15, turn_s=5)
 """One try, to see whether an API still throttles."""
 ONCE = Patience("standard", attempts=1, connect_s=5, read_s=60, turn_s=30)

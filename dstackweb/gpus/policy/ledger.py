@@ -20,7 +20,7 @@ MOST = 5000
 
 
 @dataclass(frozen=True)
-class Entry:
+class StopEntry:
     """One stop, with the hours for which its GPUs were, or would have been, free for others; None if unknown."""
 
     stop: PolicyStop
@@ -45,7 +45,7 @@ class Total:
     unknown: int
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Total:
+    def of(cls, entries: Iterable[StopEntry]) -> Total:
         listed = list(entries)
         known = [entry for entry in listed if entry.hours is not None]
         return cls(
@@ -61,7 +61,7 @@ class Ledger:
     """The last `days`: the newest entries, and the totals of stopped and of only observed runs."""
 
     days: int
-    entries: list[Entry]
+    entries: list[StopEntry]
     stopped: Total
     observed: Total
 
@@ -77,7 +77,7 @@ def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
             if stop.run_id in seen:
                 continue
             seen.add(stop.run_id)
-        entries.append(Entry(stop, _reclaimed_hours(stop, now)))
+        entries.append(StopEntry(stop, _reclaimed_hours(stop, now)))
     entries.reverse()
     return Ledger(
         days=days,

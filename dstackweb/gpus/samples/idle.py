@@ -54,7 +54,7 @@ def count() -> int:
 
 
 def _count_some() -> int:
-    deltas = usage.Deltas()
+    deltas = usage.UsageDeltas()
     with transaction.atomic():
         due = GpuSeries.objects.filter(uncounted__isnull=False)
         locked = due.select_for_update(of=("self",), no_key=True).select_related("job__run").order_by("pk")

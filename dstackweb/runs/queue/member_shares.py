@@ -22,7 +22,7 @@ from dstackweb.runs.queue.fair_share import NO_PENALTY, Load, Penalty
 from dstackweb.runs.states import ACTIVE, RunStatus
 
 CHUNK = 5_000
-Used = Mapping[usage.Key, usage.Amounts]
+Used = Mapping[usage.UsageKey, usage.Amounts]
 
 
 @dataclass(frozen=True)

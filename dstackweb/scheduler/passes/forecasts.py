@@ -22,7 +22,7 @@ from dstackweb.scheduler.placement.forecast import NEVER, HoldingRun, QueuedRun,
 from dstackweb.scheduler.placement.hosts import may_use_hosts
 from dstackweb.scheduler.placement.reservation import MARGIN_S, JobUsage
 from dstackweb.scheduler.placement.site import Demand, Holding, Site
-from dstackweb.scheduler.placement.start_windows import Lengths, Window, windows
+from dstackweb.scheduler.placement.start_windows import Lengths, StartWindow, windows
 from dstackweb.spec.effective import EffectiveSpec
 
 MOST = 20_000
@@ -31,7 +31,7 @@ READ_AT_ONCE = 500
 MISSING = (WaitReason.NO_QUOTA, WaitReason.BUDGET_LIMIT, WaitReason.BACKEND_UNAVAILABLE)
 
 
-class Source(NamedTuple):
+class DurationSource(NamedTuple):
     """What a run's duration rests on: of how many runs of which prefix, or its limit (`runs` 0), or nothing."""
 
     basis: StartBasis
@@ -91,7 +91,7 @@ class Forecast:
     specs: dict[str, EffectiveSpec]
     verdicts: dict[tuple[int, str], tuple[str, dict[str, Any]]]
     learned: dict[tuple[int, str], Learned]
-    _known: dict[tuple[int, str, int, float | None], tuple[Lengths, Source]] = field(default_factory=dict)
+    _known: dict[tuple[int, str, int, float | None], tuple[Lengths, DurationSource]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, queues: Sequence[Queue], hosts: Sequence[HostView], now: dt.datetime) -> Forecast:
@@ -131,7 +131,7 @@ class Forecast:
         demands: list[Demand] = []
         views, found, simulated = [], [], []
         lengths: list[Lengths] = []
-        sources: list[Source] = []
+        sources: list[DurationSource] = []
         limits = loading.limits_without_cohorts(list(self.queues.values()))
         for queue_id, runs in self.waiting.items():
             queue = self.queues[queue_id]
@@ -182,7 +182,9 @@ class Forecast:
             for run in self.placed
         ]
 
-    def _length(self, project_id: int, name: str, user_id: int, limit_s: float | None) -> tuple[Lengths, Source]:
+    def _length(
+        self, project_id: int, name: str, user_id: int, limit_s: float | None
+    ) -> tuple[Lengths, DurationSource]:
         """How long a waiting run will last."""
         prefix = prefix_and_group(name)[0]
         key = project_id, prefix, user_id, limit_s
@@ -190,7 +192,7 @@ class Forecast:
             self._known[key] = self._read_length(project_id, prefix, user_id, limit_s, 0.0)
         return self._known[key]
 
-    def _left(self, run: Placed) -> tuple[Lengths, Source]:
+    def _left(self, run: Placed) -> tuple[Lengths, DurationSource]:
         """How much longer a placed run will last."""
         prefix = prefix_and_group(run.name)[0]
         lengths, source = self._read_length(run.project_id, prefix, run.user_id, run.limit_s, run.lasted_s)
@@ -198,16 +200,18 @@ class Forecast:
 
     def _read_length(
         self, project_id: int, prefix: str, user_id: int, limit_s: float | None, lasted_s: float
-    ) -> tuple[Lengths, Source]:
+    ) -> tuple[Lengths, DurationSource]:
         counts, runs = self.learned.get((project_id, prefix), Learned()).of(user_id)
         found = learned_durations.equal_parts(counts, lasted_s)
         if limit_s is not None:
             limit_s = max(limit_s, lasted_s + MARGIN_S)
         if found:
-            return tuple(min(each, limit_s or NEVER) for each in found), Source(StartBasis.LEARNED, prefix, runs)
+            return tuple(min(each, limit_s or NEVER) for each in found), DurationSource(
+                StartBasis.LEARNED, prefix, runs
+            )
         if limit_s is not None:
-            return (limit_s,), Source(StartBasis.MAX_DURATION)
-        return (NEVER,), Source(StartBasis.NO_END)
+            return (limit_s,), DurationSource(StartBasis.MAX_DURATION)
+        return (NEVER,), DurationSource(StartBasis.NO_END)
 
 
 @dataclass
@@ -218,10 +222,10 @@ class _Results:
     scenario: Scenario
     waiting: Sequence[Waiting]
     lengths: Sequence[Lengths]
-    sources: Sequence[Source]
-    ends: Sequence[tuple[Lengths, Source]]
+    sources: Sequence[DurationSource]
+    ends: Sequence[tuple[Lengths, DurationSource]]
 
-    def estimate(self, index: int, window: Window) -> Estimate:
+    def estimate(self, index: int, window: StartWindow) -> Estimate:
         run = self.waiting[index]
         if window.p50 == NEVER:
             return Estimate(run.id, run.queue_id, *self._why_never(index, run))

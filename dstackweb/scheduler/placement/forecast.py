@@ -67,7 +67,7 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class Starts:
+class SimulatedStarts:
     """`at` has each run's start, NEVER where it does not start; `cause` the run whose end made room.
 
     Both are by index: waiting runs from 0 in the order of the queues, placed runs from -1 downwards. A run that starts
@@ -112,7 +112,7 @@ class Scenario:
 
     def simulate(
         self, lengths: Sequence[float], ends: Sequence[float], first: int | None = None, most: float = NEVER
-    ) -> Starts:
+    ) -> SimulatedStarts:
         """The starts if waiting runs last `lengths` and placed ones end at `ends`; NEVER for what has no end.
 
         With `first`, it ends once so many runs of each queue have started, and with `most` once so many have at all.
@@ -152,7 +152,7 @@ class _Simulation:
         self.last = [begin + number for begin, number in zip(scenario.first_of, wanted, strict=True)]
         """By queue, the index behind the last run whose start is wanted."""
 
-    def run(self, most: float) -> Starts:
+    def run(self, most: float) -> SimulatedStarts:
         """Simulate until all starts that are wanted are known, or `most` have happened, or nothing ends any more."""
         ends, now, cause = self.ends, 0.0, None
         dirty: Collection[int] = range(len(self.scenario.site.hosts))
@@ -160,7 +160,7 @@ class _Simulation:
         while True:
             self._place(now, cause, dirty, freed)
             if not ends or not self.left or self.started >= most:
-                return Starts(self.at, self.cause, is_whole=not ends or self.started == len(self.at))
+                return SimulatedStarts(self.at, self.cause, is_whole=not ends or self.started == len(self.at))
             now, cause = ends[0]
             dirty, freed = set(), set()
             while ends and ends[0][0] == now:

@@ -29,7 +29,7 @@ Student's t. Far back a start is the sum of many durations, so this fits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StartWindow:
     """Half of what may happen starts the run by `p50`, nine tenths by `p90`; NEVER if it then does not start.
 
     `cause` is the run whose end makes room in the middle case, as in `forecast.Starts`.
@@ -45,9 +45,9 @@ def windows(
     lengths: Sequence[Lengths],
     ends: Sequence[Lengths],
     tiers: Sequence[tuple[int | None, int]] = TIERS,
-) -> list[Window]:
+) -> list[StartWindow]:
     """The window of each waiting run. `lengths` are theirs, `ends` what the placed ones still last."""
-    found: list[Window | None] = [None] * len(scenario.runs)
+    found: list[StartWindow | None] = [None] * len(scenario.runs)
     sizes = [len(queue.runs) for queue in scenario.queues]
     seeds = [seed_of(run.id) for run in scenario.runs]
     end_seeds = [seed_of(run.id) for run in scenario.placed]
@@ -76,8 +76,8 @@ def windows(
                 continue
             p50, p90 = _range([each.at[index] for each in starts])
             middle = min(starts, key=lambda each: abs(each.at[index] - p50)) if p50 < NEVER else starts[0]
-            found[index] = Window(p50, p90, middle.cause[index])
-    return [window or Window(NEVER, NEVER, None) for window in found]
+            found[index] = StartWindow(p50, p90, middle.cause[index])
+    return [window or StartWindow(NEVER, NEVER, None) for window in found]
 
 
 def _range(starts: Sequence[float]) -> tuple[float, float]:

@@ -47,7 +47,7 @@ UNFINISHED_KEPT = dt.timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Kind:
+class PrunedData:
     """One kind of data. `step` prunes a little of it, and returns how much; 0 when nothing is left."""
 
     name: RetentionKind
@@ -63,7 +63,7 @@ def register(name: RetentionKind, old: Callable[[dt.datetime], QuerySet[Any]]) -
     _registered[name] = old
 
 
-def kinds() -> list[Kind]:
+def kinds() -> list[PrunedData]:
     """All kinds that the database knows; each host prunes its own files (`scheduler.hosts`)."""
     return [
         _of_rows(RetentionKind.LOGS, old_logs, _prune_logs),
@@ -71,17 +71,17 @@ def kinds() -> list[Kind]:
         _of_rows(RetentionKind.ARCHIVES, unused_archives, _prune_archives),
         _of_rows(RetentionKind.RUNS, old_runs, _prune_runs),
         _of_rows(RetentionKind.RUNS, _old_empty_sweeps, _delete_some),
-        Kind(RetentionKind.TASKS, lambda now: finalize.waiting(to_ms(now), MOST_COUNTED), _prune_tasks),
-        Kind(RetentionKind.AVERAGES, lambda now: averages.waiting(now, MOST_COUNTED), averages.forget),
+        PrunedData(RetentionKind.TASKS, lambda now: finalize.waiting(to_ms(now), MOST_COUNTED), _prune_tasks),
+        PrunedData(RetentionKind.AVERAGES, lambda now: averages.waiting(now, MOST_COUNTED), averages.forget),
         _of_rows(RetentionKind.HISTORY, history.old_hours, _delete_some),
         _of_rows(RetentionKind.QUEUE_PAST, past.old_places, _delete_some),
         _of_rows(RetentionKind.QUEUE_PAST, past.old_verdicts, _delete_some),
         _of_rows(RetentionKind.HOST_EVENTS, _old_host_events, _delete_some),
         _of_rows(RetentionKind.AUDIT, _old_audit_entries, _delete_some),
         *(_of_rows(name, old, _delete_some) for name, old in _registered.items()),
-        Kind(RetentionKind.PROJECTS, lambda _now: project_removal.waiting(MOST_COUNTED), project_removal.step),
+        PrunedData(RetentionKind.PROJECTS, lambda _now: project_removal.waiting(MOST_COUNTED), project_removal.step),
         # What interrupted removals have left behind.
-        Kind(
+        PrunedData(
             RetentionKind.LEFTOVERS,
             lambda _now: RemovedRun.objects.filter(has_logs=True)[:MOST_COUNTED].count(),
             lambda _now: removal.remove_logs(AT_ONCE),
@@ -100,7 +100,7 @@ def prune(now: dt.datetime | None = None, budget_s: float | None = BUDGET_S) -> 
     now, began = now or timezone.now(), time.monotonic()
     left, pruned, failed = kinds(), Counter[RetentionKind](), None
     while left and (budget_s is None or time.monotonic() - began < budget_s):
-        unfinished: list[Kind] = []
+        unfinished: list[PrunedData] = []
         for kind in left:
             try:
                 done = kind.step(now)
@@ -192,8 +192,8 @@ def _old_removed_archives(now: dt.datetime) -> QuerySet[Archive]:
 
 def _of_rows(
     name: RetentionKind, old: Callable[[dt.datetime], QuerySet[Any]], step: Callable[[QuerySet[Any], dt.datetime], int]
-) -> Kind:
-    return Kind(name, lambda now: old(now)[:MOST_COUNTED].count(), lambda now: step(old(now), now))
+) -> PrunedData:
+    return PrunedData(name, lambda now: old(now)[:MOST_COUNTED].count(), lambda now: step(old(now), now))
 
 
 def _prune_runs(old: QuerySet[Run], now: dt.datetime) -> int:

@@ -18,7 +18,7 @@ FOUND = 8
 """Runs that it offers."""
 
 
-class Keys(NamedTuple):
+class KeyPresses(NamedTuple):
     """Keys to press one after the other, or, with a slash between them, alternatives."""
 
     keys: tuple[str, ...]
@@ -26,23 +26,23 @@ class Keys(NamedTuple):
 
 
 KEYS = (
-    Keys(("Ctrl+K",), gettext_lazy("Go to a page or run, stop, set a priority, submit again")),
-    Keys(("?",), gettext_lazy("Show these keys")),
-    Keys(("/",), gettext_lazy("Search the list")),
-    Keys(("g", "q"), gettext_lazy("Queue")),
-    Keys(("g", "r"), gettext_lazy("Runs")),
-    Keys(("g", "p"), gettext_lazy("Progress")),
-    Keys(("g", "g"), gettext_lazy("GPUs")),
-    Keys(("g", "u"), gettext_lazy("Utilization")),
-    Keys(("g", "o"), gettext_lazy("Offers")),
-    Keys(("g", "h"), gettext_lazy("Hosts")),
-    Keys(("g", "e"), gettext_lazy("Health")),
-    Keys(("j", "k"), gettext_lazy("On a row of the queue: next, previous row")),
-    Keys(("m",), gettext_lazy("On a row: its menu")),
-    Keys(("x",), gettext_lazy("On a row: select it")),
-    Keys(("Shift+J", "Shift+K"), gettext_lazy("On a row: move it down, up by one")),
-    Keys(("↑", "↓"), gettext_lazy("On a handle: move the row; Enter drops it, Esc puts it back")),
-    Keys(("Ctrl+Z",), gettext_lazy("Undo the last change")),
+    KeyPresses(("Ctrl+K",), gettext_lazy("Go to a page or run, stop, set a priority, submit again")),
+    KeyPresses(("?",), gettext_lazy("Show these keys")),
+    KeyPresses(("/",), gettext_lazy("Search the list")),
+    KeyPresses(("g", "q"), gettext_lazy("Queue")),
+    KeyPresses(("g", "r"), gettext_lazy("Runs")),
+    KeyPresses(("g", "p"), gettext_lazy("Progress")),
+    KeyPresses(("g", "g"), gettext_lazy("GPUs")),
+    KeyPresses(("g", "u"), gettext_lazy("Utilization")),
+    KeyPresses(("g", "o"), gettext_lazy("Offers")),
+    KeyPresses(("g", "h"), gettext_lazy("Hosts")),
+    KeyPresses(("g", "e"), gettext_lazy("Health")),
+    KeyPresses(("j", "k"), gettext_lazy("On a row of the queue: next, previous row")),
+    KeyPresses(("m",), gettext_lazy("On a row: its menu")),
+    KeyPresses(("x",), gettext_lazy("On a row: select it")),
+    KeyPresses(("Shift+J", "Shift+K"), gettext_lazy("On a row: move it down, up by one")),
+    KeyPresses(("↑", "↓"), gettext_lazy("On a handle: move the row; Enter drops it, Esc puts it back")),
+    KeyPresses(("Ctrl+Z",), gettext_lazy("Undo the last change")),
 )
 
 

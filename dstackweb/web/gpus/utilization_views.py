@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
 from dstackweb.gpus.policy.exemptions import policies_of
-from dstackweb.gpus.policy.ledger import Entry, ledger, set_observe_only
+from dstackweb.gpus.policy.ledger import StopEntry, ledger, set_observe_only
 from dstackweb.gpus.policy.simulation import LOOKS_BACK, parse_policy, what_if
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles import services as profiles
@@ -122,7 +122,7 @@ def _initial(request: PageRequest) -> dict[str, Any]:
     }
 
 
-def _low_text(entry: Entry) -> str:
+def _low_text(entry: StopEntry) -> str:
     stop = entry.stop
     nodes = stop.run.spec["nodes"] if stop.run else stop.node + 1
     low = {"gpu": stop.gpu_index, "node": stop.node, "nodes": nodes}

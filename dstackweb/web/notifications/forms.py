@@ -12,9 +12,9 @@ from django.utils.translation import gettext_lazy
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.notifications import mail
-from dstackweb.notifications.catalogue import EVENTS, About
+from dstackweb.notifications.catalogue import EVENTS, Subject
 from dstackweb.notifications.models import GROUPED, Channel, ChannelKind
-from dstackweb.notifications.services import Scope
+from dstackweb.notifications.services import RuleScope
 from dstackweb.runs.history import parse_zone
 from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.web.accounts.forms import SettingsForm, Styled
@@ -102,47 +102,47 @@ class RulesForm(SettingsForm):
         self.channel = channel
         rules = {rule.event: rule for rule in channel.rules.all()}
         of_deployment = channel.project is None and user.is_superuser
-        self.events = [one for one, kind in EVENTS.items() if kind.about != About.DEPLOYMENT or of_deployment]
-        choices_of = {about: _choices(about, channel, user) for about in About}
+        self.events = [one for one, kind in EVENTS.items() if kind.about != Subject.DEPLOYMENT or of_deployment]
+        choices_of = {about: _choices(about, channel, user) for about in Subject}
         for event in self.events:
             rule, choices = rules.get(event.value), choices_of[EVENTS[event].about]
             self.fields[event.value] = forms.ChoiceField(
                 label=words.event_name(event),
                 choices=choices,
-                initial=_as_choice(Scope(rule.own, rule.project_id)) if rule else OFF,
+                initial=_as_choice(RuleScope(rule.own, rule.project_id)) if rule else OFF,
                 widget=forms.Select(attrs={"class": "form-select"}),
                 error_messages={"invalid_choice": gettext_lazy("Choose one of these. Nothing was changed.")},
             )
 
-    def rules(self) -> dict[NotificationEvent, Scope]:
+    def rules(self) -> dict[NotificationEvent, RuleScope]:
         """What was chosen."""
         chosen = {event: self.cleaned_data[event.value] for event in self.events}
         return {event: _as_scope(value) for event, value in chosen.items() if value != OFF}
 
 
-def _as_choice(scope: Scope) -> str:
+def _as_choice(scope: RuleScope) -> str:
     if scope.own:
         return OWN
     return ALL if scope.project_id is None else f"{OF_PROJECT}{scope.project_id}"
 
 
-def _choices(about: About, channel: Channel, user: User) -> list[tuple[str, str]]:
+def _choices(about: Subject, channel: Channel, user: User) -> list[tuple[str, str]]:
     """Of what a channel may be notified: values and labels."""
     if channel.project is not None:
         return [(OFF, _("off")), (f"{OF_PROJECT}{channel.project.pk}", _("on"))]
     projects = [(f"{OF_PROJECT}{one.pk}", one.name) for one in visible_projects(user).order_by("name")]
     match about:
-        case About.RUN:
+        case Subject.RUN:
             more = [(OWN, _("my runs")), (ALL, _("all runs of my projects"))]
             more += [(value, _("all runs of %s") % name) for value, name in projects]
-        case About.PROJECT:
+        case Subject.PROJECT:
             more = [(ALL, _("my projects")), *projects]
-        case About.DEPLOYMENT:
+        case Subject.DEPLOYMENT:
             more = [(ALL, _("on"))]
     return [(OFF, _("off")), *more]
 
 
-def _as_scope(choice: str) -> Scope:
+def _as_scope(choice: str) -> RuleScope:
     if choice.startswith(OF_PROJECT):
-        return Scope(own=False, project_id=int(choice.removeprefix(OF_PROJECT)))
-    return Scope(own=choice == OWN)
+        return RuleScope(own=False, project_id=int(choice.removeprefix(OF_PROJECT)))
+    return RuleScope(own=choice == OWN)

@@ -21,7 +21,7 @@ SNAPSHOTS, BODIES = 16, 8
 
 
 @dataclass
-class Snapshot:
+class QueueSnapshot:
     """`values` are of all readers, `bodies` the rendered lists by what their readers differ in."""
 
     version: str
@@ -40,17 +40,17 @@ class Snapshot:
             return self.bodies[key]
 
 
-_snapshots: OrderedDict[Hashable, Snapshot] = OrderedDict()
+_snapshots: OrderedDict[Hashable, QueueSnapshot] = OrderedDict()
 _lock = threading.Lock()
 
 
-def snapshot(key: Hashable, version: str, read: Callable[[], dict[str, Any]]) -> Snapshot:
+def snapshot(key: Hashable, version: str, read: Callable[[], dict[str, Any]]) -> QueueSnapshot:
     """The snapshot of the list `key` at this version. `read` is called by one thread for all, if there is none."""
     now = time.monotonic()
     with _lock:
         found = _snapshots.get(key)
         if found is None or found.version != version or now >= found.until:
-            found = _snapshots[key] = Snapshot(version, now + SECONDS)
+            found = _snapshots[key] = QueueSnapshot(version, now + SECONDS)
             while len(_snapshots) > SNAPSHOTS:
                 _snapshots.popitem(last=False)
         _snapshots.move_to_end(key)

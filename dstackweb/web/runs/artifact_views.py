@@ -23,18 +23,18 @@ SHOWN = 200
 LEFT_SHOWN = 20
 
 
-class Line(NamedTuple):
+class FileLine(NamedTuple):
     """A file, with the query of its addresses."""
 
     artifact: Artifact
     query: str
 
 
-class Group(NamedTuple):
+class JobFiles(NamedTuple):
     """The files of one job."""
 
     job: Job
-    lines: list[Line]
+    lines: list[FileLine]
 
 
 class LeftLine(NamedTuple):
@@ -63,7 +63,7 @@ def section(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
         "artifacts": {
             "row": row,
             "groups": [
-                Group(files[0].job, [Line(one, _query(one)) for one in files])
+                JobFiles(files[0].job, [FileLine(one, _query(one)) for one in files])
                 for files in (list(same) for _job, same in groupby(found[:SHOWN], lambda one: one.job_id))
             ],
             "more": len(found) > SHOWN,

@@ -24,7 +24,7 @@ SHOWN = 8
 condition = words({On.DONE: "", On.FAILED: gettext_lazy("if it fails"), On.ENDED: gettext_lazy("once it has ended")})
 
 
-class Node(NamedTuple):
+class GraphNode(NamedTuple):
     """A run or sweep of the graph. `uid` is empty once it was removed; `status` then as well."""
 
     name: str
@@ -38,8 +38,8 @@ class Node(NamedTuple):
 class Graph:
     """`more_before` and `more_behind` count runs that are not listed."""
 
-    before: list[Node]
-    behind: list[Node]
+    before: list[GraphNode]
+    behind: list[GraphNode]
     more_before: int
     more_behind: bool
     release_url: str
@@ -68,10 +68,10 @@ def graph_stamp(run: Run | Sweep) -> str:
     return f".{fingerprint(graph)}" if graph else ""
 
 
-def _nodes(found: Iterable[tuple[Dependency, Run | Sweep | None]]) -> Iterable[Node]:
+def _nodes(found: Iterable[tuple[Dependency, Run | Sweep | None]]) -> Iterable[GraphNode]:
     for one, run in found:
         note = _("released") if one.outcome == DependencyOutcome.RELEASED else condition(one.on)
         if run is None:
-            yield Node(one.name, "", "", note, is_sweep=False)
+            yield GraphNode(one.name, "", "", note, is_sweep=False)
         else:
-            yield Node(run.name, str(run.uid), run.status, note, is_sweep=isinstance(run, Sweep))
+            yield GraphNode(run.name, str(run.uid), run.status, note, is_sweep=isinstance(run, Sweep))

@@ -91,7 +91,7 @@ def starting(run: Run) -> str:
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:8] if shown else ""
 
 
-class Setting(NamedTuple):
+class SettingRow(NamedTuple):
     """One effective setting; `origin` is the source of its value, `code` keeps its lines as they are."""
 
     name: str
@@ -107,7 +107,7 @@ ALWAYS = {"priority", "queue", "resources.cpu", "resources.memory", "commands", 
 ELSEWHERE = {"type", "name"}
 
 
-def settings(run: Run) -> list[Setting]:
+def settings(run: Run) -> list[SettingRow]:
     """The effective settings with their sources, including later changes."""
     spec = EffectiveSpec.model_validate(run.spec)
     now = current_spec(run)
@@ -115,7 +115,7 @@ def settings(run: Run) -> list[Setting]:
     return settings_of(now, run.provenance, changed)
 
 
-def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collection[str] = ()) -> list[Setting]:
+def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collection[str] = ()) -> list[SettingRow]:
     """A spec as rows of a table with the run file's keys. `changed` names settings changed since submission."""
     values = flat(spec.as_file())
     rows = []
@@ -129,7 +129,7 @@ def settings_of(spec: EffectiveSpec, provenance: dict[str, Any], changed: Collec
             continue
         whence = _("changed since") if key in changed else origin(source)
         rows.append(
-            Setting(key, value_text(values[key]), whence, code=key == "commands" or isinstance(values[key], dict))
+            SettingRow(key, value_text(values[key]), whence, code=key == "commands" or isinstance(values[key], dict))
         )
     return rows
 

@@ -13,7 +13,7 @@ SHOWN = 8
 """Active sweeps above a list of runs."""
 
 
-class Segment(NamedTuple):
+class SweepSegment(NamedTuple):
     """A part of a bar: runs that are there, from a run on."""
 
     kind: str
@@ -26,7 +26,7 @@ class SweepLine(NamedTuple):
     counts: SweepCounts
     text: str
     state: str
-    segments: list[Segment]
+    segments: list[SweepSegment]
 
 
 def sweep_lines(sweeps: Iterable[Sweep]) -> list[SweepLine]:
@@ -38,7 +38,7 @@ def sweep_line(sweep: Sweep) -> SweepLine:
     return SweepLine(sweep, counts, words.counts(counts), words.state(sweep), list(_segments(counts)))
 
 
-def _segments(counts: SweepCounts) -> Iterator[Segment]:
+def _segments(counts: SweepCounts) -> Iterator[SweepSegment]:
     """What has ended first, then what runs, then what waits. What is to come is the rest of the bar."""
     start = 0
     ended = counts.terminated + counts.dropped + counts.removed
@@ -47,5 +47,5 @@ def _segments(counts: SweepCounts) -> Iterator[Segment]:
         ("submitted", counts.waiting),
     ):  # fmt: skip
         if width:
-            yield Segment(kind, start, width)
+            yield SweepSegment(kind, start, width)
         start += width

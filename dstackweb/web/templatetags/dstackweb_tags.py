@@ -39,7 +39,7 @@ from dstackweb.wording.sentence import Sentence, capitalized, listing, moment
 register = template.Library()
 
 
-class Page(NamedTuple):
+class SidebarPage(NamedTuple):
     """A page of a project. `view` is its URL's name; `views` belong to it, though their URLs are not below its own."""
 
     key: str
@@ -50,53 +50,55 @@ class Page(NamedTuple):
     views: tuple[str, ...] = ()
 
 
-class Group(NamedTuple):
+class SidebarGroup(NamedTuple):
     """Pages that stand together in the sidebar; `key` is what browsers remember of a closed one."""
 
     key: str
     label: Any
-    pages: tuple[Page, ...]
+    pages: tuple[SidebarPage, ...]
 
 
 GROUPS = (
-    Group(
+    SidebarGroup(
         "work",
         gettext_lazy("Work"),
         (
-            Page("queue", "web:queue", gettext_lazy("Queue"), "queue", views=("web:queue", "web:queue-settings")),
-            Page("runs", "web:runs", gettext_lazy("Runs"), "runs", views=("web:compare",)),
-            Page("progress", "web:progress", gettext_lazy("Progress"), "progress"),
-            Page("history", "web:history", gettext_lazy("History"), "clock", views=("web:queue-history",)),
+            SidebarPage(
+                "queue", "web:queue", gettext_lazy("Queue"), "queue", views=("web:queue", "web:queue-settings")
+            ),
+            SidebarPage("runs", "web:runs", gettext_lazy("Runs"), "runs", views=("web:compare",)),
+            SidebarPage("progress", "web:progress", gettext_lazy("Progress"), "progress"),
+            SidebarPage("history", "web:history", gettext_lazy("History"), "clock", views=("web:queue-history",)),
         ),
     ),
-    Group(
+    SidebarGroup(
         "capacity",
         gettext_lazy("Capacity"),
         (
-            Page("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
-            Page("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
-            Page("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
-            Page("offers", "web:offers", gettext_lazy("Offers"), "offers"),
-            Page("instances", "web:instances", gettext_lazy("Cloud instances"), "instances"),
+            SidebarPage("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
+            SidebarPage("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
+            SidebarPage("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
+            SidebarPage("offers", "web:offers", gettext_lazy("Offers"), "offers"),
+            SidebarPage("instances", "web:instances", gettext_lazy("Cloud instances"), "instances"),
         ),
     ),
-    Group(
+    SidebarGroup(
         "team",
         gettext_lazy("Team"),
         (
-            Page("usage", "web:usage", gettext_lazy("Usage"), "coin"),
-            Page("members", "members", gettext_lazy("Members"), "members"),
-            Page("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
-            Page("secrets", "secrets", gettext_lazy("Secrets"), "secrets", "member"),
-            Page("notifications", "project-notifications", gettext_lazy("Notifications"), "bell", "manager"),
+            SidebarPage("usage", "web:usage", gettext_lazy("Usage"), "coin"),
+            SidebarPage("members", "members", gettext_lazy("Members"), "members"),
+            SidebarPage("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
+            SidebarPage("secrets", "secrets", gettext_lazy("Secrets"), "secrets", "member"),
+            SidebarPage("notifications", "project-notifications", gettext_lazy("Notifications"), "bell", "manager"),
         ),
     ),
-    Group(
+    SidebarGroup(
         "system",
         gettext_lazy("System"),
         (
-            Page("health", "web:health", gettext_lazy("Health"), "health"),
-            Page("audit", "web:audit", gettext_lazy("Audit log"), "file", "admin"),
+            SidebarPage("health", "web:health", gettext_lazy("Health"), "health"),
+            SidebarPage("audit", "web:audit", gettext_lazy("Audit log"), "file", "admin"),
         ),
     ),
 )
@@ -203,15 +205,15 @@ def _areas(context: RequestContext) -> list[tuple[dict[str, Any], bool, list[tup
     return areas
 
 
-class Link(NamedTuple):
+class SidebarLink(NamedTuple):
     """A page of the project with its URL, and whether it or one below it is open."""
 
-    page: Page
+    page: SidebarPage
     url: str
     active: bool
 
 
-def _groups(request: HttpRequest, user: User, project: Project) -> list[tuple[Group, list[Link], bool]]:
+def _groups(request: HttpRequest, user: User, project: Project) -> list[tuple[SidebarGroup, list[SidebarLink], bool]]:
     """What the reader may open, and which groups are open: that of this page always."""
     try:
         role = getattr(request, "role", None) or project_for(user, project.name)[1]
@@ -225,10 +227,10 @@ def _groups(request: HttpRequest, user: User, project: Project) -> list[tuple[Gr
     return found
 
 
-def _link(request: HttpRequest, page: Page, project: Project) -> Link:
+def _link(request: HttpRequest, page: SidebarPage, project: Project) -> SidebarLink:
     url = reverse(page.view, args=[project.name])
     view = request.resolver_match and request.resolver_match.view_name
-    return Link(page, url, view in page.views or request.path.startswith(url))
+    return SidebarLink(page, url, view in page.views or request.path.startswith(url))
 
 
 def _waiting(context: RequestContext, project: Project) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dstackweb.backends.aws import client, config, rate_limits
-from dstackweb.backends.aws.client import BACKGROUND, WAITED_FOR, Aws
+from dstackweb.backends.aws.client import BACKGROUND, Aws, Patience
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.rate_limits import RateLimit
 from dstackweb.backends.contract import SourceFailed, SourceKey
@@ -20,6 +20,7 @@ from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from dstackweb.lib.models import Bucket, Circuit
 
 REGION = "us-east-1"
+TWO_TRIES = Patience("standard", attempts=2, connect_s=3, read_s=10, turn_s=3)
 NOW = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 QUOTAS = ("service-quotas", REGION, "ListServiceQuotas")
 LISTED: dict[str, Any] = {"ServiceCode": "ec2"}
@@ -106,7 +107,7 @@ class TestThrottling:
 
     def test_for_a_moment_is_overcome_by_a_repeat(self, cloud: Cloud, clock: Clock) -> None:
         cloud.fail("servicequotas", code="TooManyRequestsException", status=400, times=1)
-        aws(cloud, clock, patience=WAITED_FOR).call(*QUOTAS, **LISTED)
+        aws(cloud, clock, patience=TWO_TRIES).call(*QUOTAS, **LISTED)
         assert cloud.count("servicequotas") == 2
         assert not Circuit.objects.exists()
 
@@ -138,8 +139,8 @@ class TestPace:
 
     def test_counts_repeats_too(self, cloud: Cloud, clock: Clock) -> None:
         cloud.throttle("servicequotas")
-        failure(aws(cloud, clock, patience=WAITED_FOR))
-        failure(aws(cloud, clock, patience=WAITED_FOR))
+        failure(aws(cloud, clock, patience=TWO_TRIES))
+        failure(aws(cloud, clock, patience=TWO_TRIES))
         assert cloud.count("servicequotas") == 2
         assert Bucket.objects.get().tokens == pytest.approx(0, abs=0.5)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.forecast import NEVER, HoldingRun, QueuedRun, QueueView, Scenario, Starts
+from dstackweb.scheduler.placement.forecast import NEVER, HoldingRun, QueuedRun, QueueView, Scenario, SimulatedStarts
 from dstackweb.scheduler.placement.hosts import HostPlacement, WaitingRun
 from dstackweb.scheduler.placement.limits import (
     ProjectUsage,
@@ -77,7 +77,7 @@ class World:
         scenario, starts = self.simulated()
         return {run.id: at for run, at in zip(scenario.runs, starts.at, strict=True)}
 
-    def simulated(self, first: int | None = None) -> tuple[Scenario, Starts]:
+    def simulated(self, first: int | None = None) -> tuple[Scenario, SimulatedStarts]:
         usage = [used for _run, each in self.placed for used in each]
         site = Site(self._now(), usage)
         specs = list({run.spec.model_dump_json(): run.spec for run in self.waiting}.values())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.scheduler.placement.forecast import NEVER
-from dstackweb.scheduler.placement.start_windows import TIERS, Window, part_of, parts, seed_of, windows
+from dstackweb.scheduler.placement.start_windows import TIERS, StartWindow, part_of, parts, seed_of, windows
 from tests.scheduler.placement.test_forecast import World, box, needs, world
 from tests.support import examples
 
@@ -29,7 +29,7 @@ def test_windows_are_exact_where_every_duration_is_known(rnd: random.Random) -> 
         [(made.took[run.id],) for run in scenario.runs],
         [(made.took[run.id],) for run, _each in made.placed],
     )
-    assert found == [Window(at, at, cause) for at, cause in zip(starts.at, starts.cause, strict=True)]
+    assert found == [StartWindow(at, at, cause) for at, cause in zip(starts.at, starts.cause, strict=True)]
 
 
 @pytest.mark.parametrize("samples", [3, 7, 31])
