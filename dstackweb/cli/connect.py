@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dstackweb.cli import config
+from dstackweb.cli.holds import wait_for_start
 from dstackweb.cli.language import _
 from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, echo, note, show_answer, show_ids
 from dstackweb.cli.output import show_json as show_all
-from dstackweb.cli.runs import ENDED, status_text, wait_for_start
+from dstackweb.cli.runs import ENDED, status_text
 from dstackweb.cli.tables import Column, show_table
 from dstackweb.cli.values import age_text
 

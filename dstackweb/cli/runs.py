@@ -1,41 +1,36 @@
-"""`dstackweb ps`, `priority`, `stop`, `hold` and `extend`, and a run's status in words."""
+"""`dstackweb ps`, `priority`, `stop`, `release` and `delete`, and a run's status in words."""
 
 from __future__ import annotations
 
 import sys
-import uuid
-from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dstackweb.cli import config, sweeps
-from dstackweb.cli.completion import queue_names, run_names
+from dstackweb.cli.completion import queue_names
 from dstackweb.cli.language import N_, _
 from dstackweb.cli.output import (
-    INTERRUPTED,
     ApiError,
     CliError,
     Json,
     Quiet,
     RunName,
-    UsageError,
     Watch,
     Yes,
     agreed,
     clean,
-    echo,
     note,
     show_answer,
     show_ids,
     show_json,
 )
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_view, watch_view
-from dstackweb.cli.values import age_text, clock_text, gpu_count, listed, start_text, word
+from dstackweb.cli.values import age_text, clock_text, listed, start_text, word
 
 if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
+    pass
 
 ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
 ENDED = ("done", "failed", "terminated")
@@ -255,149 +250,3 @@ def status_text(run: dict[str, Any]) -> str:
     if why := run.get("reason_detail") or run.get("silent_detail") or message_of(run):
         parts.append(clean(why))
     return f"{clean(run['name'])}: {listed(parts)}"
-
-
-def hold(
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, e.g. 30m, 3h or 1d.")],
-    gpu: Annotated[str, typer.Option(metavar="GPUS", help="A number, or a GPU request such as A100:2.")] = "",
-    cpu: Annotated[str, typer.Option(metavar="N", help="CPU cores, with or without GPUs.")] = "",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory, e.g. 16GB.")] = "",
-    name: Annotated[str, typer.Option(help="The run's name; generated if empty.")] = "",
-    priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
-    queue: Annotated[str, typer.Option(help="Queue to wait in.", autocompletion=queue_names)] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow its log until it ends.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't wait; print the run's name.")] = False,
-    extend: Annotated[
-        str,
-        typer.Option(metavar="RUN", help="Instead of a new hold, add --for to this run.", autocompletion=run_names),
-    ] = "",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Hold GPUs for interactive work: wait in the queue, then print how to connect.
-
-    The GPUs are released when the time is over. `dstackweb stop RUN` releases them earlier, and `dstackweb extend`
-    adds time.
-    """
-    if extend:
-        if gpu or cpu or memory or name or queue or follow or detach or priority is not None:
-            raise UsageError(_("--extend takes only --for: it adds time to a run and makes no new hold."))
-        _extend(config.connect(), extend, duration, as_json, quiet)
-        return
-    if (as_json or quiet) and not detach:
-        raise UsageError(_("--json and --quiet need --detach: otherwise the hold's connection details are printed."))
-    if not (gpu or cpu):
-        raise UsageError(_("nothing to hold. Use --gpu, e.g. 1 or A100:2, or --cpu."))
-    api = config.connect()
-    values = {"for": duration, "gpu": gpu, "cpu": cpu, "memory": memory, "name": name, "queue": queue}
-    body: dict[str, Any] = {key: text for key, text in values.items() if text}
-    if priority is not None:
-        body["priority"] = priority
-    headers = {"Idempotency-Key": str(uuid.uuid4())}
-    try:
-        run = api.post(api.in_project("holds"), body, headers=headers, repeatable=True)
-    except KeyboardInterrupt:
-        note(_("\nInterrupted. The hold may have been submitted: check with dstackweb ps."))
-        raise typer.Exit(INTERRUPTED) from None
-    if detach:
-        note(_("Submitted {name}. Connection details appear once it starts: dstackweb logs {name}", name=run["name"]))
-        show_answer(run, run["name"], as_json, quiet)
-        return
-    raise typer.Exit(_wait(api, run, follow))
-
-
-def extend(
-    run: RunName,
-    duration: Annotated[str, typer.Argument(metavar="TIME", help="Time to add, e.g. 30m or 1h.")],
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Add time to a running hold, or to the max_duration of another run that has been placed."""
-    _extend(config.connect(), run, duration, as_json, quiet)
-
-
-def _extend(api: Api, name: str, duration: str, as_json: bool, quiet: bool) -> None:
-    run = api.post(api.in_project("runs", name, "extend"), {"for": duration})
-    until = (
-        _("held until {time}", time=clock_text(run["held_until"]))
-        if run["held_until"]
-        else _("extended by {duration}", duration=duration)
-    )
-    show_answer(run, f"{clean(run['name'])}: {until}", as_json, quiet)
-
-
-def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
-    """Wait until the hold has started and print how to connect; with `follow` stay until it ends."""
-    from dstackweb.cli.logs import Cursor, Follower, StatusLine
-
-    note(_("Submitted {name}. Ctrl-C leaves it in the queue.", name=run["name"]))
-    line = StatusLine()
-    try:
-        run = wait_for_start(api, run, lambda run: line.show(status_text(run)))
-        line.clear()
-        if follow and run["jobs"]:
-            run = Follower(api, Cursor(attempt=run["attempt"])).follow(run)
-    except KeyboardInterrupt:
-        line.clear()
-        return _interrupted(api, run)
-    if run["hold"]:
-        show_connection(run)
-    elif run["status"] == "done":
-        note(status_text(run))
-    else:
-        raise CliError(_("the hold did not start: {status}", status=status_text(run)))
-    return 0
-
-
-def wait_for_start(api: Api, run: dict[str, Any], show: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Poll the run, through outages of the server, until it runs or has ended; `show` gets each answer."""
-    idle, path = 0.3, api.in_project("runs", run["id"])
-    while run["status"] in ("pending", "submitted", "provisioning", "terminating"):
-        show(run)
-        api.sleep(idle)
-        idle = min(2.0, idle * 1.25)
-        run = api.until_answered(lambda: api.get(path), _("The hold keeps its position."))
-    return run
-
-
-def show_connection(run: dict[str, Any]) -> None:
-    """On stdout the host and the commands that connect to it; on stderr how to extend and release it."""
-    hold, name = run["hold"], clean(run["name"])
-    host = clean(hold["host"]) if hold["here"] else f"{clean(hold['host'])} ({clean(hold['address'])})"
-    gpus = gpu_count(len(hold["gpus"])) if hold["gpus"] else _("no GPU")
-    echo(
-        _(
-            "{name}: {host}, {gpus}, held until {time}",
-            name=name,
-            host=host,
-            gpus=gpus,
-            time=clock_text(run["held_until"]),
-        )
-    )
-    if hold["here"]:
-        note(_("In a shell on the dstackweb server:"))
-    for line in hold["lines"]:
-        echo(f"  {clean(line)}")
-    if (run["connect"] or {}).get("ssh"):
-        note(_("Or from your machine, with your key: dstackweb ssh {name}", name=name))
-    note(_("Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}", name=name))
-
-
-def _interrupted(api: Api, run: dict[str, Any]) -> int:
-    """After Ctrl-C: at a terminal ask whether to cancel a hold that still waits; otherwise leave it."""
-    name, status = run["name"], run["status"]
-    if sys.stdin.isatty() and status != "running":
-        try:
-            if agreed(_("\nCancel {name}?", name=name)):
-                api.send("POST", api.in_project("runs", run["id"], "stop"), json={})
-                note(_("{name} was canceled.", name=name))
-                return INTERRUPTED
-        except typer.Abort:
-            note("")
-    if status == "running":
-        kept = _("{name} keeps its GPUs.", name=name)
-    else:
-        kept = _("{name} stays in the queue.", name=name)
-    ways = _("  connection details: dstackweb logs {name}\n  release:            dstackweb stop {name}", name=name)
-    note(f"{kept}\n{ways}")
-    return INTERRUPTED

@@ -15,7 +15,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import starts
 from dstackweb.backends.models import Host
-from dstackweb.cli import hosts as joining
+from dstackweb.cli import joining
 from dstackweb.cli.output import CliError, UsageError
 from dstackweb.runs.models import Run
 from tests.cli.conftest import Cli
@@ -114,9 +114,9 @@ class FakeServer:
         return httpx.Response(200, json=self.answer | {"token": token})
 
 
-def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.JoinRequest:
+def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.JoinOptions:
     values = {"token": "dwj_x", "name": "far", "labels": {"disk": "nvme"}, "insecure": False}
-    return joining.JoinRequest(url=url, home=home, **values | changes)
+    return joining.JoinOptions(url=url, home=home, **values | changes)
 
 
 def test_the_hosts_token_is_stored_for_this_user_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from django import template
 from django.db.models import Model
@@ -20,16 +20,15 @@ from django.utils.html import conditional_escape, escape, format_html, format_ht
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from dstackweb.accounts.access import allows, project_for, visible_projects
+from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
-from dstackweb.lib.errors import DomainError
 from dstackweb.notifications import services as notifications
 from dstackweb.profiles.services import SEED_DESCRIPTION
 from dstackweb.runs import selectors
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.web.cloud import budget as budgets
+from dstackweb.web.common import sidebar as sidebar_pages
 from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
 from dstackweb.wording import names, progress, statuses, units
@@ -38,72 +37,6 @@ from dstackweb.wording.sentence import Sentence, capitalized, listing, moment
 
 register = template.Library()
 
-
-class SidebarPage(NamedTuple):
-    """A page of a project. `view` is its URL's name; `views` belong to it, though their URLs are not below its own."""
-
-    key: str
-    view: str
-    label: Any
-    icon: str
-    at_least: str = "viewer"
-    views: tuple[str, ...] = ()
-
-
-class SidebarGroup(NamedTuple):
-    """Pages that stand together in the sidebar; `key` is what browsers remember of a closed one."""
-
-    key: str
-    label: Any
-    pages: tuple[SidebarPage, ...]
-
-
-GROUPS = (
-    SidebarGroup(
-        "work",
-        gettext_lazy("Work"),
-        (
-            SidebarPage(
-                "queue", "web:queue", gettext_lazy("Queue"), "queue", views=("web:queue", "web:queue-settings")
-            ),
-            SidebarPage("runs", "web:runs", gettext_lazy("Runs"), "runs", views=("web:compare",)),
-            SidebarPage("progress", "web:progress", gettext_lazy("Progress"), "progress"),
-            SidebarPage("history", "web:history", gettext_lazy("History"), "clock", views=("web:queue-history",)),
-        ),
-    ),
-    SidebarGroup(
-        "capacity",
-        gettext_lazy("Capacity"),
-        (
-            SidebarPage("gpus", "web:gpus", gettext_lazy("GPUs"), "gpu"),
-            SidebarPage("utilization", "web:utilization", gettext_lazy("Utilization"), "gauge"),
-            SidebarPage("hosts", "web:hosts", gettext_lazy("Hosts"), "hosts"),
-            SidebarPage("offers", "web:offers", gettext_lazy("Offers"), "offers"),
-            SidebarPage("instances", "web:instances", gettext_lazy("Cloud instances"), "instances"),
-        ),
-    ),
-    SidebarGroup(
-        "team",
-        gettext_lazy("Team"),
-        (
-            SidebarPage("usage", "web:usage", gettext_lazy("Usage"), "coin"),
-            SidebarPage("members", "members", gettext_lazy("Members"), "members"),
-            SidebarPage("profiles", "web:profiles", gettext_lazy("Profiles"), "profiles"),
-            SidebarPage("secrets", "secrets", gettext_lazy("Secrets"), "secrets", "member"),
-            SidebarPage("notifications", "project-notifications", gettext_lazy("Notifications"), "bell", "manager"),
-        ),
-    ),
-    SidebarGroup(
-        "system",
-        gettext_lazy("System"),
-        (
-            SidebarPage("health", "web:health", gettext_lazy("Health"), "health"),
-            SidebarPage("audit", "web:audit", gettext_lazy("Audit log"), "file", "admin"),
-        ),
-    ),
-)
-CLOSED = "closed"
-"""The cookie with the keys of the groups that the reader closed, with dots between them."""
 
 _TIME = "<time datetime={} data-when={}{}>{}</time>"
 """There are many on a page, and neither value ever needs quotes."""
@@ -178,59 +111,19 @@ def sidebar(context: RequestContext) -> dict[str, Any]:
         return {"user": user}
     projects = list(visible_projects(user).order_by("name"))
     project = context.get("project") or getattr(request, "project", None) or next(iter(projects), None)
-    groups = _groups(request, user, project) if project else []
+    groups = sidebar_pages.groups(request, user, project) if project else []
     open_pages = (link.page for _group, links, _open in groups for link in links if link.active)
     view = next((page.view for page in open_pages if page.at_least == "viewer"), "web:queue")
     return {
         "csrf_token": context.get("csrf_token"),
         "request": request,
         "user": user,
-        "areas": _areas(context),
+        "areas": sidebar_pages.admin_areas(context),
         "project": project,
         "projects": [(one, reverse(view, args=[one.name])) for one in projects],
         "groups": groups,
         "waiting": _waiting(context, project) if project else 0,
     }
-
-
-def _areas(context: RequestContext) -> list[tuple[dict[str, Any], bool, list[tuple[dict[str, Any], bool]]]]:
-    """On the admin site its areas and models, each with whether it is open; elsewhere nothing."""
-    found, path = context.get("available_apps") or [], context["request"].path
-    closed = context["request"].COOKIES.get(CLOSED, "").split(".")
-    areas = []
-    for area in found:
-        models = [(model, bool(model["admin_url"]) and path.startswith(model["admin_url"])) for model in area["models"]]
-        is_open = any(active for _model, active in models)
-        areas.append((area, is_open or not (area["fixed"] or f"admin_{area['app_label']}" in closed), models))
-    return areas
-
-
-class SidebarLink(NamedTuple):
-    """A page of the project with its URL, and whether it or one below it is open."""
-
-    page: SidebarPage
-    url: str
-    active: bool
-
-
-def _groups(request: HttpRequest, user: User, project: Project) -> list[tuple[SidebarGroup, list[SidebarLink], bool]]:
-    """What the reader may open, and which groups are open: that of this page always."""
-    try:
-        role = getattr(request, "role", None) or project_for(user, project.name)[1]
-    except DomainError:  # they left the project while the page was rendered
-        return []
-    closed = request.COOKIES.get(CLOSED, "").split(".")
-    found = []
-    for group in GROUPS:
-        links = [_link(request, page, project) for page in group.pages if allows(role, page.at_least)]
-        found.append((group, links, group.key not in closed or any(link.active for link in links)))
-    return found
-
-
-def _link(request: HttpRequest, page: SidebarPage, project: Project) -> SidebarLink:
-    url = reverse(page.view, args=[project.name])
-    view = request.resolver_match and request.resolver_match.view_name
-    return SidebarLink(page, url, view in page.views or request.path.startswith(url))
 
 
 def _waiting(context: RequestContext, project: Project) -> int:
