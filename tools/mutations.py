@@ -288,8 +288,8 @@ MUTATIONS = [
     m(
         "accounts",
         "roles the wrong way round",
-        "Role.values.index(role) >= Role.values.index(at_least)",
-        "Role.values.index(role) <= Role.values.index(at_least)",
+        "_LEVELS[role] >= _LEVELS[at_least]",
+        "_LEVELS[role] <= _LEVELS[at_least]",
         "accounts/test_access.py",
     ),
     m(
