@@ -86,5 +86,5 @@ def fail(scope_id: int, prefix: str, n: int, now_ms: int) -> None:
 
 
 def ensure_scope(run: Run) -> int:
-    """EntryList its tasks are counted."""
+    """Where its tasks are counted."""
     return int(Scope.objects.get(run_id=run.pk).pk)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.conftest import Complaints
 from tests.browser.support import sign_in_by_form
 from tests.server import PASSWORD, Server
 
@@ -56,6 +58,30 @@ def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page:
     expect(rows).to_have_text(["second", "first"])
     page.get_by_role("button", name="Resume queue").click()
     expect(page.get_by_text("No waiting runs")).to_be_visible(timeout=10_000)
+
+
+@pytest.mark.nightly
+def test_open_pages_go_on_by_themselves_after_a_restart_of_the_server(
+    server: Server, new_page: Callable[..., Page], complaints: Complaints
+) -> None:
+    server.submit("for n in $(seq 600); do echo line $n; sleep 1; done", name="talker")
+    server.wait("talker", "running")
+    pages = {path: new_page(keep=False) for path in ("queue/", "runs/talker/")}
+    for path, page in pages.items():
+        sign_in_by_form(page, server.url, "admin", PASSWORD)
+        page.goto(f"{server.url}/p/main/{path}")
+        expect(page.locator("[data-live]")).to_contain_text("updated")
+    server.stop()
+    for page in pages.values():
+        expect(page.locator("[data-live]")).to_have_text("connection lost, retrying…", timeout=30_000)
+    server.start()
+    for page in pages.values():
+        expect(page.locator("[data-live]")).to_contain_text("updated", timeout=30_000)
+    before = max(int(number) for number in re.findall(r"line (\d+)", server.log("talker").decode()))
+    expect(pages["runs/talker/"].locator("[data-log-text]")).to_contain_text(f"line {before + 2}", timeout=30_000)
+    server.submit("true", name="later", resources={"cpu": "4096.."})
+    expect(pages["queue/"].get_by_role("link", name="later")).to_be_visible(timeout=30_000)
+    complaints.remove_failed_loads()
 
 
 def check_first_load(server: Server, new_page: Callable[..., Page]) -> None:
