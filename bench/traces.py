@@ -5,9 +5,8 @@
 Drawn from the published distributions of Philly and Helios (bench/replay/jobs.py, which names them), so many jobs for
 each seed, on hosts with eight GPUs of which they need the share LOAD on average. Time is simulated: months take
 minutes. Prints hours waited by size and by member, GPU use, fairness, and what preemption cost; then how the estimates
-of starts did on the jobs of the first seed. Each policy has what those above it have, but for the baselines: "FIFO,
-no one passes", and "shortest first, known ahead", which no scheduler can know. Cells: the median of the seeds, and
-between the least and the most.
+of starts did. Each policy has what those above it have, but for the baselines: "FIFO, no one passes", and "shortest
+first, known ahead", which no scheduler can know. Cells: the median of the seeds, and between the least and the most.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main(jobs: int, seeds: int, hosts: int, load: float) -> None:
     print(f"{jobs:,} jobs, seeds 1 to {seeds}, {hosts} hosts with 8 GPUs, needed to {load:.0%}. Assumed:\n{ASSUMED}\n")
     began = time.monotonic()
     with ProcessPoolExecutor(initializer=_set_up) as pool:
-        outcomes = pool.submit(forecasts, DEFAULT, jobs, hosts, load)
+        outcomes = [pool.submit(forecasts, DEFAULT, seed, jobs, hosts, load) for seed in range(1, seeds + 1)]
         asked = {
             (policy.name, seed): pool.submit(replay, policy, seed, jobs, hosts, load)
             for seed, policy in product(range(1, seeds + 1), POLICIES)
@@ -71,7 +70,7 @@ def main(jobs: int, seeds: int, hosts: int, load: float) -> None:
             ["GPU use, %", "Jain's index", "displaced", "work lost, %"],
             lambda one: (100 * one.gpu_use, one.fairness, one.displaced, 100 * one.lost),
         )
-        show_forecasts(outcomes.result())
+        show_forecasts([one for of_seed in outcomes for one in of_seed.result()])
     print(f"took {time.monotonic() - began:,.0f} s; load {os.getloadavg()[0]:.1f}")
 
 
@@ -109,11 +108,11 @@ def replay(policy: Policy, seed: int, jobs: int, hosts: int, load: float) -> Fig
     return figures.replayed(policy, generate(seed, jobs, hosts * 8, load), hosts)
 
 
-def forecasts(policy: Policy, jobs: int, hosts: int, load: float) -> list[Outcome]:
+def forecasts(policy: Policy, seed: int, jobs: int, hosts: int, load: float) -> list[Outcome]:
     from bench.replay.forecasts import forecast
     from bench.replay.jobs import generate
 
-    return forecast(policy, generate(1, jobs, hosts * 8, load), hosts, REFRESH_S).outcomes
+    return forecast(policy, generate(seed, jobs, hosts * 8, load), hosts, REFRESH_S).outcomes
 
 
 def cell(values: Sequence[float]) -> str:

@@ -25,7 +25,7 @@ QUANTILES = (50, 90)
 HORIZONS_S = (900, 3600, 4 * 3600, 12 * 3600, 86_400)
 """The longest time ahead (whole seconds) in each group but the last."""
 RATIOS = LogBins(least=1 / 16, per_octave=2, count=17)
-FACTORS = (0.5, 2.0)
+FACTORS = (1 / 8, 8.0)
 """The bounds of a correction."""
 SCORES_MIN = 30
 """Fewer starts correct nothing."""
