@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -130,4 +131,5 @@ def _spans(name: str, past: History) -> Iterator[dict[str, Any]]:
 def _with_starts(item: dict[str, Any]) -> dict[str, Any]:
     """With the fields of `starts` beside the others."""
     found = item.pop("starts", None)
-    return item | ({f"starts_{name}": value for name, value in found if value != ""} if found else {})
+    fields = dataclasses.asdict(found) if found else {}
+    return item | {f"starts_{name}": value for name, value in fields.items() if value != ""}

@@ -206,5 +206,5 @@ def test_a_counter_that_is_wrong_is_named(scope_id: int, model: type[Scope] | ty
 def test_a_group_that_is_wrong_is_named(scope_id: int) -> None:
     mine = TaskGroup.objects.filter(name="train-1")
     mine.update(memory=5)
-    assert "memory of group 'train-1' of tasks of run 7 attempt 1: kept 5, counted 1" in map(str, recount.differences())
+    assert "memory of group 'train-1' of main 7/1: kept 5, counted 1" in map(str, recount.differences())
     mine.update(memory=1)
