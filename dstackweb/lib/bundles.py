@@ -113,16 +113,26 @@ def _parts(tokens: Sequence[Any]) -> list[list[Any]]:
 
 
 def _matches(selector: Sequence[Any], used: set[str]) -> bool:
-    """Whether a page could have what this selects: all of its classes are used, those in `:is()` or `:has()` in
-    one of its alternatives; what is in `:not()` does not matter."""
+    """Whether a page could have what this selects: all of its classes and data attributes are used, those in
+    `:is()` or `:has()` in one of its alternatives; what is in `:not()` does not matter."""
     for before, token in pairwise([None, *selector]):
         is_class = token.type == "ident" and before == "."
         if is_class and not all(_is_used(word, used) for word in _WORD.findall(token.value)):
+            return False
+        if token.type == "[] block" and any(_is_never_set(one, used) for one in token.content):
             return False
         has_alternatives = token.type == "function" and token.lower_name != "not"
         if has_alternatives and not any(_matches(one, used) for one in _parts(token.arguments)):
             return False
     return True
+
+
+def _is_never_set(token: Any, used: set[str]) -> bool:
+    """Whether this is the name of a data attribute that nothing sets, neither as `data-bs-theme` nor as `bsTheme`."""
+    if token.type != "ident" or not token.value.startswith("data-"):
+        return False
+    first, *more = token.value.removeprefix("data-").split("-")
+    return used.isdisjoint({token.value, first + "".join(map(str.title, more))})
 
 
 def _is_used(name: str, used: set[str]) -> bool:

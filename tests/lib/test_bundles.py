@@ -54,6 +54,9 @@ def _made(css: str, used: str) -> str:
         ("p{--tblr-a:1;--tblr-b:var(--tblr-a);width:0}", "", "p{width:0}"),
         ("p{--tblr-a:1;width:0}", "css('--tblr-a')", "p{--tblr-a:1;width:0}"),
         ("p{color:red/* ; } */;top:0}", "", "p{color:red;top:0}"),
+        ("[data-bs-theme=dark] p{top:0}[data-bs-sidebar] p{top:0}p:not([data-bs-sidebar=a]){top:0}", "data-bs-theme",
+         "[data-bs-theme=dark] p{top:0}p:not([data-bs-sidebar=a]){top:0}"),
+        ("[data-own-name] p{top:0}", "row.dataset.ownName = 1", "[data-own-name] p{top:0}"),
         (".st-done{color:red}.step{color:red}.st{color:red}", "st-{{ status }}", ".st-done{color:red}"),
     ],
 )  # fmt: skip
