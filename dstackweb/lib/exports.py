@@ -131,8 +131,7 @@ def _cell(value: Any) -> str | int | float:
 def _plain(value: Any) -> Any:
     """A moment as ISO 8601 in UTC, a decimal as a number; text for anything else that JSON doesn't know."""
     if isinstance(value, dt.datetime):
-        digits = "milliseconds" if value.microsecond else "seconds"  # as the API has them
-        return value.astimezone(dt.UTC).isoformat(timespec=digits).replace("+00:00", "Z")
+        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")  # as the API has them
     return float(value) if isinstance(value, Decimal) else str(value)
 
 

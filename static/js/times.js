@@ -30,7 +30,7 @@ export function durationText(seconds) {
 }
 
 // Writes what `dstackweb.wording.units.elapsed` writes.
-function elapsedText(seconds) {
+export function elapsedText(seconds) {
   const s = Math.max(0, Math.floor(seconds));
   return s >= 60 && s < 3600 ? `${counted(Math.floor(s / 60), "min")} ${counted(s % 60, "s")}` : durationText(s);
 }

@@ -23,7 +23,7 @@ def test_the_admin_shows_reporters_with_their_run_and_whether_it_is_settled(
     assert "4711" in scopes
     assert "2027" in scopes
     reporters = admin_client.get(reverse("admin:progress_reporter_changelist"), {"q": "log"}).content.decode()
-    assert "tasks of run 4711 attempt 1" in reporters
+    assert "main 4711/1" in reporters
 
 
 def test_nothing_that_is_counted_can_be_written_in_the_admin(project: Project, admin_client: Client) -> None:

@@ -39,10 +39,10 @@ def favicon(request: HttpRequest) -> HttpResponse:
 
 def content_security_policy(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[..., HttpResponseBase]:
     """Middleware: the same policy for each answer that has none of its own."""
-    policy = "; ".join(" ".join([name, *allowed]) for name, allowed in settings.CONTENT_SECURITY_POLICY.items())
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)
+        policy = "; ".join([" ".join([name, *allowed]) for name, allowed in settings.CONTENT_SECURITY_POLICY.items()])
         response.headers.setdefault("Content-Security-Policy", policy)
         return response
 

@@ -71,7 +71,7 @@ def test_policy_actions_are_logged(project: Project, member: User, caplog: pytes
     caplog.set_level("INFO", utilization.log.name)
     begin(project, member, utilization_policy=SLOW)
     watch(8 * MINUTE)
-    said = f"train attempt 1 node 0 of {project}: %s, policy 50 %% over 480 s"
+    said = f"train, attempt 1, node 0 of {project}: %s, policy 50 %% over 480 s"
     assert caplog.messages == [said % "notice", said % "stop"]
 
 
