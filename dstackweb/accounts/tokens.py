@@ -29,12 +29,6 @@ class TokenUser(NamedTuple):
         return enter(self.user, name, self.project, self.role)
 
 
-@functools.cache
-def _columns() -> tuple[sql.ModelColumns[User], sql.ModelColumns[Project], str]:
-    person, entered = sql.ModelColumns(User, "person"), sql.ModelColumns(Project, "entered")
-    return person, entered, _STATEMENT.format(person=person.sql, entered=entered.sql)
-
-
 _STATEMENT = """
 SELECT token.id, token.name, token.last_used_at, token.scope, token.project_id, membership.role, {person}, {entered}
 FROM accounts_apitoken token JOIN accounts_user person ON person.id = token.user_id
@@ -42,6 +36,13 @@ LEFT JOIN accounts_project entered ON entered.name = %s AND entered.deleting_sin
 LEFT JOIN accounts_membership membership ON membership.project_id = entered.id AND membership.user_id = person.id
 WHERE token.digest = %s AND token.revoked_at IS NULL AND (token.expires_at IS NULL OR token.expires_at > %s)
 """
+
+
+@functools.cache
+def _columns() -> tuple[sql.ModelColumns[User], sql.ModelColumns[Project], str]:
+    """The columns of the user and the project, and the statement that selects them."""
+    person, entered = sql.ModelColumns(User, "person"), sql.ModelColumns(Project, "entered")
+    return person, entered, _STATEMENT.format(person=person.sql, entered=entered.sql)
 
 
 def sign_in(plaintext: str, project: str = "") -> TokenUser | None:

@@ -16,10 +16,10 @@ from django.utils.translation import gettext as _
 from ninja import HeaderEx, NinjaAPI, P, QueryEx, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
-from ninja.renderers import BaseRenderer
+from ninja.renderers import JSONRenderer
 from ninja.security import HttpBearer
 from pydantic import AfterValidator, BeforeValidator
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 import dstackweb
 from dstackweb.accounts import attempts, tokens
@@ -90,13 +90,14 @@ def sign_in(request: HttpRequest, token: str) -> User | None:
     return found.user
 
 
-class Json(BaseRenderer):
-    """Renders answers as JSON, in compiled code: a list of runs took as long as its queries."""
+class Json(JSONRenderer):
+    """Renders answers by pydantic's compiled code, which takes a quarter of the time that Python's does."""
 
-    media_type = "application/json"
-
-    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> bytes:
-        return to_json(data, fallback=str)
+    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> Any:
+        try:
+            return to_json(data)
+        except PydanticSerializationError:  # lazy words, or a request's unpaired surrogates in an error's text
+            return super().render(request, data, response_status=response_status)
 
 
 api = NinjaAPI(

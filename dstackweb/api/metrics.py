@@ -20,7 +20,7 @@ from dstackweb.gpus.samples.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job, Run
-from dstackweb.runs.rows import job_place
+from dstackweb.runs.run_places import job_place
 
 router = Router(tags=["utilization"])
 REFUSALS = refusals(404, 422)

@@ -103,9 +103,7 @@ def utc(time: dt.datetime) -> dt.datetime:
 
 def uid(stored: UUID | str) -> str:
     """A stored UUID as text. SQLite stores its hexadecimal digits."""
-    if isinstance(stored, UUID):
-        return str(stored)
-    return f"{stored[:8]}-{stored[8:12]}-{stored[12:16]}-{stored[16:20]}-{stored[20:]}"
+    return str(stored if isinstance(stored, UUID) else UUID(stored))
 
 
 def for_each(items: Iterable[T], act: Callable[[T], object]) -> None:

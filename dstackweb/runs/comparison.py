@@ -16,7 +16,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
-from dstackweb.runs.rows import placement_summary
+from dstackweb.runs.run_places import placement_summary
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.texts import flat, value_text

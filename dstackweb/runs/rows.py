@@ -11,12 +11,11 @@ import datetime as dt
 import functools
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from django.db.models import F
 from django.utils import timezone
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -26,10 +25,11 @@ from dstackweb.lib import sql
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import MessageCode, StartBasis
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
+from dstackweb.runs.run_places import PlacementSummary, placement_summaries, placement_summary
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.service_health import health_of
 from dstackweb.runs.service_health import states as service_states
-from dstackweb.runs.states import PLACED, WAITING, JobStatus, RunStatus
+from dstackweb.runs.states import PLACED, WAITING, RunStatus
 
 SEARCHED = 100
 """Characters of a text that names are searched for: more than any has. SQLite refuses very long ones."""
@@ -352,19 +352,19 @@ def row_of(run: Run, jobs: Sequence[Job], *, is_new: bool = False) -> RunRow:
     row = {name: attrgetter(COLUMNS.get(name, name))(run) for name in RunRow.columns()}
     placed = run.status in PLACED
     place = placement_summary([job for job in jobs if job.attempt == run.attempt]) if placed else None
-    row |= _told(None if is_new else run) | {"id": str(run.uid), "is_paused": run.queue.paused}
+    row |= _estimate_of(None if is_new else run) | {"id": str(run.uid), "is_paused": run.queue.paused}
     found = health_of(run)
     return _placed(RunRow, row, place, run.held_until, found.state if found else None)
 
 
 def starts_of(run: Run) -> tuple[Starts | None, dict[str, Any]]:
     """When a loaded run (with queue) starts, and the data of the basis; None unless it waits."""
-    row = _told(run) | {"status_detail": run.status_detail}
+    row = _estimate_of(run) | {"status_detail": run.status_detail}
     fields = _starts(row, run.status, is_paused=run.queue.paused)
     return fields["starts"], fields["start_data"]
 
 
-def _told(run: Run | None) -> dict[str, Any]:
+def _estimate_of(run: Run | None) -> dict[str, Any]:
     """The estimate of a run's start, as columns."""
     waits = run is not None and run.status == RunStatus.SUBMITTED
     columns = [column.partition(".")[2] for column in _START.values()]
@@ -420,43 +420,3 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any]:
         if text := row.get(name):
             row[name] = json.loads(text) if text != "{}" else {}
     return row
-
-
-class PlacementSummary(NamedTuple):
-    """`where` is a host's name or a backend's offer; `detail` and `message` say why it has not started."""
-
-    where: str
-    message: str
-    detail: dict[str, Any]
-
-
-def job_place(job: Job) -> str:
-    """A host's name, or backend, region and instance type. Reads the job's host and backend."""
-    if job.host:
-        return job.host.name
-    return " ".join(filter(None, (job.backend.name, job.region, job.instance_type, "(spot)" if job.is_spot else "")))
-
-
-def placement_summary(jobs: Iterable[Job]) -> PlacementSummary | None:
-    """Where these jobs of one attempt are, by node; None without any."""
-    found = list(jobs)
-    if not found:
-        return None
-    names = list(dict.fromkeys(job_place(job) for job in found))
-    where = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-    if len(names) == 1 and len(found) > 1:
-        where = f"{len(found)} × {where}"
-    starting = [job for job in found if job.status == JobStatus.PROVISIONING]
-    message, detail = next(((job.message, job.detail) for job in starting if job.message or job.detail), ("", {}))
-    return PlacementSummary(where, message, detail)
-
-
-def placement_summaries(ids: Collection[int]) -> dict[int, PlacementSummary]:
-    """The place of each of these runs whose newest attempt has one."""
-    if not ids:
-        return {}
-    jobs = Job.objects.filter(run__in=ids, attempt=F("run__attempt")).select_related("host", "backend")
-    by_run: dict[int, list[Job]] = {}
-    for job in jobs.order_by("run_id", "node"):
-        by_run.setdefault(job.run_id, []).append(job)
-    return {run: found for run, of_run in by_run.items() if (found := placement_summary(of_run))}

@@ -6,6 +6,7 @@ import os
 from urllib.parse import urlsplit
 
 import django_stubs_ext
+from csp.constants import NONE, SELF
 
 from dstackweb import env
 from dstackweb.settings.environment import (
@@ -40,6 +41,7 @@ INSTALLED_APPS = [
     # It loads an HTTP client, which is a tenth of the time in which a process starts.
     *(["allauth.socialaccount.providers.openid_connect"] if DSTACKWEB_OIDC_URL else []),
     "axes",
+    "csp",
     "django_q",
     "dstackweb.lib",
     "dstackweb.accounts",
@@ -59,7 +61,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "dstackweb.web.common.views.CompressedPages",
-    "dstackweb.web.common.views.content_security_policy",
+    "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -125,13 +127,15 @@ SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 CONTENT_SECURITY_POLICY = {
-    "default-src": ["'self'"],
-    "img-src": ["'self'", "data:"],  # icons in Tabler's style sheet
-    "object-src": ["'none'"],
-    "base-uri": ["'self'"],
-    # Browsers hold redirects of a form to this, too: signing in elsewhere begins with one.
-    "form-action": ["'self'", *_origin(DSTACKWEB_OIDC_URL)],
-    "frame-ancestors": ["'none'"],
+    "DIRECTIVES": {
+        "default-src": [SELF],
+        "img-src": [SELF, "data:"],  # icons in Tabler's style sheet
+        "object-src": [NONE],
+        "base-uri": [SELF],
+        # Browsers hold redirects of a form to this, too: signing in elsewhere begins with one.
+        "form-action": [SELF, *_origin(DSTACKWEB_OIDC_URL)],
+        "frame-ancestors": [NONE],
+    }
 }
 
 _mailer = env.mailer("DSTACKWEB_EMAIL_URL")

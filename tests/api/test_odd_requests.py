@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.conf import LazySettings
+from django.test import RequestFactory
+from django.utils.translation import gettext_lazy
 from pydantic import ValidationError
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.api import app
 from dstackweb.api.host_agents import PollIn
 from dstackweb.api.runner_schemas import SamplesIn
 from dstackweb.runs import files, rows
@@ -98,6 +103,17 @@ def test_an_internal_error_is_answered_in_the_apis_form_and_logged(
     answer = api("GET", "projects/main/queues/default")
     assert (answer.status_code, "Internal server error" in answer.json()["detail"]) == (500, True)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_answer_may_repeat_half_a_character_and_lazy_words(rf: RequestFactory) -> None:
+    answer = app.api.create_response(rf.get("/"), {"detail": "\ud800", "hint": gettext_lazy("Queue")}, status=422)
+
+    assert json.loads(answer.content) == {"detail": "\ud800", "hint": "Queue"}
+
+
+def test_what_is_no_data_is_no_answer(rf: RequestFactory) -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        app.api.create_response(rf.get("/"), {"run": object()}, status=200)
 
 
 @pytest.mark.parametrize(

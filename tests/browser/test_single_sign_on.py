@@ -26,7 +26,7 @@ def test_a_browser_goes_to_the_provider_and_comes_back_signed_in(
     make_project("main")
     person(provider, "zoe", ["ml-team"], name="Zoe Smith", email="zoe@example.org")
     policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)
-    policy["form-action"].append(provider)
+    policy["DIRECTIVES"]["form-action"].append(provider)
     settings.CONTENT_SECURITY_POLICY = policy
     page = new_page(keep=False)
     page.route(lambda url: "://localhost:" not in url, lambda route: route.abort())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -35,18 +34,6 @@ def health(request: HttpRequest) -> HttpResponse:
 def favicon(request: HttpRequest) -> HttpResponse:
     """The icon for pages that name none, such as the admin's."""
     return redirect(static("favicon.svg"), permanent=False)
-
-
-def content_security_policy(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Middleware: the same policy for each answer that has none of its own."""
-
-    def respond(request: HttpRequest) -> HttpResponseBase:
-        response = get_response(request)
-        policy = "; ".join([" ".join([name, *allowed]) for name, allowed in settings.CONTENT_SECURITY_POLICY.items()])
-        response.headers.setdefault("Content-Security-Policy", policy)
-        return response
-
-    return respond
 
 
 class CompressedPages(GZipMiddleware):

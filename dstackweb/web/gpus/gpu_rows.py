@@ -20,7 +20,7 @@ from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.samples import selectors as samples
 from dstackweb.lib.times import to_moment, to_ms
-from dstackweb.runs import rows
+from dstackweb.runs import run_places
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.selectors import HostSummary, list_hosts
 from dstackweb.wording import policy as policy_words
@@ -280,5 +280,5 @@ def _of_gpu(host: Host, gpu: Gpu, run: Run | None, series: GpuSeries | None, see
 def _of_series(series: GpuSeries, now_ms: int) -> GpuRow:
     job = series.job
     assert job is not None
-    place, fresh = rows.job_place(job), samples.is_fresh(series, now_ms)
+    place, fresh = run_places.job_place(job), samples.is_fresh(series, now_ms)
     return GpuRow(series.uuid, series.index, series.name, series.memory_mib, place, "held", series, fresh, job.run)

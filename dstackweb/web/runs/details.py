@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.runs import rows, spend
+from dstackweb.runs import run_places, spend
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.comparison import CHANGEABLE, current_spec
 from dstackweb.runs.models import Job, Run
@@ -81,7 +81,7 @@ def node_line(job: Job) -> NodeLine:
     elif job.status in (JobStatus.FAILED, JobStatus.TERMINATED):
         reason = statuses.termination(job.termination_reason)
         why = f"{reason} {statuses.beyond_reason(job.detail, job.message)}".strip()
-    return NodeLine(job, rows.job_place(job), why, accounting.used(job.instance.usage if job.instance else None))
+    return NodeLine(job, run_places.job_place(job), why, accounting.used(job.instance.usage if job.instance else None))
 
 
 def starting(run: Run) -> str:

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.lib.numbers import whole_number
 from dstackweb.profiles import services as profiles
-from dstackweb.runs import dependencies, removal, rows, selectors, services
+from dstackweb.runs import dependencies, removal, rows, run_places, selectors, services
 from dstackweb.runs.history import parse_zone
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.service_health import states_in
@@ -174,7 +174,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         "waits_text": statuses.run_message(run),
         "end_notice": details.end_notice(run, jobs),
         "silent": statuses.silent(run, silent_hosts(run, jobs)),
-        "place": rows.placement_summary([job for job in jobs if job.attempt == run.attempt]),
+        "place": run_places.placement_summary([job for job in jobs if job.attempt == run.attempt]),
         "why": blockers[0] if blockers else None,
         "also": blockers[1:],
         "stands": stands,
