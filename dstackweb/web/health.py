@@ -20,6 +20,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 from django_q.brokers import get_broker
+from django_q.conf import Conf
 from django_q.status import Stat
 
 import dstackweb
@@ -173,7 +174,7 @@ def _clusters() -> Iterable[HealthLine]:
         yield HealthLine(_("Workers"), "bad", _("none running"), hint)
     for stat in stats:
         workers = ngettext("%d worker", "%d workers", len(stat.workers)) % len(stat.workers)
-        tone = "go" if stat.status in ("Idle", "Working") else "wait"
+        tone = "go" if stat.status in (Conf.IDLE, Conf.WORKING) else "wait"  # lazy words, equal in every language
         yield HealthLine(_("Workers"), tone, f"{str(stat.status).lower()}, {workers}", at=stat.tob)
 
 

@@ -8,6 +8,11 @@ import pytest
 from django.conf import settings
 from django.test import Client
 from django.utils import timezone
+from django.utils.translation import override
+from django_q.brokers import get_broker
+from django_q.conf import Conf
+from django_q.signing import SignedPackage
+from django_q.status import Stat, Status
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import starts
@@ -98,6 +103,20 @@ def test_causes_are_sorted_by_severity_with_one_line_each(monkeypatch: pytest.Mo
     tones = [health.TONES.index(check.tone) for check in found]
     assert tones == sorted(tones, reverse=True)
     assert [check.name for check in found if "the cache is away" in check.hint] == ["Clusters, Broker"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@pytest.mark.parametrize(("status", "tone"), [(Conf.IDLE, "go"), (Conf.WORKING, "go"), (Conf.STOPPING, "wait")])
+def test_workers_are_well_or_not_in_every_language(project: Project, language: str, status: str, tone: str) -> None:
+    reported = Status(1, "dstackweb")
+    reported.status, reported.workers, reported.tob = status, [2], timezone.now()
+    get_broker().set_stat(Stat.get_key("dstackweb"), SignedPackage.dumps(reported, True), 3)
+
+    with override(language):
+        found = [line for line in health.checks(project) if line.value.startswith(str(status).lower())]
+
+    assert [line.tone for line in found] == [tone]
 
 
 def storage_check() -> tuple[str, str, str]:
