@@ -27,6 +27,8 @@ _WITH_RULES = ("media", "supports", "container", "layer", "keyframes")
 _IMPORT_JS = re.compile(r'^import (?:\{([^}]*)\} from )?"(\.[^"]+)";$', re.MULTILINE)
 _LATER_JS = re.compile(r'\bimport\("(\.[^"]+)"\)')
 _EXPORT_JS = re.compile(r"^export (?=(?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
+_RESTYLE_ALL = ("legend+*", ".steps:not(", "html:not([data-bs-navbar-position=vertical])")
+"""How selectors of Tabler begin that no page needs, and for which browsers style the whole page after each insertion."""
 _START = """const modules = {};
 const done = {};
 const use = (name) => (done[name] ??= modules[name]());
@@ -83,7 +85,8 @@ def _kept(tokens: Sequence[Any], used: set[str]) -> list[Rule]:
             head = f"@{node.at_keyword}{tinycss2.serialize(node.prelude)}".strip()
             has_rules = node.lower_at_keyword.endswith(_WITH_RULES)
         else:
-            head = ",".join(tinycss2.serialize(one).strip() for one in _parts(node.prelude) if _matches(one, used))
+            selectors = (tinycss2.serialize(one).strip() for one in _parts(node.prelude) if _matches(one, used))
+            head = ",".join(one for one in selectors if not one.startswith(_RESTYLE_ALL))
             has_rules = False
         rules = _kept(content, used) if has_rules else []
         declarations = [] if has_rules else _declarations(content)

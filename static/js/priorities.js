@@ -103,9 +103,9 @@ function guard(event) {
 }
 
 /** Without scripts the number is only shown; the limits of what is typed are the same in each row. */
-function ready() {
-  for (const input of document.querySelectorAll("#waiting .prio input[readonly]"))
-    Object.assign(input, { readOnly: false, required: true, min: 0, max: body().dataset.max });
+function ready(root) {
+  for (const input of root.querySelectorAll("#waiting .prio input[readonly]"))
+    Object.assign(input, { readOnly: false, required: true, min: 0, max: input.closest("#waiting").dataset.max });
 }
 
 if (here) {
@@ -115,9 +115,9 @@ if (here) {
     const { ctx } = event.detail;
     if (ctx.sourceElement.id === "queue-actions") beforeAnswer(ctx.response.status >= 400);
     under = runUnder();
+    for (const { fragment } of event.detail.tasks) ready(fragment); // fields that are the same on the page are left alone
   });
   document.addEventListener("htmx:after:swap", () => {
-    ready();
     if (under && runUnder() !== under) strangerAt = performance.now();
   });
   document.addEventListener("click", (event) => {
@@ -145,5 +145,5 @@ if (here) {
     if (event.key === "Escape") takeBack(row);
     else if (event.target.value !== event.target.defaultValue) commit(row, 0);
   });
-  ready();
+  ready(document);
 }

@@ -53,7 +53,8 @@ function show(effect) {
   const line = document.createElement("div");
   line.className = "would";
   line.textContent = effect.text;
-  drag.row.querySelector(".q-run").append(line);
+  const cell = drag.row.querySelector(".q-run");
+  cell.insertBefore(line, cell.querySelector(".q-fold, .why"));
   drag.row.classList.toggle("refused", Boolean(effect.refused));
   for (const row of rows()) {
     const key = keyOf(row);

@@ -29,6 +29,7 @@ function show() {
   }
   const bar = document.getElementById("bulk");
   bar.classList.toggle("show", chosen.size > 0);
+  document.body.classList.toggle("choosing", chosen.size > 0); // other parts of the page make room
   bar.querySelector("[data-count]").textContent = chosen.size ? word("selected").replace("%s", chosen.size) : "";
   const every = document.getElementById("choose-all");
   if (!every) return;

@@ -67,16 +67,25 @@ function text(element, now) {
 // Days are counted by the server: a cookie gives it the reader's zone.
 if (timeZone) document.cookie = `zone=${timeZone}; path=/; max-age=31536000; samesite=lax`;
 
+const titles = new Map(); // datetime → the whole moment in words: making them takes long
+
+function titleOf({ dateTime }) {
+  if (titles.size > 1000) titles.clear();
+  if (!titles.has(dateTime)) titles.set(dateTime, full.format(new Date(dateTime)));
+  return titles.get(dateTime);
+}
+
 function localise(root = document) {
   const now = serverNow();
   for (const element of root.querySelectorAll("time[data-when]")) {
     const words = text(element, now);
     if (element.textContent !== words) element.textContent = words;
-    if (!element.title) element.title = full.format(new Date(element.dateTime));
+    if (!element.title) element.title = titleOf(element);
   }
 }
 
 localise();
-document.addEventListener("htmx:after:swap", () => localise());
+// Before it is on the page, so that times which are the same there are left alone.
+document.addEventListener("htmx:before:swap", ({ detail }) => detail.tasks.forEach(({ fragment }) => localise(fragment)));
 setInterval(() => document.hidden || localise(), 1000);
 document.addEventListener("visibilitychange", () => document.hidden || localise());

@@ -1,0 +1,102 @@
+"""What a live update costs a browser: CPU time of the page's main thread, in a real Chromium.
+
+    python bench/page_updates.py
+
+Beside it, in the same browser: a poll that finds no change, which is the floor, measuring itself included.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from playwright.sync_api import Browser, sync_playwright
+
+from bench import sides
+
+UPDATES = 20
+COLUMNS = ["elements", "an update, ms", "no change, ms"]
+
+
+def measure() -> None:
+    """Prints a table of all pages."""
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+
+    from tests.browser import page_changes
+    from tests.browser.conftest import CHROMIUM
+
+    call_command("collectstatic", interactive=False, verbosity=0)
+    rows = {}
+    with _served() as base, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for build in page_changes.PAGES:
+            call_command("migrate", verbosity=0)
+            rows[build.__name__.replace("_", " ")] = _costs(browser, base, build())
+            call_command("flush", interactive=False, verbosity=0)
+    sides.table("milliseconds of the main thread for", COLUMNS, rows)
+
+
+def _costs(browser: Browser, base: str, changing: Any) -> list[str]:
+    """The cells of one page. `changing`: a `page_changes.Changing`."""
+    from tests.browser import page_changes
+
+    context = browser.new_context(viewport={"width": 1360, "height": 900}, locale="en-GB")
+    page = context.new_page()
+    page_changes.shown(page, base, changing.path)
+    debugger = context.new_cdp_session(page)
+    debugger.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def busy_ms() -> float:
+        found = debugger.send("Performance.getMetrics")["metrics"]
+        return next(1000 * float(one["value"]) for one in found if one["name"] == "TaskDuration")
+
+    def cost(act: Callable[[], object]) -> tuple[float, object]:
+        before = busy_ms()
+        result = act()
+        return busy_ms() - before, result
+
+    def poll() -> int:
+        return page_changes.update(page, changing.polled)
+
+    updates = []
+    for number in range(UPDATES):
+        changing.change(number)
+        took, status = cost(poll)
+        sides.must_be(status, 200)
+        updates.append(took)
+    polls = [cost(poll) for _ in range(2 * UPDATES)]  # the first ones still find what other parts have to say
+    floor = [took for took, status in polls if status == 204]
+    elements = page.evaluate("document.querySelectorAll('*').length")
+    context.close()
+    return [f"{elements:,}", *map(sides.cell, (updates, floor))]
+
+
+@contextmanager
+def _served() -> Iterator[str]:
+    """The web application in a thread, with its collected files. Yields its address."""
+    from django.core.wsgi import get_wsgi_application
+    from waitress.server import create_server
+
+    server = create_server(get_wsgi_application(), host="127.0.0.1", port=0, threads=8)
+    threading.Thread(target=server.run, daemon=True).start()
+    yield f"http://127.0.0.1:{server.effective_port}"
+    server.close()
+
+
+if __name__ == "__main__":
+    if sides.here():
+        os.environ["DSTACKWEB_STATIC_ROOT"] = f"{os.environ['DSTACKWEB_HOME']}/static"
+        os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # playwright's own loop runs in this thread
+        measure()
+    else:
+        sides.on_each_side(__file__, ["sqlite"])
