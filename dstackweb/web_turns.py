@@ -6,9 +6,12 @@ One after the other, a thousand requests of one person would keep all others wai
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from waitress.task import ThreadedTaskDispatcher
 
 from dstackweb import settings
 from dstackweb.lib import proxies
@@ -16,6 +19,10 @@ from dstackweb.lib.network import network_of
 
 FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
 """Of addresses that answer programs, which send a token."""
+TOGETHER = 2
+"""How many short requests run at once."""
+SHORT_S = 0.02
+"""A request that takes longer waits for something else than the interpreter."""
 _SESSION = re.compile(rf"(?:^|;)\s*{re.escape(settings.SESSION_COOKIE_NAME)}=([^;]*)")
 
 Client = tuple[str, str]
@@ -50,6 +57,55 @@ class FairQueue:
             self._waiting[address] = of_address
         self._size -= 1
         return task
+
+
+class Turns(FairQueue):
+    """A `FairQueue` that is empty for waitress's threads while `TOGETHER` requests have run for less than `SHORT_S`.
+
+    Threads of one process compute in turn: more of them would do the same, and spend time on changing over.
+    """
+
+    def __init__(self, client_of: Callable[[Any], Client], now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(client_of)
+        self._now = now
+        self._began: dict[Any, float] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a request may begin now."""
+        return bool(self._size) and self._short() < TOGETHER
+
+    def _short(self) -> int:
+        since = self._now() - SHORT_S
+        return sum(began > since for began in list(self._began.values()))
+
+    def popleft(self) -> Any:
+        task = super().popleft()
+        self._began[task] = self._now()
+        return task
+
+    def end(self, task: Any) -> None:
+        """The request of this connection has been answered."""
+        self._began.pop(task, None)
+
+
+class Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
+    """waitress's threads, which requests get as `Turns` has it."""
+
+    def __init__(self, client_of: Callable[[Any], Client], threads: int) -> None:
+        super().__init__()
+        self.queue = Turns(client_of)
+        self.set_thread_count(threads)
+
+    def add_task(self, task: Any) -> None:
+        with self.lock:
+            self.queue.append(task)
+        self.wake()
+
+    def wake(self) -> None:
+        """A thread for the next request, if it may begin; those that have ended one take the next by themselves."""
+        with self.lock:
+            if self.queue:
+                self.queue_cv.notify()
 
 
 def _first(there: dict[str, Any]) -> tuple[str, Any]:

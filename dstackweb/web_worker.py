@@ -31,7 +31,7 @@ from waitress.utilities import BadRequest, RequestEntityTooLarge
 from dstackweb.lib.network import network_of
 from dstackweb.lib.proxies import CONNECTION
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
-from dstackweb.web_turns import FairQueue, client_of
+from dstackweb.web_turns import SHORT_S, Dispatcher, client_of
 
 REQUEST_S = 30.0
 """A request that is smaller than `RATE` times this must be there by then."""
@@ -169,6 +169,8 @@ class Channel(HTTPChannel):
     unsent_since: float | None = None
     """Since when there was always something left to send; `taken` bytes were sent since then."""
     taken = 0
+    is_sending = False
+    """Whether a thread sends what it has just written."""
 
     def parser_class(self, adj: Any) -> Parser:
         return Parser(adj, self._held)
@@ -199,13 +201,30 @@ class Channel(HTTPChannel):
                 return
         super().handle_write()
 
+    def service(self) -> None:
+        try:
+            super().service()
+        finally:
+            self.server.task_dispatcher.queue.end(self)
+
     def write_soon(self, data: Any) -> int:
         """Take a part of an answer, and never wait for the client. Raises ClientDisconnected."""
         if not self.total_outbufs_len:
             self.unsent_since, self.taken = time.time(), 0
         elif self.total_outbufs_len > LARGE:
             make_room(self.server.active_channels, UNSENT)
-        return int(super().write_soon(data))
+        self.is_sending = True
+        try:
+            return int(super().write_soon(data))
+        finally:
+            self.is_sending = False
+            if self.total_outbufs_len:
+                self.server.pull_trigger()  # the loop sends the rest
+
+    def writable(self) -> bool:
+        """Not while a thread sends: the loop, which finds that it can't, would look again and again, and that thread
+        wait for its turn at the interpreter meanwhile."""
+        return not self.is_sending and bool(super().writable())
 
     def send(self, data: bytes, do_close: bool = True) -> int:
         sent = int(super().send(data, do_close=do_close))
@@ -286,7 +305,7 @@ class WaitressWorker(Worker):
         server = create_server(
             self.wsgi,
             sockets=[listener.sock for listener in self.sockets],
-            threads=self.cfg.threads,
+            _dispatcher=Dispatcher(client_of, self.cfg.threads),
             ident=None,
             asyncore_use_poll=True,  # select() knows 1024 files
             connection_limit=min(CONNECTIONS + SPARE, most // 2),
@@ -296,7 +315,6 @@ class WaitressWorker(Worker):
             clear_untrusted_proxy_headers=False,  # Django's settings say which are believed
         )
         server.channel_class = admit
-        server.task_dispatcher.queue = FairQueue(client_of)
         server.maintenance = lambda now: maintain(server.active_channels, now)
         return server
 
@@ -304,4 +322,7 @@ class WaitressWorker(Worker):
         self.notify()
         alive, ends = self.alive, time.monotonic() + STEP_S
         while (left := ends - time.monotonic()) > 0 and alive == self.alive:
-            wasyncore.loop(timeout=left, use_poll=True, map=server._map, count=1)
+            waiting = len(server.task_dispatcher.queue)
+            wasyncore.loop(timeout=min(left, SHORT_S) if waiting else left, use_poll=True, map=server._map, count=1)
+            if waiting:
+                server.task_dispatcher.wake()

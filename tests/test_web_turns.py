@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from waitress import wasyncore
 
-from dstackweb.web_turns import FairQueue, client_of
-from dstackweb.web_worker import WaitressWorker
+from dstackweb.web_turns import SHORT_S, TOGETHER, FairQueue, Turns, client_of
+from dstackweb.web_worker import Channel, WaitressWorker
 from tests.support import eventually
 from tests.test_web_limits import parse
 
@@ -71,6 +71,56 @@ def test_a_request_that_cannot_be_read_has_a_turn_too() -> None:
     assert client_of(broken) == ("10.0.0.1", "")
 
 
+def test_few_short_requests_run_at_once_and_others_beside_those_that_take_long() -> None:
+    now = 100.0
+    queue = Turns(lambda task: ("10.0.0.1", task), lambda: now)
+    for task in "abcde":
+        queue.append(task)
+    assert [queue.popleft() for _ in range(TOGETHER)] == ["a", "b"]
+    assert not queue
+    assert len(queue) == 3
+    queue.end("a")
+    assert queue
+    assert queue.popleft() == "c"
+    assert not queue
+    now += SHORT_S
+    assert queue, "b and c wait for something, perhaps for long"
+    assert [queue.popleft() for _ in range(TOGETHER)] == ["d", "e"]
+    assert not queue, "there is none"
+
+
+@contextlib.contextmanager
+def serving(app: Any, threads: int) -> Iterator[Any]:
+    """A server of a web worker with its loop, as gunicorn would start it. Its address is `server.address`."""
+    worker: Any = object.__new__(WaitressWorker)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker.wsgi, worker.sockets, worker.alive = app, [SimpleNamespace(sock=listener)], True
+        worker.cfg, worker.notify = SimpleNamespace(threads=threads), lambda: None
+        server = worker._server()
+        server.address = listener.getsockname()
+
+        def serve() -> None:
+            while worker.alive:
+                worker._step(server)
+
+        loop = threading.Thread(target=serve, daemon=True)
+        loop.start()
+        try:
+            yield server
+        finally:
+            worker.alive = False
+            loop.join()
+            server.task_dispatcher.shutdown()
+            server.close()
+
+
+def ask(stack: contextlib.ExitStack, server: Any, who: str) -> socket.socket:
+    client = stack.enter_context(socket.create_connection(server.address))
+    head = f"GET /api/v1/user HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {who}\r\n\r\n"
+    client.sendall(head.encode())
+    return client
+
+
 def test_the_server_gives_its_thread_to_the_clients_in_turn() -> None:
     served, go = list[str](), threading.Event()
 
@@ -80,33 +130,61 @@ def test_the_server_gives_its_thread_to_the_clients_in_turn() -> None:
         start_response("200 OK", [("Content-Length", "0")])
         return []
 
-    worker: Any = object.__new__(WaitressWorker)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-        worker.wsgi, worker.sockets = app, [SimpleNamespace(sock=listener)]
-        worker.cfg = SimpleNamespace(threads=1)
-        server = worker._server()
-        over = threading.Event()
+    with serving(app, threads=1) as server, contextlib.ExitStack() as stack:
 
         def has_taken(requests: int) -> bool:
             return len(served) + len(server.task_dispatcher.queue) == requests
 
-        def serve() -> None:
-            while not over.is_set():
-                wasyncore.loop(timeout=0.05, use_poll=True, map=server._map, count=1)
-
-        loop = threading.Thread(target=serve, daemon=True)
-        loop.start()
-        with contextlib.ExitStack() as stack:
-            for number, who in enumerate("aaaab", start=1):
-                client = stack.enter_context(socket.create_connection(address))
-                head = f"GET /api/v1/user HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {who}\r\n\r\n"
-                client.sendall(head.encode())
-                eventually(partial(has_taken, number))
-            go.set()
-            eventually(lambda: len(served) == 5)
-        over.set()
-        loop.join()
-        server.task_dispatcher.shutdown()
-        server.close()
+        for number, who in enumerate("aaaab", start=1):
+            ask(stack, server, who)
+            eventually(partial(has_taken, number))
+        go.set()
+        eventually(lambda: len(served) == 5)
     assert served == ["a", "a", "b", "a", "a"]
+
+
+def test_requests_that_wait_for_something_keep_no_other_waiting() -> None:
+    arrived, go = list[str](), threading.Event()
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        arrived.append(environ["HTTP_AUTHORIZATION"][-1])
+        go.wait(10)
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+    with serving(app, threads=TOGETHER + 2) as server, contextlib.ExitStack() as stack:
+        for who in "abcd"[: TOGETHER + 2]:
+            ask(stack, server, who)
+        eventually(lambda: len(arrived) == TOGETHER + 2)
+        go.set()
+
+
+def test_the_loop_leaves_a_connection_to_the_thread_that_sends_and_then_sends_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would run in circles otherwise: the socket takes more, and the buffer is in the thread's hands."""
+    body = b"x" * 4_000_000
+    sends, go = threading.Event(), threading.Event()
+    send = Channel.send
+
+    def slow(channel: Any, data: bytes, do_close: bool = True) -> int:
+        sends.set()
+        go.wait(10)
+        return send(channel, data, do_close)
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Length", str(len(body)))])
+        return [body]
+
+    monkeypatch.setattr(Channel, "send", slow)
+    with serving(app, threads=1) as server, contextlib.ExitStack() as stack:
+        client = ask(stack, server, "a")
+        assert sends.wait(10)
+        [channel] = server.active_channels.values()
+        assert channel.total_outbufs_len
+        assert not channel.writable()
+        go.set()
+        answer = client.makefile("rb")
+        while answer.readline().strip():
+            pass
+        assert answer.read(len(body)) == body

@@ -28,7 +28,7 @@ _IMPORT_JS = re.compile(r'^import (?:\{([^}]*)\} from )?"(\.[^"]+)";$', re.MULTI
 _LATER_JS = re.compile(r'\bimport\("(\.[^"]+)"\)')
 _EXPORT_JS = re.compile(r"^export (?=(?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
 _RESTYLE_ALL = ("legend+*", ".steps:not(", "html:not([data-bs-navbar-position=vertical])")
-"""How selectors of Tabler begin that no page needs, and for which browsers style the whole page after each insertion."""
+"""How selectors of Tabler begin that no page needs, and that have browsers style the whole page after an insertion."""
 _START = """const modules = {};
 const done = {};
 const use = (name) => (done[name] ??= modules[name]());

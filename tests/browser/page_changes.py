@@ -28,7 +28,9 @@ def queue() -> Changing:
     """The queue with a full page of rows, the last of which gets to the top."""
     project, mia = demo.build()
     runs = [make_run(project, mia, f"more-{number}", resources={"gpu": 1}) for number in range(40)]
-    return Changing("queue/", "#queue", lambda number: services.set_priority(runs[-1 - number % 40], mia, "manager", 90))
+    return Changing(
+        "queue/", "#queue", lambda number: services.set_priority(runs[-1 - number % 40], mia, "manager", 90)
+    )
 
 
 def running_run() -> Changing:
@@ -51,7 +53,9 @@ def progress() -> Changing:
 
     def change(_number: int) -> None:
         moved = Delta({S.QUEUED: -1, S.MEMORY: 1})
-        task_demo.shift(scope, {(name, f"{name}-1"): moved for name in ("train-baseline", "evaluate-checkpoint", "shuffle")})
+        task_demo.shift(
+            scope, {(name, f"{name}-1"): moved for name in ("train-baseline", "evaluate-checkpoint", "shuffle")}
+        )
 
     return Changing(f"runs/{run.name}/progress/", "#progress", change)
 
