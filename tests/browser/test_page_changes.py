@@ -1,4 +1,4 @@
-"""A browser has little to do for a live update: what did not change is not styled again (bench/page_updates.py: times)."""
+"""A browser has little to do for a live update: what did not change is not styled again."""
 
 from __future__ import annotations
 
