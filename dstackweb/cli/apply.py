@@ -61,7 +61,7 @@ class Options:
 
 
 def apply(
-    file: Annotated[Path, typer.Option("--file", "-f", help="The run file.")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="The run file; - for stdin.")],
     name: Annotated[str | None, typer.Option(help="Name of the run; overrides the file.")] = None,
     priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
     queue: Annotated[str | None, typer.Option(help="Queue to wait in.", autocompletion=queue_names)] = None,

@@ -37,10 +37,14 @@ class LocalRunFile:
 
 
 def read(path: Path, limit: int) -> LocalRunFile:
-    """The run file at `path`. Raises CliError if it can't be read, exceeds `limit` bytes or is not UTF-8."""
+    """The run file at `path`; `-` is standard input. Raises CliError if it can't be read, exceeds `limit` bytes or is
+    not UTF-8."""
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        if path == Path("-"):
+            path, data = Path("stdin"), sys.stdin.buffer.read(limit + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(limit + 1)
     except OSError as error:
         raise CliError(_("can't read {file}: {reason}.", file=path, reason=error.strerror)) from None
     if len(data) > limit:

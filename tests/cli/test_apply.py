@@ -132,6 +132,16 @@ def test_a_file_that_is_not_there_not_text_or_too_large_is_refused_before_anythi
         assert words in refused.stderr
 
 
+def test_a_run_file_comes_from_stdin(cli: Cli) -> None:
+    cli.ok("apply", "-f", "-", "-d", "--no-code", input=HELLO)
+    assert Run.objects.get().config_text == HELLO
+    refused = cli("apply", "-f", "-", "-d", "--no-code", input="type: task\nnmae: hello\ncommands: [x]\n")
+    assert "stdin:2" in refused.stderr
+    refused = cli("apply", "-f", "-", "-d", "--no-code", input="")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error: ")
+
+
 def test_the_directory_is_uploaded_once_without_ignored_files(cli: Cli) -> None:
     cli.file(HELLO)
     for name, text in ((".gitignore", "*.bin\n"), ("model.bin", "x"), ("src/train.py", "pass"), (".git/HEAD", "ref")):
