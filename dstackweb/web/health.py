@@ -107,6 +107,7 @@ def areas(project: Project) -> list[HealthArea]:
         ),
         _("Hosts and jobs"): (
             (health_causes.host_checks, "web:hosts"),
+            (health_causes.gpu_checks, "web:gpus"),
             (_isolation, "web:hosts"),
             (_ports, "web:hosts"),
             (_limits, "web:hosts"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from django.db.models import Count
@@ -16,13 +17,16 @@ from django.utils.translation import ngettext
 
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import HealthLine
-from dstackweb.backends.models import Host
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus.models import HostSampling
+from dstackweb.gpus.samples import selectors as samples
+from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
-from dstackweb.wording.sentence import enumeration
+from dstackweb.wording.sentence import clauses, enumeration, listing
 
 LATE_S = 15.0
 """Periodic work that is due for longer is not being enqueued: no ticker is running."""
@@ -79,6 +83,36 @@ def host_checks() -> Iterable[HealthLine]:
     """Hosts, each with what waits for it."""
     hosts = list(Host.joined.all())
     yield from _hosts(hosts, by_cause(_all_work(), {host.name: is_online(host) for host in hosts}))
+
+
+def gpu_checks() -> Iterable[HealthLine]:
+    """GPUs that are missing, can't be read or are slowed down by heat, by host; those of silent hosts are unknown."""
+    gpus = list(Gpu.objects.filter(host__left_at=None).select_related("host").order_by("host__name", "index"))
+    errors = dict(HostSampling.objects.exclude(error="").values_list("host", "error"))
+    newest, now_ms = samples.newest(gpus), to_ms(timezone.now())
+    fine = 0
+    for host, of_host in groupby(gpus, key=lambda gpu: gpu.host):
+        missing, hot = list[str](), list[str]()
+        for gpu in of_host if is_online(host) else ():
+            series = newest.get(gpu.uuid)
+            reasons = samples.throttle_reasons(series.throttle) if series and samples.is_fresh(series, now_ms) else ()
+            if not gpu.present:
+                missing.append(_("GPU %d") % gpu.index)
+            elif samples.ThrottleReason.HEAT in reasons:
+                hot.append(_("GPU %d") % gpu.index)
+            else:
+                fine += 1
+        error = errors.get(host.pk, "") if is_online(host) else ""
+        values = [
+            *([_("%s missing") % listing(missing)] if missing else []),
+            *([_("%s slowed down by heat") % listing(hot)] if hot else []),
+            *([_("some cannot be read")] if error and not missing else []),
+        ]
+        if values:
+            hint = error or (_("Runs no longer get a missing GPU.") if missing else "")
+            yield HealthLine(_("GPUs of %s") % host.name, "wait", clauses(values), hint, host=host.name)
+    if fine:
+        yield HealthLine(_("GPUs"), "go", ngettext("%d in order", "%d in order", fine) % fine)
 
 
 def periodic_checks() -> Iterable[HealthLine]:

@@ -37,6 +37,7 @@ from dstackweb.web.runs import (
 from dstackweb.web.runs import views as runs
 
 project_pages = [
+    path("", common.project_home, name="project"),
     path("queue/", queue.queue_page, name="queue"),
     path("queues/<str:queue>/", queue.queue_page, name="queue"),
     path("queues/", settings_views.queues_page, name="new-queue"),

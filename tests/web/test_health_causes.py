@@ -17,12 +17,17 @@ from django_q.status import Stat, Status
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import starts
 from dstackweb.backends.kinds import HealthLine
-from dstackweb.backends.models import Host
+from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus.models import HostSampling
+from dstackweb.gpus.samples import intake
+from dstackweb.lib.times import to_ms
+from dstackweb.runner.nvml import Snapshot
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.processes.tasks import control_jobs, ensure_rows, host_jobs
 from dstackweb.web import health, health_causes
 from dstackweb.web.health_causes import PeriodicWork, by_cause
 from tests.factories import make_host, make_run, place_all, placed_job, start
+from tests.gpus.snapshots import sample
 
 LATE = 60.0
 
@@ -90,6 +95,29 @@ def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
         starts.count_failure(host.pk, "No space left on device", timezone.now())
     held = next(check for check in causes() if check.value == "held back")
     assert "No space left on device" in held.hint
+
+
+@pytest.mark.django_db
+def test_gpus_that_are_missing_hot_or_unreadable_are_named_by_host() -> None:
+    assert not list(health_causes.gpu_checks())
+    hosts = [make_host(name, gpus=3) for name in ("gpu-1", "gpu-2", "gpu-3")]
+    now_ms = to_ms(timezone.now())
+    for host in hosts:
+        hot = f"GPU-{hosts[0].name}-1"
+        looks = [sample(gpu.uuid, 90, throttle=0x40 if gpu.uuid == hot else 0) for gpu in host.gpus.all()]
+        intake.add_snapshot(host, Snapshot(tuple(looks)), now_ms)
+    Gpu.objects.filter(host=hosts[1], index=2).update(present=False)
+    HostSampling.objects.filter(host=hosts[1]).update(error="GPU 2: GPU is lost")
+    HostSampling.objects.filter(host=hosts[2]).update(error="GPU 0: unknown error")
+    found = {check.name: (check.tone, check.value, check.hint) for check in health_causes.gpu_checks()}
+    assert found == {
+        "GPUs of gpu-1": ("wait", "GPU 1 slowed down by heat", ""),
+        "GPUs of gpu-2": ("wait", "GPU 2 missing", "GPU 2: GPU is lost"),
+        "GPUs of gpu-3": ("wait", "some cannot be read", "GPU 0: unknown error"),
+        "GPUs": ("go", "7 in order", ""),
+    }
+    Host.objects.filter(name="gpu-2").update(silent_s=1e6)
+    assert "GPUs of gpu-2" not in {check.name for check in health_causes.gpu_checks()}
 
 
 @pytest.mark.django_db

@@ -13,6 +13,7 @@ from django.templatetags.static import static
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.lib.text import seen_page
+from dstackweb.web.common.pages import PageRequest, project_page
 
 
 @login_required
@@ -22,6 +23,12 @@ def home(request: HttpRequest) -> HttpResponse:
     if first is None:
         return render(request, "common/no_project.html")
     return redirect("web:queue", first.name)
+
+
+@project_page()
+def project_home(request: PageRequest) -> HttpResponse:
+    """Redirect to its queue, for those who shorten an address."""
+    return redirect("web:queue", request.project.name)
 
 
 @login_required
