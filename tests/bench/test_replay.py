@@ -15,6 +15,7 @@ from bench.replay.jobs import GPUS_OF_HOST, HOUR, Job, generate
 from dstackweb.runs import start_estimates
 from dstackweb.runs.start_estimates import ShownEstimate
 
+pytestmark = pytest.mark.nightly  # ten seconds, for what no server runs
 HOSTS = 4
 by_name = {policy.name: policy for policy in POLICIES}
 
