@@ -21,7 +21,7 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from dstackweb.accounts import services
+from dstackweb.accounts import preferences, services
 from dstackweb.accounts.fields import SecretField
 from dstackweb.accounts.models import (
     AddressFailures,
@@ -160,6 +160,17 @@ class AccountAdmin(UserAdmin[User]):
             _("Two-step sign-in is off for %(count)s users: %(users)s.")
             % {"count": len(reset), "users": ", ".join(map(str, reset)) or "–"},
         )
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Languages and time zones are chosen: one that does not exist would be ignored."""
+        chosen = {
+            "language": (gettext_lazy("Language"), preferences.languages),
+            "time_zone": (gettext_lazy("Time zone"), preferences.zones),
+        }
+        if db_field.name not in chosen:
+            return super().formfield_for_dbfield(db_field, request, **kwargs)
+        label, choices = chosen[db_field.name]
+        return forms.ChoiceField(label=label, choices=choices, required=False)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
         """Staff who may change users can't make themselves more than they are."""

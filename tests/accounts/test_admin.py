@@ -88,6 +88,19 @@ def test_a_user_is_made_and_their_page_opens(client: Client, root: User) -> None
     assert "vision" in client.get(f"/admin/accounts/user/{grace.pk}/change/").content.decode()
 
 
+def test_a_language_and_a_time_zone_are_chosen_from_those_there_are(client: Client, root: User) -> None:
+    address = f"/admin/accounts/user/{make_user('grace').pk}/change/"
+    page = client.get(address)
+    fields = page.context["adminform"].form.fields
+    assert {"", "en", "zh-hans"} == {code for code, _name in fields["language"].choices}
+    values = {"username": "grace", "is_active": "on", "memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
+    refused = client.post(address, values | {"language": "tlh", "time_zone": "Mars/Base"})
+    assert set(refused.context["adminform"].form.errors) == {"language", "time_zone"}
+    assert client.post(address, values | {"language": "zh-hans", "time_zone": "Asia/Shanghai"}).status_code == 302
+    grace = User.objects.get(username="grace")
+    assert (grace.language, grace.time_zone) == ("zh-hans", "Asia/Shanghai")
+
+
 def _project_form(*members: tuple[Membership | User, str], **values: str) -> dict[str, str]:
     """What the admin's project page posts: existing memberships, or users to add, with their roles."""
     form = {"name": "vision", "weight": "1", "monthly_budget": "", "member_max_priority": "80"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
-from zoneinfo import available_timezones
 
 from allauth.account.internal.flows.reauthentication import raise_if_reauthentication_required
 from allauth.mfa.models import Authenticator
@@ -25,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 from django.views.i18n import set_language
 
-from dstackweb.accounts import adapters, attempts, languages
+from dstackweb.accounts import adapters, attempts, languages, preferences
 from dstackweb.accounts.models import User
 from dstackweb.accounts.sessions import BEGUN_S
 from dstackweb.lib.errors import Conflict, TooMany
@@ -36,16 +34,6 @@ from dstackweb.web.accounts.views import page_or_form
 from dstackweb.web.common.pages import PageRequest, account_page, done, public_url
 
 PROVIDER = "sso"
-
-
-@cache
-def _zones() -> list[tuple[Any, Any]]:
-    names = sorted(name for name in available_timezones() if "/" in name and not name.startswith("Etc/"))
-    return [
-        ("", gettext_lazy("that of the browser")),
-        ("UTC", "UTC"),
-        *((name, name.replace("_", " ")) for name in names),
-    ]
 
 
 class ProfileForm(Styled, forms.ModelForm[User]):
@@ -62,13 +50,13 @@ class ProfileForm(Styled, forms.ModelForm[User]):
 
     language = forms.ChoiceField(
         label=gettext_lazy("Language"),
-        choices=lambda: [("", gettext_lazy("the language of the browser")), *settings.LANGUAGES],
+        choices=preferences.languages,
         required=False,
         help_text=gettext_lazy("Of all pages, and of mails to you."),
     )
     time_zone = forms.ChoiceField(
         label=gettext_lazy("Time zone"),
-        choices=_zones,
+        choices=preferences.zones,
         required=False,
         help_text=gettext_lazy("Of times on all pages."),
     )
