@@ -79,6 +79,10 @@ def test_somebody_is_found_by_search_and_a_filter_narrows_a_list(
     expect(page.get_by_text("nothing matches")).to_be_visible()
     check_now(page, "admin-empty")
     page.get_by_role("link", name="Clear search and filters").click()
+    names = page.locator("#result_list tbody th")
+    first = names.first.text_content() or ""
+    page.locator("#result_list thead").get_by_role("link", name="Username").click()
+    expect(names.last).to_have_text(first)
     page.get_by_role("main").get_by_role("link", name="mia", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("mia")
     if width > 1000:
