@@ -163,7 +163,7 @@ class AccountAdmin(UserAdmin[User]):
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Languages and time zones are chosen: one that does not exist would be ignored."""
-        chosen = {
+        chosen: dict[str, tuple[Any, Any]] = {
             "language": (gettext_lazy("Language"), preferences.languages),
             "time_zone": (gettext_lazy("Time zone"), preferences.zones),
         }
