@@ -121,16 +121,21 @@ def ask(stack: contextlib.ExitStack, server: Any, who: str) -> socket.socket:
     return client
 
 
-def test_the_server_gives_its_thread_to_the_clients_in_turn() -> None:
-    served, go = list[str](), threading.Event()
+def waiting(arrived: list[str], go: threading.Event) -> Any:
+    """An application whose requests wait for `go`; `arrived` has whose they are."""
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        served.append(environ["HTTP_AUTHORIZATION"][-1])
+        arrived.append(environ["HTTP_AUTHORIZATION"][-1])
         go.wait(10)
         start_response("200 OK", [("Content-Length", "0")])
         return []
 
-    with serving(app, threads=1) as server, contextlib.ExitStack() as stack:
+    return app
+
+
+def test_the_server_gives_its_thread_to_the_clients_in_turn() -> None:
+    served, go = list[str](), threading.Event()
+    with serving(waiting(served, go), threads=1) as server, contextlib.ExitStack() as stack:
 
         def has_taken(requests: int) -> bool:
             return len(served) + len(server.task_dispatcher.queue) == requests
@@ -145,14 +150,7 @@ def test_the_server_gives_its_thread_to_the_clients_in_turn() -> None:
 
 def test_requests_that_wait_for_something_keep_no_other_waiting() -> None:
     arrived, go = list[str](), threading.Event()
-
-    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        arrived.append(environ["HTTP_AUTHORIZATION"][-1])
-        go.wait(10)
-        start_response("200 OK", [("Content-Length", "0")])
-        return []
-
-    with serving(app, threads=TOGETHER + 2) as server, contextlib.ExitStack() as stack:
+    with serving(waiting(arrived, go), threads=TOGETHER + 2) as server, contextlib.ExitStack() as stack:
         for who in "abcd"[: TOGETHER + 2]:
             ask(stack, server, who)
         eventually(lambda: len(arrived) == TOGETHER + 2)
