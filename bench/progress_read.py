@@ -146,7 +146,7 @@ def _reads(scope: Any, groups: int) -> None:
 
     def page() -> list[selectors.ProgressBar]:
         assert selectors.of_run(scope.run_id, now_ms) is not None
-        return selectors.prefixes(scope.pk, now_ms)[0]
+        return selectors.prefixes(scope.pk, now_ms)[1]
 
     def by_tasks() -> dict[tuple[int, str], int]:
         found = sql.rows(

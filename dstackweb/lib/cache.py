@@ -13,7 +13,10 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from django.db import transaction
 from django.utils import timezone
 
+from dstackweb.lib import sql
 from dstackweb.lib.models import CacheRow
+
+_CURRENT = f"SELECT value FROM {CacheRow._meta.db_table} WHERE key = %s AND (expires_at IS NULL OR expires_at > %s)"
 
 
 class RowCache(BaseCache):
@@ -24,8 +27,8 @@ class RowCache(BaseCache):
 
     def get(self, key: str, default: Any = None, version: int | None = None) -> Any:
         """Raises ValueError for a value that is no JSON."""
-        found = CacheRow.current().filter(pk=self._row(key, version)).values_list("value", flat=True).first()
-        return default if found is None else json.loads(found)
+        found = sql.rows(_CURRENT, [self._row(key, version), timezone.now()])
+        return json.loads(found[0][0]) if found else default
 
     def set(self, key: str, value: Any, timeout: float | None = DEFAULT_TIMEOUT, version: int | None = None) -> None:
         """`value` must be JSON data. Raises TypeError."""
