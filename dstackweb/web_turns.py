@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from waitress.task import ThreadedTaskDispatcher
-
 from dstackweb import settings
 from dstackweb.lib import proxies
 from dstackweb.lib.network import network_of
@@ -86,26 +84,6 @@ class Turns(FairQueue):
     def end(self, task: Any) -> None:
         """The request of this connection has been answered."""
         self._began.pop(task, None)
-
-
-class Dispatcher(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
-    """waitress's threads, which requests get as `Turns` has it."""
-
-    def __init__(self, client_of: Callable[[Any], Client], threads: int) -> None:
-        super().__init__()
-        self.queue = Turns(client_of)
-        self.set_thread_count(threads)
-
-    def add_task(self, task: Any) -> None:
-        with self.lock:
-            self.queue.append(task)
-        self.wake()
-
-    def wake(self) -> None:
-        """A thread for the next request, if it may begin; those that have ended one take the next by themselves."""
-        with self.lock:
-            if self.queue:
-                self.queue_cv.notify()
 
 
 def _first(there: dict[str, Any]) -> tuple[str, Any]:

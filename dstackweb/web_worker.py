@@ -25,13 +25,13 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import TcpWSGIServer, create_server
-from waitress.task import ErrorTask, WSGITask
+from waitress.task import ErrorTask, ThreadedTaskDispatcher, WSGITask
 from waitress.utilities import BadRequest, RequestEntityTooLarge
 
 from dstackweb.lib.network import network_of
 from dstackweb.lib.proxies import CONNECTION
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
-from dstackweb.web_turns import SHORT_S, Dispatcher, client_of
+from dstackweb.web_turns import SHORT_S, Turns, client_of
 
 REQUEST_S = 30.0
 """A request that is smaller than `RATE` times this must be there by then."""
@@ -251,6 +251,26 @@ class Channel(HTTPChannel):
         return bool(self.requests or self.request or self.total_outbufs_len or now - self.last_activity < LATE_S)
 
 
+class Dispatcher(ThreadedTaskDispatcher):
+    """waitress's threads, which requests get as `Turns` has it."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self.queue = Turns(client_of)
+        self.set_thread_count(threads)
+
+    def add_task(self, task: Any) -> None:
+        with self.lock:
+            self.queue.append(task)
+        self.wake()
+
+    def wake(self) -> None:
+        """A thread for the next request, if it may begin; those that have ended one take the next by themselves."""
+        with self.lock:
+            if self.queue:
+                self.queue_cv.notify()
+
+
 def maintain(channels: dict[int, Channel], now: float) -> None:
     """Close the connections of clients that stand still."""
     for channel in list(channels.values()):
@@ -305,7 +325,7 @@ class WaitressWorker(Worker):
         server = create_server(
             self.wsgi,
             sockets=[listener.sock for listener in self.sockets],
-            _dispatcher=Dispatcher(client_of, self.cfg.threads),
+            _dispatcher=Dispatcher(self.cfg.threads),
             ident=None,
             asyncore_use_poll=True,  # select() knows 1024 files
             connection_limit=min(CONNECTIONS + SPARE, most // 2),

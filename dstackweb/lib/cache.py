@@ -17,6 +17,7 @@ from dstackweb.lib import sql
 from dstackweb.lib.models import CacheRow
 
 _CURRENT = f"SELECT value FROM {CacheRow._meta.db_table} WHERE key = %s AND (expires_at IS NULL OR expires_at > %s)"
+"""What `CacheRow.current` finds: through the ORM a hit takes nine times as long, and there are many a second."""
 
 
 class RowCache(BaseCache):

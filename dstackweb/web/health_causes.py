@@ -18,7 +18,7 @@ from django.utils.translation import ngettext
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.models import HostSampling
+from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.samples import selectors as samples
 from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job
@@ -92,27 +92,35 @@ def gpu_checks() -> Iterable[HealthLine]:
     newest, now_ms = samples.newest(gpus), to_ms(timezone.now())
     fine = 0
     for host, of_host in groupby(gpus, key=lambda gpu: gpu.host):
-        missing, hot = list[str](), list[str]()
-        for gpu in of_host if is_online(host) else ():
-            series = newest.get(gpu.uuid)
-            reasons = samples.throttle_reasons(series.throttle) if series and samples.is_fresh(series, now_ms) else ()
-            if not gpu.present:
-                missing.append(_("GPU %d") % gpu.index)
-            elif samples.ThrottleReason.HEAT in reasons:
-                hot.append(_("GPU %d") % gpu.index)
-            else:
-                fine += 1
-        error = errors.get(host.pk, "") if is_online(host) else ""
-        values = [
-            *([_("%s missing") % listing(missing)] if missing else []),
-            *([_("%s slowed down by heat") % listing(hot)] if hot else []),
-            *([_("some cannot be read")] if error and not missing else []),
-        ]
-        if values:
-            hint = error or (_("Runs no longer get a missing GPU.") if missing else "")
-            yield HealthLine(_("GPUs of %s") % host.name, "wait", clauses(values), hint, host=host.name)
+        if not is_online(host):
+            continue
+        there = list(of_host)
+        missing = [gpu for gpu in there if not gpu.present]
+        hot = [gpu for gpu in there if gpu.present and _is_hot(newest.get(gpu.uuid), now_ms)]
+        fine += len(there) - len(missing) - len(hot)
+        yield from _gpu_faults(host, missing, hot, errors.get(host.pk, ""))
     if fine:
         yield HealthLine(_("GPUs"), "go", ngettext("%d in order", "%d in order", fine) % fine)
+
+
+def _is_hot(series: GpuSeries | None, now_ms: int) -> bool:
+    """Whether heat slows it down now; not where no current sample says so."""
+    if series is None or not samples.is_fresh(series, now_ms):
+        return False
+    return samples.ThrottleReason.HEAT in samples.throttle_reasons(series.throttle)
+
+
+def _gpu_faults(host: Host, missing: Sequence[Gpu], hot: Sequence[Gpu], error: str) -> Iterable[HealthLine]:
+    found = []
+    if missing:
+        found.append(_("%s missing") % listing([_("GPU %d") % gpu.index for gpu in missing]))
+    if hot:
+        found.append(_("%s slowed down by heat") % listing([_("GPU %d") % gpu.index for gpu in hot]))
+    if error and not missing:
+        found.append(_("some cannot be read"))
+    if found:
+        hint = error or (_("Runs no longer get a missing GPU.") if missing else "")
+        yield HealthLine(_("GPUs of %s") % host.name, "wait", clauses(found), hint, host=host.name)
 
 
 def periodic_checks() -> Iterable[HealthLine]:
