@@ -16,7 +16,6 @@ from typing import Any
 from dstackweb.runner import container, enter, sandbox, tree
 from dstackweb.runner.child import CannotStart, Job, identity
 from dstackweb.runner.container import Container
-from dstackweb.runner.dial import CONNECT_S
 from dstackweb.runner.engine import EngineError
 
 SHELL = "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"
@@ -30,6 +29,8 @@ echo "files can't be copied: there is no sftp-server here; install openssh-sftp-
 exit 127"""
 IDE_SOCKET = ".dstackweb-ide.sock"
 """In the run's directory: a port of the machine would be open to all of its users."""
+DIALER_S = 10.0
+"""How long what makes connections may take to start and to answer."""
 
 
 class ExecTarget:
@@ -114,7 +115,7 @@ class ExecTarget:
         if self._dialer is None:
             mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                mine.settimeout(3 * CONNECT_S)
+                mine.settimeout(DIALER_S)
                 null = os.open(os.devnull, os.O_RDWR)
                 try:
                     orders = {"argv": ["dial"], "env": {}, "working_dir": self._job.run_dir, "dial": True}

@@ -16,6 +16,7 @@ import socket
 import struct
 import termios
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +39,8 @@ LAST_OUTPUT_S = 1.0
 STOP_S = 2.0
 CONNECT_S = 20.0
 """How long a port may take to accept a connection: its process may be busy with those before."""
+AGAIN_S = 0.1
+"""How long until it is tried again."""
 SIGNALS = {"HUP", "INT", "QUIT", "KILL", "USR1", "USR2", "TERM"}
 
 
@@ -63,6 +66,28 @@ def open_tunnel(link: Link, target: ExecTarget) -> Tunnel | None:
     tunnel = Tunnel(f"{root}{JOBS}{link.job_id}", headers, target)
     tunnel.start()
     return tunnel
+
+
+class Dialer:
+    """Makes connections to what listens in a job's place, one after the other."""
+
+    def __init__(self, target: ExecTarget) -> None:
+        self._target, self._turn = target, asyncio.Lock()
+
+    async def connect(self, request: dict[str, object]) -> socket.socket:
+        """Raises NotMade, or another OSError if what makes connections has failed."""
+        until = time.monotonic() + CONNECT_S
+        while True:
+            async with self._turn:
+                try:
+                    return await asyncio.to_thread(dial.ask, self._target.dialer(), request)
+                except dial.NotMade as error:
+                    if error.code != dial.TIMEOUT or time.monotonic() > until:
+                        raise
+                except OSError:
+                    self._target.forget_dialer()
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
 
 class Tunnel:
@@ -106,7 +131,7 @@ class Tunnel:
             self._loop.run_until_complete(self._main)
 
     async def _keep_connected(self) -> None:
-        self._dialing = asyncio.Lock()
+        self._dialer = Dialer(self._target)
         failures = 0
         while True:
             try:
@@ -149,21 +174,10 @@ class Tunnel:
             await stream.close(error=str(error))
 
     async def _forward(self, stream: Stream, request: dict[str, object]) -> None:
-        async with self._dialing:
-            try:
-                connection = await asyncio.to_thread(dial.ask, self._target.dialer(), request)
-            except dial.NotMade as error:
-                await stream.close(error=str(error), code=error.code)
-                return
-            except OSError:
-                self._target.forget_dialer()
-                raise
         try:
-            await asyncio.wait_for(_made(connection), CONNECT_S)
-        except (OSError, asyncio.TimeoutError) as error:  # noqa: UP041  # another class before Python 3.11
-            connection.close()
-            is_refused = isinstance(error, ConnectionRefusedError)
-            await stream.close(error=str(error) or "timed out", code=dial.REFUSED if is_refused else dial.TIMEOUT)
+            connection = await self._dialer.connect(request)
+        except dial.NotMade as error:
+            await stream.close(error=str(error), code=error.code)
             return
         reader, writer = await asyncio.open_connection(sock=connection)
         await stream.accept()
@@ -265,14 +279,6 @@ def _control(what: dict[str, Any], terminal: int | None, pid: int) -> None:
             os.killpg(pid, signal.Signals[f"SIG{what['signal']}"])
         elif terminal is not None:
             _resize(terminal, what)
-
-
-async def _made(connection: socket.socket) -> None:
-    """Wait until a connection is made. Raises OSError if it fails."""
-    loop = asyncio.get_running_loop()
-    await _until(loop.add_writer, loop.remove_writer, connection.fileno())
-    if error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        raise OSError(error, os.strerror(error))
 
 
 async def _until(add: Callable[[int, Callable[[], None]], Any], remove: Callable[[int], Any], number: int) -> None:
