@@ -14,7 +14,7 @@ from ninja import Field, P, Path, Query, QueryEx, Router, Schema
 from dstackweb.api.app import project_of, ready, refusals, run_of
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment, to_ms
-from dstackweb.progress import selectors
+from dstackweb.progress import selectors, task_lists
 from dstackweb.progress.models import NAME_MAX
 from dstackweb.progress.selectors import (
     FailedTask,
@@ -279,7 +279,7 @@ def failures_of_run(
     if overview is None:
         return ready(request, {"items": [], "next": None})
     of = _prefix(overview, wanted.prefix).id if wanted.prefix else None
-    found, following = selectors.failures(overview.scope_id, of, wanted.cursor or None, wanted.limit)
+    found, following = task_lists.failures(overview.scope_id, of, wanted.cursor or None, wanted.limit)
     return ready(request, {"items": [failure_of(failed) for failed in found], "next": following})
 
 
@@ -294,7 +294,7 @@ def tasks_of_run(
         raise NotFound(
             _("there is no group %(group)s in %(prefix)s") % {"group": repr(wanted.group), "prefix": wanted.prefix}
         )
-    found, following = selectors.tasks(bar.id, wanted.cursor or None, wanted.limit)
+    found, following = task_lists.tasks(bar.id, wanted.cursor or None, wanted.limit)
     return ready(request, {"items": [task_of(task) for task in found], "next": following})
 
 

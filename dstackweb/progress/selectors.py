@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple
 from django.db import connection
 
 from dstackweb.lib import sql
+from dstackweb.progress.cursors import after_id, next_cursor, parse_cursor
 from dstackweb.progress.estimate import Left, Rate, RateSample, left, longest, rate
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, STATE_OF, TaskState, folded
+from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, TaskState, folded
 
 Order = Literal["active", "failed", "name"]
 GroupFilter = Literal["", "failed", "running"]
@@ -105,27 +106,6 @@ class ScopeProgress:
     silence: Silence | None = None
 
 
-class FailedTask(NamedTuple):
-    """A failed task and its message."""
-
-    id: int
-    key: str
-    prefix: str
-    group: str
-    message: str
-    at_ms: int
-
-
-class TaskRow(NamedTuple):
-    """A task that was reported with its name."""
-
-    id: int
-    key: str
-    state: TaskState
-    since_ms: int
-    message: str
-
-
 SLOWEST_OF = 50
 """Active prefixes among which the slowest is looked for."""
 _ALL = tuple(TaskState)
@@ -215,20 +195,18 @@ def prefixes(
         return None, [], None
     totals = _scope_progress(found[0][:_SCOPE_WIDTH], now_ms)
     listed = [row[_SCOPE_WIDTH:-1] for row in found if row[-1] is not None]
-    bars = [_bar(row, now_ms, totals.bar.silent_since_ms) for row in listed[:limit]]
-    bars = [replace(bar, stuck=stuck(bar)) for bar in bars]
+    bars = _bars(listed[:limit], now_ms, totals.bar.silent_since_ms, stuck)
     if order == "active" and not find and after is None and min(len(bars), limit) >= min(totals.prefixes, SLOWEST_OF):
         active = bars[:SLOWEST_OF]
     elif totals.bar.live:
         page, values = _prefix_page(scope_id, "", "active", None)
         rows = sql.rows(f"{page} LIMIT %s", [*values, SLOWEST_OF])
-        active = [_bar(row[:-1], now_ms, totals.bar.silent_since_ms) for row in rows]
-        active = [replace(bar, stuck=stuck(bar)) for bar in active]
+        active = _bars([row[:-1] for row in rows], now_ms, totals.bar.silent_since_ms, stuck)
     else:
         active = []
     totals = replace(totals, bar=_total_bar(totals.bar, stuck, active))
     is_last = {"active": lambda bar: not bar.live, "failed": lambda bar: not bar.counts[TaskState.ERRED]}.get(order)
-    following = _next_cursor(listed, limit, lambda: (int(is_last(bars[-1])) if is_last else 0, bars[-1].id))
+    following = next_cursor(listed, limit, lambda: (int(is_last(bars[-1])) if is_last else 0, bars[-1].id))
     return totals, bars, following
 
 
@@ -251,12 +229,12 @@ def _prefix_page(scope_id: int, find: str, order: Order, after: str | None) -> t
         by = 'name COLLATE "C"' if connection.vendor == "postgresql" else "name"
         if after is not None:
             where += f" AND {by} > (SELECT {by} FROM progress_taskprefix WHERE id = %s)"
-            values.append(_parse_cursor(after)[1])
+            values.append(parse_cursor(after)[1])
     else:
         by = f"{_IS_LAST[order]}, id"
         if after is not None:
             where += f" AND ({by}) > (%s, %s)"
-            values += _parse_cursor(after)
+            values += parse_cursor(after)
     columns = _PREFIX.replace(" FROM", f", row_number() OVER (ORDER BY {by}) AS place FROM")
     return f"{columns}{where} ORDER BY {by}", values
 
@@ -280,63 +258,14 @@ def groups(
 
     `only` selects groups with failed or running tasks. Raises ValueError for a bad `after`.
     """
-    where, values = _after("prefix_id", prefix_id, after)
+    where, values = after_id("prefix_id", prefix_id, after)
     if find:
         like, value = _like(find)
         where += like
         values.append(value)
     found = sql.rows(f"{_GROUP}{where}{_ONLY[only]} ORDER BY prefix_id, id LIMIT %s", [*values, limit + 1])
     bars = [_bar(row, None) for row in found[:limit]]
-    return bars, _next_cursor(found, limit, lambda: (0, bars[-1].id))
-
-
-def failures(
-    scope_id: int, prefix_id: int | None = None, after: str | None = None, limit: int = 50
-) -> tuple[list[FailedTask], str | None]:
-    """A page of failed tasks of all prefixes or of one, newest first, and the cursor of the next page.
-
-    Raises ValueError for a bad `after`.
-    """
-    column, value = ("scope_id", scope_id) if prefix_id is None else ("prefix_id", prefix_id)
-    values = [value]
-    behind = ""
-    if after is not None:
-        behind = " AND (failure.at_ms, failure.id) < (%s, %s)"
-        values += _parse_cursor(after)
-    found = sql.rows(
-        'SELECT failure.id, failure.key, prefix.name, failure."group", failure.message, failure.at_ms '
-        "FROM progress_taskfailure failure JOIN progress_taskprefix prefix ON prefix.id = failure.prefix_id "
-        f"WHERE failure.{column} = %s{behind} ORDER BY failure.at_ms DESC, failure.id DESC LIMIT %s",
-        [*values, limit + 1],
-    )
-    rows = [FailedTask(*row) for row in found[:limit]]
-    return rows, _next_cursor(found, limit, lambda: (rows[-1].at_ms, rows[-1].id))
-
-
-def with_failures(prefixes: Collection[int]) -> set[int]:
-    """The ids of those prefixes that have stored failures, whose tasks may be forgotten."""
-    if not prefixes:
-        return set()
-    found = sql.rows(
-        f"SELECT prefix.id FROM progress_taskprefix prefix WHERE prefix.id IN ({sql.places(prefixes)})"
-        " AND EXISTS (SELECT 1 FROM progress_taskfailure failure WHERE failure.prefix_id = prefix.id)",
-        list(prefixes),
-    )
-    return {pk for (pk,) in found}
-
-
-def tasks(group_id: int, after: str | None = None, limit: int = 50) -> tuple[list[TaskRow], str | None]:
-    """A page of a group's tasks in the order of their first report, and the cursor of the next page.
-
-    Empty when they were reported as counts. Raises ValueError for a bad `after`.
-    """
-    where, values = _after("group_id", group_id, after)
-    found = sql.rows(
-        f"SELECT id, key, state, since_ms, message FROM progress_task{where} ORDER BY group_id, id LIMIT %s",
-        [*values, limit + 1],
-    )
-    rows = [TaskRow(pk, key, STATE_OF[state], since_ms, text) for pk, key, state, since_ms, text in found[:limit]]
-    return rows, _next_cursor(found, limit, lambda: (0, rows[-1].id))
+    return bars, next_cursor(found, limit, lambda: (0, bars[-1].id))
 
 
 def _find_scope(where: str, values: Sequence[int], now_ms: int) -> ScopeProgress | None:
@@ -349,6 +278,11 @@ def _scope_progress(columns: Sequence[Any], now_ms: int) -> ScopeProgress:
     bar = _bar(row, now_ms, since_ms or 0)
     silence = Silence(silent, since_ms) if silent else None
     return ScopeProgress(bar.id, attempt, bar.version, count, bar, ended_ms is not None, silence)
+
+
+def _bars(rows: Sequence[Sequence[Any]], now_ms: int, silent_since_ms: int, stuck: StuckOf) -> list[ProgressBar]:
+    bars = [_bar(row, now_ms, silent_since_ms) for row in rows]
+    return bars if stuck is no_stuck else [replace(bar, stuck=stuck(bar)) for bar in bars]
 
 
 def _bar(row: Sequence[Any], now_ms: int | None, silent_since_ms: int = 0) -> ProgressBar:
@@ -372,31 +306,8 @@ def _bar(row: Sequence[Any], now_ms: int | None, silent_since_ms: int = 0) -> Pr
     )
 
 
-def _after(column: str, value: int, after: str | None) -> tuple[str, list[int | str]]:
-    """A condition for rows with this value that follow the cursor in the order of their ids.
-
-    Written as a range of both columns: for an equality and an order by id, PostgreSQL may scan all ids.
-    """
-    return (
-        f" WHERE ({column}, id) > (%s, %s) AND {column} <= %s",
-        [value, 0 if after is None else _parse_cursor(after)[1], value],
-    )
-
-
 def _like(find: str) -> tuple[str, str]:
     """A condition for names that contain `find`, and its parameter. SQLite refuses very long ones."""
     like = "ILIKE" if connection.vendor == "postgresql" else "LIKE"
     plain = find[: NAME_MAX + 1].replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return f" AND name {like} %s ESCAPE '\\'", f"%{plain}%"
-
-
-def _parse_cursor(after: str) -> list[int]:
-    """The two 64-bit numbers of a cursor made by `_next_cursor`. Raises ValueError."""
-    numbers = [int(number) for number in after.split(".")]
-    if len(numbers) != 2 or any(abs(number) >= 2**63 for number in numbers):
-        raise ValueError(f"{after!r} is not a cursor")
-    return numbers
-
-
-def _next_cursor(found: Sequence[object], limit: int, last: Callable[[], tuple[int, int]]) -> str | None:
-    return "{}.{}".format(*last()) if len(found) > limit else None

@@ -13,12 +13,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress import selectors
+from dstackweb.progress import selectors, task_lists
 from dstackweb.progress.counters import Delta
 from dstackweb.progress.estimate import Left
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskPrefix
-from dstackweb.progress.selectors import FailedTask, Order, ProgressBar, Stuck, TaskRow
+from dstackweb.progress.selectors import Order, ProgressBar, Stuck
 from dstackweb.progress.states import CODES, TaskState
+from dstackweb.progress.task_lists import FailedTask, TaskRow
 from tests.browser.task_demo import shift
 from tests.factories import make_project
 from tests.progress.rows import add_group, make_scope
@@ -276,10 +277,10 @@ def test_failures_newest_first_of_all_or_of_one_prefix(scope: Scope) -> None:
         TaskFailure.objects.create(
             scope=scope, prefix=of, key=f"{name}-{number}", group=name, message="no", seq=1, at_ms=NOW - number // 3
         )
-    everywhere = all_of(lambda **page: selectors.failures(scope.pk, **page), 2)
+    everywhere = all_of(lambda **page: task_lists.failures(scope.pk, **page), 2)
     assert [failed.key[-1] for failed in everywhere] == ["2", "1", "0", "5", "4", "3"]
     assert everywhere[0] == FailedTask(everywhere[0].id, "even-2", "even", "even", "no", NOW)
-    odd = all_of(lambda **page: selectors.failures(scope.pk, TaskPrefix.objects.get(name="odd").pk, **page), 2)
+    odd = all_of(lambda **page: task_lists.failures(scope.pk, TaskPrefix.objects.get(name="odd").pk, **page), 2)
     assert [failed.key for failed in odd] == ["odd-1", "odd-5", "odd-3"]
 
 
@@ -291,7 +292,7 @@ def test_the_tasks_of_a_group(scope: Scope) -> None:
             scope=scope, prefix=of.prefix, group=of, reporter=reporter, key=f"fit-{number}",
             state=CODES[TaskState.PROCESSING], seq=1, since_ms=NOW,
         )  # fmt: skip
-    found = all_of(lambda **page: selectors.tasks(of.pk, **page), 2)
+    found = all_of(lambda **page: task_lists.tasks(of.pk, **page), 2)
     assert found[1] == TaskRow(found[1].id, "fit-1", TaskState.PROCESSING, NOW, "")
     assert [task.key for task in found] == ["fit-0", "fit-1", "fit-2"]
 
@@ -313,10 +314,10 @@ def test_pages_are_one_statement_by_index_each(scope: Scope) -> None:
         "progress_prefix_once|autoindex_progress_taskprefix": lambda: selectors.prefixes(scope.pk, NOW),
         "progress_group_page": lambda: selectors.groups(of.id, after="0.120"),
         "progress_group_erred": lambda: selectors.groups(of.id, only="failed"),
-        "progress_failure_of_scope": lambda: selectors.failures(scope.pk),
-        "progress_failure_newest": lambda: selectors.failures(scope.pk, of.id),
-        "progress_failure_newest.*prefix_id=": lambda: selectors.with_failures([of.id]),
-        "progress_task_of_group": lambda: selectors.tasks(1),
+        "progress_failure_of_scope": lambda: task_lists.failures(scope.pk),
+        "progress_failure_newest": lambda: task_lists.failures(scope.pk, of.id),
+        "progress_failure_newest.*prefix_id=": lambda: task_lists.with_failures([of.id]),
+        "progress_task_of_group": lambda: task_lists.tasks(1),
         "progress_scope_of_run": lambda: selectors.of_run(7, NOW),
     }
     for index, ask in asked.items():

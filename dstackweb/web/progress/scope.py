@@ -14,7 +14,7 @@ from django.urls import reverse
 from dstackweb.accounts.models import Project
 from dstackweb.lib.numbers import whole_number
 from dstackweb.lib.times import to_moment
-from dstackweb.progress import durations
+from dstackweb.progress import durations, task_lists
 from dstackweb.progress import selectors as progress
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import learned_durations, selectors
@@ -94,7 +94,7 @@ class PageScope:
     def rows(self, bars: list[progress.ProgressBar]) -> list[ProgressRow]:
         """Rows of prefixes. Those whose failed tasks are all forgotten link to the stored failures."""
         gone = [bar.id for bar in bars if bar.counts[TaskState.FORGOTTEN] and not bar.counts[TaskState.ERRED]]
-        failed = progress.with_failures(gone) if self.run else set()
+        failed = task_lists.with_failures(gone) if self.run else set()
         known = self.durations(bars)
         return [self.row(bar, has_stored_failures=bar.id in failed, durations=known.get(bar.name)) for bar in bars]
 

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment
 from dstackweb.progress import selectors as progress
+from dstackweb.progress import task_lists
 from dstackweb.progress.selectors import ProgressBar, ScopeProgress
 from dstackweb.progress.states import AS_ENDED
 from dstackweb.web.common.pages import PageRequest, project_page
@@ -148,7 +149,7 @@ def prefix_page(request: PageRequest, run: str = "") -> HttpResponse:
         }
 
     def failures() -> PageRows:
-        found, following = progress.failures(totals.scope_id, bar.id, after, GROUPS_PER_PAGE)
+        found, following = task_lists.failures(totals.scope_id, bar.id, after, GROUPS_PER_PAGE)
         rows = [(one, to_moment(one.at_ms), scope.url("group", prefix=bar.name, group=one.group)) for one in found]
         return PageRows([], [(one.id, one.at_ms) for one in found], {**context(following), "failures": rows})
 
@@ -183,7 +184,7 @@ def group_page(request: PageRequest, run: str) -> HttpResponse:
         return _gone(request, error)
 
     def tasks() -> PageRows:
-        found, following = progress.tasks(group.id, after, GROUPS_PER_PAGE)
+        found, following = task_lists.tasks(group.id, after, GROUPS_PER_PAGE)
         context = {
             **scope.context(totals),
             **pager(scope.url("group", prefix=bar.name, group=name), after, following),
