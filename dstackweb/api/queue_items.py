@@ -13,6 +13,7 @@ from dstackweb.api.sweep_schemas import SweepCountsOut
 from dstackweb.runs import rows
 from dstackweb.runs.models import Queue, Sweep
 from dstackweb.runs.queue.folds import folding_of, page_of
+from dstackweb.runs.row_fields import QueueExportRow, QueueRow
 from dstackweb.runs.sweeps.selectors import SweepCounts, find_sweeps
 from dstackweb.wording.queue_filters import Filters, Front
 from dstackweb.wording.tables import queue_items
@@ -34,7 +35,7 @@ class FoldedOut(Schema):
 
 
 @dataclass(slots=True, kw_only=True)
-class QueueItem(rows.QueueRow):
+class QueueItem(QueueRow):
     """A waiting run and its position."""
 
     reason_detail: str
@@ -58,7 +59,7 @@ def _in_view(queue: Queue, limit: int, offset: int, query: str) -> tuple[list[di
     filters = Filters.read(QueryDict(query))
     positions = Front.read(queue, filters).positions(queue, filters, limit + 1, offset)
     shown = dict(list(positions.items())[:limit])
-    return queue_items(rows.queue_rows_at(queue, shown, kind=rows.QueueExportRow)), len(positions) > limit
+    return queue_items(rows.queue_rows_at(queue, shown, kind=QueueExportRow)), len(positions) > limit
 
 
 def _folded(queue: Queue, limit: int, offset: int) -> tuple[list[dict[str, Any]], bool]:
@@ -67,7 +68,7 @@ def _folded(queue: Queue, limit: int, offset: int) -> tuple[list[dict[str, Any]]
         items, more = read_items(queue, limit, offset, folded=False)
         return [item | {"folded": None} for item in items], more
     positions = page_of(queue, folding, limit + 1, offset)
-    shown = rows.queue_rows_at(queue, dict(list(positions.items())[:limit]), kind=rows.QueueExportRow)
+    shown = rows.queue_rows_at(queue, dict(list(positions.items())[:limit]), kind=QueueExportRow)
     runs = folding.stands_for(row.pk for row in shown)
     sweeps = {one.pk: one for one in find_sweeps({folding.heads[pk].sweep_id for pk, n in runs.items() if n > 1})}
     items = queue_items(shown)

@@ -17,7 +17,7 @@ from dstackweb.api.queues import QueueSettings
 from dstackweb.runs import selectors, services
 from dstackweb.runs.queue import past
 from dstackweb.runs.queue.past import PastPlacedRow, PastQueueRow
-from dstackweb.runs.rows import sent
+from dstackweb.runs.row_fields import sent
 from dstackweb.wording.tables import past_items
 
 router = Router(tags=["queues"])

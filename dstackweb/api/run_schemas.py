@@ -19,7 +19,8 @@ from dstackweb.runs.comparison import LineOf, Side, current_spec
 from dstackweb.runs.holds import access_to
 from dstackweb.runs.models import Dependency, Job, Run, RunEvent
 from dstackweb.runs.queue.positions import RankFactors, rank_factors
-from dstackweb.runs.rows import RunRow, row_of
+from dstackweb.runs.row_fields import RunRow
+from dstackweb.runs.rows import row_of
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus

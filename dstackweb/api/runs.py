@@ -46,6 +46,7 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.runs import comparison, dependencies, holds, pipelines, removal, rows, selectors, services
 from dstackweb.runs.codes import LogCut
 from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.row_fields import RunRow, sent
 from dstackweb.runs.sweeps import selectors as sweep_selectors
 from dstackweb.scheduler.passes.decision import Decision, decide_now, plan_all
 from dstackweb.wording import statuses
@@ -129,11 +130,11 @@ def index(
     found, _role = project_of(request, project)
     page, following = rows.newest_rows(
         found, statuses=status or (), user=user, text=q, queue=queue, since=since, until=until, before=cursor,
-        limit=limit, kind=rows.RunRow,
+        limit=limit, kind=RunRow,
     )  # fmt: skip
     return ready(
         request,
-        {"items": rows.sent(statuses.worded(page)), "next": str(following) if following else None},
+        {"items": sent(statuses.worded(page)), "next": str(following) if following else None},
     )
 
 

@@ -16,7 +16,7 @@ from dstackweb.runs.models import Move, Run
 from dstackweb.runs.queue import ordering
 
 if TYPE_CHECKING:
-    from dstackweb.runs.rows import QueuePageRow
+    from dstackweb.runs.row_fields import QueuePageRow
 
 MOVES_SEARCHED = 20
 """So many of a queue's latest moves are searched for the one that moved a run along."""

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Invalid
-from dstackweb.runs import services
+from dstackweb.runs import run_names, services
 from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.queue.queues import lock_queue
 from dstackweb.runs.services import PreparedSubmission, Submission
@@ -108,8 +108,8 @@ def _name_taken(project: Project, made: Mapping[str, Run | Sweep]) -> Conflict:
         return sweeps.name_taken(project, sweep)
     active = Run.objects.filter(project=project, name__in=made, status__in=ACTIVE).values_list("name", flat=True)
     if run := next(iter(active), None):
-        return services.name_taken(project, run)
-    return sweeps.name_taken(project, named[0]) if named else services.name_taken(project, next(iter(made)))
+        return run_names.name_taken(project, run)
+    return sweeps.name_taken(project, named[0]) if named else run_names.name_taken(project, next(iter(made)))
 
 
 def prepare(project: Project, user: User, role: str, submission: Submission) -> list[Step]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +37,9 @@ from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_senior
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.queue.transfer import transfer
 from dstackweb.runs.recurrence import next_time, seniority_us
+from dstackweb.runs.run_names import free_name, name_taken
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
-from dstackweb.runs.states import ACTIVE, ENDED, WAITING, Reason, RunStatus
+from dstackweb.runs.states import ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.sweeps.validation import check_array
 from dstackweb.runs.transitions import lock_run, move_run, note, record
 from dstackweb.spec.codes import RunType
@@ -279,26 +279,6 @@ def replayed(project: Project, user: User, key: str, submission: Submission) -> 
     return run
 
 
-def name_taken(project: Project, name: str) -> Conflict:
-    holder = Run.objects.filter(project=project, name=name, status__in=ACTIVE).first()
-    status = holder.status if holder else "active"
-    return Conflict(
-        _("a run named %(name)s is already %(status)s. Nothing was submitted. Choose another name, or stop that run.")
-        % {"name": repr(name), "status": status},
-        name=name,
-    )
-
-
-def free_name(project: Project, prefix: str = "") -> str:
-    """A random name that no run has."""
-    rnd = random.Random()
-    for _attempt in range(20):
-        name = prefix + random_name(rnd)
-        if not Run.objects.filter(project=project, name=name).exists():
-            return name
-    return f"{prefix}{random_name(rnd)}-{rnd.randint(1000, 9999)}"
-
-
 def encrypt_masked(run_file: RunFile, submission: Submission) -> str:
     """Values from the client's environment, which are stored encrypted and never in the spec."""
     return encrypt(json.dumps({name: submission.env[name] for name in run_file.masked_env if name in submission.env}))
@@ -381,24 +361,3 @@ def stop_runs(runs: Sequence[Run], user: User | None, *, abort: bool = False) ->
             ended = {pk for pk in sorted({run.pk for run in part}) if lock_run(pk).status in ENDED}
             stopped += [_stop(run, user, abort) for run in part if run.pk not in ended]
     return stopped
-
-
-ADJECTIVES = (
-    "amber", "brave", "bright", "calm", "clever", "crisp", "eager", "early", "fair", "fast", "fresh",
-    "gentle", "grand", "happy", "keen", "kind", "light", "lively", "lucky", "mellow", "merry", "mild", "neat",
-    "nimble", "noble", "plain", "proud", "quick", "quiet", "rapid", "ready", "sharp", "shiny", "silver",
-    "sleek", "smart", "smooth", "snug", "solid", "steady", "sunny", "sweet", "swift", "tidy", "vivid", "warm",
-    "wise", "witty", "young",
-)  # fmt: skip
-NOUNS = (
-    "badger", "beaver", "bison", "bobcat", "condor", "crane", "dolphin", "eagle", "falcon", "ferret", "finch",
-    "fox", "gecko", "gull", "hare", "hawk", "heron", "ibis", "jackal", "jay", "koala", "lark", "lemur",
-    "lynx", "marten", "mole", "moose", "moth", "newt", "ocelot", "orca", "osprey", "otter", "owl", "panda",
-    "petrel", "puffin", "quail", "raven", "robin", "seal", "shrew", "sparrow", "stork", "swan", "tapir",
-    "tern", "toad", "vole", "walrus", "wren", "yak",
-)  # fmt: skip
-
-
-def random_name(rnd: random.Random) -> str:
-    """A name such as `swift-otter-417`; of some 2.5 million."""
-    return f"{rnd.choice(ADJECTIVES)}-{rnd.choice(NOUNS)}-{rnd.randint(1, 999)}"

@@ -10,7 +10,7 @@ from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
 from dstackweb.runs.codes import StartBasis, StartData
-from dstackweb.runs.rows import Starts
+from dstackweb.runs.row_fields import Starts
 from dstackweb.wording import waiting
 from dstackweb.wording.sentence import Label, Sentence, fill, joined
 

@@ -12,7 +12,7 @@ from dstackweb.runs import history, rows, usage, wait_stats
 from dstackweb.runs.history import History, HistoryRange
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.queue.past import PastQueueRow
-from dstackweb.runs.rows import QueueRow, RunRow, sent
+from dstackweb.runs.row_fields import QueueRow, RunRow, sent
 from dstackweb.runs.sweeps.selectors import SweepRun, parameter_names, whole_table
 from dstackweb.runs.usage_report import Used
 from dstackweb.wording import starts, statuses, sweeps, waiting

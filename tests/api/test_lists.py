@@ -11,7 +11,7 @@ from dstackweb.api.queues import QueueItem, QueueOut
 from dstackweb.api.run_schemas import RunsOut
 from dstackweb.runs import holds
 from dstackweb.runs.models import Run, Verdict
-from dstackweb.runs.rows import RunRow
+from dstackweb.runs.row_fields import RunRow
 from dstackweb.scheduler.passes import forecast_pass
 from tests.api.conftest import Api
 from tests.factories import make_host, make_run, place_all, placed_job, start

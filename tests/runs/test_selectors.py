@@ -13,6 +13,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, rows, selectors, services
 from dstackweb.runs.models import Run
+from dstackweb.runs.row_fields import RunPageRow, RunRow
 from dstackweb.runs.states import ACTIVE
 from dstackweb.scheduler.monitoring import watch
 from tests.factories import make_host, make_run, place_all
@@ -33,7 +34,7 @@ def test_a_list_of_several_statuses_is_the_newest_of_all_of_them_page_by_page(pr
     seen, before = [], None
     while True:
         page, before = rows.newest_rows(
-            project, statuses=["failed", "done", "done"], before=before, limit=2, kind=rows.RunRow
+            project, statuses=["failed", "done", "done"], before=before, limit=2, kind=RunRow
         )
         seen += [row.pk for row in page]
         if before is None:
@@ -45,7 +46,7 @@ def test_lists_leave_run_files_in_the_database(project: Project, member: User) -
     (listed,) = selectors.listed([make_run(project, member).pk])
     assert set(selectors.TEXTS) <= listed.get_deferred_fields()
     with CaptureQueriesContext(connection) as queries:
-        rows.newest_rows(project, kind=rows.RunPageRow)
+        rows.newest_rows(project, kind=RunPageRow)
         rows.queue_page_rows(services.ensure_queue(project), 50, 0)
     assert not any(text in query["sql"] for query in queries for text in selectors.TEXTS)
 
@@ -69,7 +70,7 @@ def test_filters_of_a_list_are_answered_by_one_index_without_reading_runs(
 ) -> None:
     make_run(project, member, "run-1")
     with CaptureQueriesContext(connection) as queries:
-        rows.newest_rows(project, **filters, kind=rows.RunRow)
+        rows.newest_rows(project, **filters, kind=RunRow)
     searches = [query["sql"] for query in queries if "ORDER BY" in query["sql"] and 'FROM "runs_run"' in query["sql"]]
     assert searches
     if connection.vendor == "postgresql":  # which may take either of two indexes where there is one run
@@ -82,8 +83,8 @@ def test_filters_of_a_list_are_answered_by_one_index_without_reading_runs(
 
 def test_a_list_of_an_unknown_member_or_queue_is_empty(project: Project, member: User) -> None:
     make_run(project, member)
-    assert rows.newest_rows(project, user="nobody", kind=rows.RunRow) == ([], None)
-    assert rows.newest_rows(project, queue="nowhere", kind=rows.RunRow) == ([], None)
+    assert rows.newest_rows(project, user="nobody", kind=RunRow) == ([], None)
+    assert rows.newest_rows(project, queue="nowhere", kind=RunRow) == ([], None)
 
 
 def test_no_frequent_query_scans_the_history(project: Project, member: User) -> None:
@@ -98,8 +99,8 @@ def test_no_frequent_query_scans_the_history(project: Project, member: User) -> 
         "pass": place_all,
         "position": lambda: selectors.position(waiting),
         "active": lambda: selectors.newest(Run.objects.filter(project=project), 50, ACTIVE),
-        "page": lambda: rows.newest_rows(project, kind=rows.RunRow),
-        "page of some": lambda: rows.newest_rows(project, statuses=ACTIVE, kind=rows.RunPageRow),
+        "page": lambda: rows.newest_rows(project, kind=RunRow),
+        "page of some": lambda: rows.newest_rows(project, statuses=ACTIVE, kind=RunPageRow),
         "queue": lambda: rows.queue_rows(services.ensure_queue(project)),
         "queue page": lambda: rows.queue_page_rows(services.ensure_queue(project), 50, 0),
         "run": lambda: selectors.find_run(project, run.name),

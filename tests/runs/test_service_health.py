@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import rows, service_health, services
 from dstackweb.runs.models import Run, RunEvent, ServiceHealth
+from dstackweb.runs.row_fields import RunRow
 from dstackweb.runs.service_codes import CheckFailure, ServiceState
 from dstackweb.runs.service_health import Check, HealthReport, advanced, seen
 from dstackweb.spec.effective import HealthCheck
@@ -74,7 +75,7 @@ def run(project: Project, member: User, settings: LazySettings) -> Run:
 
 
 def listed(run: Run) -> ServiceState | None:
-    found, _next = rows.newest_rows(run.project, kind=rows.RunRow)
+    found, _next = rows.newest_rows(run.project, kind=RunRow)
     return found[0].health
 
 

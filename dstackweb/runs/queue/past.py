@@ -32,7 +32,7 @@ from dstackweb.runs.models import (
 )
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import SETTINGS
-from dstackweb.runs.rows import Hidden, Row
+from dstackweb.runs.row_fields import Hidden, Row
 from dstackweb.runs.run_places import placement_summary
 from dstackweb.runs.selectors import TEXTS, WaitingFor, most_permanent
 from dstackweb.runs.states import JOB_ACTIVE, RunStatus

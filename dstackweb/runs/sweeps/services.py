@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts import access
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, NotFound
-from dstackweb.runs import dependencies, services
+from dstackweb.runs import dependencies, run_names, services
 from dstackweb.runs.concurrency import check_priority
 from dstackweb.runs.models import Dependency, Queue, Run, Sweep, SweepCount
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
@@ -57,7 +57,7 @@ def new_sweep(
     """The sweep of a submission, not stored. Raises TooMany where the project has submitted too much."""
     spec, array = prepared.effective.spec, prepared.effective.spec.array
     assert array is not None, "the file of a sweep has an array"
-    name = spec.name or services.free_name(project)
+    name = spec.name or run_names.free_name(project)
     waits = dependencies.waits(prepared.dependencies)
     sweep = Sweep(
         project=project,
@@ -92,7 +92,7 @@ def store(sweep: Sweep, prepared: PreparedSubmission) -> None:
     queue.project = sweep.project
     refuse_draining(queue)
     if Run.objects.filter(project=sweep.project, name=sweep.name, status__in=ACTIVE).exists():
-        raise services.name_taken(sweep.project, sweep.name)
+        raise run_names.name_taken(sweep.project, sweep.name)
     sweep.queue, sweep.seniority_us, sweep.submitted_at = queue, queue.last_seniority_us, now
     sweep.save(force_insert=True)
     sweep.count = SweepCount.objects.create(sweep=sweep)

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.runs import rows
+from dstackweb.runs.row_fields import RunPageRow
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.wording import statuses, units
@@ -65,12 +66,12 @@ def palette_runs(request: PageRequest) -> HttpResponse:
         user=request.user.username if own else "",
         text=text,
         limit=FOUND,
-        kind=rows.RunPageRow,
+        kind=RunPageRow,
     )
     return JsonResponse({"runs": [_cell(row) for row in found]})
 
 
-def _cell(row: rows.RunPageRow) -> dict[str, Any]:
+def _cell(row: RunPageRow) -> dict[str, Any]:
     waits = row.status in WAITING
     question = _("Cancel %s? It will be marked terminated.") if waits else _("Stop %s? Its processes can exit first.")
     return {

@@ -9,7 +9,7 @@ from django.urls import reverse
 
 from dstackweb.accounts.models import Project
 from dstackweb.runs.queue.folding import Folding, FoldKey
-from dstackweb.runs.rows import QueuePageRow
+from dstackweb.runs.row_fields import QueuePageRow
 from dstackweb.runs.sweeps.selectors import find_sweeps
 from dstackweb.web.runs.sweep_lines import SweepLine, sweep_line
 from dstackweb.wording import sweeps as words

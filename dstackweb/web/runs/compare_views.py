@@ -16,6 +16,7 @@ from dstackweb.lib.errors import Gone
 from dstackweb.lib.text import without_escapes
 from dstackweb.runs import comparison, rows, selectors
 from dstackweb.runs.models import Run
+from dstackweb.runs.row_fields import RunRow
 from dstackweb.web.common.pages import PageRequest, project_page, sentence
 from dstackweb.wording import statuses, units
 
@@ -88,7 +89,7 @@ def _pair(request: PageRequest, names: list[str]) -> list[Run]:
 
 def _offered(request: PageRequest, chosen: list[Run]) -> list[tuple[str, str]]:
     """The ids and texts of runs to choose from: the newest, and those chosen."""
-    newest, _more = rows.newest_rows(request.project, limit=OFFERED, kind=rows.RunRow)
+    newest, _more = rows.newest_rows(request.project, limit=OFFERED, kind=RunRow)
     found = {row.id: (row.name, row.status) for row in newest}
     found |= {str(run.uid): (run.name, run.status) for run in chosen}
     return [(uid, f"{name} · {statuses.status(status)} · {uid[:8]}") for uid, (name, status) in found.items()]

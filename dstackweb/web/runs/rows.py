@@ -14,7 +14,7 @@ from dstackweb.accounts.models import User
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
-from dstackweb.runs.rows import QueuePageRow, RunPageRow
+from dstackweb.runs.row_fields import QueuePageRow, RunPageRow
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.states import ENDED, PLACED
 from dstackweb.scheduler.models import Reservation

@@ -17,6 +17,7 @@ from dstackweb.profiles import services as profiles
 from dstackweb.runs import dependencies, removal, rows, run_places, selectors, services
 from dstackweb.runs.history import parse_zone
 from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.row_fields import RunPageRow
 from dstackweb.runs.service_health import states_in
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
@@ -64,7 +65,7 @@ def runs_page(request: PageRequest) -> HttpResponse:
 def _list(request: PageRequest) -> dict[str, Any]:
     chosen, filters = request.GET.get("status", ""), run_filters(request)
     before = whole_number(request.GET.get("before")) or None
-    found, following = rows.newest_rows(request.project, **filters, before=before, limit=PER_PAGE, kind=rows.RunPageRow)
+    found, following = rows.newest_rows(request.project, **filters, before=before, limit=PER_PAGE, kind=RunPageRow)
     counts = selectors.counts(request.project)
     narrowing = ("user", "queue", "since", "until")
     return {

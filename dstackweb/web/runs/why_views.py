@@ -15,7 +15,8 @@ from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.runs.queue.positions import RankFactors, rank_factors
-from dstackweb.runs.rows import Starts, starts_of
+from dstackweb.runs.row_fields import Starts
+from dstackweb.runs.rows import starts_of
 from dstackweb.runs.run_places import placement_summary
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
 from dstackweb.scheduler.models import Reservation

@@ -15,6 +15,7 @@ from dstackweb.runs.queue import reorder
 from dstackweb.runs.queue.folding import FoldKey, fold
 from dstackweb.runs.queue.folds import folding_of, page_of, runs_of
 from dstackweb.runs.queue.reorder import MoveTarget
+from dstackweb.runs.row_fields import QueueExportRow
 from dstackweb.runs.sweeps import services as sweeps
 from tests.factories import make_run
 from tests.runs.sweeps.test_sweeps import make_sweep
@@ -64,7 +65,7 @@ def lines(queue: Queue, opened: set[int] | None = None, limit: int = 50, offset:
     assert folding is not None
     positions = page_of(queue, folding, limit, offset)
     runs = folding.stands_for(positions)
-    shown = rows.queue_rows_at(queue, positions, kind=rows.QueueExportRow)
+    shown = rows.queue_rows_at(queue, positions, kind=QueueExportRow)
     return [(row.name, row.position, runs[row.pk]) for row in shown]
 
 

@@ -1,0 +1,55 @@
+"""Every benchmark still runs, and prints a table with figures."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.nightly  # they start servers, browsers and clusters of their own
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = {
+    "api_list": "sqlite 60",
+    "aws_calls": "sqlite",
+    "dask_progress": "1",
+    "folded_queue": "sqlite",
+    "gpu_poll": "20",
+    "gpu_samples": "sqlite 16",
+    "heartbeats": "sqlite 40",
+    "history": "sqlite 200",
+    "load": "sqlite 4 2 2 1 1",
+    "long_queue": "sqlite 200",
+    "offers_cache": "sqlite 40",
+    "page_updates": "",
+    "progress_ingest": "sqlite 2000",
+    "progress_read": "sqlite 2000",
+    "queue_past": "sqlite 200",
+    "run_lists": "sqlite 200",
+    "start_estimates": "sqlite 60",
+    "storage": "sqlite 1",
+    "submit_to_running": "2 hosts",
+    "throughput": "sqlite 8 2 2",
+    "traces": "60 1 2",
+    "tracking": "2000 1",
+}
+"""The benchmarks, each with arguments that make it short."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_prints_its_figures(name: str) -> None:
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("DSTACKWEB_", "DJANGO_"))}
+    done = subprocess.run(
+        [sys.executable, f"bench/{name}.py", *SMALL[name].split()],
+        cwd=ROOT, env=env, text=True, capture_output=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d(\.\d+)?( \(\d|$|\s{2,})", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_none_is_forgotten() -> None:
+    programs = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text("utf-8")}
+    assert programs == SMALL.keys()
