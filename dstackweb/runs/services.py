@@ -241,7 +241,7 @@ def store(run: Run, prepared: PreparedSubmission) -> None:
     event = note(run, RunEventKind.SUBMITTED, {"priority": run.priority, "queue": queue.name}, actor=run.user)
     run.first_events = [event]
     count_new(run)
-    wakeups.request_pass()
+    wakeups.request_pass(urgent=False)
 
 
 def count_large(project: Project, size: int, runs: int = 1) -> None:

@@ -16,7 +16,7 @@ from django.dispatch import Signal
 from dstackweb.runs.models import Job
 
 pass_requested = Signal()
-"""A placement pass is due: a run entered a queue, an order changed, or capacity became free."""
+"""A placement pass is due: a run entered a queue, or, if `urgent`, an order changed or capacity became free."""
 cloud_checks_requested = Signal()
 """Cloud jobs `job_ids` are due: their instance must be started or released."""
 job_checks_requested = Signal()
@@ -31,9 +31,12 @@ def _send(signal: Signal, **data: Any) -> None:
     transaction.on_commit(lambda: signal.send(sender=None, **data), robust=True)
 
 
-def request_pass() -> None:
-    """Request a placement pass when the current transaction commits."""
-    _send(pass_requested)
+def request_pass(*, urgent: bool = True) -> None:
+    """Request a placement pass when the current transaction commits.
+
+    If only runs were added, it is not urgent: in a full queue, one pass serves many of them.
+    """
+    _send(pass_requested, urgent=urgent)
 
 
 def request_task_settling() -> None:

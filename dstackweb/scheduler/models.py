@@ -46,6 +46,7 @@ class PassRequest(models.Model):
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     waiting = models.BooleanField(default=False)
+    urgent = models.BooleanField(default=False, help_text="Something was freed or changed; not only runs were added")
 
     class Meta:
         constraints = [models.CheckConstraint(condition=models.Q(id=1), name="one_pass_request")]
@@ -54,12 +55,17 @@ class PassRequest(models.Model):
         return "waiting" if self.waiting else "none"
 
     @classmethod
-    def make(cls) -> bool:
+    def make(cls, *, urgent: bool = True) -> bool:
         """Request a pass; True when the caller must enqueue it, False when one is queued already."""
-        waiting = cls.objects.filter(pk=1).values_list("waiting", flat=True).first()
-        if waiting is None:
+        found = cls.objects.filter(pk=1).values_list("waiting", "urgent").first()
+        if found is None:
             cls.objects.get_or_create(pk=1)
-        return not waiting and bool(cls.objects.filter(pk=1, waiting=False).update(waiting=True))
+        waiting, is_urgent = found or (False, False)
+        if not waiting and cls.objects.filter(pk=1, waiting=False).update(waiting=True, urgent=urgent):
+            return True
+        if urgent and not is_urgent:
+            cls.objects.filter(pk=1, urgent=False).update(urgent=True)
+        return False
 
     @classmethod
     def is_waiting(cls) -> bool:
@@ -67,9 +73,14 @@ class PassRequest(models.Model):
         return cls.objects.filter(pk=1, waiting=True).exists()
 
     @classmethod
+    def is_urgent(cls) -> bool:
+        """Whether more than runs that were added waits for a pass."""
+        return cls.objects.filter(pk=1, waiting=True, urgent=True).exists()
+
+    @classmethod
     def take(cls) -> None:
         """A pass begins, and reads what was committed before each request so far."""
-        cls.objects.filter(pk=1, waiting=True).update(waiting=False)
+        cls.objects.filter(pk=1, waiting=True).update(waiting=False, urgent=False)
 
 
 class PassState(models.Model):

@@ -242,7 +242,7 @@ def _store(runs: Sequence[Run], replaced: Mapping[int, Run], now: dt.datetime) -
     events_written.send(sender=RunEvent, events=RunEvent.objects.bulk_create(events))
     for run in runs:
         count_new(run)
-    wakeups.request_pass()
+    wakeups.request_pass(urgent=False)
 
 
 def _event(run: Run, kind: RunEventKind, data: dict[str, Any], now: dt.datetime) -> RunEvent:

@@ -33,6 +33,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
                 ('waiting', models.BooleanField(default=False)),
+                ('urgent', models.BooleanField(default=False, help_text='Something was freed or changed; not only runs were added')),
             ],
             options={
                 'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='one_pass_request')],

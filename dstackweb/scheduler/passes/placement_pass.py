@@ -7,9 +7,10 @@ never a cloud. Decisions are made one by one in memory, and written in batches.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from django.utils import timezone
 
@@ -34,6 +35,7 @@ from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key, g
 
 log = logging.getLogger(__name__)
 
+Pause = Callable[[float], object]
 ALL_SHAPES = ""
 """The shape of a wait reason that applies to a whole queue."""
 RENEW_EVERY_S = 2.0
@@ -41,6 +43,8 @@ WRITE_EVERY_S = 0.1
 """A placement waits this long at most for its batch."""
 MAX_WRITTEN = 50
 """Runs placed by one transaction."""
+GATHER_S, LOOK_S = 0.25, 0.05
+"""Runs that are added to full queues share a pass for so long; how often an urgent request is looked for meanwhile."""
 WORK_S = 20.0
 """How long one task runs passes, far below django-q's timeout."""
 MAX_REVIEWED = 200
@@ -49,7 +53,7 @@ MAX_PLACED = 500
 """Runs placed by one pass; the next one follows at once when there may be more."""
 
 
-def run_passes() -> int:
+def run_passes(pause: Pause = time.sleep) -> int:
     """Run passes while they are requested, for WORK_S at most; returns how many runs were placed.
 
     Returns at once while another process runs a pass: that one sees the request when it ends.
@@ -61,12 +65,26 @@ def run_passes() -> int:
         wanted = done >= MAX_PLACED or PassRequest.is_waiting()
         if not wanted or time.monotonic() - began > WORK_S:
             break
+        _gather(pause)
     return placed
 
 
-def run_requested() -> int:
+def run_requested(pause: Pause = time.sleep) -> int:
     """`run_passes`, unless a pass that began after the request has done its work: many requests make few passes."""
-    return run_passes() if PassRequest.is_waiting() else 0
+    if not PassRequest.is_waiting():
+        return 0
+    _gather(pause)
+    return run_passes(pause)
+
+
+def _gather(pause: Pause) -> None:
+    """Until GATHER_S after a pass that placed nothing, wait for more runs to decide on, or for an urgent request."""
+    ended = PassState.objects.filter(pk=1, placed=0).values_list("ended_at", flat=True).first()
+    since = (timezone.now() - ended).total_seconds() if ended else GATHER_S
+    for _look in range(math.ceil((GATHER_S - since) / LOOK_S) if since >= 0 else 0):
+        if PassRequest.is_urgent():
+            return
+        pause(LOOK_S)
 
 
 def _run_one(generation: int) -> int:
