@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dstackweb.api.app import project_of, ready, refusals
 from dstackweb.api.history import zone_called
-from dstackweb.api.queues import QueueSettings
+from dstackweb.api.queue_schemas import QueueSettings
 from dstackweb.runs import selectors, services
 from dstackweb.runs.queue import past
 from dstackweb.runs.queue.past import PastPlacedRow, PastQueueRow

@@ -20,6 +20,7 @@ from dstackweb.runs.models import Queue
 from dstackweb.runs.queue.folding import Folding
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
+from dstackweb.runs.row_fields import QueuePageRow
 from dstackweb.spec.needs import Needs
 from dstackweb.wording import waiting
 from dstackweb.wording.units import needs_of as worded_needs
@@ -174,7 +175,7 @@ class Page(NamedTuple):
     """The rows of a page, how many runs match in all and on how many lines, the headings of groups by the run that they
     stand above, and for how many runs each row stands."""
 
-    rows: list[run_rows.QueuePageRow]
+    rows: list[QueuePageRow]
     total: int
     lines: int
     headings: Mapping[int, str]
@@ -205,14 +206,14 @@ class Front(NamedTuple):
         """A page of the runs that match, by group if there is one, else in true order."""
         if not filters.group and folding is None:
             found, total = find(queue, self._search(filters), limit, offset)
-            rows = run_rows.queue_rows_at(queue, found, self.reasons, kind=run_rows.QueuePageRow)
+            rows = run_rows.queue_rows_at(queue, found, self.reasons, kind=QueuePageRow)
             return Page(rows, total, total, {}, {})
         matches, sizes = self._matches(queue, filters)
         by_id = {match.run_id: match for match in matches}
         lines = dict.fromkeys(by_id, 1) if folding is None else folding.lines_of(by_id)
         shown = {run_id: by_id[run_id] for run_id in list(lines)[offset : offset + limit]}
         positions = {run_id: match.position for run_id, match in shown.items()}
-        rows = run_rows.queue_rows_at(queue, positions, self.reasons, kind=run_rows.QueuePageRow)
+        rows = run_rows.queue_rows_at(queue, positions, self.reasons, kind=QueuePageRow)
         headings = self._headings(rows, shown, sizes, filters) if filters.group else {}
         return Page(rows, len(matches), len(lines), headings, lines)
 
@@ -234,7 +235,7 @@ class Front(NamedTuple):
 
     def _headings(
         self,
-        rows: Sequence[run_rows.QueuePageRow],
+        rows: Sequence[QueuePageRow],
         shown: Mapping[int, Match],
         sizes: Mapping[tuple[str, str], int],
         filters: Filters,

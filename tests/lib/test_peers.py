@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_network
@@ -13,6 +15,17 @@ import pytest
 from dstackweb.lib import peers, proxies
 
 OF_A_JOB = 1_900_000_007
+CLIENT = """
+import os, socket, sys
+_, to, port, uid = sys.argv
+if int(uid):
+    os.setuid(int(uid))
+client = socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET)
+client.connect((to, int(port)))
+os.read(0, 1)
+client.close()
+os.read(0, 1)
+"""
 
 
 @contextmanager
@@ -21,28 +34,11 @@ def connected(family: socket.AddressFamily, to: str, *, uid: int | None = None) 
     both = family == socket.AF_INET6
     with socket.create_server(("::" if both else to, 0), family=family, dualstack_ipv6=both) as server:
         server.settimeout(10)
-        ours, theirs = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                os.close(theirs)
-                if uid is not None:
-                    os.setuid(uid)
-                client = socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET)
-                client.connect((to, server.getsockname()[1]))
-                os.read(ours, 1)
-                client.close()
-                os.read(ours, 1)
-            finally:
-                os._exit(0)
-        os.close(ours)
-        try:
-            taken, _address = server.accept()
-            with taken:
-                yield taken, theirs
-        finally:
-            os.close(theirs)
-            os.waitpid(child, 0)
+        words = [sys.executable, "-I", "-S", "-c", CLIENT, to, str(server.getsockname()[1]), str(uid or 0)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, bufsize=0) as client:
+            assert client.stdin is not None
+            with client.stdin, server.accept()[0] as taken:
+                yield taken, client.stdin.fileno()
 
 
 @pytest.mark.parametrize("to", ["127.0.0.1", "::1"])

@@ -239,7 +239,7 @@ def remove_old_files(host: str) -> None:
         _bring_forward(PeriodicJob.host_names(host)[2], PRUNE_AGAIN_S)
 
 
-def enqueue_pass(urgent: bool, **_signal: Any) -> None:
+def enqueue_pass(*, urgent: bool = True, **_signal: Any) -> None:
     """Enqueue a placement pass unless one is queued already."""
     if PassRequest.make(urgent=urgent):
         enqueue(placement_pass.run_requested, cluster=settings.DSTACKWEB_CLUSTERS["control"])

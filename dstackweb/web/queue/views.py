@@ -29,6 +29,7 @@ from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent, Sweep
 from dstackweb.runs.queue.folding import Folding
 from dstackweb.runs.queue.folds import folding_of, page_of
 from dstackweb.runs.queue.search import FRONT
+from dstackweb.runs.row_fields import QueuePageRow, RunPageRow
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.runs.sweeps.selectors import newest_sweeps
 from dstackweb.scheduler.models import Reservation
@@ -211,7 +212,7 @@ def _page(queue: Queue, front: Front, filters: Filters, page: int, waiting: int,
     if folding is None:
         return Page(run_rows.queue_page_rows(queue, PER_PAGE, offset, front.reasons), waiting, waiting, {}, {})
     positions = page_of(queue, folding, PER_PAGE, offset)
-    rows = run_rows.queue_rows_at(queue, positions, front.reasons, kind=run_rows.QueuePageRow)
+    rows = run_rows.queue_rows_at(queue, positions, front.reasons, kind=QueuePageRow)
     return Page(rows, waiting, waiting - len(folding.hidden), {}, folding.stands_for(positions))
 
 
@@ -220,7 +221,7 @@ def _newest_cells(queue: Queue, counts: QueueCount, *statuses: RunStatus) -> lis
     there = [status for status in statuses if getattr(counts, status.value)]
     runs = Run.objects.filter(project=queue.project_id, queue=queue)
     found = selectors.newest(runs, SHORT_LIST, there) if there else []
-    return lists.run_cells(run_rows.run_rows(found, run_rows.RunPageRow))
+    return lists.run_cells(run_rows.run_rows(found, RunPageRow))
 
 
 def borrowed_text(queue: Queue, held: QueueUsage) -> str:
