@@ -16,17 +16,9 @@ from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.progress import selectors, task_lists
 from dstackweb.progress.models import NAME_MAX
-from dstackweb.progress.selectors import (
-    FailedTask,
-    GroupFilter,
-    Order,
-    ProgressBar,
-    ScopeProgress,
-    StuckOf,
-    TaskRow,
-    no_stuck,
-)
+from dstackweb.progress.selectors import GroupFilter, Order, ProgressBar, ScopeProgress, StuckOf, no_stuck
 from dstackweb.progress.states import AS_ENDED, AS_REPORTED, PLAIN, TaskState, folded
+from dstackweb.progress.task_lists import FailedTask, TaskRow
 from dstackweb.runs.models import Run
 from dstackweb.runs.stuck import stuck_runs
 
