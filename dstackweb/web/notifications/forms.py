@@ -11,11 +11,11 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.preferences import zones
 from dstackweb.notifications import mail
 from dstackweb.notifications.catalogue import EVENTS, Subject
 from dstackweb.notifications.models import GROUPED, Channel, ChannelKind
 from dstackweb.notifications.services import RuleScope
-from dstackweb.runs.history import parse_zone
 from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.web.accounts.forms import SettingsForm, Styled
 from dstackweb.wording import notifications as words
@@ -62,9 +62,7 @@ class ChannelForm(Styled):
 class HoursForm(SettingsForm):
     """When a channel sends."""
 
-    zone = forms.CharField(
-        label=gettext_lazy("Time zone"), max_length=60, help_text=gettext_lazy("Such as Europe/Berlin.")
-    )
+    zone = forms.ChoiceField()
     quiet_from = _time(gettext_lazy("Quiet from"))
     quiet_until = _time(gettext_lazy("Quiet until"))
     digest_at = _time(gettext_lazy("All of a day in one message, at"))
@@ -73,16 +71,13 @@ class HoursForm(SettingsForm):
         """`zone`: of the browser, offered until one was chosen."""
         used = channel.quiet_from or channel.digest_at
         times = {name: getattr(channel, name) for name in ("quiet_from", "quiet_until", "digest_at")}
-        super().__init__(*args, initial={**times, "zone": channel.zone if used else zone or channel.zone})
+        offered = {channel.zone: channel.zone, **dict(zones()[1:])}
+        super().__init__(*args, initial={**times, "zone": channel.zone if used or zone not in offered else zone})
+        self.fields["zone"] = forms.ChoiceField(
+            label=_("Time zone"), choices=list(offered.items()), widget=forms.Select(attrs={"class": "form-select"})
+        )
         if channel.kind not in GROUPED:
             del self.fields["digest_at"]
-
-    def clean_zone(self) -> str:
-        try:
-            parse_zone(self.cleaned_data["zone"])
-        except ValueError:
-            raise forms.ValidationError(_("There is no such time zone. Enter one such as Europe/Berlin.")) from None
-        return str(self.cleaned_data["zone"])
 
     def clean(self) -> None:
         super().clean()
