@@ -28,8 +28,11 @@ def here() -> bool:
 def on_each_side(script: str, arguments: list[str]) -> None:
     """Run `script` again on SQLite with the ORM broker, and on PostgreSQL (durable, as installed) with Redis.
 
-    A first argument that names a side (`sqlite` or `postgres`) leaves the other out.
+    A first argument that names a side (`sqlite` or `postgres`) leaves the other out; `--help` prints what it measures.
     """
+    if {"-h", "--help"} & set(arguments):
+        print(sys.modules["__main__"].__doc__)
+        return
     sides = (arguments.pop(0),) if arguments and arguments[0] in SIDES else SIDES
     print(f"{cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}; load {os.getloadavg()[0]:.1f} at the "
           "start\n", flush=True)  # fmt: skip

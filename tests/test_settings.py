@@ -258,6 +258,7 @@ print({"redis", "django_redis", "dstackweb.web.admin.site"} & set(sys.modules))
     assert start(tmp_path, "-c", code).stdout == "set()\n"
 
 
+@pytest.mark.nightly
 def test_single_sign_on_is_installed_with_its_address(tmp_path: Path) -> None:
     code = """
 import django
@@ -311,7 +312,7 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_https_browsers_are_redirected_and_local_programs_still_answered(tmp_path: Path) -> None:
     public = {"DSTACKWEB_PUBLIC_URL": "https://gpus.example.org:8443"}
     checked = start(tmp_path, "manage.py", "check", "--deploy", "--fail-level", "WARNING", **public)

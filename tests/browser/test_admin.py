@@ -16,10 +16,12 @@ from tests.browser.support import check_now, sign_in
 from tests.factories import make_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-LOOKS = pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
+AT_NIGHT = pytest.mark.nightly
+ON_A_SCREEN = pytest.mark.parametrize(("theme", "width"), [("light", 1360), pytest.param("dark", 390, marks=AT_NIGHT)])
+ON_A_PHONE = pytest.mark.parametrize(("theme", "width"), [pytest.param("light", 1360, marks=AT_NIGHT), ("dark", 390)])
 
 
-@LOOKS
+@ON_A_SCREEN
 def test_a_profile_is_changed_with_a_preview_of_its_impact(
     live_server, new_page: Callable[..., Page], complaints: Complaints, theme: str, width: int
 ) -> None:
@@ -62,7 +64,7 @@ def test_a_profile_is_changed_with_a_preview_of_its_impact(
     check_now(page, "admin-profile-history")
 
 
-@LOOKS
+@ON_A_PHONE
 def test_somebody_is_found_by_search_and_a_filter_narrows_a_list(
     live_server, new_page: Callable[..., Page], theme: str, width: int
 ) -> None:

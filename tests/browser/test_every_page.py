@@ -222,7 +222,7 @@ def test_the_sidebars_groups_stay_closed_and_projects_are_found_by_name(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
+@pytest.mark.parametrize(("theme", "width"), [pytest.param("light", 1360, marks=pytest.mark.nightly), ("dark", 390)])
 def test_dialogs_and_menus_are_accessible_and_fit(
     live_server,
     new_page: Callable[..., Page],
@@ -259,7 +259,7 @@ def test_dialogs_and_menus_are_accessible_and_fit(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
+@pytest.mark.parametrize(("theme", "width"), [("light", 1360), pytest.param("dark", 390, marks=pytest.mark.nightly)])
 def test_moves_of_rows_are_accessible_and_fit(
     live_server, new_page: Callable[..., Page], theme: str, width: int
 ) -> None:

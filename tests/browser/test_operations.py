@@ -13,7 +13,7 @@ from tests.browser.support import check_fits, sign_in
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("width", [1360, 390])
+@pytest.mark.parametrize("width", [pytest.param(1360, marks=pytest.mark.nightly), 390])
 def test_from_a_lost_gpu_to_the_run_that_fails(live_server, new_page: Callable[..., Page], width: int) -> None:
     project = gpu_demo.build()
     task_demo.fill(project.runs.get(name="train-llama-sft"))

@@ -123,6 +123,7 @@ def assert_ranked_whole(queue: Queue) -> int | None:
     return queue.ageing_minutes
 
 
+@pytest.mark.nightly
 def test_a_worker_killed_during_reranking_of_a_queue_ranked_all_of_it_or_none(main: Project, boss: User) -> None:
     queue = waiting(main, boss, 10_000)
 
@@ -162,7 +163,9 @@ def standing(queue: Queue) -> list[tuple[Any, ...]]:
     return list(Run.objects.filter(queue=queue).order_by("rank", "pk").values_list(*fields))
 
 
-@pytest.mark.parametrize(("role", "name"), [("manager", "boss"), ("member", "ada")])
+@pytest.mark.parametrize(
+    ("role", "name"), [("manager", "boss"), pytest.param("member", "ada", marks=pytest.mark.nightly)]
+)
 def test_a_web_worker_killed_in_a_move_has_moved_all_runs_and_can_undo_it_or_has_moved_none(
     main: Project, boss: User, role: str, name: str
 ) -> None:

@@ -258,6 +258,7 @@ def test_another_users_process_on_its_port_gets_no_request(gateway: Gateway) -> 
         gateway.server.api("POST", f"runs/{name}/stop")
 
 
+@pytest.mark.nightly
 def test_an_unused_service_stops(gateway: Gateway) -> None:
     name = submit(gateway, "exec python3 fake_service.py", port=free_port(), inactivity_duration="4s")
     found = gateway.server.wait(name)

@@ -60,7 +60,8 @@ def queue(waiting: int, gpus: int = 4) -> World:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("samples", "waiting", "worlds", "rounds"), [(31, 60, 5, 40), (7, 200, 40, 3), (3, 200, 60, 3)]
+    ("samples", "waiting", "worlds", "rounds"),
+    [(31, 60, 5, 40), (7, 200, 40, 3), pytest.param(3, 200, 60, 3, marks=pytest.mark.nightly)],
 )
 def test_half_of_the_starts_are_by_p50_and_nine_tenths_by_p90(
     samples: int, waiting: int, worlds: int, rounds: int
