@@ -98,6 +98,7 @@ class PassState(models.Model):
     ended_at = models.DateTimeField(null=True)
     duration_ms = models.FloatField(default=0)
     placed = models.PositiveIntegerField(default=0, help_text="Runs placed by the last pass")
+    is_full = models.BooleanField(default=False, help_text="Runs waited, and the last pass placed none")
 
     class Meta:
         verbose_name_plural = "pass state"
@@ -121,7 +122,7 @@ class PassState(models.Model):
                 generation: int = cls.objects.values_list("generation", flat=True).get(pk=1)
                 return generation
         if cls.objects.filter(pk=1).exists():
-            PassRequest.make()  # the running pass checks this when it ends, so the request is not lost
+            PassRequest.make(urgent=False)  # the running pass checks this when it ends, so the request is not lost
             return None
         cls.objects.get_or_create(pk=1)
         return cls.claim(now)
@@ -134,10 +135,10 @@ class PassState(models.Model):
             raise ClaimLost
 
     @classmethod
-    def release(cls, generation: int, duration_ms: float, placed: int) -> None:
+    def release(cls, generation: int, duration_ms: float, placed: int, *, is_full: bool = False) -> None:
         """Release a claim, unless a newer pass has begun; `placed`: how many runs it placed."""
         cls.objects.filter(pk=1, generation=generation).update(
-            expires_at=None, ended_at=timezone.now(), duration_ms=duration_ms, placed=placed
+            expires_at=None, ended_at=timezone.now(), duration_ms=duration_ms, placed=placed, is_full=is_full
         )
 
 

@@ -48,6 +48,7 @@ class Migration(migrations.Migration):
                 ('ended_at', models.DateTimeField(null=True)),
                 ('duration_ms', models.FloatField(default=0)),
                 ('placed', models.PositiveIntegerField(default=0, help_text='Runs placed by the last pass')),
+                ('is_full', models.BooleanField(default=False, help_text='Runs waited, and the last pass placed none')),
             ],
             options={
                 'verbose_name_plural': 'pass state',

@@ -78,8 +78,8 @@ def run_requested(pause: Pause = time.sleep) -> int:
 
 
 def _gather(pause: Pause) -> None:
-    """Until GATHER_S after a pass that placed nothing, wait for more runs to decide on, or for an urgent request."""
-    ended = PassState.objects.filter(pk=1, placed=0).values_list("ended_at", flat=True).first()
+    """Until GATHER_S after a pass that left all waiting, wait for more runs to decide on, or for an urgent request."""
+    ended = PassState.objects.filter(pk=1, is_full=True).values_list("ended_at", flat=True).first()
     since = (timezone.now() - ended).total_seconds() if ended else GATHER_S
     for _look in range(math.ceil((GATHER_S - since) / LOOK_S) if since >= 0 else 0):
         if PassRequest.is_urgent():
@@ -89,14 +89,14 @@ def _gather(pause: Pause) -> None:
 
 def _run_one(generation: int) -> int:
     """Run one pass, and release its claim however it ends."""
-    began, done = time.monotonic(), 0
+    began, done, has_work = time.monotonic(), 0, False
     try:
         sweeps.settle(timezone.now())
         dependencies.settle(timezone.now())
-        if sql.rows(_HAS_WORK, ()):
+        if has_work := bool(sql.rows(_HAS_WORK, ())):
             done = PlacementPass(generation).run()
     finally:
-        PassState.release(generation, (time.monotonic() - began) * 1000, done)
+        PassState.release(generation, (time.monotonic() - began) * 1000, done, is_full=has_work and not done)
     if done:
         sweeps.settle(timezone.now())
         utilization.record_next_runs(timezone.now())
