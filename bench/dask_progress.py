@@ -255,7 +255,7 @@ def _clock_ticks(dask_scheduler: Any) -> str:
 
         return clocked
 
-    plugin._mark_changed, plugin._tell = around(plugin._mark_changed), around(plugin._tell)
+    plugin._mark_changed, plugin._report = around(plugin._mark_changed), around(plugin._report)
     return name
 
 

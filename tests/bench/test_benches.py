@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = {
     "api_list": "sqlite 60",
     "aws_calls": "sqlite",
-    "dask_progress": "1",
+    "dask_progress": "2",
     "folded_queue": "sqlite",
     "gpu_poll": "20",
     "gpu_samples": "sqlite 16",
@@ -44,12 +44,13 @@ def test_a_benchmark_prints_its_figures(name: str) -> None:
     env = {key: value for key, value in os.environ.items() if not key.startswith(("DSTACKWEB_", "DJANGO_"))}
     done = subprocess.run(
         [sys.executable, f"bench/{name}.py", *SMALL[name].split()],
-        cwd=ROOT, env=env, text=True, capture_output=True, timeout=240, check=False,
+        cwd=ROOT, env=env, text=True, capture_output=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\d(\.\d+)?( \(\d|$|\s{2,})", done.stdout, re.MULTILINE), done.stdout
+    figures = [line for line in done.stdout.splitlines()[1:] if re.search(r"\s\d", line)]
+    assert len(figures) > 2, done.stdout
 
 
 def test_none_is_forgotten() -> None:
-    programs = {path.stem for path in (ROOT / "bench").glob("*.py") if "__main__" in path.read_text("utf-8")}
+    programs = {path.stem for path in (ROOT / "bench").glob("*.py") if "if __name__ ==" in path.read_text("utf-8")}
     assert programs == SMALL.keys()
