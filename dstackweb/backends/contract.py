@@ -165,7 +165,6 @@ class Backend(Protocol):
         A placement pass waits for the answer, so this never uses a network. If nothing is known it raises an exception:
         an empty list says that there never is an offer. `detail["fits"]`, if present, is how many nodes fit now.
         """
-        ...
 
 
 @runtime_checkable
@@ -174,15 +173,12 @@ class Hosts(Protocol):
 
     def start(self, launch: LaunchSpec, offer: Offer) -> Handle:
         """Start the job's runner, once. Raises StartFailed."""
-        ...
 
     def observe(self, handle: Handle) -> Presence:
         """What is left of the job."""
-        ...
 
     def stop(self, handle: Handle, grace_s: int | None) -> bool:
         """End the job within the grace, or at once if None. True when it is confirmed gone."""
-        ...
 
 
 class SourceKey(NamedTuple):
@@ -260,17 +256,14 @@ class Sourced(Protocol):
 
     def wanted(self) -> Sequence[SourceKey]:
         """All sources that its settings need."""
-        ...
 
     def fetch(self, key: SourceKey) -> Any:
         """Read a source from the cloud: a value of its type, falsy if empty, never None. Raises SourceFailed."""
-        ...
 
     def join(
         self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
     ) -> Sequence[Offer]:
         """`Backend.offers` from the readings: pure. Raises SourceFailed if nothing is known."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -352,7 +345,6 @@ class Cloud(Protocol):
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
         """Launch it; the same order again returns the same instance, which may have ended. Raises LaunchFailed."""
-        ...
 
     def instances(self, region: str, deployment: str) -> Sequence[CloudInstance]:
         """All instances of the deployment in a region, and those that ended lately.
@@ -360,15 +352,12 @@ class Cloud(Protocol):
         A cloud may leave out new ones for some seconds. If it lists two of an order, the one from `launch` counts, and
         the other has to be terminated.
         """
-        ...
 
     def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
         """Terminate instances; unknown IDs are no error. Only `instances` confirms that they have ended."""
-        ...
 
     def regions(self) -> Sequence[str]:
         """Where it may have instances, by its settings."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -396,7 +385,6 @@ class Accounting(Protocol):
         Those that are not accounted for yet are left out, and asked for again for some minutes. Uses the network, and
         raises SourceFailed without an answer, as the calls of `Cloud` do.
         """
-        ...
 
 
 class StartFailed(Exception):
