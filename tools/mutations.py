@@ -352,9 +352,16 @@ MUTATIONS = [
     m(
         "scheduler",
         "a request is lost",
-        "PassRequest.make()  # the running pass",
+        "PassRequest.make(urgent=False)  # the running pass",
         "pass  # the running pass",
         "scheduler/test_faults.py scheduler/test_placement_pass.py",
+    ),
+    m(
+        "scheduler",
+        "what is freed waits with what is added",
+        "if PassRequest.is_urgent():",
+        "if False:",
+        "scheduler/test_requests.py",
     ),
     m(
         "scheduler",
