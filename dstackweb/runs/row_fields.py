@@ -136,7 +136,9 @@ class RunRow(Row):
         str | None, Field(description="The host or cloud instance that it is on; null unless it is placed")
     ]
     starts: Annotated[Starts | None, Field(description="When it starts; null unless it waits")]
-    health: Annotated[ServiceState | None, Field(description="How it is; null unless it is a service that runs")]
+    health: Annotated[
+        ServiceState | None, Field(description="Result of its health checks; null unless it is a running service")
+    ]
     pk: Hidden[int]
     start_data: Hidden[dict[str, Any]]
     status_detail: Hidden[dict[str, Any]]

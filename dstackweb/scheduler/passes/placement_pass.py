@@ -36,6 +36,7 @@ from dstackweb.scheduler.placement.limits import ProjectUsage, fair_share_key, g
 log = logging.getLogger(__name__)
 
 Pause = Callable[[float], object]
+"""Waits so many seconds: `time.sleep` in a worker, which does nothing else meanwhile; tests pass another."""
 ALL_SHAPES = ""
 """The shape of a wait reason that applies to a whole queue."""
 RENEW_EVERY_S = 2.0
