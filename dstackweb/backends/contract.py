@@ -89,6 +89,7 @@ class PlaceCode(enum.StrEnum):
     OTHER_PROJECT = "other_project"
     NOT_SERVED = "not_served"
     FAILED = "failed"
+    PARTLY_READ = "partly_read"
 
 
 @dataclass(frozen=True)
@@ -188,17 +189,29 @@ class SourceKey(NamedTuple):
     region: str
 
 
+class Hidden(enum.StrEnum):
+    """Which offers in a source's region are not listed while it could not be read yet."""
+
+    ALL = "all"
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    NONE = "none"
+    """All are listed, with something unknown of them."""
+
+
 class SourceSpec(NamedTuple):
     """How long data of a source counts as fresh, and its type: it is stored as JSON that pydantic reads back.
 
     `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all. One that
-    `moves` changes with each instance that starts or ends, and is read again after that.
+    `moves` changes with each instance that starts or ends, and is read again after that. `hides`: the offers that are
+    missing without it.
     """
 
     ttl_s: float
     type: Any
     settings: tuple[str, ...] = ()
     moves: bool = False
+    hides: Hidden = Hidden.ALL
 
 
 class SourceFailure(enum.StrEnum):

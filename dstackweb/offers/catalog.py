@@ -13,13 +13,13 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.utils import timezone
 
 from dstackweb.backends import contract, registry
-from dstackweb.backends.contract import Offer, Sourced, SourceState
+from dstackweb.backends.contract import Hidden, Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import counts, single_flight, source_values, sources, store
 from dstackweb.offers.models import Result, SourceRow
@@ -45,11 +45,18 @@ class NothingKnown(Exception):
     """A backend's offers are unknown, which does not mean that it has none."""
 
 
+class Unread(NamedTuple):
+    """A source without a value: in its region (empty: in all) there may be more offers than are known."""
+
+    region: str
+    hides: Hidden
+
+
 @dataclass
 class CachedOffers:
     """A result with the token and time (seconds since the epoch) when it was made; `calls` is its cost without a cache.
 
-    Only `recorded_at`, when its use was last written, ever changes.
+    `unread`: what hides offers. Only `recorded_at`, when its use was last written, ever changes.
     """
 
     token: str
@@ -58,6 +65,7 @@ class CachedOffers:
     calls: int
     is_stale: bool
     digest: str
+    unread: tuple[Unread, ...] = ()
     recorded_at: float = 0.0
 
 
@@ -72,21 +80,25 @@ class CachedDriver:
         self._backend, self._wait_s = backend, wait_s
 
     def offers(self, requirements: Requirements, *, image: str | None = None) -> Sequence[Offer]:
-        """As `contract.Backend.offers`. Raises NothingKnown, UnknownKind, and the driver's own errors."""
+        """As `contract.Backend.offers`. Raises what `read` raises."""
+        return self.read(requirements, image=image).offers
+
+    def read(self, requirements: Requirements, *, image: str | None = None) -> CachedOffers:
+        """The offers, and what hides others. Raises NothingKnown, UnknownKind, and the driver's own errors."""
         token = _token(self._backend)
         kept = _local.get(_key(self._backend, requirements, image))
         if kept is None or not _is_current(kept, token):
             return self._look_up(requirements, image)
         return self._hit(kept)
 
-    def _hit(self, kept: CachedOffers) -> tuple[Offer, ...]:
+    def _hit(self, kept: CachedOffers) -> CachedOffers:
         now = timezone.now()
         if abs(now.timestamp() - kept.recorded_at) > USE_RECORDED_S:
             kept.recorded_at = now.timestamp()
             counts.record_use(self._backend.pk, kept.digest, now)
         return _served(self._backend, kept)
 
-    def _look_up(self, requirements: Requirements, image: str | None) -> tuple[Offer, ...]:
+    def _look_up(self, requirements: Requirements, image: str | None) -> CachedOffers:
         """Offers that this process does not have: from the shared cache, or made."""
         current = Backend.objects.filter(pk=self._backend.pk).first()
         if current is None:
@@ -118,7 +130,7 @@ class _Lookup:
         _local.put(self.key, kept)
         return kept
 
-    def join(self, code: Sourced) -> tuple[Offer, ...]:
+    def join(self, code: Sourced) -> CachedOffers:
         """Make the offers from the cached sources, without a network."""
         name = f"join:{self.backend.pk}:{self.digest}"
         with single_flight.one_thread_at_a_time(name) as first:
@@ -133,16 +145,24 @@ class _Lookup:
             known = [reading for reading in readings.values() if reading.state is not SourceState.FAILED]
             is_stale = any(reading.state is SourceState.STALE for reading in known)
             counts.add(self.backend.pk, uncached=len(known), stale_served=int(is_stale))
-            self._keep(CachedOffers(token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest))
-            return offers
+            unread = {
+                Unread(key.region, hides)
+                for key, reading in readings.items()
+                if reading.state is SourceState.FAILED and (hides := code.sources[key.source].hides) is not Hidden.NONE
+            }
+            made = CachedOffers(
+                token, timezone.now().timestamp(), offers, len(known), is_stale, self.digest, tuple(sorted(unread))
+            )
+            self._keep(made)
+            return made
 
-    def call(self, code: contract.Backend, wait_s: float) -> tuple[Offer, ...]:
+    def call(self, code: contract.Backend, wait_s: float) -> CachedOffers:
         """Call the backend once for all callers; the others get the last known offers, or wait."""
         counts.add(self.backend.pk, misses=1, uncached=1)
         last = self._last()
         called = False
 
-        def call(lead: single_flight.Lead) -> tuple[Offer, ...]:
+        def call(lead: single_flight.Lead) -> CachedOffers:
             nonlocal called
             called = True
             token = _token(self.backend)
@@ -152,18 +172,19 @@ class _Lookup:
             except Exception:
                 counts.add(self.backend.pk, failures=1)
                 raise
+            made = CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest)
             with transaction.atomic():
                 is_current = source_values.is_current(self.backend, lead)
             if is_current:
-                self._keep(CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest))
-            return offers
+                self._keep(made)
+            return made
 
-        def find() -> tuple[Offer, ...] | None:
+        def find() -> CachedOffers | None:
             kept = _local.get(self.key)
             token = _token(self.backend)
             if kept is None or not _is_current(kept, token):
                 kept = self.find(token)
-            return kept.offers if kept is not None else None
+            return kept
 
         name = f"offers:{self.backend.pk}:{self.digest}"
         try:
@@ -180,7 +201,7 @@ class _Lookup:
         if last is None:
             raise NothingKnown(f"the backend {self.backend.name} has not answered yet")
         counts.add(self.backend.pk, stale_served=1)
-        return last.offers
+        return last
 
     def _of_kind(self, offers: Iterable[Offer]) -> tuple[Offer, ...]:
         return tuple(dataclasses.replace(offer, kind=self.backend.kind) for offer in offers)
@@ -251,10 +272,10 @@ def forget() -> None:
     _local.forget()
 
 
-def _served(backend: Backend, kept: CachedOffers) -> tuple[Offer, ...]:
-    """The offers of a cached result, counted as a hit."""
+def _served(backend: Backend, kept: CachedOffers) -> CachedOffers:
+    """A cached result, counted as a hit."""
     counts.add(backend.pk, hits=1, uncached=kept.calls, stale_served=int(kept.is_stale))
-    return kept.offers
+    return kept
 
 
 def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key:

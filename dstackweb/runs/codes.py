@@ -66,6 +66,8 @@ class Unavailable(StrEnum):
     """`code` of BACKEND_UNAVAILABLE."""
 
     FAILED = "failed"
+    PARTLY_READ = "partly_read"
+    """Some of their offers are not known yet."""
     NOT_SERVED = "not_served"
     NO_SUCH_BACKEND = "no_such_backend"
     OTHER_PROJECT = "other_project"

@@ -61,6 +61,8 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
             return Label(_("not supported"), _("this server does not support this kind of backend"), "bad")
         case PlaceCode.FAILED:
             return Label(_("failed"), _("its offers cannot be read"), "bad")
+        case PlaceCode.PARTLY_READ:
+            return Label(_("partly read"), _("some of its offers are not known yet"), "wait")
         case PlaceCode.OTHER_REGION | PlaceCode.OTHER_INSTANCE_TYPE | PlaceCode.HAS_NO_LABELS:
             label = {PlaceCode.OTHER_REGION: _("other region"), PlaceCode.HAS_NO_LABELS: _("labels")}
             named = listing(map(str, data.get("asked", ())))

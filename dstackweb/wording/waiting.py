@@ -311,6 +311,7 @@ _UNAVAILABLE = words(
         ),
         Unavailable.NOT_SERVED: gettext_lazy("this server does not support the kind of these backends: %(backends)s"),
         Unavailable.FAILED: gettext_lazy("the offers of these backends cannot be read: %(backends)s"),
+        Unavailable.PARTLY_READ: gettext_lazy("some offers of these backends are not known yet: %(backends)s"),
         Unavailable.NO_BACKEND: gettext_lazy("no backend that it may use is set up"),
         Unavailable.UNREADABLE: gettext_lazy(
             "another version stored its settings, and this one cannot read them; submit it again"

@@ -22,6 +22,7 @@ from dstackweb.backends.aws import instance_types, instances, offers, prices, pu
 from dstackweb.backends.contract import (
     Cloud,
     CloudInstance,
+    Hidden,
     InstanceOrder,
     Offer,
     SourceFailed,
@@ -52,10 +53,10 @@ class AwsBackend(Cloud):
         "instance_types": SourceSpec(
             12 * HOUR_S, dict[str, instance_types.InstanceType], (*ACCOUNT, *CHOICE, "architectures")
         ),
-        "prices": SourceSpec(12 * HOUR_S, dict[str, Decimal], (*ACCOUNT, *CHOICE)),
-        "spot_prices": SourceSpec(300.0, dict[str, dict[str, Decimal]], (*ACCOUNT, *CHOICE)),
-        "quotas": SourceSpec(600.0, dict[str, quotas.Quota], ACCOUNT, moves=True),
-        "subnets": SourceSpec(12 * HOUR_S, dict[str, str], (*ACCOUNT, "subnets")),
+        "prices": SourceSpec(12 * HOUR_S, dict[str, Decimal], (*ACCOUNT, *CHOICE), hides=Hidden.ON_DEMAND),
+        "spot_prices": SourceSpec(300.0, dict[str, dict[str, Decimal]], (*ACCOUNT, *CHOICE), hides=Hidden.SPOT),
+        "quotas": SourceSpec(600.0, dict[str, quotas.Quota], ACCOUNT, moves=True, hides=Hidden.NONE),
+        "subnets": SourceSpec(12 * HOUR_S, dict[str, str], (*ACCOUNT, "subnets"), hides=Hidden.NONE),
     }
 
     def __init__(self, backend: Backend) -> None:

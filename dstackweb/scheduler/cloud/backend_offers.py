@@ -18,7 +18,7 @@ from dstackweb.runner.isolation import PROJECT, USER, isolates
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.spend import spent_this_month
 from dstackweb.scheduler.placement.limits import Budget
-from dstackweb.scheduler.placement.offers import BackendOffers
+from dstackweb.scheduler.placement.offers import BackendOffers, may_miss
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,14 @@ class OfferReader:
     def __init__(self) -> None:
         others = Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds())
         self.backends = {backend.name: backend for backend in others}
-        self._answers: dict[tuple[str, Requirements, str | None], Sequence[Offer]] = {}
+        self._answers: dict[tuple[str, Requirements, str | None], catalog.CachedOffers] = {}
         self._failed: dict[str, Unavailable] = {}
 
     def offers_for(self, spec: EffectiveSpec) -> BackendOffers:
         """Offers of the backends that the run names; without names, of all that cost nothing.
 
-        A backend that fails is left out until the next pass, with the code of why.
+        A backend that fails is left out until the next pass, with the code of why. One of which a source is not known,
+        such as throttled instance types of a region, says so where the run could use what that hides.
         """
         if spec.backends is None:
             names = [name for name in self.free() if self._refusal(name, spec) is None]
@@ -56,8 +57,10 @@ class OfferReader:
             answer = self._refusal(name, spec) or self._answer(name, spec)
             if isinstance(answer, Unavailable):
                 failed[name] = answer
-            else:
-                offers += answer
+                continue
+            offers += answer.offers
+            if any(may_miss(spec, *unread) for unread in answer.unread):
+                failed[name] = Unavailable.PARTLY_READ
         return BackendOffers(tuple(offers), failed)
 
     def free(self) -> list[str]:
@@ -74,7 +77,7 @@ class OfferReader:
         isolation = PROJECT if len(own) == 1 else USER
         return None if isolates(isolation, spec.least_isolation) else Unavailable.TOO_LITTLE_ISOLATION
 
-    def _answer(self, name: str, spec: EffectiveSpec) -> Sequence[Offer] | Unavailable:
+    def _answer(self, name: str, spec: EffectiveSpec) -> catalog.CachedOffers | Unavailable:
         key = (name, spec.requirements, spec.image)
         if name not in self.backends:
             return Unavailable.NO_SUCH_BACKEND
@@ -82,7 +85,7 @@ class OfferReader:
             return self._failed.get(name) or self._answers[key]
         try:
             driver = catalog.CachedDriver(self.backends[name], wait_s=0)
-            self._answers[key] = driver.offers(spec.requirements, image=spec.image)
+            self._answers[key] = driver.read(spec.requirements, image=spec.image)
             return self._answers[key]
         except registry.UnknownKind:
             self._failed[name] = Unavailable.NOT_SERVED

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from dstackweb.backends.contract import Availability, Offer, PlaceCode
+from dstackweb.backends.contract import Availability, Hidden, Offer, PlaceCode
 from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.matching import meets
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
@@ -35,7 +35,7 @@ NOT_NOW = {
 
 @dataclass(frozen=True)
 class BackendOffers:
-    """The answers of the backends that a run may use; `failed`: those without an answer, and why."""
+    """The answers of the backends that a run may use; `failed`: those without a whole answer, and why."""
 
     offers: tuple[Offer, ...] = ()
     failed: Mapping[str, Unavailable] = field(default_factory=dict)
@@ -86,6 +86,13 @@ def refusal(spec: EffectiveSpec, offer: Offer) -> PlaceCode | None:
     if spec.max_price is not None and offer.price > Decimal(str(spec.max_price)):
         return PlaceCode.TOO_EXPENSIVE
     return None
+
+
+def may_miss(spec: EffectiveSpec, region: str, hides: Hidden) -> bool:
+    """Whether the run could use an offer that is not known. `region` is empty where that may be anywhere."""
+    if spec.regions is not None and region and region not in spec.regions:
+        return False
+    return hides is Hidden.ALL or (hides is not Hidden.NONE and spec.spot_policy in ("auto", hides))
 
 
 def matching_idle(idle: Iterable[Offer], needs: Requirements, *, image: str | None = None) -> tuple[Offer, ...]:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dstackweb.backends.contract import PlaceCode
-from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement, choose_offers, matching_idle, refusal
+from dstackweb.backends.contract import Hidden, PlaceCode
+from dstackweb.scheduler.placement.offers import (
+    BackendOffers,
+    OfferPlacement,
+    choose_offers,
+    matching_idle,
+    may_miss,
+    refusal,
+)
 from dstackweb.spec.effective import EffectiveSpec
 from tests.scheduler.passes.backend_offers_stub import offer
 
@@ -47,3 +54,20 @@ def test_an_image_goes_to_idle_instances_that_run_containers_and_a_volume_to_non
     assert matching_idle((able, other), spec.requirements) == (able, other)
     mounts = spec.model_copy(update={"volumes": ("/data:/data",)})
     assert (refusal(spec, able), refusal(mounts, able)) == (None, PlaceCode.VOLUME_NOT_LISTED)
+
+
+@pytest.mark.parametrize(
+    ("spot_policy", "hides", "misses"),
+    [
+        ("on-demand", "all", True), ("on-demand", "on-demand", True), ("on-demand", "spot", False),
+        ("spot", "all", True), ("spot", "on-demand", False), ("spot", "spot", True),
+        ("auto", "on-demand", True), ("auto", "spot", True), ("auto", "none", False), ("spot", "none", False),
+    ],
+)  # fmt: skip
+def test_a_run_misses_unread_offers_of_its_regions_and_pricing(spot_policy: str, hides: str, misses: bool) -> None:
+    found = [
+        may_miss(EffectiveSpec(spot_policy=spot_policy, regions=regions), region, Hidden(hides))
+        for regions in (None, ("eu", "us"), ("us",))
+        for region in ("", "eu")
+    ]
+    assert found == [misses, misses, misses, misses, misses, False]
