@@ -1,7 +1,8 @@
 """Applying a profile's changed utilization policy to active runs, for the runs that an admin chooses.
 
 A run keeps the settings it resolved to at submission. Runs whose policy came from the profile, not from their own file,
-can get the new one; so can runs of the profile that had none.
+can get the new one; so can runs of the profile that had none. With a run of a sweep, those of it that are still to be
+created get it too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from dstackweb.lib.errors import Conflict
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.models import Job, Run
-from dstackweb.runs.shared_rows import touch
+from dstackweb.runs.models import Job, Run, Sweep
+from dstackweb.runs.queue.queues import lock_queue
+from dstackweb.runs.shared_rows import shared_rows_last, touch, touch_sweep
 from dstackweb.runs.states import JobStatus, RunStatus
 from dstackweb.runs.transitions import lock_run, record
 from dstackweb.spec.codes import UtilizationAction
@@ -166,8 +168,31 @@ def apply(profile: Profile, run_ids: Collection[int], shown: str, actor: User) -
     policy = policy_set_by(profile)
     if fingerprint(policy) != shown:
         raise Conflict(_("the profile has changed since you opened this page: review the list again"))
-    mine = affected(profile).filter(pk__in=run_ids).order_by("pk").values_list("pk", flat=True)
-    return sum(_apply(profile, policy, run_id, actor) for run_id in list(mine))
+    mine = dict(affected(profile).filter(pk__in=run_ids).order_by("pk").values_list("pk", "sweep"))
+    for sweep_id in sorted({sweep_id for sweep_id in mine.values() if sweep_id is not None}):
+        _apply_to_sweep(profile, policy, sweep_id)
+    return sum(_apply(profile, policy, run_id, actor) for run_id in mine)
+
+
+def _apply_to_sweep(profile: Profile, policy: UtilizationPolicy | None, sweep_id: int) -> None:
+    """Give the policy to the runs of a sweep that are still to be created."""
+    with shared_rows_last():
+        lock_queue(Sweep.objects.values_list("queue_id", flat=True).get(pk=sweep_id))  # they are created behind it
+        sweep = Sweep.objects.get(pk=sweep_id)
+        Sweep.objects.filter(pk=sweep_id).update(**_with_policy(sweep, profile, policy))
+        touch_sweep(sweep)
+
+
+def _with_policy(row: Run | Sweep, profile: Profile, policy: UtilizationPolicy | None) -> dict[str, Any]:
+    """The spec and provenance of a run or sweep with this policy of the profile, which may be none."""
+    source: dict[str, Any] = {"source": "default"}
+    if policy is not None:
+        source = {"source": "profile", "profile": profile.name}
+        source |= {"notifies": True} if row.spec.get("hold") else {}
+    return {
+        "spec": {**row.spec, "utilization_policy": policy.model_dump(mode="json") if policy else None},
+        "provenance": {**row.provenance, "utilization_policy": source},
+    }
 
 
 def _apply(profile: Profile, policy: UtilizationPolicy | None, run_id: int, actor: User) -> bool:
@@ -177,13 +202,9 @@ def _apply(profile: Profile, policy: UtilizationPolicy | None, run_id: int, acto
         before, after = binding.policy_of(run), _for(policy, run.is_hold)
         if run.status not in NOT_ENDING or before == after:
             return False
-        source: dict[str, Any] = {"source": "default"}
-        if after is not None:
-            source = {"source": "profile", "profile": profile.name}
-            source |= {"notifies": True} if run.is_hold else {}
-        run.spec = {**run.spec, "utilization_policy": after.model_dump(mode="json") if after else None}
-        run.provenance = {**run.provenance, "utilization_policy": source}
-        Run.objects.filter(pk=run.pk).update(spec=run.spec, provenance=run.provenance)
+        values = _with_policy(run, profile, after)
+        Run.objects.filter(pk=run.pk).update(**values)
+        run.spec, run.provenance = values["spec"], values["provenance"]
         data = {
             "profile": profile.name,
             "before": before.model_dump(mode="json") if before else None,

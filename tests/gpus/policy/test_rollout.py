@@ -20,6 +20,8 @@ from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
+from dstackweb.runs.sweeps import creation
+from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.wording.events import event_text
 from tests import factories
 from tests.factories import join, make_project, make_user, place_all
@@ -115,6 +117,20 @@ def test_applied_it_is_the_runs_with_its_source_and_an_event(project: Project, m
     run.refresh_from_db()
     assert (run.spec["utilization_policy"], run.provenance["utilization_policy"]) == (None, {"source": "default"})
     assert event_text(run.events.last(), 1) == "its utilization policy was removed"
+
+
+def test_runs_that_a_sweep_is_still_to_create_get_it_with_those_that_wait(project: Project, member: User) -> None:
+    profile = nightly()
+    array = {"count": 3, "max_parallel": 1}
+    config = {"type": "task", "name": "lr", "commands": ["true"], "resources": {"gpu": 1}, "profile": "nightly"}
+    sweeps.submit(project, member, "member", services.Submission(config | {"array": array}))
+    assert apply_all(save(profile, STRICT), member) == 1
+    services.stop(Run.objects.get(), member, "member")
+    creation.settle(NOW)
+    following = Run.objects.get(name="lr-1")
+    assert following.spec["utilization_policy"]["min_gpu_utilization"] == 50
+    assert following.provenance["utilization_policy"] == {"source": "profile", "profile": "nightly"}
+    assert names(profile) == set()
 
 
 def test_a_hold_is_only_notified_by_the_new_policy_too(project: Project, member: User) -> None:
