@@ -38,6 +38,7 @@ from dstackweb.accounts.models import (
     User,
 )
 from dstackweb.accounts.services import create_token, revoke_token, set_secret
+from dstackweb.lib.forms import MergedForm
 from dstackweb.lib.pages import ReadOnly
 
 HAS_TWO_STEP = Exists(Authenticator.objects.filter(user=OuterRef("pk")).exclude(type=Authenticator.Type.RECOVERY_CODES))
@@ -185,8 +186,13 @@ class AccountAdmin(UserAdmin[User]):
         return _may_touch(request, obj) and super().has_delete_permission(request, obj)  # type: ignore[arg-type]
 
 
+class ProjectForm(MergedForm, forms.ModelForm[Project]):
+    """A project's settings."""
+
+
 @admin.register(Project)
 class ProjectAdmin(admin.ModelAdmin[Project]):
+    form = ProjectForm
     list_display = (
         "name",
         "weight",

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.lib.errors import DomainError, Invalid
+from dstackweb.lib.forms import MergedForm
 from dstackweb.profiles.models import Profile
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.fields import Keys
@@ -210,7 +211,7 @@ def code(text: str) -> str:
     return text.replace("`", "")
 
 
-class FieldsForm(forms.ModelForm[Profile]):
+class FieldsForm(MergedForm, forms.ModelForm[Profile]):
     """A field for each setting. What the whole lacks is an error of the field that it is about."""
 
     retry = forms.ChoiceField(
@@ -232,7 +233,7 @@ class FieldsForm(forms.ModelForm[Profile]):
 
     def clean(self) -> dict[str, Any]:
         """Check the settings as the run file's; each error goes to its field."""
-        cleaned = super().clean() or self.cleaned_data
+        cleaned: dict[str, Any] = super().clean()
         values: dict[str, Any] = {"retry": cleaned.get("retry")}
         for name, setting in SETTINGS.items():
             if text := cleaned.get(name):
@@ -294,7 +295,7 @@ class SettingsField(forms.CharField):
         return super().has_changed(self.prepare_value(initial), data)
 
 
-class YamlForm(forms.ModelForm[Profile]):
+class YamlForm(MergedForm, forms.ModelForm[Profile]):
     """The settings as they are written in a run file."""
 
     settings = SettingsField(label=gettext_lazy("Settings"), required=False)

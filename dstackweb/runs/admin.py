@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.forms import MergedForm
 from dstackweb.lib.pages import KeysFirst, ReadOnly, code_filter
 from dstackweb.runs import concurrency, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
@@ -61,8 +62,13 @@ class EventInline(ReadOnlyInline):
     fields = ("at", "kind", "actor", "attempt", "node")
 
 
+class QueueForm(MergedForm, forms.ModelForm[Queue]):
+    """A queue's settings."""
+
+
 @admin.register(Queue)
 class QueueAdmin(admin.ModelAdmin[Queue]):
+    form = QueueForm
     list_display = (
         "name", "project", "waiting", "running", "paused", "draining", "max_running", "max_gpus", "ageing_minutes",
         "fair_share_minutes", "cohort",
@@ -79,10 +85,10 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         return obj is not None and not obj.runs.exists() and super().has_delete_permission(request, obj)
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        """Pass only what was changed to the service."""
+        """Through the services, which record it."""
         user = _user(request)
         if change:
-            settings = {name: getattr(obj, name) for name in form.changed_data}
+            settings = {name: form.cleaned_data[name] for name in form.fields}
             queues.change_queue(obj, user, Role.ADMIN, **settings)
             return
         settings = {name: getattr(obj, name) for name in queues.SETTINGS}

@@ -242,6 +242,7 @@ class ScheduleWait(StrEnum):
     NAME_TAKEN = "name_taken"
     DRAINING = "draining"
     NO_MEMBER = "no_member"
+    STOPPED = "stopped"
 
 
 class MessageCode(StrEnum):

@@ -13,13 +13,15 @@ from croniter import croniter
 from django.db import IntegrityError, transaction
 
 from dstackweb.accounts.access import allows, role_in
+from dstackweb.accounts.models import User
 from dstackweb.lib.sql import for_each
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.queues import lock_queue
+from dstackweb.runs.run_names import is_taken
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
-from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
+from dstackweb.runs.states import ENDED, Reason, RunStatus
 from dstackweb.runs.transitions import lock_run, record
 
 
@@ -36,7 +38,7 @@ def create_occurrences(now: dt.datetime) -> int:
     def follow(run: Run) -> None:
         reason = blocked_by(run)
         if reason == ScheduleWait.NO_MEMBER:
-            _end_schedule(run)
+            end_schedule(run, reason, user=run.user.get_username())
         elif reason or not _create(run, now):
             _record_wait(run, reason or ScheduleWait.NAME_TAKEN)
         else:
@@ -53,8 +55,7 @@ def blocked_by(run: Run) -> ScheduleWait | None:
         return ScheduleWait.NO_MEMBER
     if run.queue.draining:
         return ScheduleWait.DRAINING
-    taken = Run.objects.filter(project=run.project_id, name=run.name, status__in=ACTIVE).exists()
-    return ScheduleWait.NAME_TAKEN if taken else None
+    return ScheduleWait.NAME_TAKEN if is_taken(run.project, run.name) else None
 
 
 def _create(run: Run, now: dt.datetime) -> bool:
@@ -96,13 +97,11 @@ def _create(run: Run, now: dt.datetime) -> bool:
     return True
 
 
-def _end_schedule(run: Run) -> None:
-    """End a schedule whose owner may not submit any more."""
+def end_schedule(run: Run, reason: ScheduleWait, *, actor: User | None = None, **data: str) -> None:
+    """End the schedule of an ended run whose next occurrence has not been created."""
     with transaction.atomic():
         if Run.objects.filter(pk=run.pk, retry_at=run.retry_at).update(retry_at=None):
-            record(
-                run, RunEventKind.SCHEDULE_ENDED, {"reason": ScheduleWait.NO_MEMBER, "user": run.user.get_username()}
-            )
+            record(run, RunEventKind.SCHEDULE_ENDED, {"reason": reason, **data}, actor=actor)
 
 
 def _record_wait(run: Run, reason: ScheduleWait) -> None:

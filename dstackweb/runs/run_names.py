@@ -1,14 +1,18 @@
-"""Names of runs that are submitted without one."""
+"""Names of runs and sweeps: which are taken, and those of runs that are submitted without one.
+
+Active runs and sweeps share their names: people and commands name either without saying which.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Conflict
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.states import ACTIVE
 
 ADJECTIVES = (
@@ -32,7 +36,24 @@ def random_name(rnd: random.Random) -> str:
     return f"{rnd.choice(ADJECTIVES)}-{rnd.choice(NOUNS)}-{rnd.randint(1, 999)}"
 
 
+def is_taken(project: Project, name: str) -> bool:
+    """Whether an active run or sweep has this name."""
+    is_run = Run.objects.filter(project=project, name=name, status__in=ACTIVE).exists()
+    return is_run or name in names_of_sweeps(project, [name])
+
+
+def names_of_sweeps(project: Project, names: Collection[str]) -> set[str]:
+    """Those of these names that active sweeps have."""
+    return set(Sweep.objects.filter(project=project, name__in=names, ended_at=None).values_list("name", flat=True))
+
+
 def name_taken(project: Project, name: str) -> Conflict:
+    """The refusal of a submission with a name that is taken."""
+    if names_of_sweeps(project, [name]):
+        msg = _(
+            "a sweep named %(name)s has not ended. Nothing was submitted. Choose another name, or stop that sweep."
+        ) % {"name": repr(name)}
+        return Conflict(msg, name=name)
     holder = Run.objects.filter(project=project, name=name, status__in=ACTIVE).first()
     status = holder.status if holder else "active"
     return Conflict(

@@ -23,7 +23,7 @@ from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
 from dstackweb.runs import files, selectors, wakeups
 from dstackweb.runs.attempts import settle_run, stop_jobs
-from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.concurrency import check_priority, may_change
 from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.connections import require_gateway
@@ -36,8 +36,8 @@ from dstackweb.runs.queue.fair_share import NO_PENALTY
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.queue.transfer import transfer
-from dstackweb.runs.recurrence import next_time, seniority_us
-from dstackweb.runs.run_names import free_name, name_taken
+from dstackweb.runs.recurrence import end_schedule, next_time, seniority_us
+from dstackweb.runs.run_names import free_name, name_taken, names_of_sweeps
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.sweeps.validation import check_array
@@ -224,10 +224,15 @@ def new_run(
 
 
 def store(run: Run, prepared: PreparedSubmission) -> None:
-    """Store a new run in its queue, inside `shared_rows_last`. Raises IntegrityError where its name or key is taken."""
+    """Store a new run in its queue, inside `shared_rows_last`.
+
+    Raises IntegrityError where another run has its name or key, Conflict where a sweep has its name.
+    """
     due, waits = run.retry_at, run.status == RunStatus.SUBMITTED
     queue = take_seniority(prepared.queue.pk)
     refuse_draining(queue)
+    if names_of_sweeps(run.project, [run.name]):
+        raise name_taken(run.project, run.name)
     run.queue = queue
     run.seniority_us = seniority_us(due) if due else queue.last_seniority_us
     share = member_shares.enter(queue, run, waits=waits) if waits or due else NO_PENALTY
@@ -303,7 +308,8 @@ def set_queue(run: Run, user: User, role: str, name: str, if_match: str | None =
 def stop(run: Run, user: User, role: str, abort: bool = False) -> Run:
     """Stop a run: TERM and the run's `stop_duration`, or at once with `abort`. Repeatable.
 
-    Raises Conflict once it has ended, Forbidden for another member's run.
+    Of an ended run it ends the schedule, if its next occurrence has not been created. Raises Conflict where nothing is
+    left to stop, Forbidden for another member's run.
     """
     may_change(run, user, role)
     return _stop(run, user, abort)
@@ -315,11 +321,13 @@ def _stop(run: Run, user: User | None, abort: bool) -> Run:
     job_reason = Reason.ABORTED_BY_USER if abort else Reason.TERMINATED_BY_USER
     with shared_rows_last():
         fresh = lock_run(run.pk)
-        if fresh.status in ENDED:
+        if _is_over(fresh):
             raise Conflict(
                 _("run %(run)s has already ended (%(status)s)") % {"run": fresh.name, "status": fresh.status}
             )
-        if fresh.status in WAITING:
+        if fresh.status in ENDED:
+            end_schedule(fresh, ScheduleWait.STOPPED, actor=user)
+        elif fresh.status in WAITING:
             move_run(
                 fresh, RunStatus.TERMINATED, now=now, actor=user, termination_reason=reason, data={"reason": reason}
             )
@@ -334,6 +342,11 @@ def _stop(run: Run, user: User | None, abort: bool) -> Run:
             stop_jobs(fresh, job_reason, grace_s=0 if abort else None)
             settle_run(fresh)
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
+
+
+def _is_over(run: Run) -> bool:
+    """Whether a run has ended, and its schedule with it."""
+    return run.status in ENDED and run.retry_at is None
 
 
 def stop_all(runs: Sequence[Run], user: User, role: str) -> list[Run]:
@@ -358,6 +371,6 @@ def stop_runs(runs: Sequence[Run], user: User | None, *, abort: bool = False) ->
         with shared_rows_last():
             for queue_id in sorted({run.queue_id for run in part}):
                 lock_queue(queue_id)
-            ended = {pk for pk in sorted({run.pk for run in part}) if lock_run(pk).status in ENDED}
+            ended = {pk for pk in sorted({run.pk for run in part}) if _is_over(lock_run(pk))}
             stopped += [_stop(run, user, abort) for run in part if run.pk not in ended]
     return stopped

@@ -245,7 +245,9 @@ def _schedule_wait(data: Data) -> str:
         case ScheduleWait.DRAINING:
             return _("next run delayed: its queue is draining")
         case ScheduleWait.NAME_TAKEN:
-            return _("next run delayed: another active run has its name")
+            return _("next run delayed: another active run or sweep has its name")
+        case ScheduleWait.STOPPED:
+            return _("schedule ended")
         case ScheduleWait.NO_MEMBER:
             return _("schedule ended: %s may no longer submit runs here") % str(data.get("user", ""))
         case None:

@@ -7,6 +7,7 @@ from django.test import Client
 from django.urls import reverse
 
 from dstackweb.profiles.models import Profile
+from tests.forms import filled
 
 pytestmark = pytest.mark.django_db
 ADD = "admin:profiles_profile_add"
@@ -79,3 +80,15 @@ def test_the_form_links_to_the_list_of_backends(admin_client: Client) -> None:
     for look in ("", "yaml"):
         page = admin_client.get(reverse(ADD), {"as": look}).content.decode()
         assert f'<a href="{reverse("admin:backends_backend_changelist")}">Backends</a>' in page
+
+
+def test_two_admins_who_edit_a_profile_at_once_keep_each_others_settings(admin_client: Client) -> None:
+    profile = Profile.objects.create(name="x", settings={"max_duration": "8h"})
+    address = reverse("admin:profiles_profile_change", args=[profile.pk])
+    opened = filled(admin_client, address)
+    Profile.objects.update(settings={"max_duration": "8h", "stop_duration": "5m"})
+    assert admin_client.post(address, opened | {"max_duration": "4h"}).status_code == 302
+    profile.refresh_from_db()
+    assert profile.settings == {"max_duration": "4h", "stop_duration": "5m"}
+    again = admin_client.post(address, opened | {"stop_duration": "1m"})
+    assert "changed since you opened the page" in again.content.decode()

@@ -12,6 +12,7 @@ from dstackweb.runs import admin, selectors, services
 from dstackweb.runs.models import Queue, QueueEvent, Run
 from dstackweb.runs.rows import queue_rows
 from tests.factories import make_host, make_run, place_all
+from tests.forms import filled
 
 pytestmark = pytest.mark.django_db
 FAIR_SHARE = {"fair_share_half_life_days": "7", "reclaim": "never"}
@@ -45,6 +46,18 @@ def test_saving_a_queue_in_the_admin_writes_only_the_changed_fields(
     assert Queue.objects.get(pk=queue.pk).last_seniority_us > queue.last_seniority_us
     make_host()
     assert place_all() == 0
+
+
+def test_a_queue_that_was_paused_while_its_form_was_open_in_the_admin_stays_paused(
+    project: Project, admin_client: Client
+) -> None:
+    queue = services.ensure_queue(project)
+    address = reverse("admin:runs_queue_change", args=[queue.pk])
+    opened = filled(admin_client, address)
+    Queue.objects.update(paused=True)
+    assert admin_client.post(address, opened | {"max_gpus": "8"}).status_code == 302
+    queue.refresh_from_db()
+    assert (queue.paused, queue.max_gpus) == (True, 8)
 
 
 def test_a_new_ageing_step_in_the_admin_reranks_the_queue_and_is_recorded(

@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Membership, Project, User
+from dstackweb.lib.errors import Conflict
 from dstackweb.lib.secrets import decrypt
 from dstackweb.runs import attempts, recurrence, selectors, services
 from dstackweb.runs.models import Queue, Run, RunEvent
@@ -209,6 +210,19 @@ def test_a_draining_queue_keeps_it_waiting_and_loses_nothing(project: Project, m
     assert first.events.get(kind="schedule_waits").data == {"reason": "draining"}
     Queue.objects.update(draining=False)
     assert recurrence.create_occurrences(timezone.now()) == 1
+
+
+def test_a_stop_of_the_last_run_ends_a_schedule_that_waits(project: Project, member: User, box: None) -> None:
+    first = end(place(nightly(project, member)))
+    Queue.objects.update(draining=True)
+    recurrence.create_occurrences(timezone.now())
+    assert services.stop(first, member, "member").status == RunStatus.DONE
+    Queue.objects.update(draining=False)
+    assert recurrence.create_occurrences(timezone.now()) == 0
+    ended = first.events.get(kind="schedule_ended")
+    assert (ended.data, ended.actor) == ({"reason": "stopped"}, member)
+    with pytest.raises(Conflict, match="already ended"):
+        services.stop(first, member, "member")
 
 
 def test_it_stays_in_the_queue_that_it_was_moved_to(project: Project, member: User, box: None) -> None:

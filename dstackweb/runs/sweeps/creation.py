@@ -21,6 +21,7 @@ from dstackweb.runs.models import Queue, Run, RunEvent, Sweep, SweepCount
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.queues import lock_queue
 from dstackweb.runs.recurrence import BY_PEOPLE
+from dstackweb.runs.run_names import names_of_sweeps
 from dstackweb.runs.shared_rows import count_left_sweep, count_new, shared_rows_last, touch_sweep
 from dstackweb.runs.states import ACTIVE, PLACED, WAITING, Reason, RunStatus
 from dstackweb.runs.sweeps import pending
@@ -131,7 +132,8 @@ def _create(queue: Queue, sweep: Sweep, found: Progress, now: dt.datetime) -> di
     indices = next_indices(found, list(failed))
     named = {run_name(sweep.name, index): index for index in indices}
     holders = Run.objects.filter(project=sweep.project_id, name__in=named, status__in=ACTIVE)
-    taken = frozenset(named[name] for name in holders.values_list("name", flat=True))
+    held = {*holders.values_list("name", flat=True), *names_of_sweeps(queue.project, named)}
+    taken = frozenset(named[name] for name in held)
     free, blocked = until_taken(indices, taken)
     runs = list(_runs(queue, sweep, free, now))
     _store(runs, _leave([failed[index] for index in free if index in failed]), now)

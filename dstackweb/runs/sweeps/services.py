@@ -91,7 +91,7 @@ def store(sweep: Sweep, prepared: PreparedSubmission) -> None:
     queue = take_seniority(prepared.queue.pk)
     queue.project = sweep.project
     refuse_draining(queue)
-    if Run.objects.filter(project=sweep.project, name=sweep.name, status__in=ACTIVE).exists():
+    if run_names.is_taken(sweep.project, sweep.name):
         raise run_names.name_taken(sweep.project, sweep.name)
     sweep.queue, sweep.seniority_us, sweep.submitted_at = queue, queue.last_seniority_us, now
     sweep.save(force_insert=True)
@@ -129,11 +129,8 @@ def _as_sweep(found: Run | Sweep) -> Sweep:
 
 
 def name_taken(project: Project, name: str) -> Conflict:
-    if Sweep.objects.filter(project=project, name=name, ended_at=None).exists():
-        msg = _(
-            "a sweep named %(name)s has not ended. Nothing was submitted. Choose another name, or stop that sweep."
-        ) % {"name": repr(name)}
-        return Conflict(msg, name=name)
+    if run_names.is_taken(project, name):
+        return run_names.name_taken(project, name)
     msg = _(
         "a run with the name of one of %(name)s was submitted at the same moment. Nothing was submitted. Try again."
     ) % {"name": repr(name)}
@@ -236,6 +233,11 @@ def retry(sweep: Sweep, user: User, role: str) -> Sweep:
                 )
             if not creation.failed_runs(fresh).exists():
                 raise Conflict(_("no run of sweep %(sweep)s has failed") % {"sweep": sweep.name})
+            if Run.objects.filter(project=sweep.project, name=sweep.name, status__in=ACTIVE).exists():
+                raise Conflict(
+                    _("a run named %(run)s is active. Nothing was retried. Try again later.")
+                    % {"run": repr(sweep.name)}
+                )
             fresh.retry_before, fresh.ended_at = now, None
             fresh.save(update_fields=["retry_before", "ended_at"])
             touch_sweep(fresh)

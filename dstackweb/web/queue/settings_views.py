@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
+from dstackweb.lib.forms import MergedForm
 from dstackweb.runs import services
 from dstackweb.runs.codes import Reclaim
 from dstackweb.runs.models import MAX_LIMIT, Queue
@@ -35,7 +36,7 @@ def _limit(label: Any, help_text: Any = "") -> forms.IntegerField:
     )
 
 
-class QueueForm(SettingsForm):
+class QueueForm(MergedForm, SettingsForm):
     """The settings that managers edit. An empty limit means none, empty ageing strict priority."""
 
     ageing_minutes = forms.IntegerField(
@@ -109,6 +110,10 @@ class QueueForm(SettingsForm):
         for field in self.fields.values():
             if isinstance(field, forms.BooleanField):
                 field.widget.attrs["class"] = "form-check-input"
+
+    def shown_ageing(self) -> str:
+        """The hidden input with the ageing that was shown, whose field the template writes by itself."""
+        return self["ageing_minutes"].as_hidden(only_initial=True)
 
 
 class NewQueueForm(Styled):

@@ -202,8 +202,11 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
 def stop(request: PageRequest, run: str) -> HttpResponse:
     """Stop a run gracefully, or at once with `abort`."""
     abort = request.POST.get("abort") == "yes"
-    found = services.stop(selectors.find_run(request.project, run), request.user, request.role, abort=abort)
+    before = selectors.find_run(request.project, run)
+    found = services.stop(before, request.user, request.role, abort=abort)
     text = _("%s ended") if found.status in ENDED else _("Stopping %s")
+    if before.status in ENDED:
+        text = _("Schedule of %s ended")
     return done_here(request, text % found.name, reverse("web:run", args=[request.project.name, run]))
 
 

@@ -264,6 +264,29 @@ def test_names_of_active_sweeps_and_runs_are_refused(project: Project, member: U
     assert Sweep.objects.count() == 1
 
 
+def test_an_active_sweep_keeps_its_name_from_runs_until_it_has_ended(project: Project, member: User) -> None:
+    make_host()
+    sweep = make_sweep(project, member, 1)
+    with pytest.raises(Conflict, match="a sweep named 'lr' has not ended"):
+        make_run(project, member, "lr")
+    place_all()
+    end("lr-0", code=1)
+    settle()
+    make_run(project, member, "lr")
+    with pytest.raises(Conflict, match="a run named 'lr' is active"):
+        sweeps.retry(fresh(sweep), member, "member")
+    assert fresh(sweep).ended_at
+
+
+def test_a_run_of_a_sweep_waits_for_a_name_that_another_sweep_has(project: Project, member: User) -> None:
+    other = make_sweep(project, member, 1, name="lr-1")
+    sweep = make_sweep(project, member, 3)
+    assert (names(sweep), sweep.waits_for_name) == (["lr-0"], "lr-1")
+    sweeps.stop(other, member, "member")
+    settle()
+    assert names(sweep) == ["lr-0", "lr-1", "lr-2"]
+
+
 @pytest.mark.parametrize(
     ("keys", "msg"),
     [

@@ -1,0 +1,38 @@
+"""Forms of settings that several people may have open at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.utils.translation import gettext as _
+
+
+class MergedForm(forms.BaseForm):
+    """Changes only what its user has changed, where others have saved the same settings since it was opened.
+
+    Each field also sends the value that was shown. One that was left as it was keeps the present value, and one that
+    two people have changed is refused. The form's initial values are the present ones.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        for field in self.fields.values():
+            field.show_hidden_initial = True
+
+    def clean(self) -> Any:
+        cleaned = super().clean() or self.cleaned_data
+        for name, field in self.fields.items():
+            sent = self[name].html_initial_name
+            if name not in cleaned or sent not in self.data:
+                continue
+            now = self.get_initial_for_field(field, name)
+            if not field.has_changed(now, field.hidden_widget().value_from_datadict(self.data, self.files, sent)):
+                continue
+            if name not in self.changed_data:
+                cleaned[name] = field.clean(field.prepare_value(now))
+            elif field.has_changed(now, self[name].data):
+                self.add_error(
+                    name, _("This was changed since you opened the page. Nothing was saved: reload the page.")
+                )
+        return cleaned
