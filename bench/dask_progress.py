@@ -77,7 +77,7 @@ def measure(pairs: int) -> None:
 
 def _spread(values: list[float], digits: int = 2) -> str:
     """The median, and between the quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return f"{middle:,.{digits}f} ({low:,.{digits}f}–{high:,.{digits}f})"
 
 
