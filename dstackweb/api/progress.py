@@ -212,7 +212,7 @@ class Find(Paging):
 
 class PrefixFilter(Find):
     order: Order = Field(
-        "active", description="`active`: unfinished ones first; `failed`: those with failed tasks first"
+        "active", description="`active`: unfinished ones first; `failed`: those with the most failed tasks first"
     )
 
 

@@ -134,11 +134,8 @@ def _scope_sql(now_ms: int, more: str = "") -> str:
 
 _LIVE = " + ".join(LIVE)
 _HAS_FAILED = f"({' OR '.join(f'{state} > 0' for state in FAILED)})"
-_IS_LAST = {
-    "active": f"CASE WHEN {_LIVE} > 0 THEN 0 ELSE 1 END",
-    "failed": f"CASE WHEN {_HAS_FAILED} THEN 0 ELSE 1 END",
-}
-"""1 for the prefixes listed after the others."""
+_PLACE = {"active": f"CASE WHEN {_LIVE} > 0 THEN 0 ELSE 1 END", "failed": f"-({' + '.join(FAILED)})"}
+"""What prefixes are sorted by."""
 _ONLY = {"": "", "failed": f" AND {_HAS_FAILED}", "running": " AND processing > 0"}
 
 _STATES_END = 3 + len(_ALL)
@@ -179,8 +176,8 @@ def prefixes(
     """The totals (None: the scope is gone), a page of prefixes, and the cursor of the next page (None after the last).
 
     Read by one statement, so that totals are the sums of all prefixes. `active` lists prefixes with unfinished tasks
-    first, `failed` those with failed tasks. Ties keep the order of their first report, so that rows do not move while
-    counts change. `find` is a part of the name, case-insensitive. Raises ValueError for a bad `after`.
+    first, `failed` those with the most failed tasks. Ties keep the order of their first report, so that rows do not
+    move while other counts change. `find` is a part of the name, case-insensitive. Raises ValueError for a bad `after`.
 
     The totals are not finished before the slowest of the first `SLOWEST_OF` active prefixes is. `stuck` says which
     tasks of a bar cannot go on.
@@ -205,9 +202,15 @@ def prefixes(
     else:
         active = []
     totals = replace(totals, bar=_total_bar(totals.bar, stuck, active))
-    is_last = {"active": lambda bar: not bar.live, "failed": lambda bar: not bar.counts[TaskState.ERRED]}.get(order)
-    following = next_cursor(listed, limit, lambda: (int(is_last(bars[-1])) if is_last else 0, bars[-1].id))
+    following = next_cursor(listed, limit, lambda: (_place(bars[-1], order), bars[-1].id))
     return totals, bars, following
+
+
+def _place(bar: ProgressBar, order: Order) -> int:
+    """The value of `_PLACE`."""
+    if order == "active":
+        return int(not bar.live)
+    return -bar.counts[TaskState.ERRED] if order == "failed" else 0
 
 
 def _total_bar(bar: ProgressBar, stuck: StuckOf, active: Sequence[ProgressBar]) -> ProgressBar:
@@ -231,7 +234,7 @@ def _prefix_page(scope_id: int, find: str, order: Order, after: str | None) -> t
             where += f" AND {by} > (SELECT {by} FROM progress_taskprefix WHERE id = %s)"
             values.append(parse_cursor(after)[1])
     else:
-        by = f"{_IS_LAST[order]}, id"
+        by = f"{_PLACE[order]}, id"
         if after is not None:
             where += f" AND ({by}) > (%s, %s)"
             values += parse_cursor(after)

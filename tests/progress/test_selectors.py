@@ -198,9 +198,9 @@ def test_the_newest_attempt_of_a_run_is_reported_unless_another_is_requested(pro
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
-        ("active", ["b", "d", "a", "c", "E"]),
-        ("failed", ["d", "c", "b", "a", "E"]),
-        ("name", ["E", "a", "b", "c", "d"]),
+        ("active", ["b", "d", "a", "c", "f", "E"]),
+        ("failed", ["c", "d", "f", "b", "a", "E"]),
+        ("name", ["E", "a", "b", "c", "d", "f"]),
     ],
 )
 def test_prefixes_are_listed_in_the_requested_order_page_by_page(
@@ -209,7 +209,8 @@ def test_prefixes_are_listed_in_the_requested_order_page_by_page(
     add_group(scope, "b", "b", processing=1)
     add_group(scope, "a", "a", memory=1)
     add_group(scope, "d", "d", erred=1, waiting=1)
-    add_group(scope, "c", "c", erred=9, memory=1)
+    add_group(scope, "c", "c", erred=1, released_failed=5, forgotten_failed=3, memory=1)
+    add_group(scope, "f", "f", forgotten_failed=1)
     add_group(scope, "E", "E", forgotten=1)
     assert names(scope, limit, order=order) == expected
 
