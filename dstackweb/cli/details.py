@@ -224,5 +224,5 @@ def _outcome(left: dict[str, Any], right: dict[str, Any]) -> Iterator[tuple[str,
             one, other = (price_text(round(cost, 2)) if cost else None for cost in (one, other))
         if key == "status":
             one, other = word(one), word(other)
-        if one or other:
+        if {one, other} - {None, ""}:
             yield _(title), one, other

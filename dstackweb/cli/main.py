@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -37,7 +38,10 @@ from dstackweb.cli.language import _, choose
 from dstackweb.cli.output import GIVEN, INTERRUPTED, ChangeInterrupted, CliError, UsageError, echo, note, show_error
 
 HELP = ["-h", "--help"]
-METAVARS = {"<bool>": "", "<int>": "N", "<int range>": "N", "<float>": "N", "<str>": "TEXT", "<path>": "FILE"}
+METAVARS = {
+    "<bool>": "", "<int>": "N", "<int range>": "N", "<float>": "N", "<str>": "TEXT", "<list[str]>": "TEXT",
+    "<path>": "FILE",
+}  # fmt: skip
 """What help texts say instead of the names of types."""
 EVERYWHERE = ("server", "project")
 """The options of `dstackweb` itself that its commands have too."""
@@ -108,6 +112,11 @@ def _no_type(ctx: object) -> None:
     """What help texts say of the type of an argument: its name and text are enough."""
 
 
+def _bare(argument: TyperArgument, ctx: object) -> list[str]:
+    """How the line of usage names an argument that is required: not in braces, which elsewhere mean a choice."""
+    return [argument.display_name_raw + ("..." if argument.nargs != 1 else "")]
+
+
 def _declare(context: Any, *owners: Any) -> None:
     """Set the metavars of options, and the texts of commands and options in the user's language."""
     for owner in owners:
@@ -115,6 +124,8 @@ def _declare(context: Any, *owners: Any) -> None:
             owner.metavar = METAVARS.get(owner.display_type(context))
         elif isinstance(owner, TyperArgument):
             owner.display_type_rich = _no_type  # type: ignore[method-assign]  # typer has no option for it
+            if owner.required:
+                owner.get_usage_pieces = partial(_bare, owner)  # type: ignore[method-assign]  # nor for braces
     for owner, attribute, text in manual.texts(*owners):
         setattr(owner, attribute, _(text))
 

@@ -94,6 +94,19 @@ def one_form(param: typer.CallbackParam, value: bool) -> bool:
     return value
 
 
+STATUSES = ("pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated")
+"""The statuses of runs, by which lists are filtered."""
+
+
+def known_statuses(values: list[str] | None) -> list[str]:
+    """The statuses of a repeated option, each of which may have several between commas. Raises UsageError."""
+    found = [one.strip() for value in values or () for one in value.split(",") if one.strip()]
+    for one in found:
+        if one not in STATUSES:
+            raise UsageError(_("{value} is not one of {values}.", value=repr(clean(one)), values=", ".join(STATUSES)))
+    return found
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.", callback=one_form)]
 Quiet = Annotated[
     bool,

@@ -11,7 +11,7 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import Json, UsageError, clean, clean_lines, echo, note, show_json
+from dstackweb.cli.output import CliError, Json, UsageError, clean, clean_lines, echo, note, show_json
 from dstackweb.cli.runs import ENDED
 from dstackweb.cli.tables import Column, cells_of, columns_that_fit, cut, rich_table, show_table, watch
 from dstackweb.cli.values import age_text, duration_text, listed, word
@@ -75,7 +75,7 @@ def progress(
     elif as_json:
         show_json(all_prefixes(api, base, find=find, **query))
     elif once or not sys.stdout.isatty():
-        show_once(all_prefixes(api, base, find=find, **query))
+        show_once(all_prefixes(api, base, find=find, **query), attempt)
     else:
         from rich.console import Console
 
@@ -131,11 +131,16 @@ def show_failures(items: Sequence[dict[str, Any]]) -> None:
     show_table(columns, [(item["key"], item["prefix"], age_text(item["at"]), item["message"]) for item in items])
 
 
-def show_once(overview: dict[str, Any]) -> None:
+def show_once(overview: dict[str, Any], attempt: int | None = None) -> None:
+    """Print the totals and all prefixes. Raises CliError when the requested attempt has no tasks."""
+    if attempt and _has_no_tasks(overview):
+        raise CliError(_("{name} has no tasks in attempt {number}.", name=overview["run"], number=attempt))
     for line in summary(overview):
         echo(line)
     if _has_no_tasks(overview):
         note(_(NO_TASKS))
+    elif overview["total"]["total"] and not overview["prefixes"]:
+        note(_("No matching prefixes."))
     elif overview["prefixes"] and sys.stdout.isatty():
         from rich.console import Console
 

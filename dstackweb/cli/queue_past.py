@@ -22,9 +22,8 @@ def moment(text: str, now: datetime | None = None) -> datetime:
     try:
         if text.startswith("-"):
             return now - timedelta(seconds=parse_duration(text[1:]))
-        if len(text) == len("14:00"):
-            text = f"{now.astimezone():%Y-%m-%d}T{text}"
-        return datetime.fromisoformat(text).astimezone()
+        day = f"{now.astimezone():%Y-%m-%d}T" if len(text) == len("14:00") else ""
+        return datetime.fromisoformat(day + text).astimezone()
     except (ValueError, OverflowError):
         given = clean(text if len(text) <= 40 else f"{text[:40]}…")
         raise UsageError(

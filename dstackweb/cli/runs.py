@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from dstackweb.cli.output import (
     Yes,
     agreed,
     clean,
+    known_statuses,
     note,
     show_answer,
     show_ids,
@@ -28,9 +29,6 @@ from dstackweb.cli.output import (
 )
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_view, watch_view
 from dstackweb.cli.values import age_text, clock_text, listed, start_text, word
-
-if TYPE_CHECKING:
-    pass
 
 ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
 ENDED = ("done", "failed", "terminated")
@@ -41,7 +39,12 @@ RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
 def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended runs.")] = False,
     status: Annotated[
-        list[str] | None, typer.Option(help="Only runs in this status (running, failed …), ended ones too; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="STATUS",
+            help="Only runs in this status (running, failed …), ended ones too; repeatable.",
+            callback=known_statuses,
+        ),
     ] = None,
     user: Annotated[str, typer.Option(help="Only runs of this member.")] = "",
     queue: Annotated[str, typer.Option(help="Only runs of this queue.", autocompletion=queue_names)] = "",

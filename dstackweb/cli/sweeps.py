@@ -23,6 +23,7 @@ from dstackweb.cli.output import (
     agreed,
     clean,
     clean_lines,
+    known_statuses,
     note,
     one_form,
     show_answer,
@@ -61,7 +62,12 @@ def sweep(
         str, typer.Argument(metavar="SWEEP", help="A sweep's name or id; without it, all.", autocompletion=sweep_names)
     ] = "",
     status: Annotated[
-        list[str] | None, typer.Option(help="Only runs in this status (running, done, failed …); repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="STATUS",
+            help="Only runs in this status (running, done, failed …); repeatable.",
+            callback=known_statuses,
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of lines.")] = 50,
     start: Annotated[int, typer.Option("--from", min=0, metavar="INDEX", help="The first index to show.")] = 0,

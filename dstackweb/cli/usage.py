@@ -24,7 +24,9 @@ NUMBERS = [
 
 
 def usage(
-    days: Annotated[int, typer.Option(min=1, max=366, help="Number of days (UTC), including today.")] = 30,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=366, help="Number of days (UTC), including today. Default: 30.")
+    ] = None,
     month: Annotated[str, typer.Option(metavar="YYYY-MM", help="A month instead.")] = "",
     by: Annotated[
         Literal["member", "queue", "project"] | None,
@@ -37,9 +39,11 @@ def usage(
     """Show GPU-hours, idle share and cost by member, queue or project."""
     if month and not re.fullmatch(r"\d{4}-\d\d", month):
         raise UsageError(_("{month} is not a month such as 2026-11.", month=month))
+    if month and days is not None:
+        raise UsageError(_("{one} can't be combined with {other}.", one="--days", other="--month"))
     api = config.connect()
     added_up_by = by or ("project" if whole else "member")
-    asked = {"days": days, "month": month, "by": added_up_by}
+    asked = {"days": days or 30, "month": month, "by": added_up_by}
     if as_csv:
         path = api.path("usage", "export") if whole else api.in_project("exports", "usage")
         text = api.send("GET", path, params={**asked, "format": "csv"}).text
@@ -50,8 +54,9 @@ def usage(
         show_json(found)
         return
     if found["items"]:
-        most = max(item["gpu_hours"] for item in found["items"])
-        rows = [(item["name"], *_numbers(item), bar(item["gpu_hours"], most)) for item in found["items"]]
+        hours = "gpu_hours" if found["total"]["gpu_hours"] else "cpu_hours"
+        most = max(item[hours] for item in found["items"])
+        rows = [(item["name"], *_numbers(item), bar(item[hours], most)) for item in found["items"]]
         show_table([BY[added_up_by], *NUMBERS, Column()], [*rows, (_("all"), *_numbers(found["total"]), "")])
     note(_note(found))
 
@@ -60,7 +65,7 @@ def _numbers(used: dict[str, Any]) -> tuple[object, ...]:
     return (
         f"{used['gpu_hours']:,.1f}",
         "" if used["idle_share"] is None else f"{used['idle_share']:.0%}",
-        f"{used['cpu_hours']:,.0f}",
+        f"{used['cpu_hours']:,.1f}",
         price_text(round(used["usd"], 2)) if used["usd"] else "",
         used["done"] + used["failed"] + used["terminated"],
     )

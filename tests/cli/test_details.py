@@ -17,9 +17,11 @@ from dstackweb.cli import details
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
 from dstackweb.cli.tables import show_view, watch_view
-from dstackweb.runs import service_health, services
+from dstackweb.runs import attempts, service_health, services
+from dstackweb.runs.models import Run
 from dstackweb.runs.service_codes import CheckFailure
 from dstackweb.runs.service_health import Check, advanced
+from dstackweb.runs.states import Reason
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
@@ -77,6 +79,14 @@ def test_show_gives_only_the_id_or_the_answer_of_the_api(cli: Cli, project: Proj
     assert cli("show", "nope").exit_code == 1
 
 
+def test_a_run_that_waits_for_its_next_attempt_does_not_run(cli: Cli, project: Project, ada: User) -> None:
+    make_host()
+    run = make_run(project, ada, "again", retry=True)
+    place_all()
+    attempts.end_job(start(placed_job(run)).pk, Reason.CONTAINER_EXITED_WITH_ERROR, exit_code=1)
+    assert "running" not in next(line for line in words(cli.ok("show", "again")) if line.startswith("times"))
+
+
 def test_show_fits_a_narrow_terminal(cli: Cli, project: Project, ada: User) -> None:
     make_run(project, ada, "a-name-that-is-as-long-as-any-may-be", commands=["x" * 200, "y z " * 60])
     found = json.loads(cli.ok("show", "a-name-that-is-as-long-as-any-may-be", "--json"))
@@ -100,6 +110,8 @@ def test_diff_shows_what_differs_and_all_on_request(cli: Cli, project: Project, 
     assert "queue default default" in words(cli.ok("diff", "a", "b", "--all"))
     found = json.loads(cli.ok("diff", "a", "b", "--json"))
     assert [found["left"]["name"], found["right"]["name"]] == ["a", "b"]
+    Run.objects.filter(name="a").update(exit_code=0)
+    assert "exit code 0" in words(cli.ok("diff", "a", "b"))
 
 
 def test_lines_of_one_run_have_a_colour_on_a_terminal_and_only_that(

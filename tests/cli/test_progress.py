@@ -101,6 +101,12 @@ def test_options_of_a_run_need_a_run(cli: Cli, project: Project, ada: User) -> N
     assert "::task key=" in quiet.stderr
 
 
+def test_an_attempt_without_tasks_and_names_that_match_nothing_are_said(cli: Cli, scope: Scope) -> None:
+    other = cli("progress", "sweep", "--attempt", "9")
+    assert (other.exit_code, other.stderr) == (1, "error: sweep has no tasks in attempt 9.\n")
+    assert "No matching prefixes." in cli("progress", "sweep", "--find", "nothing").stderr
+
+
 def test_all_states_have_words() -> None:
     assert set(WORDS) == set(PLAIN)
 

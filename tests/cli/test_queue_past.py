@@ -65,5 +65,5 @@ def test_moments_are_read_as_people_write_them(text: str, found: datetime) -> No
 
 @pytest.mark.parametrize("text", ["now", "-", "-x", "25:00", "2026-13-01", "-99999d"])
 def test_other_texts_are_refused_with_examples(text: str) -> None:
-    with pytest.raises(UsageError, match="2026-11-26T14:00, 14:00 or -2h"):
+    with pytest.raises(UsageError, match=f"2026-11-26T14:00, 14:00 or -2h, not '{text}'"):
         moment(text, NOW)

@@ -53,6 +53,14 @@ def test_ps_filters_by_status_member_queue_and_name(cli: Cli, project: Project, 
     assert names("--queue", "eval", "-a") == ["three"]
     assert names("--search", "ON") == ["one"]
     assert "No matching runs." in cli("ps", "--user", "nobody").stderr
+    assert names("--status", "terminated,submitted", "--status", "done") == ["three", "two", "one"]
+
+
+@pytest.mark.parametrize("command", ["ps", "sweep"])
+def test_a_status_that_does_not_exist_is_wrong_usage(cli: Cli, command: str) -> None:
+    wrong = cli(command, "--status", "running,finished")
+    assert wrong.exit_code == 2
+    assert "'finished' is not one of pending, submitted, " in " ".join(wrong.stderr.split())
 
 
 def test_ps_shows_places_and_why_no_instance_is_requested(cli: Cli, project: Project, ada: User) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ def test_the_usage_of_a_command_has_one_pair_of_brackets_per_argument(name: tupl
     usage = CliRunner().invoke(app, [*name, "--help"]).output
     assert f" {' '.join(name)} [OPTIONS]" in usage
     assert "[[" not in usage
+    assert "{" not in usage.split("Options")[0]
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_no_option_shows_the_name_of_a_type(name: tuple[str, ...]) -> None:
+    assert re.findall(r"<[\w\[\] ]+>", CliRunner().invoke(app, [*name, "--help"]).output) == []
 
 
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)

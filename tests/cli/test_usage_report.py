@@ -28,8 +28,8 @@ def test_each_member_is_a_line_and_the_last_is_all(cli: Cli, project: Project, a
     shown = cli("usage")
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert lines[0] == ["MEMBER", "GPU-HOURS", "IDLE", "CPU-HOURS", "USD", "RUNS"]
-    assert lines[1][:6] == ["ada", "8.0", "25%", "0", "$2.50", "2"]
-    assert lines[2] == ["all", "8.0", "25%", "0", "$2.50", "2"]
+    assert lines[1][:6] == ["ada", "8.0", "25%", "0.0", "$2.50", "2"]
+    assert lines[2] == ["all", "8.0", "25%", "0.0", "$2.50", "2"]
     assert "samples cover (50%)" in shown.stderr
 
 
@@ -44,6 +44,8 @@ def test_no_usage_and_no_month_are_said(cli: Cli, project: Project) -> None:
     assert "No usage from" in cli("usage", "--month", "2020-02").stderr
     wrong = cli("usage", "--month", "May")
     assert (wrong.exit_code, "not a month" in wrong.stderr) == (2, True)
+    both = cli("usage", "--month", "2020-02", "--days", "7")
+    assert (both.exit_code, "--days can't be combined with --month" in both.stderr) == (2, True)
 
 
 def test_all_projects_are_for_deployment_admins(cli: Cli, project: Project) -> None:
