@@ -180,14 +180,14 @@ def move_runs(
 
 
 def _moments(old: RunStatus, new: RunStatus, now: dt.datetime, *, unstarted: bool) -> dict[str, Any]:
-    """The time fields that a transition sets; `unstarted`: it starts for the first time."""
+    """The time fields that a transition sets; `unstarted`: its attempt starts."""
     if new in ENDED:
         return {"ended_at": now, "retry_at": None}
     if unstarted:
         return {"started_at": now}
     entered = {"place_since": now} if new == RunStatus.SUBMITTED else {}
     if old in PLACED and new in WAITING:
-        return {"exit_code": None, **entered}
+        return {"exit_code": None, "started_at": None, **entered}
     return {"queued_at": now, **entered} if entered else {}
 
 

@@ -57,6 +57,22 @@ def test_a_retried_run_returns_ahead_of_later_submissions(project: Project, memb
     assert (back.seniority_us, back.attempt, back.retry_at) == (run.seniority_us, 2, None)
 
 
+def test_its_start_is_that_of_its_newest_attempt(project: Project, member: User) -> None:
+    make_host(cpus=1)
+    run = failed(project, member)
+    assert run.started_at is None
+    attempts.requeue_due(timezone.now() + HOUR)
+    place_all()
+    again_at = timezone.now()
+    job = start(placed_job(run))
+    began = fresh(run).started_at
+    assert began is not None
+    assert began >= again_at
+    attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
+    assert fresh(run).started_at == began
+    assert list(differences()) == []
+
+
 def test_a_priority_or_queue_changed_before_the_retry_counts(project: Project, member: User) -> None:
     make_host(cpus=1)
     run = failed(project, member)

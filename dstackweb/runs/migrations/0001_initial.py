@@ -303,7 +303,7 @@ class Migration(migrations.Migration):
                 ('idempotency_key', models.CharField(blank=True, max_length=200)),
                 ('body_digest', models.CharField(blank=True, max_length=64)),
                 ('submitted_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('started_at', models.DateTimeField(null=True)),
+                ('started_at', models.DateTimeField(help_text='Of its newest attempt', null=True)),
                 ('ended_at', models.DateTimeField(null=True)),
                 ('version', models.BigIntegerField(default=0, help_text='Counts every visible change of the run or its jobs')),
                 ('archive', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, to='runs.archive')),

@@ -175,7 +175,7 @@ class Run(models.Model):
     body_digest = models.CharField(max_length=64, blank=True)
 
     submitted_at = models.DateTimeField(default=timezone.now)
-    started_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True, help_text="Of its newest attempt")
     ended_at = models.DateTimeField(null=True)
     version = models.BigIntegerField(default=0, help_text="Counts every visible change of the run or its jobs")
 

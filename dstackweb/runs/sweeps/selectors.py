@@ -74,7 +74,7 @@ class SweepRun:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from its first start to its end; None before."""
+        """Seconds from the start of its newest attempt to its end; None before."""
         return took_s(self.run.started_at, self.run.ended_at) if isinstance(self.run, Run) else None
 
     def elapsed_s(self, now: dt.datetime) -> float | None:

@@ -126,6 +126,8 @@ def test_a_run_outside_the_queue_shows_that_it_does_not_wait(project: Project, a
     services.stop(run, ann, "member")
     page = why(as_user(ann), run)
     assert "Not in the queue" in page
+    assert "This run is not waiting" in page
+    assert "Why this run is waiting" not in page
     assert "Hosts and offers tried" not in page
 
 
