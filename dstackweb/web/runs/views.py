@@ -204,10 +204,11 @@ def stop(request: PageRequest, run: str) -> HttpResponse:
     abort = request.POST.get("abort") == "yes"
     before = selectors.find_run(request.project, run)
     found = services.stop(before, request.user, request.role, abort=abort)
+    page = reverse("web:run", args=[request.project.name, run])
+    if before.status in ENDED:  # its page has no polls any more
+        return done(request, _("Schedule of %s ended") % found.name, page)
     text = _("%s ended") if found.status in ENDED else _("Stopping %s")
-    if before.status in ENDED:
-        text = _("Schedule of %s ended")
-    return done_here(request, text % found.name, reverse("web:run", args=[request.project.name, run]))
+    return done_here(request, text % found.name, page)
 
 
 @require_POST

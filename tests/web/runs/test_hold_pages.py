@@ -154,6 +154,21 @@ def test_an_ended_hold_shows_its_reason_and_can_be_requested_again(
     assert 'value="8GB"' in form
 
 
+def test_the_page_of_the_last_run_ends_a_schedule_that_waits_and_shows_that(
+    project: Project, ann: User, as_user: SignIn
+) -> None:
+    run = make_run(project, ann, "nightly")
+    services.stop(run, ann, "member")
+    schedule = {**run.spec, "schedule": {"cron": ["0 2 * * *"]}}
+    Run.objects.update(spec=schedule, retry_at=timezone.now())
+    client, address = as_user(ann), f"/p/main/runs/{run.uid}/"
+    assert 'id="end-schedule"' in client.get(address).content.decode()
+    assert client.post(f"{address}stop/", headers=HTMX).headers["HX-Redirect"] == address
+    shown = client.get(address).content.decode()
+    assert "Its schedule has ended" in shown
+    assert 'id="end-schedule"' not in shown
+
+
 def test_a_scheduled_run_shows_when_it_recurs(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     first = make_run(project, ann, "nightly", schedule={"cron": "0 2 * * *"})
