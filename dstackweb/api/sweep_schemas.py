@@ -105,7 +105,7 @@ class SweepRunOut(Schema):
     exit_code: int | None
     started_at: dt.datetime | None
     ended_at: dt.datetime | None
-    duration_s: float | None = Field(description="From its first start to its end; null before")
+    duration_s: float | None = Field(description="From the start of its newest attempt to its end; null before")
 
     @classmethod
     def of(cls, row: SweepRun) -> SweepRunOut:

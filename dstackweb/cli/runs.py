@@ -196,8 +196,7 @@ def message_of(run: dict[str, Any]) -> str:
     """The message of a run as the server sends it, its times in this time zone, with the exit code if it lacks it."""
     message, code = _timed_message(run) or str(run["status_message"]), run["exit_code"]
     if code and str(code) not in message:
-        ended = _("exit code {code}", code=code)
-        return listed([message, ended]) if message else ended
+        return " ".join(filter(None, [message, _("Exit code {code}.", code=code)]))
     return message
 
 

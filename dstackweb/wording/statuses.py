@@ -120,16 +120,19 @@ Listed = TypeVar("Listed", bound=RunRow)
 
 
 def worded(rows: Sequence[Listed]) -> Sequence[Listed]:
-    """The rows with their whole message as `status_message`, and what their start rests on."""
+    """The rows with what `run_message` says of them as `status_message`, and what their start rests on."""
     for row in rows:
-        if row.status_detail:
-            row.status_message = message(row.status_detail, row.status_message)
+        row.status_message = run_message(row)
     starts.add_words((row.starts, row.start_data) for row in rows if row.starts is not None)
     return rows
 
 
-def run_message(run: Run) -> str:
-    return message(run.status_detail, run.status_message)
+def run_message(run: Run | RunRow) -> str:
+    """The whole message of a run, or why it ended unless it is done."""
+    text = message(run.status_detail, run.status_message) if run.status_detail else run.status_message
+    if text or run.status not in (RunStatus.FAILED, RunStatus.TERMINATED):
+        return text
+    return str(termination(run.termination_reason) or "")
 
 
 def silent(run: Run, hosts: Sequence[SilentHost]) -> Sentence:

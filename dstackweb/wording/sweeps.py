@@ -6,7 +6,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.runs.codes import NoRun
-from dstackweb.runs.models import Run, Sweep
+from dstackweb.runs.models import Sweep
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.sweeps.selectors import SweepCounts
 from dstackweb.wording import statuses
@@ -24,14 +24,6 @@ no_run = words(
 def outcome(status: RunStatus | NoRun) -> str:
     """The status of an index of a sweep."""
     return str(no_run(status)) if isinstance(status, NoRun) else str(statuses.status(status))
-
-
-def message(run: Run) -> str:
-    """The message of a run, or why it ended unless it is done."""
-    text = statuses.run_message(run)
-    if text or not run.termination_reason or run.status == RunStatus.DONE:
-        return text
-    return str(statuses.termination(run.termination_reason))
 
 
 def counts(of: SweepCounts) -> str:

@@ -15,7 +15,7 @@ from dstackweb.runs.queue.past import PastQueueRow
 from dstackweb.runs.row_fields import QueueRow, RunRow, sent
 from dstackweb.runs.sweeps.selectors import SweepRun, parameter_names, whole_table
 from dstackweb.runs.usage_report import Used
-from dstackweb.wording import starts, statuses, sweeps, waiting
+from dstackweb.wording import starts, statuses, waiting
 from dstackweb.wording.queue import left
 
 AT_ONCE = 500
@@ -71,7 +71,7 @@ def sweep_run(row: SweepRun) -> dict[str, Any]:
         "status": row.status,
         "termination_reason": run.termination_reason if run else "",
         "exit_code": run.exit_code if run else None,
-        "status_message": sweeps.message(run) if run else "",
+        "status_message": statuses.run_message(run) if run else "",
         "started_at": run.started_at if run else None,
         "ended_at": run.ended_at if run else None,
         "duration_s": row.duration_s,

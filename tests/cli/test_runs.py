@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+from django.utils import timezone
 from rich.console import Console
 
 from dstackweb.accounts.models import Project, User
@@ -15,6 +16,7 @@ from dstackweb.cli.config import Settings
 from dstackweb.cli.tables import Column, Note, Rows, View, draw_table, watch_view
 from dstackweb.runs import services
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
+from dstackweb.runs.states import Reason
 from dstackweb.scheduler.passes import forecast_pass
 from tests.cli.conftest import Cli
 from tests.factories import cloud_job, join, make_host, make_run, make_user, place_all
@@ -61,6 +63,17 @@ def test_a_status_that_does_not_exist_is_wrong_usage(cli: Cli, command: str) -> 
     wrong = cli(command, "--status", "running,finished")
     assert wrong.exit_code == 2
     assert "'finished' is not one of pending, submitted, " in " ".join(wrong.stderr.split())
+
+
+def test_lists_and_show_say_why_a_run_ended_where_nothing_else_does(cli: Cli, project: Project, ada: User) -> None:
+    run = make_run(project, ada, "long")
+    Run.objects.filter(pk=run.pk).update(
+        status="terminated", termination_reason=Reason.MAX_DURATION_EXCEEDED, exit_code=143, ended_at=timezone.now()
+    )
+    said = "It reached its max_duration. Exit code 143."
+    assert f"long: terminated, {said}\n" in cli.ok("show", "long")
+    assert said in cli.ok("ps", "-a")
+    assert json.loads(cli.ok("ps", "-a", "--json"))["items"][0]["status_message"] == "It reached its max_duration."
 
 
 def test_ps_shows_places_and_why_no_instance_is_requested(cli: Cli, project: Project, ada: User) -> None:

@@ -100,14 +100,13 @@ def _plain(digits: object) -> SafeString:
 
 
 def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
-    """The rows for templates: their fields, the end reason unless done, and the policy's mark."""
+    """The rows for templates: their fields, and the policy's mark."""
     placed = [row.pk for row in rows if row.status in PLACED]
     run_alerts = alerts.alerts(selectors.listed(placed), timezone.now()) if placed else {}
     return [
         row.values()
         | {
             "needs": units.unbroken(units.needs(row.spec)),
-            "message": row.status_message or _end_reason(row),
             "alert": run_alerts.get(row.pk),
             "ended": row.status in ENDED,
             "health_text": gateway.service_state(row.health) if row.health else "",
@@ -116,7 +115,3 @@ def run_cells(rows: Sequence[RunPageRow]) -> list[dict[str, Any]]:
         }
         for row in statuses.worded(rows)
     ]
-
-
-def _end_reason(row: RunPageRow) -> str:
-    return statuses.termination(row.termination_reason) if row.termination_reason and row.status != "done" else ""

@@ -102,7 +102,7 @@ def _row(row: SweepRun, names: tuple[str, ...]) -> dict[str, Any]:
         "run": run,
         "status": run.status if run else "",
         "outcome": words.outcome(row.status),
-        "message": words.message(run) if run else "",
+        "message": statuses.run_message(run) if run else "",
         "took": row.elapsed_s(timezone.now()),
     }
 
