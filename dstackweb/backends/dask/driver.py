@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from django.conf import settings
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from dstackweb.backends.clusters import FRESH_S, OWN_USER, REGION, ClusterBackend, shares_servers_user
 from dstackweb.backends.contract import (
-    Availability,
-    Cloud,
     CloudInstance,
     InstanceOrder,
     InstanceState,
     LaunchFailed,
     LaunchFailure,
     Offer,
-    SourceFailed,
-    SourceFailure,
     SourceKey,
-    SourceReading,
     SourceSpec,
 )
 from dstackweb.backends.dask.fit import CPU, fits
@@ -36,13 +30,6 @@ from dstackweb.spec.effective import Requirements
 if TYPE_CHECKING:
     from dstackweb.backends.models import Backend
 
-WORKERS = SourceKey("workers", "")
-REGION = "cluster"
-FRESH_S = 10.0
-OWN_USER = (
-    "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other machines, or "
-    "set DSTACKWEB_SHARED_UID=1 where everyone who may submit runs is trusted"
-)
 GRACE_S = 30.0
 """From SIGTERM to SIGKILL, for an instance whose worker is lost or whose task is cancelled (`agent.TERM_NOTICE_S`)."""
 
@@ -91,9 +78,10 @@ class Answer(TypedDict, total=False):
     state: InstanceState
 
 
-class DaskBackend(Cloud):
+class DaskBackend(ClusterBackend):
     """One cluster. Each instance is a task that holds a thread and resources of one worker."""
 
+    key = SourceKey("workers", "")
     sources: Mapping[str, SourceSpec] = {"workers": SourceSpec(FRESH_S, list[Worker], ("scheduler",), moves=True)}
 
     def __init__(self, backend: Backend) -> None:
@@ -102,56 +90,31 @@ class DaskBackend(Cloud):
         self.gpus: Sequence[Gpu] = gpus(config.get("gpus", ("GPU",)))
         self.scheduler = Scheduler(config["scheduler"], tls(config, Kind.secrets_of(backend.secret)))
 
-    def regions(self) -> Sequence[str]:
-        return [REGION]
-
     # Offers: `fetch` asks the cluster, in the background; `join` never does.
-
-    def wanted(self) -> Sequence[SourceKey]:
-        return [WORKERS]
 
     def fetch(self, key: SourceKey) -> list[Worker]:
         return self.scheduler.ask("workers", list[Worker])
 
-    def join(
-        self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
-    ) -> list[Offer]:
-        workers: list[Worker] | None = readings[WORKERS].value
-        if workers is None:
-            raise SourceFailed(**{"code": SourceFailure.NOT_READ, **(readings[WORKERS].error or {})})
-        offers = list(self._offers(workers, requirements, image))
-        return sorted(offers, key=lambda offer: -offer.detail.get("fits", 0))
-
-    def _offers(self, workers: Sequence[Worker], needs: Requirements, image: str | None) -> Iterator[Offer]:
-        """One for each kind of GPU, or one without: those that could ever fit on one of the workers."""
+    def found_offers(self, found: Sequence[Worker], needs: Requirements, image: str | None) -> Iterator[Offer]:
         count = needs.gpu_count_min
         for gpu in self.gpus if count else [None]:
             size = (needs.cpu_min, needs.memory_min_mib, gpu.resource if gpu else "", count)
-            if not any(fits(worker, *size, empty=True) for worker in workers):
-                continue
-            fit = sum(fits(worker, *size) for worker in workers)
-            availability = Availability.AVAILABLE if fit else Availability.BUSY
-            detail = _detail(workers, gpu, fit)
-            if image is not None:
-                availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported"}
-            yield Offer(
-                backend=self.name,
-                region=REGION,
-                instance_type=f"gpu:{gpu.resource}" if gpu else "cpu",
-                cpus=needs.cpu_min,
-                memory_mib=needs.memory_min_mib,
-                gpu_name=gpu.name if gpu else "",
-                gpu_count=count,
-                gpu_memory_mib=gpu.memory_mib if gpu else 0,
-                availability=availability,
-                detail=detail,
-            )
+            if any(fits(worker, *size, empty=True) for worker in found):
+                yield self.offer(
+                    needs,
+                    image,
+                    _detail(found, gpu, sum(fits(worker, *size) for worker in found)),
+                    region=REGION,
+                    instance_type=f"gpu:{gpu.resource}" if gpu else "cpu",
+                    gpu_name=gpu.name if gpu else "",
+                    gpu_memory_mib=gpu.memory_mib if gpu else 0,
+                )
 
     # Instances: each call may be repeated, doubled or lost.
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
         """The scheduler places it and remembers it in one step, so that doubled orders are one task."""
-        if shares_servers_user(self.scheduler.address):
+        if shares_servers_user(is_local(self.scheduler.address)):
             raise LaunchFailed(LaunchFailure.NOT_ALLOWED, OWN_USER)
         answer = self.scheduler.ask(
             "launch",
@@ -178,14 +141,6 @@ class DaskBackend(Cloud):
         """Release the tasks: their guards send SIGTERM, and SIGKILL after GRACE_S."""
         if cloud_ids:
             self.scheduler.ask("terminate", type(None), keys=list(cloud_ids))
-
-
-def shares_servers_user(address: str) -> bool:
-    """Whether jobs may have the server's own user, where its files are, and no one has allowed it.
-
-    Where that is root, the agent gives jobs another user.
-    """
-    return is_local(address) and os.getuid() != 0 and not settings.DSTACKWEB_SHARED_UID
 
 
 def _instance(row: Row | Answer) -> CloudInstance:

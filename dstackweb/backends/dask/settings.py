@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from pydantic import AfterValidator, Field, SecretStr
 
+from dstackweb.backends.clusters import PROJECTS
 from dstackweb.backends.dask.wire import Tls
 from dstackweb.lib.errors import Invalid
 from dstackweb.spec.fields import Keys, Text, key
@@ -63,12 +64,7 @@ def pem(text: str) -> str:
 class DaskSettings(Keys):
     """Flat, as the form and the API show them."""
 
-    projects: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
-        gettext_noop("a list of projects, such as team-a"),
-        gettext_noop(
-            "Projects that may use it. Their jobs have one user: they can read each other's files and secrets"
-        ),
-    )
+    projects: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(*PROJECTS)
     scheduler: Annotated[str, Field(pattern=r"^(tcp|tls)://([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}$")] = key(
         gettext_noop("an address such as tcp://dask.example:8786"),
         gettext_noop("Address of the scheduler; tls:// needs the certificates below"),

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dstackweb.backends.clusters import EngineRefused
 from dstackweb.backends.contract import SourceFailed, SourceFailure
 
 if TYPE_CHECKING:
@@ -22,12 +23,10 @@ ANSWER_MAX = 64 << 20
 DENIED, THROTTLED, NOT_FOUND, AWAY = (401, 403), 429, 404, (502, 503, 504)
 
 
-class CallFailed(Exception):
-    """The dashboard answers that it did not do it: `text` is the last line of what it says."""
-
+class CallFailed(EngineRefused):
     def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"{status}: {text}")
-        self.status, self.text = status, text
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True)

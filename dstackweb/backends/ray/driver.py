@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from django.conf import settings
 from django.utils import timezone
 
+from dstackweb.backends.clusters import FRESH_S, OWN_USER, REGION, ClusterBackend, gpu_memory, shares_servers_user
 from dstackweb.backends.contract import (
-    Availability,
-    Cloud,
     CloudInstance,
     InstanceOrder,
     InstanceState,
@@ -25,7 +22,6 @@ from dstackweb.backends.contract import (
     SourceFailed,
     SourceFailure,
     SourceKey,
-    SourceReading,
     SourceSpec,
 )
 from dstackweb.backends.kinds import Kind
@@ -34,24 +30,15 @@ from dstackweb.backends.ray.cluster import Cluster, Job, Node
 from dstackweb.backends.ray.dashboard import Answer, CallFailed, Dashboard
 from dstackweb.lib.network import is_local
 from dstackweb.spec.effective import Requirements
-from dstackweb.spec.units import parse_memory
 
 if TYPE_CHECKING:
     from dstackweb.backends.models import Backend
 
-REGION = "cluster"
-NODES = SourceKey("nodes", "")
-FRESH_S = 10.0
 KEPT_S, DELETED_AT_ONCE = 3600.0, 20
 """Ray keeps ended jobs for ever, and its list takes longer with each: ours are deleted after this."""
 INVALID = 400
 ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
 """What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
-OWN_USER = (
-    "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other machines, or "
-    "set DSTACKWEB_SHARED_UID=1 where everyone who may submit runs is trusted"
-)
-
 ENTRYPOINT = (
     'script=$(python3 -c "import json, os; '
     "print(json.loads(os.environ['RAY_JOB_CONFIG_JSON_ENV_VAR'])['metadata']['" + cluster.SCRIPT + "'])\") "
@@ -60,9 +47,10 @@ ENTRYPOINT = (
 """A job's command is in process lists and logs, and its `runtime_env` in logs: the script comes in the metadata."""
 
 
-class RayBackend(Cloud):
+class RayBackend(ClusterBackend):
     """One cluster, which is one region. What a job takes is just what a node of the run needs."""
 
+    key = SourceKey("nodes", "")
     sources: Mapping[str, SourceSpec] = {"nodes": SourceSpec(FRESH_S, Cluster, ("address", "ca_file"), moves=True)}
 
     def __init__(self, backend: Backend) -> None:
@@ -73,13 +61,7 @@ class RayBackend(Cloud):
         token = Kind.secrets_of(backend.secret).get("token", "")
         self.dashboard = Dashboard(config["address"].rstrip("/"), token, config.get("ca_file") or "")
 
-    def regions(self) -> Sequence[str]:
-        return [REGION]
-
     # Offers: `fetch` asks the cluster, in the background; `join` never does.
-
-    def wanted(self) -> Sequence[SourceKey]:
-        return [NODES]
 
     def fetch(self, key: SourceKey) -> Cluster:
         nodes, status = self._ask("api/v0/nodes?limit=10000"), self._ask("api/cluster_status")
@@ -89,47 +71,28 @@ class RayBackend(Cloud):
         except ODD as error:
             raise _odd(error) from error
 
-    def join(
-        self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
-    ) -> list[Offer]:
-        found: Cluster | None = readings[NODES].value
-        if found is None:
-            raise SourceFailed(**{"code": SourceFailure.NOT_READ, **(readings[NODES].error or {})})
-        return sorted(self._offers(found, requirements, image), key=lambda offer: -offer.detail.get("fits", 0))
-
-    def _offers(self, found: Cluster, needs: Requirements, image: str | None) -> Iterator[Offer]:
-        """One for each model of GPU, or one without: those that could ever fit on one of the nodes."""
+    def found_offers(self, found: Cluster, needs: Requirements, image: str | None) -> Iterator[Offer]:
         count = needs.gpu_count_min
         for model in cluster.models(found.nodes.values()) if count else [""]:
             size = cluster.size(needs.cpu_min, needs.memory_min_mib, model, count, self.more)
             nodes = [node for node in found.nodes.values() if not count or node.gpu == model]
-            if not any(node.fits(size, empty=True) for node in nodes):
-                continue
-            fits = sum(node.fits(size) for node in nodes)
-            availability = Availability.AVAILABLE if found.is_counted else Availability.UNKNOWN
-            detail = _detail(nodes, "GPU" if count else "CPU", fits, found.is_counted)
-            if not fits:
-                availability = Availability.BUSY
-            if image is not None:
-                availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported"}
-            yield Offer(
-                backend=self.name,
-                region=REGION,
-                instance_type=f"gpu:{model}" if model else "gpu" if count else "cpu",
-                cpus=needs.cpu_min,
-                memory_mib=needs.memory_min_mib,
-                gpu_name=model.upper() if count else "",
-                gpu_count=count,
-                gpu_memory_mib=self.gpu_memory.get(model.lower(), 0) if count else 0,
-                availability=availability,
-                detail=detail,
-            )
+            if any(node.fits(size, empty=True) for node in nodes):
+                fits = sum(node.fits(size) for node in nodes)
+                yield self.offer(
+                    needs,
+                    image,
+                    _detail(nodes, "GPU" if count else "CPU", fits, found.is_counted),
+                    region=REGION,
+                    instance_type=f"gpu:{model}" if model else "gpu" if count else "cpu",
+                    gpu_name=model.upper() if count else "",
+                    gpu_memory_mib=self.gpu_memory.get(model.lower(), 0) if count else 0,
+                )
 
     # Instances: each call may be repeated, doubled or lost.
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
         """Ray takes one job of a name. It would keep what doesn't fit, in a queue that no one sees: that is refused."""
-        if shares_servers_user(self.dashboard.address):
+        if shares_servers_user(is_local(self.dashboard.address)):
             raise LaunchFailed(LaunchFailure.NOT_ALLOWED, OWN_USER)
         return self._find(order) or self._submit(order)
 
@@ -143,7 +106,7 @@ class RayBackend(Cloud):
     def _submit(self, order: InstanceOrder) -> CloudInstance:
         model = order.instance_type.removeprefix("gpu").removeprefix(":")
         size = cluster.size(order.cpus, order.memory_mib, model, order.gpu_count, self.more)
-        if not any(node.fits(size) for node in self.fetch(NODES).nodes.values()):
+        if not any(node.fits(size) for node in self.fetch(self.key).nodes.values()):
             raise LaunchFailed(LaunchFailure.NO_CAPACITY, "no node of the cluster has room for it")
         try:
             if self.dashboard.call("POST", "api/jobs/", _request(order, size)).value is None:
@@ -201,14 +164,6 @@ class RayBackend(Cloud):
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
 
 
-def shares_servers_user(address: str) -> bool:
-    """Whether jobs may have the server's own user, where its files are, and no one has allowed it.
-
-    Where that is root, the agent gives jobs another user.
-    """
-    return is_local(address) and os.getuid() != 0 and not settings.DSTACKWEB_SHARED_UID
-
-
 def _request(order: InstanceOrder, size: Mapping[str, float]) -> dict[str, Any]:
     """Ray's own names: the command's CPUs, GPUs and memory are fields, other resources a mapping."""
     known = ("CPU", "GPU", "memory")
@@ -251,9 +206,3 @@ def amounts(lines: Sequence[str]) -> dict[str, float]:
         if not name.strip() or not 0 < found[name.strip()] < 1e6:
             raise ValueError(f"{line[:80]!r} is not a name and an amount")
     return found
-
-
-def gpu_memory(lines: Sequence[str]) -> dict[str, int]:
-    """MiB by model, from lines such as `A100=80GB`. Raises ValueError."""
-    pairs = (line.partition("=") for line in lines)
-    return {name.strip().lower(): parse_memory(size.strip()) for name, _, size in pairs}

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dstackweb.backends.clusters import EngineRefused
 from dstackweb.backends.contract import SourceFailed, SourceFailure
 
 TIMEOUT_S = 20.0
@@ -24,14 +25,6 @@ AWAY = re.compile(
 """What Slurm's commands say where nothing was decided."""
 
 
-class CommandFailed(Exception):
-    """The cluster refuses: `text` is the last line that the command printed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-
 @dataclass(frozen=True)
 class Commands:
     """Slurm's commands on the PATH of this machine, or of `host` (`user@login.example`).
@@ -43,7 +36,7 @@ class Commands:
     key_file: str = ""
 
     def run(self, name: str, *arguments: str, text: str = "") -> str:
-        """What a command prints; `text` is its input. Raises CommandFailed, or SourceFailed without an answer."""
+        """What a command prints; `text` is its input. Raises EngineRefused, or SourceFailed without an answer."""
         argv = ["env", "SLURM_TIME_FORMAT=%s", name, *arguments]
         try:
             done = subprocess.run(
@@ -59,7 +52,7 @@ class Commands:
         failed = done.returncode < 0 or done.returncode == NOT_FOUND or (self.host and done.returncode == SSH_FAILED)
         if failed or AWAY.search("\n".join(said)):
             raise self._unreachable(last)
-        raise CommandFailed(last)
+        raise EngineRefused(last)
 
     def _over_ssh(self, argv: Sequence[str]) -> list[str]:
         if not self.host:

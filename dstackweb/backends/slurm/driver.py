@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
 from django.utils import timezone
 
+from dstackweb.backends.clusters import FRESH_S, ClusterBackend, EngineRefused, gpu_memory, shares_servers_user
 from dstackweb.backends.contract import (
-    Availability,
-    Cloud,
     CloudInstance,
     InstanceOrder,
     InstanceState,
@@ -26,21 +23,17 @@ from dstackweb.backends.contract import (
     SourceFailed,
     SourceFailure,
     SourceKey,
-    SourceReading,
     SourceSpec,
 )
 from dstackweb.backends.slurm import cluster
 from dstackweb.backends.slurm.cluster import Partition
-from dstackweb.backends.slurm.commands import CommandFailed, Commands
+from dstackweb.backends.slurm.commands import Commands
 from dstackweb.lib.models import Lease
 from dstackweb.spec.effective import Requirements
-from dstackweb.spec.units import parse_memory
 
 if TYPE_CHECKING:
     from dstackweb.backends.models import Backend
 
-PARTITIONS = SourceKey("partitions", "")
-FRESH_S = 10.0
 OPTIONS = ("account", "qos", "constraint", "reservation")
 """Settings that sbatch gets as they are."""
 LEASE_S, WAIT_S = 60.0, 30.0
@@ -63,9 +56,10 @@ REFUSALS = (
 """Parts of sbatch's messages."""
 
 
-class SlurmBackend(Cloud):
+class SlurmBackend(ClusterBackend):
     """One cluster. A partition is a region; what is allocated is just what a node of the run needs."""
 
+    key = SourceKey("partitions", "")
     sources: Mapping[str, SourceSpec] = {
         "partitions": SourceSpec(FRESH_S, dict[str, Partition], ("ssh_host", "partitions"), moves=True)
     }
@@ -85,31 +79,18 @@ class SlurmBackend(Cloud):
 
     # Offers: `fetch` asks the cluster, in the background; `join` never does.
 
-    def wanted(self) -> Sequence[SourceKey]:
-        return [PARTITIONS]
-
     def fetch(self, key: SourceKey) -> dict[str, Partition]:
-        try:
-            # The queue first: a job that starts meanwhile then counts twice, rather than not at all.
-            queue = self.commands.run("squeue", "--noheader", "--states=PENDING", "--format=%P|%r")
-            nodes = cluster.nodes(self.commands.run("scontrol", "show", "nodes", "--oneliner", "--details"))
-            shown = self.commands.run("scontrol", "show", "partitions", "--oneliner")
-        except CommandFailed as error:
-            raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
-        found = cluster.partitions(shown, nodes, queue)
+        # The queue first: a job that starts meanwhile then counts twice, rather than not at all.
+        queue = self._ask("squeue", "--noheader", "--states=PENDING", "--format=%P|%r")
+        nodes = cluster.nodes(self._ask("scontrol", "show", "nodes", "--oneliner", "--details"))
+        found = cluster.partitions(self._ask("scontrol", "show", "partitions", "--oneliner"), nodes, queue)
         return {name: partition for name, partition in found.items() if name in self.partitions}
 
-    def join(
-        self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
-    ) -> list[Offer]:
-        found: dict[str, Partition] | None = readings[PARTITIONS].value
-        if found is None:
-            raise SourceFailed(**{"code": SourceFailure.NOT_READ, **(readings[PARTITIONS].error or {})})
-        offers = [offer for partition in found.values() for offer in self._offers(partition, requirements, image)]
-        return sorted(offers, key=lambda offer: -offer.detail.get("fits", 0))
+    def found_offers(self, found: dict[str, Partition], needs: Requirements, image: str | None) -> Iterator[Offer]:
+        for partition in found.values():
+            yield from self._offers(partition, needs, image)
 
     def _offers(self, partition: Partition, needs: Requirements, image: str | None) -> Iterator[Offer]:
-        """One for each type of GPU, or one without: those that could ever fit on one of the partition's nodes."""
         count = needs.gpu_count_min
         kinds = sorted({kind for node in partition.nodes.values() for kind in node.gpus}) if count else [""]
         for kind in kinds:
@@ -118,28 +99,21 @@ class SlurmBackend(Cloud):
                 continue
             fits = sum(node.fits(*size, whole=partition.exclusive) for node in partition.nodes.values())
             fits = max(0, fits - partition.new) if partition.up and partition.waiting < self.most_waiting else 0
-            availability = Availability.AVAILABLE if fits else Availability.BUSY
-            detail = _detail(partition, kind if count else None, fits)
-            if image is not None:
-                availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported"}
-            yield Offer(
-                backend=self.name,
+            yield self.offer(
+                needs,
+                image,
+                _detail(partition, kind if count else None, fits),
                 region=partition.name,
                 instance_type=f"gpu:{kind}" if kind else "gpu" if count else "cpu",
-                cpus=needs.cpu_min,
-                memory_mib=needs.memory_min_mib,
                 gpu_name=kind.upper() if count else "",
-                gpu_count=count,
                 gpu_memory_mib=self.gpu_memory.get(kind.lower(), 0) if count else 0,
-                availability=availability,
-                detail=detail,
             )
 
     # Instances: each call may be repeated, doubled or lost.
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
         """Slurm takes any number of jobs of one name, so an order is looked for first, by one caller at a time."""
-        if shares_servers_user(self.commands):
+        if shares_servers_user(not self.commands.host):
             raise LaunchFailed(LaunchFailure.NOT_ALLOWED, OWN_USER)
         with _alone(f"slurm:{order.instance}"):
             return (None if order.is_new else self._find(order)) or self._submit(order)
@@ -151,7 +125,7 @@ class SlurmBackend(Cloud):
     def _submit(self, order: InstanceOrder) -> CloudInstance:
         try:
             job = self.commands.run("sbatch", *self._arguments(order), text=self._script(order)).split(";")[0].strip()
-        except CommandFailed as error:
+        except EngineRefused as error:
             code = next((code for part, code in REFUSALS if part in error.text), LaunchFailure.REFUSED)
             raise LaunchFailed(code, error.text.removeprefix("sbatch: error: ")) from error
         cloud_id = cluster.cloud_id(job, order.instance)
@@ -192,39 +166,30 @@ class SlurmBackend(Cloud):
         if doomed:
             try:
                 self.commands.run("scancel", *doomed)
-            except CommandFailed as error:
+            except EngineRefused as error:
                 if "Invalid job id" not in error.text:
                     raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
 
     def accounting(self, region: str, cloud_ids: Sequence[str]) -> dict[str, InstanceUsage] | None:
-        try:
-            books = cluster.accounting(self.commands.run("scontrol", "show", "config"))
-            if not books.kept:
-                return None
-            text = self.commands.run(
-                "sacct", "--noheader", "--parsable2", "--noconvert",
-                f"--jobs={','.join(map(cluster.number, cloud_ids))}", f"--format={cluster.USAGE_FORMAT}",
-            )  # fmt: skip
-        except CommandFailed as error:
-            raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
+        books = cluster.accounting(self._ask("scontrol", "show", "config"))
+        if not books.kept:
+            return None
+        text = self._ask(
+            "sacct", "--noheader", "--parsable2", "--noconvert",
+            f"--jobs={','.join(map(cluster.number, cloud_ids))}", f"--format={cluster.USAGE_FORMAT}",
+        )  # fmt: skip
         return cluster.usage(text, measured=books.measured)
 
     def _squeue(self, *which: str) -> str:
         """Jobs in JOB_FORMAT, with those that ended lately (Slurm's `MinJobAge`)."""
+        return self._ask("squeue", "--noheader", "--me", "--states=all", f"--format={cluster.JOB_FORMAT}", *which)
+
+    def _ask(self, *command: str) -> str:
+        """What a command that changes nothing prints: it has no answer if it is refused."""
         try:
-            return self.commands.run(
-                "squeue", "--noheader", "--me", "--states=all", f"--format={cluster.JOB_FORMAT}", *which
-            )
-        except CommandFailed as error:
+            return self.commands.run(*command)
+        except EngineRefused as error:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=error.text) from error
-
-
-def shares_servers_user(commands: Commands) -> bool:
-    """Whether jobs would have the server's own user, on machines that may have its files, and no one has allowed it.
-
-    Where that is root, the agent gives jobs another user.
-    """
-    return not commands.host and os.getuid() != 0 and not settings.DSTACKWEB_SHARED_UID
 
 
 @contextmanager
@@ -255,9 +220,3 @@ def _detail(partition: Partition, kind: str | None, fits: int) -> dict[str, Any]
         "what": what,
         "waiting": partition.waiting,
     }
-
-
-def gpu_memory(lines: Sequence[str]) -> dict[str, int]:
-    """MiB by type, from lines such as `a100=80GB`. Raises ValueError."""
-    pairs = (line.partition("=") for line in lines)
-    return {name.strip().lower(): parse_memory(size.strip()) for name, _, size in pairs}

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop, ngettext
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from dstackweb.backends.contract import SourceFailed
-from dstackweb.backends.kinds import ConnectionReport, Kind, ReportLine, ReportPart
-from dstackweb.backends.slurm.commands import CommandFailed, Commands
-from dstackweb.backends.slurm.driver import OWN_USER, SlurmBackend, gpu_memory, shares_servers_user
+from dstackweb.backends.clusters import PROJECTS, ClusterKind, GpuSizes
+from dstackweb.backends.kinds import ReportLine
+from dstackweb.backends.slurm.commands import Commands
+from dstackweb.backends.slurm.driver import OWN_USER, SlurmBackend
 from dstackweb.spec.fields import Keys, Text, key
 
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.,:&|-]*$"
@@ -45,20 +45,10 @@ LIMITS: dict[str, Any] = {
 """How the many reasons begin that name a limit."""
 
 
-def _sizes(lines: tuple[str, ...]) -> tuple[str, ...]:
-    gpu_memory(lines)
-    return lines
-
-
 class SlurmSettings(Keys):
     """What an admin sets."""
 
-    projects: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
-        gettext_noop("a list of projects, such as team-a"),
-        gettext_noop(
-            "Projects that may use it. Their jobs have one user: they can read each other's files and secrets"
-        ),
-    )
+    projects: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(*PROJECTS)
     partitions: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
         gettext_noop("a list of partitions, such as gpu"), gettext_noop("Partitions to use")
     )
@@ -82,7 +72,7 @@ class SlurmSettings(Keys):
         gettext_noop("a list of features"), gettext_noop("Features that nodes need"), default=None
     )
     reservation: Name | None = key(gettext_noop("a name"), gettext_noop("Reservation to use"), default=None)
-    gpu_memory: Annotated[tuple[Text, ...], AfterValidator(_sizes)] = key(
+    gpu_memory: GpuSizes = key(
         gettext_noop("a list such as a100=80GB, v100=32GB"),
         gettext_noop("Memory of each type of GPU, which Slurm does not know"),
         default=(),
@@ -100,42 +90,26 @@ class SlurmSettings(Keys):
     )
 
 
-class SlurmKind(Kind):
+class SlurmKind(ClusterKind):
     name = "slurm"
     label = "Slurm"
     driver_class = SlurmBackend
     schema = SlurmSettings
-    costs_money = False
-    is_machine = False
-    can_test = True
+    part, engine, answers = gettext_lazy("Partitions"), gettext_lazy("Slurm"), gettext_lazy("Slurm answers.")
+    own_user = OWN_USER
     setup_hint = gettext_lazy("Runs become batch jobs of a Slurm cluster, submitted when there is room for them.")
-
-    def projects(self, config: Mapping[str, Any]) -> Sequence[str]:
-        return tuple(config.get("projects") or ())
 
     def location(self, config: Mapping[str, Any]) -> str:
         return ", ".join(config["partitions"])
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:
-        data = {"free": 0, "total": 0, "waiting": 0, **detail}
-        what = (
-            _("%(free)d of %(total)d GPUs free")
-            if detail.get("what") == "gpu"
-            else _("%(free)d of %(total)d CPUs free")
-        )
-        match detail.get("code"):
-            case "cluster_free":
-                return what % data
-            case "cluster_busy" if data["waiting"]:
-                waiting = ngettext("%(waiting)d job waits in Slurm", "%(waiting)d jobs wait in Slurm", data["waiting"])
-                return f"{what % data}; {waiting % data}"
-            case "cluster_busy":
-                return what % data
-            case "image_not_supported":
-                return _("Runs with an image need hosts with Docker or Podman.")
-            case "partition_down":
-                return _("The partition takes no jobs.")
-        return super().offer_detail(detail)
+        if detail.get("code") == "partition_down":
+            return _("The partition takes no jobs.")
+        text, number = super().offer_detail(detail), detail.get("waiting", 0)
+        if detail.get("code") != "cluster_busy" or not number:
+            return text
+        waiting = ngettext("%(waiting)d job waits in Slurm", "%(waiting)d jobs wait in Slurm", number)
+        return f"{text}; {waiting % detail}"
 
     def wait_reason(self, code: str) -> str:
         why = WAITS.get(code) or next((text for start, text in LIMITS.items() if code.startswith(start)), None)
@@ -143,20 +117,14 @@ class SlurmKind(Kind):
             return _("Slurm keeps it waiting: %s") % code
         return _("Slurm keeps it waiting: %(why)s (%(code)s)") % {"why": why, "code": code}
 
-    def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
-        """Ask for the partitions. Changes nothing."""
+    def is_here(self, config: Mapping[str, Any]) -> bool:
+        return not config.get("ssh_host")
+
+    def check(self, config: Mapping[str, Any], secret: str) -> list[ReportLine]:
+        """Ask for the partitions."""
         commands = Commands(config.get("ssh_host") or "", config.get("ssh_key_file") or "")
-        if shares_servers_user(commands):
-            return _report([ReportLine(_("Jobs' user"), "failed", "✗", OWN_USER)])
-        try:
-            known = commands.run("sinfo", "--noheader", "--format=%R").split()
-        except SourceFailed as error:
-            return _report(
-                [ReportLine(_("Slurm"), "failed", "✗", self.source_failure({"code": error.code, **error.data}))]
-            )
-        except CommandFailed as error:
-            return _report([ReportLine(_("Slurm"), "failed", "✗", error.text)])
-        return _report([_partition(name, known) for name in config["partitions"]])
+        known = commands.run("sinfo", "--noheader", "--format=%R").split()
+        return [_partition(name, known) for name in config["partitions"]]
 
 
 def _partition(name: str, known: Sequence[str]) -> ReportLine:
@@ -164,9 +132,3 @@ def _partition(name: str, known: Sequence[str]) -> ReportLine:
         return ReportLine(name, "ok", "✓", _("found"))
     there = ", ".join(sorted(set(known))) or _("none")
     return ReportLine(name, "failed", "✗", _("no such partition"), _("Partitions there: %s.") % there)
-
-
-def _report(lines: Sequence[ReportLine]) -> ConnectionReport:
-    state = "failed" if any(line.state == "failed" for line in lines) else "ok"
-    summary = _("Slurm answers.") if state == "ok" else _("This cannot be used as it is.")
-    return ConnectionReport(state, summary, (ReportPart(_("Partitions"), tuple(lines), state),))

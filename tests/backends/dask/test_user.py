@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dstackweb.backends import registry, services
+from dstackweb.backends.clusters import shares_servers_user
 from dstackweb.backends.contract import InstanceOrder, LaunchFailed
-from dstackweb.backends.dask.driver import shares_servers_user
 
 
 @pytest.mark.django_db
@@ -21,6 +21,6 @@ def test_no_job_gets_the_servers_user_unless_an_admin_allows_it(monkeypatch: pyt
     with pytest.raises(LaunchFailed, match="DSTACKWEB_SHARED_UID"):
         registry.cloud(backend).launch(InstanceOrder("u-1", "mine", "cluster", "cpu", False, ""))
     assert registry.KINDS["dask"].test_connection(config, "").state == "failed"
-    assert not shares_servers_user("tcp://dask.example:8786")
+    assert not registry.KINDS["dask"].is_here({"scheduler": "tcp://dask.example:8786"})
     settings.DSTACKWEB_SHARED_UID = True
-    assert not shares_servers_user("tcp://127.0.0.1:9")
+    assert not shares_servers_user(registry.KINDS["dask"].is_here(config))

@@ -10,6 +10,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.backends import registry, services
+from dstackweb.backends.clusters import EngineRefused
 from dstackweb.backends.contract import (
     Availability,
     InstanceOrder,
@@ -23,8 +24,7 @@ from dstackweb.backends.contract import (
 )
 from dstackweb.backends.matching import meets
 from dstackweb.backends.slurm import cluster
-from dstackweb.backends.slurm.commands import CommandFailed, Commands
-from dstackweb.backends.slurm.driver import shares_servers_user
+from dstackweb.backends.slurm.commands import Commands
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import store
 from dstackweb.spec.effective import Requirements
@@ -151,7 +151,7 @@ def test_slurms_reasons_are_worded(code: str, text: str) -> None:
     [("echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1", SourceFailed),
      ("kill -9 $$", SourceFailed), ("exit 255", SourceFailed),
      ("echo 'Permission denied (publickey).' >&2; exit 255", SourceFailed),
-     ("echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1", CommandFailed)],
+     ("echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1", EngineRefused)],
 )  # fmt: skip
 def test_no_answer_is_distinguished_from_a_refusal(
     tmp_path: Any, monkeypatch: Any, script: str, raised: type[Exception]
@@ -233,7 +233,7 @@ def test_jobs_do_not_get_the_servers_own_user_unless_it_is_shared(
     with pytest.raises(LaunchFailed, match="DSTACKWEB_SHARED_UID"):
         registry.cloud(backend).launch(InstanceOrder("u-1", "mine", "gpu", "cpu", False, ""))
     assert registry.KINDS["slurm"].test_connection(config, "").state == "failed"
-    assert not shares_servers_user(Commands("slurm@login.example"))
+    assert not registry.KINDS["slurm"].is_here({**config, "ssh_host": "slurm@login.example"})
 
 
 @pytest.mark.django_db
