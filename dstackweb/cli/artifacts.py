@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,14 +13,22 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import _, _n
-from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, note, show_ids, show_json
-from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, note
+from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.cli.values import clock_text, file_count, size_text
 from dstackweb.runner.artifact_paths import is_safe
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
+COLUMNS: ItemColumns = {
+    Column("ATTEMPT", right=True): itemgetter("attempt"),
+    Column("NODE", right=True): itemgetter("node"),
+    Column("PATH", wide=True): itemgetter("path"),
+    Column("SIZE", right=True): lambda one: size_text(one["size"]),
+    Column("STORED"): lambda one: clock_text(one["stored_at"]),
+}
+"""Of artifacts, the items of `GET …/artifacts`."""
 PART = ".dstackweb-part"
 """The end of a file's name until all of it is there."""
 
@@ -44,24 +53,8 @@ def artifacts(
         listed[key] = [one for one in listed[key] if node in (None, one["node"]) and attempt in (None, one["attempt"])]
     if download is not None:
         _save_all(api, path, listed["items"], download)
-    elif as_json:
-        show_json(listed)
-    elif quiet:
-        show_ids(listed["items"], "path")
-    elif listed["items"]:
-        columns = [
-            Column("ATTEMPT", right=True), Column("NODE", right=True), Column("PATH", wide=True),
-            Column("SIZE", right=True), Column("STORED"),
-        ]  # fmt: skip
-        show_table(
-            columns,
-            [
-                (one["attempt"], one["node"], clean(one["path"]), size_text(one["size"]), clock_text(one["stored_at"]))
-                for one in listed["items"]
-            ],
-        )
     else:
-        note(_("No artifacts."))
+        show_found(listed, rows_or(_("No artifacts."), COLUMNS, listed["items"]), as_json, quiet, "path")
     if not as_json:
         _note_left_out(listed)
 

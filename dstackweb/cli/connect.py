@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,21 +14,16 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.holds import wait_for_start
 from dstackweb.cli.language import _
-from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, echo, note, show_answer, show_ids
-from dstackweb.cli.output import show_json as show_all
-from dstackweb.cli.runs import ENDED, status_text
-from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, echo, group, note, show_answer
+from dstackweb.cli.runs import status_text
+from dstackweb.cli.sweeps import ENDED
+from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.cli.values import age_text
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Add, list and remove the SSH keys that open your dev environments.",
-)
+app = group("Add, list and remove the SSH keys that open your dev environments.")
 USUAL = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
 READY_S = 60.0
 """How long a running run may take until its runner is connected."""
@@ -117,24 +113,14 @@ def list_keys(as_json: Json = False, quiet: Quiet = False) -> None:
     """List your SSH keys, and the fingerprint by which you know the server."""
     api = config.connect()
     found = api.get(api.path("user", "ssh-keys"))
-    if as_json:
-        show_all(found)
-    elif quiet:
-        show_ids(found["items"])
-    elif found["items"]:
-        columns = [Column("ID", right=True), Column("NAME", wide=True), Column("FINGERPRINT"), Column("LAST USED")]
-        rows = [
-            (
-                key["id"],
-                clean(key["name"]),
-                key["fingerprint"],
-                age_text(key["last_used_at"]) if key["last_used_at"] else _("never"),
-            )
-            for key in found["items"]
-        ]
-        show_table(columns, rows)
-    else:
-        note(_("No SSH keys. Add yours: dstackweb key add"))
+    columns: ItemColumns = {
+        Column("ID", right=True): itemgetter("id"),
+        Column("NAME", wide=True): itemgetter("name"),
+        Column("FINGERPRINT"): itemgetter("fingerprint"),
+        Column("LAST USED"): lambda key: age_text(key["last_used_at"]) if key["last_used_at"] else _("never"),
+    }
+    view = rows_or(_("No SSH keys. Add yours: dstackweb key add"), columns, found["items"])
+    show_found(found, view, as_json, quiet)
     if not (as_json or quiet) and (server := found["gateway"])["fingerprint"]:
         note(_("The server's own key: {fingerprint}", fingerprint=server["fingerprint"]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,29 +12,13 @@ from dstackweb.cli import config
 from dstackweb.cli.completion import host_names
 from dstackweb.cli.joining import JoinOptions, default_home, start_host, use_token
 from dstackweb.cli.language import _, _n
-from dstackweb.cli.output import (
-    Json,
-    Quiet,
-    UsageError,
-    Yes,
-    agreed,
-    echo,
-    note,
-    show_answer,
-    show_ids,
-    show_json,
-)
-from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.output import Json, Quiet, UsageError, Yes, confirm, echo, group, note, show_answer
+from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.cli.values import age_text, clock_text, job_count, listed
 from dstackweb.lib.network import machine_name
 from dstackweb.spec.labels import read_pair
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Manage hosts, or make this machine a host.",
-)
+app = group("Manage hosts, or make this machine a host.")
 
 HostName = Annotated[str, typer.Argument(metavar="NAME", help="The host's name.", autocompletion=host_names)]
 Home = Annotated[
@@ -56,43 +40,11 @@ def list_hosts(as_json: Json = False, quiet: Quiet = False) -> None:
     """List hosts with their state, usage and labels."""
     api = config.connect()
     page = api.get(api.path("hosts"))
-    if as_json:
-        show_json(page)
-        return
-    if quiet:
-        show_ids(page["items"], "name")
-        return
-    if not page["items"]:
-        note(_("No hosts."))
-        return
-    columns = [
-        Column("NAME"),
-        Column("STATE"),
-        Column("GPUS", right=True),
-        Column("CPUS", right=True),
-        Column("MEMORY", right=True),
-        Column("JOBS", right=True),
-        Column("LIMITS"),
-        Column("LABELS", wide=True),
-        Column("SEEN", right=True),
-        Column("ERROR", wide=True),
-    ]
-    show_table(columns, [_row(host) for host in page["items"]])
+    show_found(page, rows_or(_("No hosts."), COLUMNS, page["items"]), as_json, quiet, "name")
 
 
-def _row(host: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        host["name"],
-        state_of(host),
-        f"{host['gpus_used']}/{host['gpus_total']}",
-        f"{host['cpus_used']}/{host['cpus']}",
-        f"{host['memory_used_mib'] / 1024:.0f}/{host['memory_mib'] / 1024:.0f} GB",
-        host["jobs"],
-        limits_of(host),
-        " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items())),
-        age_text(host["seen_at"]),
-        "; ".join(filter(None, [host["error"], host["start_error"]])),
-    )
+def labels_of(host: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items()))
 
 
 def limits_of(host: dict[str, Any]) -> str:
@@ -113,6 +65,23 @@ def state_of(host: dict[str, Any]) -> str:
     if host["leaving"] or host["draining"]:
         states.append(_("leaving") if host["leaving"] else _("draining"))
     return listed(states) or _("online")
+
+
+COLUMNS: ItemColumns = {
+    Column("NAME"): itemgetter("name"),
+    Column("STATE"): state_of,
+    Column("GPUS", right=True): lambda host: f"{host['gpus_used']}/{host['gpus_total']}",
+    Column("CPUS", right=True): lambda host: f"{host['cpus_used']}/{host['cpus']}",
+    Column("MEMORY", right=True): lambda host: (
+        f"{host['memory_used_mib'] / 1024:.0f}/{host['memory_mib'] / 1024:.0f} GB"
+    ),
+    Column("JOBS", right=True): itemgetter("jobs"),
+    Column("LIMITS"): limits_of,
+    Column("LABELS", wide=True): labels_of,
+    Column("SEEN", right=True): lambda host: age_text(host["seen_at"]),
+    Column("ERROR", wide=True): lambda host: "; ".join(filter(None, [host["error"], host["start_error"]])),
+}
+"""Of hosts, the items of `GET /hosts`."""
 
 
 @app.command()
@@ -137,9 +106,7 @@ def label(
 ) -> None:
     """Set or remove labels that runs can require."""
     host = _patch(name, {"labels": dict(_change(text) for text in labels)})
-    shown = " ".join(f"{name}={value}" for name, value in sorted(host["labels"].items()))
-    shown = shown or _("no labels")
-    show_answer(host, f"{host['name']}: {shown}", as_json, quiet=False)
+    show_answer(host, f"{host['name']}: {labels_of(host) or _('no labels')}", as_json)
 
 
 def _change(text: str) -> tuple[str, str | None]:
@@ -171,7 +138,7 @@ def leave(name: HostName, as_json: Json = False) -> None:
         if host["jobs"]
         else _("{name} gets no new jobs and is removed now.", name=host["name"])
     )
-    show_answer(host, text, as_json, quiet=False)
+    show_answer(host, text, as_json)
     if not host["online"] and host["jobs"]:
         note(
             _(
@@ -210,16 +177,10 @@ def gone(
     """
     api = config.connect()
     question = _("Is the machine of {name} gone for good? Its jobs end", name=name)
-    if not yes and sys.stdin.isatty() and not agreed(question):
-        note(_("Nothing was changed."))
-        raise typer.Exit(1)
+    confirm(question, yes, _("Nothing was changed."))
     answer = api.post(api.path("hosts", name, "gone"), {"reason": reason})
-    show_answer(
-        answer,
-        _n("{name}: {n:,} job ended.", "{name}: {n:,} jobs ended.", answer["ended"], name=name),
-        as_json,
-        quiet=False,
-    )
+    ended = _n("{name}: {n:,} job ended.", "{name}: {n:,} jobs ended.", answer["ended"], name=name)
+    show_answer(answer, ended, as_json)
     note(_("To remove the host: dstackweb host leave {name}", name=name))
 
 
@@ -233,7 +194,7 @@ def _show_state(host: dict[str, Any], as_json: bool) -> None:
     text = f"{host['name']}: {state_of(host)}"
     if host["draining"] and host["jobs"]:
         text = _("{text}; {jobs} still running", text=text, jobs=job_count(host["jobs"]))
-    show_answer(host, text, as_json, quiet=False)
+    show_answer(host, text, as_json)
 
 
 @app.command()
@@ -241,13 +202,9 @@ def invite(as_json: Json = False) -> None:
     """Print the command that makes another machine a host. It works once, within an hour. For deployment admins."""
     api = config.connect()
     made = api.post(api.path("hosts", "invites"))
-    show_answer(made, made["command"], as_json, quiet=False)
-    note(
-        _(
-            "Works once, until {time}. Keep it secret: it makes a machine a host.",
-            time=clock_text(made["expires_at"]),
-        )
-    )
+    show_answer(made, made["command"], as_json)
+    until = clock_text(made["expires_at"])
+    note(_("Works once, until {time}. Keep it secret: it makes a machine a host.", time=until))
     for obstacle in made["obstacles"]:
         note(_("Cannot add a host: {obstacle}.", obstacle=obstacle))
 

@@ -10,16 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
 from dstackweb.cli import completion
 from dstackweb.cli.language import _
 from dstackweb.lib.text import few_accents, in_json
-
-if TYPE_CHECKING:
-    pass
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
@@ -115,6 +112,13 @@ Quiet = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Update until Ctrl-C.", callback=one_form)]
 
+
+def group(help_text: str) -> typer.Typer:
+    """The application of a command that has commands of its own."""
+    names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", context_settings=names, help=help_text)
+
+
 DIM, RED, YELLOW = "2", "31;1", "33"
 
 
@@ -153,6 +157,13 @@ def agreed(question: str) -> bool:
     return typer.confirm(clean_lines(question), err=True)
 
 
+def confirm(question: str, yes: bool, declined: str) -> None:
+    """Ask the user at a terminal, unless `yes`. Raises typer.Exit after the note `declined` where the answer is no."""
+    if not yes and sys.stdin.isatty() and not agreed(question):
+        note(declined)
+        raise typer.Exit(FAILED)
+
+
 def note(text: str) -> None:
     typer.echo(paint(clean_lines(text), DIM, sys.stderr), err=True)
 
@@ -179,11 +190,11 @@ def show_ids(items: Iterable[Mapping[str, Any]], key: str = "id") -> None:
         echo(clean(item[key]))
 
 
-def show_answer(answer: Mapping[str, Any], text: str, as_json: bool, quiet: bool, key: str = "id") -> None:
+def show_answer(answer: Mapping[str, Any], text: str, as_json: bool, quiet: bool = False) -> None:
     """Print the result of a change: a line of text, the API's answer (`--json`), or the ID (`-q`)."""
     if as_json:
         show_json(answer)
     elif quiet:
-        show_ids([answer], key)
+        show_ids([answer])
     else:
         echo(text)

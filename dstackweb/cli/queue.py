@@ -8,31 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, view_names
 from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import (
-    Json,
-    Quiet,
-    UsageError,
-    Watch,
-    clean,
-    echo,
-    note,
-    show_ids,
-    show_json,
-)
+from dstackweb.cli.output import Json, Quiet, UsageError, Watch, clean, echo, note, show_json
 from dstackweb.cli.queue_past import show_past
 from dstackweb.cli.sweeps import ENDED
-from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_table, show_view, watch_view
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_found, show_table, watch_view
 from dstackweb.cli.values import age_text, duration_text, gpu_count, run_count, start_text
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
 
 DIGITS = 12
 """The most digits of a number that is sent; the server knows its own limits."""
@@ -140,9 +127,6 @@ def queue(
     if at and (every or create or settings or follow):
         raise UsageError(_("--at shows the past of a queue, and takes only --limit, --json and --quiet."))
     api = config.connect()
-    if every:
-        _show(api, lambda: api.get(api.in_project("queues")), _queues, follow, as_json, quiet, key="name")
-        return
     if at:
         show_past(api, name, at, limit, as_json, quiet)
         return
@@ -153,7 +137,19 @@ def queue(
     lines: dict[str, Any] = {} if unfolded or as_json or quiet else {"folded": True}
     if view:
         lines = {"view": view}
-    _show(api, lambda: api.get(api.in_project("queues", name), limit=limit, **lines), _waiting, follow, as_json, quiet)
+
+    def fetch() -> Any:
+        return (
+            api.get(api.in_project("queues"))
+            if every
+            else api.get(api.in_project("queues", name), limit=limit, **lines)
+        )
+
+    shown, page = _queues if every else _waiting, fetch()
+    if follow:
+        watch_view(api, page, fetch, shown)
+    else:
+        show_found(page, shown(page), as_json, quiet, "name" if every else "id")
 
 
 def _number(option: str, text: str, nothing: str) -> int | None:
@@ -170,26 +166,6 @@ def _number(option: str, text: str, nothing: str) -> int | None:
             )
         )
     return int(text)
-
-
-def _show(
-    api: Api,
-    fetch: Callable[[], dict[str, Any]],
-    view: Callable[[dict[str, Any]], View],
-    follow: bool,
-    as_json: bool,
-    quiet: bool,
-    key: str = "id",
-) -> None:
-    page = fetch()
-    if as_json:
-        show_json(page)
-    elif quiet:
-        show_ids(page["items"], key)
-    elif follow:
-        watch_view(api, page, fetch, view)
-    else:
-        show_view(view(page))
 
 
 def _queues(page: dict[str, Any]) -> View:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from operator import itemgetter
 from typing import Annotated, Any
 
@@ -19,19 +18,16 @@ from dstackweb.cli.output import (
     RunName,
     Watch,
     Yes,
-    agreed,
     clean,
+    confirm,
     known_statuses,
     note,
     show_answer,
-    show_ids,
-    show_json,
 )
-from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_view, watch_view
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_found, watch_view
 from dstackweb.cli.values import age_text, clock_text, listed, start_text, word
 
 ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
-ENDED = ("done", "failed", "terminated")
 RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
 """How holds end, by termination reason."""
 
@@ -79,14 +75,10 @@ def ps(
             yield Note(_("Showing the newest {n}; for more: --limit", n=len(page["items"])))
 
     page = fetch()
-    if as_json:
-        show_json(page)
-    elif quiet:
-        show_ids(page["items"])
-    elif follow:
+    if follow:
         watch_view(api, page, fetch, view)
     else:
-        show_view(view(page))
+        show_found(page, view(page), as_json, quiet)
 
 
 def priority(
@@ -146,9 +138,7 @@ def stop(
     )
     if found["spec"].get("schedule"):
         question = _("{sentence} {another}", sentence=question, another=_("Its schedule ends too."))
-    if not yes and sys.stdin.isatty() and not agreed(question):
-        note(_("Not stopped."))
-        raise typer.Exit(1)
+    confirm(question, yes, _("Not stopped."))
     # By id: a newer run may have taken the name while the question was open.
     stopped = api.post(api.in_project("runs", found["id"], "stop"), {"abort": abort})
     show_answer(stopped, f"{stopped['name']}: {word(stopped['status'])}", as_json, quiet)
@@ -184,9 +174,7 @@ def delete(
     )
     if found["spec"].get("schedule") and found.get("next_at"):
         question = _("{sentence} {another}", sentence=question, another=_("Its schedule ends too."))
-    if not yes and sys.stdin.isatty() and not agreed(question):
-        note(_("Not deleted."))
-        raise typer.Exit(1)
+    confirm(question, yes, _("Not deleted."))
     # By id: a newer run may have taken the name while the question was open.
     api.send("DELETE", api.in_project("runs", found["id"]))
     show_answer({"id": found["id"], "name": found["name"]}, _("{name}: deleted", name=found["name"]), as_json, quiet)

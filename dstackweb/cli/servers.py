@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from operator import itemgetter
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -13,17 +14,12 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import server_names
 from dstackweb.cli.language import _
-from dstackweb.cli.output import GIVEN, CliError, Json, Quiet, UsageError, echo, note, show_ids, show_json, warn
-from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.output import GIVEN, CliError, Json, Quiet, UsageError, echo, group, note, warn
+from dstackweb.cli.tables import Column, ItemColumns, Rows, rows_or, show_found
 from dstackweb.cli.values import listed, word
 from dstackweb.lib.network import is_exposed
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Add, list and choose the servers that commands talk to.",
-)
+app = group("Add, list and choose the servers that commands talk to.")
 
 Token = Annotated[str, typer.Option(help="API token. Default: DSTACKWEB_TOKEN; prompted for without one.")]
 Project = Annotated[str, typer.Option(envvar="DSTACKWEB_PROJECT", help="Project that later commands use.")]
@@ -124,16 +120,14 @@ def list_servers(as_json: Json = False, quiet: Quiet = False) -> None:
         {"name": name, "url": server.url, "project": server.project, "current": name == saved.current}
         for name, server in saved.servers.items()
     ]
-    if as_json:
-        show_json({"items": items, "next": None})
-    elif quiet:
-        show_ids(items, "name")
-    elif not items:
-        note(_("No servers. Add one: dstackweb login URL"))
-    else:
-        columns = [Column("NAME"), Column("URL", wide=True), Column("PROJECT"), Column()]
-        rows = [(one["name"], one["url"], one["project"], _("current") if one["current"] else "") for one in items]
-        show_table(columns, rows)
+    columns: ItemColumns = {
+        Column("NAME"): itemgetter("name"),
+        Column("URL", wide=True): itemgetter("url"),
+        Column("PROJECT"): itemgetter("project"),
+        Column(): lambda one: _("current") if one["current"] else "",
+    }
+    view = rows_or(_("No servers. Add one: dstackweb login URL"), columns, items)
+    show_found({"items": items, "next": None}, view, as_json, quiet, "name")
 
 
 @app.command()
@@ -162,13 +156,9 @@ def projects(as_json: Json = False, quiet: Quiet = False) -> None:
     api = config.connect()
     current = api.settings.project
     page = api.get(api.path("projects"))
-    if as_json:
-        show_json(page)
-    elif quiet:
-        show_ids(page["items"], "name")
-    else:
-        rows = [
-            (item["name"], word(item["role"]), _("current") if item["name"] == current else "")
-            for item in page["items"]
-        ]
-        show_table([Column("PROJECT"), Column("ROLE"), Column()], rows)
+    columns: ItemColumns = {
+        Column("PROJECT"): itemgetter("name"),
+        Column("ROLE"): lambda project: word(project["role"]),
+        Column(): lambda project: _("current") if project["name"] == current else "",
+    }
+    show_found(page, [Rows.of(columns, page["items"])], as_json, quiet, "name")

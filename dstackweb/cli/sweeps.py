@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -20,11 +19,10 @@ from dstackweb.cli.output import (
     UsageError,
     Watch,
     Yes,
-    agreed,
     clean,
     clean_lines,
+    confirm,
     known_statuses,
-    note,
     one_form,
     show_answer,
     show_ids,
@@ -152,9 +150,7 @@ def stop_sweep(api: Api, found: dict[str, Any], *, abort: bool, yes: Yes, as_jso
         if abort
         else _("Stop sweep {name} of {user} ({active})?", **values)
     )
-    if not yes and sys.stdin.isatty() and not agreed(question):
-        note(_("Not stopped."))
-        raise typer.Exit(1)
+    confirm(question, yes, _("Not stopped."))
     stopped = api.post(api.in_project("sweeps", found["id"], "stop"), {"abort": abort})
     show_answer(stopped, summary(stopped), as_json, quiet)
 

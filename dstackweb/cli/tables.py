@@ -13,7 +13,7 @@ import typer
 
 from dstackweb.cli import wrapping
 from dstackweb.cli.language import _
-from dstackweb.cli.output import OUTAGE, Painted, clean, clean_lines, echo, note
+from dstackweb.cli.output import OUTAGE, Painted, clean, clean_lines, echo, note, show_ids, show_json
 from dstackweb.cli.values import word
 
 if TYPE_CHECKING:
@@ -106,6 +106,21 @@ class Note(str):
 
 View = Iterable[Rows | Note | str]
 """What a command shows, from top to bottom: tables, lines and notes."""
+
+
+def rows_or(empty: str, columns: ItemColumns, items: Sequence[dict[str, Any]]) -> View:
+    """A table of the items; without any the note `empty`."""
+    return [Rows.of(columns, items) if items else Note(empty)]
+
+
+def show_found(found: dict[str, Any], view: View, as_json: bool, quiet: bool, key: str = "id") -> None:
+    """Print what the API answers as a view, as it is (`--json`), or the ids of its `items` (`-q`)."""
+    if as_json:
+        show_json(found)
+    elif quiet:
+        show_ids(found["items"], key)
+    else:
+        show_view(view)
 
 
 def show_view(view: View) -> None:

@@ -11,19 +11,14 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import view_names
 from dstackweb.cli.language import _
-from dstackweb.cli.output import CliError, Json, Quiet, UsageError, clean, note, show_answer, show_ids, show_json
-from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.output import CliError, Json, Quiet, UsageError, clean, group, show_answer
+from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.cli.values import listed
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Save filters of the project's queues under a name: your own, and those shared with all members.",
-)
+app = group("Save filters of the project's queues under a name: your own, and those shared with all members.")
 View = Annotated[str, typer.Argument(metavar="NAME", help="The view.", autocompletion=view_names)]
 Shared = Annotated[bool, typer.Option("--shared", help="The view of all members; managers only.")]
 
@@ -34,15 +29,11 @@ def list_views(as_json: Json = False, quiet: Quiet = False) -> None:
     """List your saved views and the shared ones. Your queue pages begin with the one marked as default."""
     api = config.connect()
     page = api.get(api.in_project("views"))
-    if as_json:
-        show_json(page)
-    elif quiet:
-        show_ids(page["items"], "name")
-    elif not page["items"]:
-        note(_("No views. Save one: dstackweb view save NAME --search TEXT"))
-    else:
-        columns = [Column("NAME"), Column("SHOWS", wide=True), Column()]
-        show_table(columns, [(view["name"], view["query"], _marks(view)) for view in page["items"]])
+    columns: ItemColumns = {
+        Column("NAME"): itemgetter("name"), Column("SHOWS", wide=True): itemgetter("query"), Column(): _marks
+    }  # fmt: skip
+    view = rows_or(_("No views. Save one: dstackweb view save NAME --search TEXT"), columns, page["items"])
+    show_found(page, view, as_json, quiet, "name")
 
 
 def _marks(view: dict[str, Any]) -> str:
