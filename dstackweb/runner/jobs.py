@@ -1,4 +1,4 @@
-"""The jobs of one machine, for its agent: their runners, processes and files.
+"""The jobs of one machine, for its agent or its server: their runners, processes and files.
 
 Each step may be repeated or doubled at any moment. A living runner is recognized by the lock that it holds.
 """
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -24,13 +24,11 @@ KILL_S = 2.0
 
 
 class LocalJobs:
-    """The jobs below `home`, the agent's folder."""
+    """The jobs below `home`, the agent's or the server's folder. `warn` gets what can't be removed."""
 
-    def __init__(self, home: str) -> None:
-        self.home = home
-        # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
-        env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": source()}
-        self._launcher = Launcher([sys.executable, "-S", "-m", "dstackweb.runner"], env)
+    def __init__(self, home: str, starter: Launcher | None = None, warn: Callable[[str], None] = say) -> None:
+        self.home, self._warn = home, warn
+        self._launcher = starter or launcher(source())
 
     def launch(self, orders: dict[str, Any]) -> None:
         """Start the runner of a job with complete orders, unless it has one. Raises NotLaunched."""
@@ -79,9 +77,14 @@ class LocalJobs:
 
     def has_orphans(self, job: str) -> bool:
         """Whether processes of a job run without a runner."""
-        if self.has_runner(job):
-            return False
-        return bool(self._processes(job, None)) or not container.is_gone(self.folder(job))
+        return not self.has_runner(job) and self._has_processes(job)
+
+    def is_gone(self, job: str) -> bool:
+        """Whether a job's runner and all its processes have certainly ended."""
+        return not self.has_runner(job) and not self._has_processes(job)
+
+    def _has_processes(self, job: str) -> bool:
+        return bool(self.processes(job, None)) or not container.is_gone(self.folder(job))
 
     def is_ours(self, pid: int) -> bool:
         """Whether a process belongs to a job whose runner is alive. What an earlier job left is a stranger's."""
@@ -92,10 +95,12 @@ class LocalJobs:
         # A process that cleaned its environment is still below its runner.
         return any(self._runner(job) in above for job in self.all())
 
-    def nudge(self, job: str) -> None:
-        """Make the job's runner call the API now."""
-        if runner := self._runner(job):
+    def nudge(self, job: str) -> bool:
+        """Make the job's runner call the API now. False if no runner is alive."""
+        runner = self._runner(job)
+        if runner:
             tree.send({runner}, signal.SIGUSR1)
+        return runner is not None
 
     def kill(self, job: str) -> bool:
         """SIGKILL a job's processes, then its runner. True when all are confirmed gone; else call again.
@@ -107,7 +112,7 @@ class LocalJobs:
         if runner:
             tree.send({runner}, signal.SIGSTOP)
         until = time.monotonic() + KILL_S
-        while left := self._processes(job, runner):
+        while left := self.processes(job, runner):
             tree.kill(left, group)
             if time.monotonic() > until:
                 if runner:
@@ -118,7 +123,7 @@ class LocalJobs:
             tree.send({runner}, signal.SIGKILL)
             while self.has_runner(job) and time.monotonic() < until + KILL_S:
                 time.sleep(0.01)
-        if self.has_runner(job) or not container.end(self.folder(job)) or self._processes(job, None):
+        if self.has_runner(job) or not container.end(self.folder(job)) or self.processes(job, None):
             return False
         group.remove()
         return True
@@ -137,9 +142,13 @@ class LocalJobs:
         if not container.end(self.folder(job)):
             return False
         cgroups.read(self.folder(job)).remove()
-        return _removed(self.folder(job))
+        return removal.remove(self.folder(job), self._warn)  # else it is retried next time
 
-    def _processes(self, job: str, runner: int | None) -> set[int]:
+    def processes(self, job: str, runner: int | None) -> set[int]:
+        """The living processes of a job without its runner.
+
+        Without a cgroup, one that cleaned its environment is found only while its runner lives, which adopts orphans.
+        """
         folder = self.folder(job)
         return tree.processes(job, cgroups.read(folder), {runner} if runner else set(), job_uid(folder))
 
@@ -158,7 +167,7 @@ def old_runs(runs_dir: str, older_than_s: float) -> list[str]:
     return [name for name, age_s in _folders(runs_dir) if age_s > older_than_s]
 
 
-def remove_runs(runs_dir: str, runs: Collection[str], until: float) -> int:
+def remove_runs(runs_dir: str, runs: Collection[str], until: float, warn: Callable[[str], None] = say) -> int:
     """Remove the directories of these runs, until the monotonic time `until`; returns how many."""
     removed = 0
     for run in runs:
@@ -166,8 +175,15 @@ def remove_runs(runs_dir: str, runs: Collection[str], until: float) -> int:
             break
         folder = os.path.join(runs_dir, str(UUID(run)))
         if os.path.isdir(folder) and not os.path.islink(folder):
-            removed += _removed(folder)
+            removed += removal.remove(folder, warn)  # else it is retried next time
     return removed
+
+
+def launcher(program: str) -> Launcher:
+    """Starts runners of the code in the folder or archive `program`."""
+    # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": program}
+    return Launcher([sys.executable, "-S", "-m", "dstackweb.runner"], env)
 
 
 def source() -> str:
@@ -185,11 +201,6 @@ def _folders(above: str) -> Iterator[tuple[str, float]]:
                         yield entry.name, max(0.0, time.time() - entry.stat(follow_symlinks=False).st_mtime)
     except (FileNotFoundError, NotADirectoryError):
         return
-
-
-def _removed(folder: str) -> bool:
-    """Failed removals are retried next time."""
-    return removal.remove(folder, say)
 
 
 def _is_uuid(text: str) -> bool:

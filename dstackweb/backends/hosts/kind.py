@@ -63,7 +63,7 @@ class HostsBackend(Hosts):
         job_id = UUID(handle.job)
         if grace_s is None:
             return local.kill_job(job_id)
-        return not local.nudge(job_id) and local.tree_gone(job_id)
+        return not local.here().nudge(handle.job) and local.tree_gone(job_id)
 
 
 class HostsKind(Kind):

@@ -70,7 +70,8 @@ def victim(launch: Launch, project: int, writable: list[str] | None) -> tuple[in
 
     def asleep() -> int | None:
         commands = {process.pid: process.info["cmdline"] for process in psutil.process_iter(["cmdline"])}
-        return next((one.pid for one in local.tree_of(api.job, None) if commands[one.pid] == ["sleep", "300"]), None)
+        found = local.here().processes(str(api.job), None)
+        return next((one for one in found if commands.get(one) == ["sleep", "300"]), None)
 
     pid = eventually(asleep)
     return pid, folder
@@ -218,7 +219,7 @@ def test_commands_get_the_stop_signal_and_end_as_they_like(launch: Launch, writa
     )
     eventually(lambda: b"ready" in api.log)
     api.stop = {"action": "stop", "reason": "stopped_by_user", "grace_s": 60}
-    local.nudge(api.job)
+    local.here().nudge(str(api.job))
     said = output(api).replace("Terminated\n", "")  # of its `sleep`
     assert api.exit is not None
     assert (said, api.exit["exit_code"], api.exit["reason"]) == ("ready\nsaved\n", 3, "stopped_by_user")
@@ -243,7 +244,7 @@ def test_another_job_cannot_keep_a_jobs_end_from_being_confirmed(launch: Launch,
     other, _folder = launch(7, f"export DSTACKWEB_JOB={api.job}; sleep 600 & echo started; wait", writable=writable)
     eventually(lambda: b"started" in other.log)
     assert local.tree_gone(api.job)
-    assert len(local.tree_of(other.job, None)) >= 2
+    assert len(local.here().processes(str(other.job), None)) >= 2
 
 
 @as_root
@@ -258,9 +259,7 @@ def test_a_projects_user_has_a_limit_of_processes(launch: Launch, writable: list
 def test_a_killed_runner_leaves_nothing_of_a_sandbox(launch: Launch) -> None:
     pid, _folder = victim(launch, 7, SANDBOX)
     [job] = local.jobs_here()
-    runner = local._runner(job)
-    assert runner is not None
-    runner.send_signal(signal.SIGKILL)
+    os.kill(int((local.state_dir(job) / "lock").read_text()), signal.SIGKILL)
     eventually(lambda: not local.runner_alive(job))
     eventually(partial(local.kill_job, job))
     assert not psutil.pid_exists(pid)

@@ -189,7 +189,7 @@ def test_a_nudged_runner_polls_at_once_and_obeys_a_stop(serve: Callable[..., Job
     launch(api)
     eventually(lambda: b"up" in api.log)
     api.stop = {"action": "stop", "grace_s": 1, "reason": "terminated_by_user"}
-    assert local.nudge(api.job)
+    assert local.here().nudge(str(api.job))
     eventually(lambda: api.exit)
     assert api.exit is not None
     assert api.exit["reason"] == "terminated_by_user"
@@ -200,7 +200,7 @@ def test_a_pid_on_disk_is_not_signalled_once_its_lock_is_free() -> None:
     local.state_dir(job).mkdir(parents=True)
     with subprocess.Popen(["sleep", "60"]) as bystander:
         (local.state_dir(job) / "lock").write_text(f"{bystander.pid}\n")
-        assert not local.nudge(job)
+        assert not local.here().nudge(str(job))
         assert local.kill_job(job)
         assert bystander.poll() is None
         bystander.kill()
@@ -211,7 +211,7 @@ def test_a_kill_takes_children_that_ignore_term_or_became_daemons(serve: Callabl
     api = serve(f"{daemon}; {DEAF}")
     folder = launch(api)
     eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
-    everything = [process.pid for process in local.tree_of(api.job, psutil.Process(_runner_pid(api.job)))]
+    everything = local.here().processes(str(api.job), _runner_pid(api.job))
     assert int((folder / "daemon").read_text()) in everything
     assert len(everything) >= 3
     assert not local.tree_gone(api.job)
@@ -240,14 +240,15 @@ def test_the_cgroup_finds_processes_of_a_killed_runner_that_lack_its_marker(serv
     daemon, shell = int((folder / "daemon").read_text()), psutil.Process(_runner_pid(api.job)).children()
     os.kill(_runner_pid(api.job), signal.SIGKILL)
     eventually(lambda: not local.runner_alive(api.job))
-    local.send(shell, signal.SIGKILL)
+    for process in shell:
+        process.kill()
     eventually(lambda: not any(map(lives, (process.pid for process in shell))))
     group = cgroups.read(str(local.state_dir(api.job)))
     if cgroup_support()["version"]:
         assert not local.tree_gone(api.job)
         assert local.kill_job(api.job)
         assert not lives(daemon)
-        assert local.forget(api.job)
+        assert local.forget_all([api.job], ends=math.inf) == 1
         assert not any(map(os.path.exists, group.folders))
     else:
         assert group.folders == ()
@@ -270,24 +271,14 @@ def test_a_jobs_processes_are_ours_while_its_runner_lives_and_strangers_after(se
     folder = launch(api)
     eventually(lambda: b"ready" in api.log and (folder / "daemon").read_text())
     shell, nameless = (int((folder / name).read_text()) for name in ("shell", "daemon"))
-    assert local.is_ours(shell)
-    assert local.is_ours(nameless)
-    assert not local.is_ours(os.getpid())
+    is_ours = local.here().is_ours
+    assert is_ours(shell)
+    assert is_ours(nameless)
+    assert not is_ours(os.getpid())
     os.kill(_runner_pid(api.job), signal.SIGKILL)
     eventually(lambda: not local.runner_alive(api.job))
-    assert not local.is_ours(shell)
+    assert not is_ours(shell)
     os.kill(nameless, signal.SIGKILL)
-
-
-def test_files_of_a_job_are_forgotten_only_when_nothing_of_it_lives(serve: Callable[..., JobApi]) -> None:
-    api = serve("echo up; sleep 60")
-    launch(api)
-    eventually(lambda: b"up" in api.log)
-    assert not local.forget(api.job)
-    assert local.state_dir(api.job).exists()
-    local.kill_job(api.job)
-    assert local.forget(api.job)
-    assert not local.state_dir(api.job).exists()
 
 
 def age(folder: Path, seconds: float) -> None:

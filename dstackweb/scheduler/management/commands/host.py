@@ -80,7 +80,7 @@ class Command(BaseCommand):
 
 
 def _probe() -> Probe:
-    return probe(local.is_ours, engine=local.engine().current()[1])
+    return probe(local.here().is_ours, engine=local.engine().current()[1])
 
 
 @dataclass
