@@ -106,7 +106,8 @@ def label(
 ) -> None:
     """Set or remove labels that runs can require."""
     host = _patch(name, {"labels": dict(_change(text) for text in labels)})
-    show_answer(host, f"{host['name']}: {labels_of(host) or _('no labels')}", as_json)
+    shown = labels_of(host) or _("no labels")
+    show_answer(host, f"{host['name']}: {shown}", as_json)
 
 
 def _change(text: str) -> tuple[str, str | None]:
