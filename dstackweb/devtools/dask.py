@@ -6,12 +6,13 @@ import contextlib
 import datetime as dt
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+
+from dstackweb.devtools.processes import free_ports, until
 
 START_S = 30.0
 WORKERS = ("w1", "w2")
@@ -26,7 +27,7 @@ class Dask:
 
     def __init__(self, folder: Path, *, tls: bool = False, env: Mapping[str, str] | None = None) -> None:
         self.folder, self.tls, self._env = folder, tls, env or {}
-        self.port = _free_port()
+        [self.port] = free_ports(1)
         self.address = f"{'tls' if tls else 'tcp'}://127.0.0.1:{self.port}"
         self.pids: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -56,11 +57,14 @@ class Dask:
         """Until each process that runs has joined the cluster."""
         for name in self._processes:
             said = "Scheduler at:" if name == "scheduler" else "Starting established connection to"
-            _until(lambda name=name, said=said: self.log(name).count(said) > 0, name)  # type: ignore[misc]
+            until(partial(self._has_said, name, said), START_S, f"Dask's {name} does not start")
 
     def log(self, name: str) -> str:
         """What a process has printed since its start."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def _has_said(self, name: str, text: str) -> bool:
+        return text in self.log(name)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """End `scheduler` or a worker; without a scheduler workers end by themselves."""
@@ -122,17 +126,3 @@ def make_certificates(folder: Path) -> None:
     folder.joinpath("key.pem").write_bytes(
         key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _until(is_so: Callable[[], bool], what: str) -> None:
-    ends = time.monotonic() + START_S
-    while not is_so():
-        if time.monotonic() > ends:
-            raise TimeoutError(f"Dask's {what} does not start")
-        time.sleep(0.1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from dstackweb.devtools.processes import free_ports, until
 
 RAY = Path(sys.executable).parent / "ray"
 CPUS, GPUS, MODEL = 6, 2, "A100"
@@ -25,7 +25,7 @@ class Ray:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = _free_ports(3)
+        self.ports = free_ports(3)
         self.address = f"http://127.0.0.1:{self.ports[0]}"
 
     @staticmethod
@@ -94,20 +94,5 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 def _until(is_so: Callable[[], bool]) -> None:
-    ends = time.monotonic() + START_S
-    while not is_so():
-        if time.monotonic() > ends:
-            raise TimeoutError(f"Ray is not there, or not gone, after {START_S:.0f} s")
-        time.sleep(0.1)
+    until(is_so, START_S, f"Ray is not there, or not gone, after {START_S:.0f} s")

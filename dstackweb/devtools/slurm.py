@@ -14,9 +14,10 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from dstackweb.devtools.processes import free_ports, until
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
@@ -124,7 +125,7 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         named = ("port", *NODES, "slurmdbd", "mariadb")
-        ports = dict(zip(named, _free_ports(len(named)), strict=True))
+        ports = dict(zip(named, free_ports(len(named)), strict=True))
         name = socket.gethostname().split(".")[0]
         config = CONFIG + (ACCOUNTING if self._accounting else "")
         values = {"folder": self.folder, "host": name, "tracked": "cgroup" if self._accounting else "linuxproc"}
@@ -236,17 +237,6 @@ def _path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
-def _free_ports(count: int) -> Sequence[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
@@ -254,8 +244,4 @@ def _answers(port: int) -> bool:
 
 
 def _until(is_so: Callable[[], bool]) -> None:
-    ends = time.monotonic() + START_S
-    while not is_so():
-        if time.monotonic() > ends:
-            raise TimeoutError("Slurm does not start")
-        time.sleep(0.1)
+    until(is_so, START_S, "Slurm does not start")

@@ -207,6 +207,11 @@ def _check_is_admin(request: PageRequest) -> None:
         raise Forbidden(_("Only deployment admins can manage hosts."))
 
 
+def _managed(request: PageRequest, host: str) -> Host:
+    _check_is_admin(request)
+    return inventory.find(host)
+
+
 @project_page()
 @require_POST
 def drain(request: PageRequest, host: str) -> HttpResponse:
@@ -214,8 +219,7 @@ def drain(request: PageRequest, host: str) -> HttpResponse:
 
     Goes back to the list or, with `back=host`, to the host's page.
     """
-    _check_is_admin(request)
-    found, on = inventory.find(host), yes_or_no(request, "on")
+    found, on = _managed(request, host), yes_or_no(request, "on")
     inventory.set_draining(found, request.user, on)
     text = _("%s is draining: it gets no new jobs, running jobs continue.") if on else _("%s accepts jobs again.")
     to = _page_of(request, found) if request.POST.get("back") == "host" else None
@@ -225,8 +229,7 @@ def drain(request: PageRequest, host: str) -> HttpResponse:
 @project_page()
 @require_POST
 def leave(request: PageRequest, host: str) -> HttpResponse:
-    _check_is_admin(request)
-    found = inventory.find(host)
+    found = _managed(request, host)
     inventory.leave(found, request.user)
     return _back(request, _("%s gets no new jobs, and will be removed once its jobs have ended.") % found.name)
 
@@ -235,8 +238,7 @@ def leave(request: PageRequest, host: str) -> HttpResponse:
 @require_POST
 def clear(request: PageRequest, host: str) -> HttpResponse:
     """Place jobs again on a host that is held back."""
-    _check_is_admin(request)
-    found = inventory.find(host)
+    found = _managed(request, host)
     host_actions.take_jobs_again(found, request.user)
     return _back(request, _("%s accepts jobs again.") % found.name, _page_of(request, found))
 
@@ -245,8 +247,7 @@ def clear(request: PageRequest, host: str) -> HttpResponse:
 @require_POST
 def revoke(request: PageRequest, host: str) -> HttpResponse:
     """End the token of a host's agent."""
-    _check_is_admin(request)
-    found = inventory.find(host)
+    found = _managed(request, host)
     joining.revoke(found, request.user)
     return _back(request, _("%s must join again. Its running jobs continue.") % found.name, _page_of(request, found))
 
@@ -255,8 +256,7 @@ def revoke(request: PageRequest, host: str) -> HttpResponse:
 @require_POST
 def gone(request: PageRequest, host: str) -> HttpResponse:
     """End the jobs of a host whose machine is gone."""
-    _check_is_admin(request)
-    found = inventory.find(host)
+    found = _managed(request, host)
     ended = host_actions.declare_gone(found, request.user, request.POST.get("reason", ""))
     text = ngettext("%d job has ended.", "%d jobs have ended.", ended) % ended
     return _back(request, text, _page_of(request, found))

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditEntry
 from dstackweb.audit.recorder import WATCHED, name_of
+from dstackweb.lib.pages import ReadOnly
 from dstackweb.web.admin import codes, overview, permissions
 from dstackweb.web.admin.cells import LABELS, cell
 from dstackweb.web.admin.links import page_for
@@ -92,19 +93,10 @@ class ProductAdmin(admin.ModelAdmin[Any]):
         return super().history_view(request, object_id, {**(extra_context or {}), "entries": entries, "row": row})
 
 
-class Fixed(ProductAdmin):
+class Fixed(ReadOnly, ProductAdmin):
     """Only the product itself changes these."""
 
     actions = None
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 def history_of(row: Model) -> list[AuditEntry]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
@@ -12,23 +15,39 @@ from dstackweb.lib.numbers import whole_number
 from dstackweb.lib.storage import Missing
 from dstackweb.runs import files, log_index, selectors
 from dstackweb.runs.models import Job
-from dstackweb.web.common.pages import PageRequest, project_page, sentence
+from dstackweb.web.common.pages import PageRequest, Routed, project_page, sentence
 from dstackweb.wording import units
 
 LOG_BYTES = log_index.BLOCK
 
 
-@project_page()
+def _log_page(view: Callable[[PageRequest, str], HttpResponseBase]) -> Routed:
+    """That a log or a part of it is gone is said as text to the viewer, and by a page of its own elsewhere."""
+
+    @project_page()
+    @functools.wraps(view)
+    def page(request: PageRequest, run: str) -> HttpResponseBase:
+        try:
+            return view(request, run)
+        except Missing as missing:
+            error = Gone(_("part of the log is lost (%(error)s is not there)") % {"error": missing})
+        except Gone as gone:
+            error = gone
+        if not request.htmx:
+            raise error
+        return HttpResponse(sentence(error.detail), status=error.status, content_type="text/plain; charset=utf-8")
+
+    return page
+
+
+@_log_page
 def log(request: PageRequest, run: str) -> HttpResponseBase:
     """Raw bytes of one job's log from `offset`, or its last `tail` lines; all of it with `download` or `view`."""
     found = selectors.find_run(request.project, run)
     node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
     tail = whole_number(request.GET["tail"]) if "tail" in request.GET else None
     offset = whole_number(request.GET.get("offset"))
-    try:
-        part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
-    except Gone as error:
-        return _gone(request, error)
+    part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
     if ("download" in request.GET or "view" in request.GET) and part.job:
         size, data = files.whole_log(part.job.pk)
         name = content_disposition_header("download" in request.GET, f"{found.name}-{part.attempt}-{node}.log")
@@ -45,40 +64,27 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
     return response
 
 
-@project_page()
+@_log_page
 def lines(request: PageRequest, run: str) -> HttpResponseBase:
     """How many line ends each complete block has, from the number `first` on; `more`: ask again for those behind."""
-    try:
-        job = _job(request, run)
-        part = log_index.lines(job.pk, whole_number(request.GET.get("first"))) if job else log_index.Lines(0, [], False)
-    except Missing as error:
-        return _gone(request, Gone(_("part of the log is lost (%(error)s is not there)") % {"error": error}))
-    except Gone as error:
-        return _gone(request, error)
+    job = _job(request, run)
+    part = log_index.lines(job.pk, whole_number(request.GET.get("first"))) if job else log_index.Lines(0, [], False)
     return JsonResponse({"size": part.size, "block": log_index.BLOCK, "counts": part.counts, "more": part.more})
 
 
-@project_page()
+@_log_page
 def search(request: PageRequest, run: str) -> HttpResponseBase:
     """Offsets at which the text `q` is, from `offset` on; `next` is where to go on, null at the end."""
-    try:
-        job = _job(request, run)
-        text, start = request.GET.get("q", ""), whole_number(request.GET.get("offset"))
-        found = log_index.search(job.pk, text, start) if job else log_index.Matches([], None)
-    except Missing as error:
-        return _gone(request, Gone(_("part of the log is lost (%(error)s is not there)") % {"error": error}))
-    except Gone as error:
-        return _gone(request, error)
+    job = _job(request, run)
+    text, start = request.GET.get("q", ""), whole_number(request.GET.get("offset"))
+    found = log_index.search(job.pk, text, start) if job else log_index.Matches([], None)
     return JsonResponse({"offsets": found.offsets, "next": found.following})
 
 
-@project_page()
+@_log_page
 def marks(request: PageRequest, run: str) -> HttpResponseBase:
     """Records of `runner.marks` from their own `offset` on."""
-    try:
-        job = _job(request, run)
-    except Gone as error:
-        return _gone(request, error)
+    job = _job(request, run)
     data = log_index.marks(job.pk, whole_number(request.GET.get("offset"))) if job else b""
     return HttpResponse(data, content_type="application/octet-stream")
 
@@ -88,10 +94,3 @@ def _job(request: PageRequest, run: str) -> Job | None:
     found = selectors.find_run(request.project, run)
     node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
     return selectors.log_job(found, node=node, attempt=attempt)
-
-
-def _gone(request: PageRequest, error: Gone) -> HttpResponseBase:
-    """Said as text to the viewer; a page of its own elsewhere."""
-    if not request.htmx:
-        raise error
-    return HttpResponse(sentence(error.detail), status=error.status, content_type="text/plain; charset=utf-8")
