@@ -29,8 +29,14 @@ class Styled(forms.Form):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for field in self.fields.values():
-            select = isinstance(field.widget, forms.Select)
-            field.widget.attrs["class"] = "form-select" if select else "form-control"
+            match field.widget:
+                case forms.Select():
+                    name = "form-select"
+                case forms.CheckboxInput():
+                    name = "form-check-input"
+                case _:
+                    name = "form-control"
+            field.widget.attrs["class"] = name
 
     def add_error(self, field: str | None, error: Any) -> None:
         super().add_error(field, error)
@@ -72,10 +78,6 @@ class ChangePasswordForm(Styled, PasswordChangeForm):
         required=False,
         help_text=_("If someone else may know the old password. Your other sessions end in any case."),
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["revoke_tokens"].widget.attrs["class"] = "form-check-input"
 
     def save(self, commit: bool = True) -> User:
         """One transaction: no token outlives the old password."""

@@ -29,48 +29,43 @@ LATEST = 12
 """Number of changes shown."""
 
 
-def _limit(label: Any, help_text: Any = "") -> forms.IntegerField:
-    widget = forms.NumberInput(attrs={"placeholder": gettext_lazy("no limit"), "inputmode": "numeric"})
+NO_LIMIT, OFF = gettext_lazy("no limit"), gettext_lazy("off")
+
+
+def _number(
+    label: Any, empty: Any = NO_LIMIT, help_text: Any = "", least: int = 1, most: int = MAX_LIMIT
+) -> forms.IntegerField:
+    """`empty` is what an empty field means; None where it may not be empty."""
+    placeholder = {} if empty is None else {"placeholder": empty}
     return forms.IntegerField(
-        label=label, help_text=help_text, required=False, min_value=0, max_value=MAX_LIMIT, widget=widget
-    )
+        label=label, help_text=help_text, required=empty is None, min_value=least, max_value=most,
+        widget=forms.NumberInput(attrs={**placeholder, "inputmode": "numeric"}),
+    )  # fmt: skip
 
 
 class QueueForm(MergedForm, SettingsForm):
     """The settings that managers edit. An empty limit means none, empty ageing strict priority."""
 
-    ageing_minutes = forms.IntegerField(
-        label=gettext_lazy("Ageing: minutes of waiting per priority point"),
-        help_text=gettext_lazy("Empty: strict priority, no ageing."),
-        required=False,
-        min_value=1,
-        max_value=60 * 24 * 365,
-        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("strict"), "inputmode": "numeric"}),
+    ageing_minutes = _number(
+        gettext_lazy("Ageing: minutes of waiting per priority point"),
+        gettext_lazy("strict"),
+        gettext_lazy("Empty: strict priority, no ageing."),
+        most=60 * 24 * 365,
     )
-    fair_share_minutes = forms.IntegerField(
-        label=gettext_lazy("Maximum penalty, minutes"),
-        help_text=gettext_lazy("Empty: off."),
-        required=False,
-        min_value=1,
-        max_value=60 * 24 * 30,
-        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("off"), "inputmode": "numeric"}),
+    fair_share_minutes = _number(
+        gettext_lazy("Maximum penalty, minutes"), OFF, gettext_lazy("Empty: off."), most=60 * 24 * 30
     )
-    fair_share_half_life_days = forms.IntegerField(
-        label=gettext_lazy("Half-life of past usage, days"),
-        min_value=1,
-        max_value=90,
-        widget=forms.NumberInput(attrs={"inputmode": "numeric"}),
-    )
+    fair_share_half_life_days = _number(gettext_lazy("Half-life of past usage, days"), None, most=90)
     draining = forms.BooleanField(
         label=gettext_lazy("Drain: reject new submissions; waiting runs still start"), required=False, widget=Switch
     )
     paused = forms.BooleanField(
         label=gettext_lazy("Pause: no runs start; running runs continue"), required=False, widget=Switch
     )
-    max_running = _limit(gettext_lazy("Max running runs"))
-    max_gpus = _limit(gettext_lazy("Max GPUs in use"))
-    max_running_per_user = _limit(gettext_lazy("Max running runs per member"))
-    max_gpus_per_user = _limit(gettext_lazy("Max GPUs per member"))
+    max_running = _number(gettext_lazy("Max running runs"), least=0)
+    max_gpus = _number(gettext_lazy("Max GPUs in use"), least=0)
+    max_running_per_user = _number(gettext_lazy("Max running runs per member"), least=0)
+    max_gpus_per_user = _number(gettext_lazy("Max GPUs per member"), least=0)
     cohort = forms.SlugField(
         label=gettext_lazy("Cohort"),
         help_text=gettext_lazy("Queues of the same cohort lend each other unused GPUs of their limits. Empty: none."),
@@ -78,8 +73,8 @@ class QueueForm(MergedForm, SettingsForm):
         max_length=60,
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
     )
-    borrow_gpus = _limit(gettext_lazy("Max GPUs to borrow"))
-    lend_gpus = _limit(gettext_lazy("Max GPUs to lend"))
+    borrow_gpus = _number(gettext_lazy("Max GPUs to borrow"), least=0)
+    lend_gpus = _number(gettext_lazy("Max GPUs to lend"), least=0)
     reclaim = forms.ChoiceField(
         label=gettext_lazy("When its own runs need lent GPUs"),
         help_text=gettext_lazy(
@@ -87,29 +82,16 @@ class QueueForm(MergedForm, SettingsForm):
         ),
         choices=lambda: [(each.value, queue_words.reclaim(each)) for each in Reclaim],  # in the reader's language
     )
-    preempt_points = forms.IntegerField(
-        label=gettext_lazy("Minimum difference in priority"),
-        help_text=gettext_lazy("Empty: off. Only runs with “preemptible: true” are displaced; they are queued again."),
-        required=False,
-        min_value=1,
-        max_value=PRIORITY_MAX,
-        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("off"), "inputmode": "numeric"}),
+    preempt_points = _number(
+        gettext_lazy("Minimum difference in priority"),
+        OFF,
+        gettext_lazy("Empty: off. Only runs with “preemptible: true” are displaced; they are queued again."),
+        most=PRIORITY_MAX,
     )
-
-    preempt_gpu_hours = forms.IntegerField(
-        label=gettext_lazy("GPU-hours of work that a member's runs may displace within 24 hours"),
+    preempt_gpu_hours = _number(
+        gettext_lazy("GPU-hours of work that a member's runs may displace within 24 hours"),
         help_text=gettext_lazy("Empty: no limit."),
-        required=False,
-        min_value=1,
-        max_value=MAX_LIMIT,
-        widget=forms.NumberInput(attrs={"placeholder": gettext_lazy("no limit"), "inputmode": "numeric"}),
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            if isinstance(field, forms.BooleanField):
-                field.widget.attrs["class"] = "form-check-input"
 
     def shown_ageing(self) -> str:
         """The hidden input with the ageing that was shown, whose field the template writes by itself."""
