@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from ninja import P, Path, QueryEx, Router, Status
+from ninja import Field, P, Path, QueryEx, Router, Schema, Status
 
 from dstackweb.accounts.models import Project
 from dstackweb.api.app import (
@@ -23,7 +23,6 @@ from dstackweb.api.app import (
     refusals,
     run_of,
 )
-from dstackweb.api.pipeline_schemas import PipelineOut, PipelinePlanOut
 from dstackweb.api.plan_schemas import DecisionOut, PlanOut
 from dstackweb.api.run_schemas import (
     ComparisonOut,
@@ -69,6 +68,20 @@ LOG_HEADERS = {
         "description": "Why output after the last line is not kept; the run goes on",
     },
 }
+
+
+class PipelineOut(Schema):
+    """The runs and sweeps that one file has made, each after those it waits for."""
+
+    type: Literal["pipeline"] = "pipeline"
+    runs: list[RunOut | SweepOut] = Field(description='A sweep has `"type": "sweep"`')
+
+
+class PipelinePlanOut(Schema):
+    """The plan of each run and sweep of a file, each after those it would wait for."""
+
+    type: Literal["pipeline"] = "pipeline"
+    plans: list[PlanOut] = Field(description="`settings.name` is the run's. Positions count the others of the file")
 
 
 @router.post("/plan", response={200: PlanOut | PipelinePlanOut, **REFUSALS, **refusals(413)}, summary="Plan a run")

@@ -158,36 +158,27 @@ def _given(param: typer.CallbackParam, value: str) -> str:
     return value
 
 
+def _where(name: str, about: str, names: Any) -> Any:
+    """An option of all commands, in `GIVEN` where it is given."""
+    return typer.Option(
+        name, metavar="NAME", help=about, autocompletion=names, callback=_given, expose_value=False,
+        show_default=False, rich_help_panel="Where",
+    )  # fmt: skip
+
+
 @app.callback()
 def show_help(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     server: Annotated[
         str,
-        typer.Option(
+        _where(
             "--server",
-            metavar="NAME",
-            help="A saved server (dstackweb servers list); not the one of the environment.",
-            autocompletion=completion.server_names,
-            callback=_given,
-            expose_value=False,
-            show_default=False,
-            rich_help_panel="Where",
+            "A saved server (dstackweb servers list); not the one of the environment.",
+            completion.server_names,
         ),
     ] = "",
-    project: Annotated[
-        str,
-        typer.Option(
-            "--project",
-            metavar="NAME",
-            help="Another project than the saved one.",
-            autocompletion=completion.project_names,
-            callback=_given,
-            expose_value=False,
-            show_default=False,
-            rich_help_panel="Where",
-        ),
-    ] = "",
+    project: Annotated[str, _where("--project", "Another project than the saved one.", completion.project_names)] = "",
 ) -> None:
     if version:
         echo(f"dstackweb {dstackweb.__version__}")
