@@ -181,7 +181,10 @@ def change(
 def stop(
     request: HttpRequest, response: HttpResponse, project: Path[str], name: str, body: StopIn | None = None
 ) -> RunOut:
-    """SIGTERM, then SIGKILL after its `stop_duration`. `abort` kills immediately."""
+    """SIGTERM, then SIGKILL after its `stop_duration`. `abort` kills immediately.
+
+    Of an ended run whose next scheduled run has not been created, it ends the schedule.
+    """
     run, role = run_of(request, project, name, "member")
     return _tagged(response, services.stop(run, caller(request), role, abort=bool(body and body.abort)))
 
