@@ -59,7 +59,7 @@ def logs(
             note(_("\nStopped following; {name} continues.", name=found["name"]))
             raise typer.Exit(INTERRUPTED) from None
         note(status_text(ended))
-    elif print_log(api, found["id"], cursor, to_stdout()):
+    elif print_log(api, found["id"], cursor, to_stdout()) or tail == 0:
         note_missing(cursor)
     else:
         note(_("No output yet. {status}", status=status_text(found)) if not cursor.complete else _("No output."))

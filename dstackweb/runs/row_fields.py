@@ -117,7 +117,7 @@ class RunRow(Row):
     id: str
     name: str
     status: str
-    status_message: str
+    status_message: Annotated[str, Field(description="Its message, or why it ended unless it is done")]
     termination_reason: str
     priority: int
     queue: str
@@ -125,7 +125,7 @@ class RunRow(Row):
     attempt: int
     exit_code: int | None
     submitted_at: dt.datetime
-    started_at: dt.datetime | None
+    started_at: Annotated[dt.datetime | None, Field(description="Of its newest attempt; null while that waits")]
     ended_at: dt.datetime | None
     held_until: Annotated[dt.datetime | None, Field(description="When a hold that has begun gives back what it keeps")]
     next_at: Annotated[
