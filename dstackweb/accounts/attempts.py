@@ -11,6 +11,7 @@ from django.db.models import F
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import AddressFailures, User
+from dstackweb.lib import sql
 from dstackweb.lib.errors import TooMany
 from dstackweb.lib.network import network_of
 
@@ -64,8 +65,7 @@ def forget_old() -> None:
 
 
 def _count(key: str) -> None:
-    row, _ = AddressFailures.objects.get_or_create(address=key, window=_window())
-    AddressFailures.objects.filter(pk=row.pk).update(count=F("count") + 1)
+    sql.shift(AddressFailures, {"address": key, "window": _window()}, {"count": F("count") + 1})
 
 
 def _take(key: str, most: int) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from django.contrib import admin
-
 from dstackweb.audit.models import AuditEntry
-from dstackweb.lib.pages import ReadOnly
+from dstackweb.lib.pages import register_list
 
-
-@admin.register(AuditEntry)
-class AuditEntryAdmin(ReadOnly):
-    list_display = ("at", "actor_name", "kind", "name", "action", "changes", "project_name", "address")
-    list_filter = ("kind", "action")
-    search_fields = ("name", "actor_name", "project_name", "address")
-    ordering = ("-id",)
+register_list(
+    AuditEntry,
+    "at actor_name kind name action changes project_name address",
+    filters="kind action",
+    search="name actor_name project_name address",
+    ordering=("-id",),
+)

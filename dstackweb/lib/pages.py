@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib import admin
 from django.core.files.base import ContentFile
 from django.core.paginator import Page, Paginator
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 from whitenoise.storage import CompressedManifestStaticFilesStorage
@@ -30,6 +30,28 @@ class ReadOnly(admin.ModelAdmin[Any]):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+def register_list(
+    model: type[Model],
+    columns: str,
+    *,
+    base: type[ReadOnly] = ReadOnly,
+    filters: str = "",
+    codes: Sequence[Any] = (),
+    joined: str = "",
+    search: str = "",
+    **more: Any,
+) -> None:
+    """Register a read-only list of `model`; names are separated by blanks, `codes` are filters of other kinds."""
+    options = {
+        "list_display": columns.split(),
+        "list_filter": [*filters.split(), *codes],
+        "list_select_related": joined.split(),
+        "search_fields": search.split(),
+        **more,
+    }
+    admin.site.register(model, type(f"{model.__name__}Admin", (base,), options))
 
 
 class KeysFirst(Paginator[Any]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -82,6 +82,22 @@ class ModelColumns(Generic[M]):
 def _converters(field: models.Field[Any, Any], here: BaseDatabaseWrapper) -> list[Callable[[Any, Any, Any], Any]]:
     """What makes a value of Python of a field's stored one."""
     return [*here.ops.get_db_converters(field.cached_col), *field.get_db_converters(here)]
+
+
+def shift(model: type[models.Model], key: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Change the row of this key, as in `update()`; where there is none yet, one with the model's defaults."""
+    row = model._default_manager.filter(**key)
+    if not row.update(**changes):
+        # Another transaction may create it too: also with the defaults.
+        model._default_manager.bulk_create([model(**key)], ignore_conflicts=True)
+        row.update(**changes)
+
+
+def write(rows: Iterable[models.Model], key: Sequence[str], fields: Sequence[str]) -> None:
+    """Insert rows of one model; where there is one with the same `key`, replace its `fields` instead."""
+    if found := list(rows):
+        table = type(found[0])._default_manager
+        table.bulk_create(found, update_conflicts=True, unique_fields=key, update_fields=fields)
 
 
 def insert_from(model: type[models.Model], columns: Sequence[str], rows: models.QuerySet[Any]) -> None:

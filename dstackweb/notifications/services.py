@@ -16,6 +16,7 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditAction, AuditKind
 from dstackweb.audit.recorder import record
+from dstackweb.lib import sql
 from dstackweb.lib.errors import NotFound
 from dstackweb.notifications.hours import Hours
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery, Rule
@@ -101,15 +102,11 @@ def _events_of(channel: Channel) -> list[str]:
 
 def write_rules(channel: Channel, wanted: Mapping[NotificationEvent, RuleScope]) -> None:
     """Add or change rules of a channel."""
-    Rule.objects.bulk_create(
-        [
-            Rule(channel=channel, event=event.value, own=scope.own, project_id=scope.project_id)
-            for event, scope in wanted.items()
-        ],
-        update_conflicts=True,
-        unique_fields=["channel", "event"],
-        update_fields=["own", "project"],
+    rows = (
+        Rule(channel=channel, event=event.value, own=scope.own, project_id=scope.project_id)
+        for event, scope in wanted.items()
     )
+    sql.write(rows, ["channel", "event"], ["own", "project"])
 
 
 def inbox(user: User) -> QuerySet[Delivery]:

@@ -19,6 +19,7 @@ from django.db.models import F, Sum
 from django.utils import timezone
 
 from dstackweb.backends.models import Backend
+from dstackweb.lib import sql
 from dstackweb.offers.models import CacheCount, Result
 
 log = logging.getLogger(__name__)
@@ -149,9 +150,8 @@ def forget() -> None:
 def _write(backend_id: int, hour: dt.datetime, counter: Counter[str]) -> None:
     try:
         with transaction.atomic():
-            CacheCount.objects.bulk_create([CacheCount(backend_id=backend_id, hour=hour)], ignore_conflicts=True)
             shifts = {name: F(name) + number for name, number in counter.items()}
-            CacheCount.objects.filter(backend=backend_id, hour=hour).update(**shifts)
+            sql.shift(CacheCount, {"backend_id": backend_id, "hour": hour}, shifts)
     except IntegrityError:
         log.info("the backend %s was deleted before its counts were written", backend_id)
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.forms import MergedForm
-from dstackweb.lib.pages import KeysFirst, ReadOnly, code_filter
+from dstackweb.lib.pages import KeysFirst, ReadOnly, code_filter, register_list
 from dstackweb.runs import concurrency, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import (
@@ -198,28 +197,7 @@ class RunAdmin(ReadOnly):
             messages.error(request, error.detail)
 
 
-def _register(
-    model: type[Model],
-    columns: str,
-    *,
-    filters: str = "",
-    codes: Sequence[Any] = (),
-    joined: str = "",
-    search: str = "",
-    **more: Any,
-) -> None:
-    """Register a read-only list of `model`; names are separated by blanks."""
-    options = {
-        "list_display": columns.split(),
-        "list_filter": [*filters.split(), *codes],
-        "list_select_related": joined.split(),
-        "search_fields": search.split(),
-        **more,
-    }
-    admin.site.register(model, type(f"{model.__name__}Admin", (ReadOnly,), options))
-
-
-_register(
+register_list(
     Job,
     "run attempt node status host cpus memory_mib exit_code placed_at",
     filters="status host",
@@ -230,14 +208,14 @@ _register(
     show_full_result_count=False,
     exclude=("claim_nonce", "secrets_held"),
 )
-_register(
+register_list(
     Allocation,
     "job host gpu cpus memory_mib",
     filters="host",
     joined="job__run host gpu__host",
     search="job__run__name gpu__uuid",
 )
-_register(
+register_list(
     RunEvent,
     "at run kind actor attempt node",
     codes=[code_filter("kind", RunEventKind)],
@@ -246,9 +224,9 @@ _register(
     search="run__name actor__username",
     show_full_result_count=False,
 )
-_register(QueueEvent, "at queue actor data", filters="queue", joined="queue__project actor", ordering=("-id",))
-_register(Verdict, "queue shape reason at", filters="reason queue", joined="queue__project", ordering=("-at",))
-_register(
+register_list(QueueEvent, "at queue actor data", filters="queue", joined="queue__project actor", ordering=("-id",))
+register_list(Verdict, "queue shape reason at", filters="reason queue", joined="queue__project", ordering=("-at",))
+register_list(
     PastVerdict,
     "queue shape reason since until",
     filters="queue",
@@ -256,14 +234,14 @@ _register(
     joined="queue__project",
     ordering=("-until",),
 )
-_register(
+register_list(
     PastPlace,
     "queue run_id priority since until ended_by",
     filters="queue",
     joined="queue__project",
     ordering=("-id",),
 )
-_register(
+register_list(
     Artifact,
     "path job size content_type created_at stored_at",
     joined="job__run",
@@ -271,16 +249,16 @@ _register(
     ordering=("-created_at",),
     show_full_result_count=False,
 )
-_register(Archive, "sha256 project size created_at", filters="project", search="sha256")
-_register(
+register_list(Archive, "sha256 project size created_at", filters="project", search="sha256")
+register_list(
     MemberShare,
     "queue user used_gpu_ms held_gpus queued_gpus",
     filters="queue",
     joined="queue__project user",
     search="user__username",
 )
-_register(QueueCount, " ".join(["queue", *RunStatus]), joined="queue__project")
-_register(
+register_list(QueueCount, " ".join(["queue", *RunStatus]), joined="queue__project")
+register_list(
     Sweep,
     "name project queue user size next_index is_pending max_parallel priority submitted_at stopped_at ended_at",
     filters="project",
@@ -288,4 +266,4 @@ _register(
     search="name uid user__username",
     exclude=("env_secret", "idempotency_key", "body_digest"),
 )
-_register(SweepCount, " ".join(["sweep", *RunStatus]), joined="sweep")
+register_list(SweepCount, " ".join(["sweep", *RunStatus]), joined="sweep")

@@ -23,7 +23,6 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Gone, Invalid, NotFound, TooEarly
 from dstackweb.lib.storage import Missing, pieces, storage
 from dstackweb.runner.artifact_paths import LISTED, ArtifactLeft, is_safe
@@ -73,11 +72,6 @@ def limit_of(why: ArtifactLeft) -> int:
             raise ValueError(why)
 
 
-def used(project: Project) -> int:
-    """What the project's artifacts take, in bytes."""
-    return ProjectArtifacts.objects.filter(pk=project.pk).values_list("bytes", flat=True).first() or 0
-
-
 def take(job_id: UUID, offered: Offered, offset: int, data: bytes) -> Taken:
     """Add `data`, which begins at `offset`, to a file of a job. Repeatable: what has arrived changes nothing.
 
@@ -97,7 +91,7 @@ def take(job_id: UUID, offered: Offered, offset: int, data: bytes) -> Taken:
     if end < offered.size:
         return Taken(end)
     if _digest(artifact) != offered.sha256:
-        _discard(artifact)  # it was written meanwhile
+        forget([artifact], None)  # it was written meanwhile
         return Taken(refused=ArtifactLeft.CHANGED.value)
     if not Artifact.objects.filter(pk=artifact.pk, key=artifact.key).update(stored_at=timezone.now()):
         raise TooEarly(_("the file was replaced meanwhile"))
@@ -121,7 +115,7 @@ def _row(job_id: UUID, offered: Offered) -> Artifact | ArtifactLeft:
         if found is not None and (found.size, found.sha256) == (offered.size, offered.sha256):
             return found
         if found is not None:
-            _discard(found)
+            forget([found], None)
         if offered.size > limit_of(ArtifactLeft.FILE_LIMIT):
             return ArtifactLeft.FILE_LIMIT
         ids = Job.objects.filter(pk=job_id).values_list("run", "run__project").first()
@@ -150,8 +144,7 @@ def _reserve(job_id: UUID, run_id: int, project_id: int, offered: Offered) -> Ar
             files=F("files") + 1, bytes=F("bytes") + size
         ):
             raise _Full(ArtifactLeft.RUN_LIMIT if of_run.exists() else ArtifactLeft.TOO_MANY)
-        room = ProjectArtifacts.objects.filter(pk=project_id, bytes__lte=limit_of(ArtifactLeft.PROJECT_QUOTA) - size)
-        if not room.update(bytes=F("bytes") + size):
+        if not ProjectArtifacts.take(project_id, size, limit_of(ArtifactLeft.PROJECT_QUOTA)):
             raise _Full(ArtifactLeft.PROJECT_QUOTA)
     return artifact
 
@@ -159,10 +152,6 @@ def _reserve(job_id: UUID, run_id: int, project_id: int, offered: Offered) -> Ar
 def content_type(path: str) -> str:
     """As guessed from a name."""
     return (mimetypes.guess_type(path, strict=True)[0] or BINARY)[:100]
-
-
-def _discard(artifact: Artifact) -> None:
-    forget([artifact], None)
 
 
 def forget(found: Sequence[Artifact], now: dt.datetime | None) -> int:
@@ -186,15 +175,8 @@ def forget(found: Sequence[Artifact], now: dt.datetime | None) -> int:
         for run_id in sorted(files):
             values: dict[str, Any] = {"files": F("files") - files[run_id], "bytes": F("bytes") - freed[run_id]}
             RunArtifacts.objects.filter(pk=run_id).update(**values | ({"removed_at": now} if now else {}))
-        uncount(of_project)
+        ProjectArtifacts.uncount(of_project)
     return len(counted)
-
-
-def uncount(freed: Mapping[int, int]) -> None:
-    """Take bytes, by project, out of the counts. Call inside a transaction that has locked their artifacts."""
-    for project_id, size in sorted(freed.items()):
-        if size:
-            ProjectArtifacts.objects.filter(pk=project_id).update(bytes=F("bytes") - size)
 
 
 def note_left_out(job_id: UUID, left_out: Sequence[Mapping[str, Any]], number: int) -> None:

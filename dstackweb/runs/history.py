@@ -25,6 +25,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
+from dstackweb.lib import sql
 from dstackweb.runs.models import Queue, QueueHour, QueueSlot, QueueSpan, Run
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.wait_stats import (
@@ -82,11 +83,7 @@ def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
         for bucket, count in Counter(map(bucket_of, seconds)).items():
             changes[BUCKETS[bucket]] = F(BUCKETS[bucket]) + count
         key = {"queue_id": queue, "band": band, model.TIME: begin(now)}
-        row = model._default_manager.filter(**key)
-        if not row.update(**changes):
-            # Another transaction may create it too: also with zeros.
-            model._default_manager.bulk_create([model(**key)], ignore_conflicts=True)
-            row.update(**changes)
+        sql.shift(model, key, changes)
 
 
 Placed = tuple[int, int, dt.datetime]
@@ -103,10 +100,9 @@ def count_removed(placed: Iterable[Placed]) -> None:
     for (queue, band, hour), number in sorted(numbers.items()):
         if hour < oldest:
             continue
-        row = QueueHour.objects.filter(queue_id=queue, band=band, hour=hour)
         # The run may have changed its queue or priority since: there may be no row.
-        QueueHour.objects.bulk_create([QueueHour(queue_id=queue, band=band, hour=hour)], ignore_conflicts=True)
-        row.update(placed_removed=F("placed_removed") + number)
+        key = {"queue_id": queue, "band": band, "hour": hour}
+        sql.shift(QueueHour, key, {"placed_removed": F("placed_removed") + number})
 
 
 def sample_lengths(now: dt.datetime) -> None:
@@ -126,16 +122,9 @@ def sample_lengths(now: dt.datetime) -> None:
         for model, begin in SPANS:
             # In the order in which placements are counted; the second statement has its rows locked by the first.
             at = {model.TIME: begin(now)}
-            model._default_manager.bulk_create(
-                [
-                    model(queue_id=queue, band=band, length=lengths[queue, band], **at)
-                    for queue, _ in queues
-                    for band in range(BANDS)
-                ],
-                update_conflicts=True,
-                unique_fields=["queue", "band", model.TIME],
-                update_fields=["length"],
-            )
+            found = itertools.product([queue for queue, _ in queues], range(BANDS))
+            rows = [model(queue_id=queue, band=band, length=lengths[queue, band], **at) for queue, band in found]
+            sql.write(rows, ["queue", "band", model.TIME], ["length"])
             model._default_manager.filter(higher, length__isnull=False, **at).update(length_max=F("length"))
         QueueSlot.objects.filter(at__lt=now - SLOTS_KEPT).delete()
 

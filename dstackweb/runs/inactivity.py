@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from dstackweb.lib import sql
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Run, RunActivity
@@ -65,8 +66,7 @@ def note(uses: Mapping[int, Use], now: dt.datetime) -> None:
     rows = [updated(known.get(run_id), run_id, use, now) for run_id, use in uses.items()]
     existing = set(Run.objects.filter(pk__in=uses).values_list("pk", flat=True))
     rows = [row for row in rows if row.run_id in existing]
-    fields = ["attempt", "connected_at", "used_at", "idle_s", "warned"]
-    RunActivity.objects.bulk_create(rows, update_conflicts=True, unique_fields=["run"], update_fields=fields)
+    sql.write(rows, ["run"], ["attempt", "connected_at", "used_at", "idle_s", "warned"])
     limits = Run.objects.filter(pk__in=uses, status=RunStatus.RUNNING)
     limit_of = dict(limits.values_list("pk", "spec__inactivity_duration_s"))
     for row in rows:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from django.db.models import F
 
+from dstackweb.lib import sql
 from dstackweb.lib.log_bins import LogBins
 from dstackweb.runs.models import LearnedDuration, Run
 from dstackweb.runs.prefix_counters import prefix_and_group, took_s
@@ -71,10 +72,7 @@ def _add(key: DurationKey, runs: int) -> None:
         return
     if not _may_count(key):
         key = key._replace(prefix="")
-        row = LearnedDuration.objects.filter(**key._asdict())
-    # Another transaction may create it too: also with zero.
-    LearnedDuration.objects.bulk_create([LearnedDuration(**key._asdict())], ignore_conflicts=True)
-    row.update(runs=F("runs") + runs)
+    sql.shift(LearnedDuration, key._asdict(), {"runs": F("runs") + runs})
 
 
 def _may_count(key: DurationKey) -> bool:

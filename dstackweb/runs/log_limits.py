@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
 
-from dstackweb.accounts.models import Project
 from dstackweb.lib.storage import Gap
 from dstackweb.runs import files
 from dstackweb.runs.codes import LogCut, LogCutData, RunEventKind
@@ -55,11 +53,6 @@ def limit_of(cut: LogCut) -> int:
     return int(settings.DSTACKWEB_LOG_LIMIT_MB) * 1024**2
 
 
-def used(project: Project) -> int:
-    """What the project's logs count as, in bytes."""
-    return ProjectLogs.objects.filter(pk=project.pk).values_list("bytes", flat=True).first() or 0
-
-
 def append(job_id: UUID, offset: int, data: bytes) -> Appended:
     """Add `data`, which begins at `offset`, as far as the limits allow. Repeatable.
 
@@ -94,8 +87,7 @@ def _count(job_id: UUID, project_id: int, was: int, now: int) -> bool:
     with transaction.atomic():
         if not Job.objects.filter(pk=job_id, log_counted=was, log_cut="").update(log_counted=now):
             return False
-        room = ProjectLogs.objects.filter(pk=project_id, bytes__lte=limit_of(LogCut.PROJECT_QUOTA) - (now - was))
-        if not room.update(bytes=F("bytes") + now - was):
+        if not ProjectLogs.take(project_id, now - was, limit_of(LogCut.PROJECT_QUOTA)):
             raise _Full
     return True
 
@@ -143,12 +135,5 @@ def forget(job_ids: Sequence[UUID], now: dt.datetime) -> int:
         for _pk, run_id, counted in found:
             freed[project_of[run_id]] += counted
         removed = Job.objects.filter(pk__in=[pk for pk, *_ in found]).update(log_removed_at=now, log_counted=0)
-        uncount(freed)
+        ProjectLogs.uncount(freed)
     return removed
-
-
-def uncount(freed: Mapping[int, int]) -> None:
-    """Take bytes, by project, out of the counts. Call inside a transaction that has locked their jobs."""
-    for project_id, size in sorted(freed.items()):
-        if size:
-            ProjectLogs.objects.filter(pk=project_id).update(bytes=F("bytes") - size)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isclose
+from typing import Any
 
 from django.db.models import Count, F, Sum
 from django.db.models.functions import TruncHour
@@ -40,8 +41,8 @@ from dstackweb.runs.wait_stats import BUCKETS
 
 def differences() -> Iterator[Difference]:
     """Everything that disagrees. Consistent only while nothing moves, or inside one snapshot."""
-    yield from _queues()
-    yield from _sweeps()
+    yield from _runs("queue", QueueCount.objects.select_related("queue__project"))
+    yield from _runs("sweep", SweepCount.objects.select_related("sweep"))
     yield from _hosts()
     yield from _hours()
     yield from recount.differences()
@@ -58,28 +59,22 @@ def differences() -> Iterator[Difference]:
         yield Difference("active jobs that hold nothing", missing, 0)
 
 
-def _queues() -> Iterator[Difference]:
-    counted = {
-        (row["queue"], row["status"]): row["n"]
-        for row in Run.objects.order_by().values("queue", "status").annotate(n=Count("pk"))
-    }
-    for row in QueueCount.objects.select_related("queue__project"):
-        for status in RunStatus:
-            kept, real = getattr(row, status.value), counted.get((row.queue_id, status.value), 0)
-            if kept != real:
-                yield Difference(f"queue {row.queue} {status.value}", kept, real)
+def _compare(label: Callable[[Any], str], kept: Mapping[Any, float], real: Mapping[Any, float]) -> Iterator[Difference]:
+    """Where two sets of numbers by key differ; one that is missing is 0."""
+    for key in sorted(kept.keys() | real.keys()):
+        if (was := kept.get(key, 0)) != (counted := real.get(key, 0)):
+            yield Difference(label(key), was, counted)
 
 
-def _sweeps() -> Iterator[Difference]:
-    of_runs = Run.objects.filter(sweep__isnull=False).order_by()
-    counted = {
-        (row["sweep"], row["status"]): row["n"] for row in of_runs.values("sweep", "status").annotate(n=Count("pk"))
-    }
-    for row in SweepCount.objects.select_related("sweep"):
+def _runs(what: str, counts: Iterable[QueueCount] | Iterable[SweepCount]) -> Iterator[Difference]:
+    """The runs of each queue or sweep by status."""
+    of_runs = Run.objects.exclude(**{what: None}).order_by().values_list(what, "status")
+    real = {(owner, status): n for owner, status, n in of_runs.annotate(n=Count("pk"))}
+    for row in counts:
         for status in RunStatus:
-            kept, real = getattr(row, status.value), counted.get((row.sweep_id, status.value), 0)
-            if kept != real:
-                yield Difference(f"sweep {row.sweep} {status.value}", kept, real)
+            kept, counted = getattr(row, status.value), real.get((row.pk, status.value), 0)
+            if kept != counted:
+                yield Difference(f"{what} {getattr(row, what)} {status.value}", kept, counted)
 
 
 def _hosts() -> Iterator[Difference]:
@@ -110,10 +105,8 @@ def _hours() -> Iterator[Difference]:
     )
     by_hour = events.order_by().values("run__project__name", begun=TruncHour("at", tzinfo=dt.UTC))
     counted = {(row["run__project__name"], row["begun"]): row["n"] for row in by_hour.annotate(n=Count("pk"))}
-    for project, hour in sorted(kept.keys() | counted.keys()):
-        was, real = kept.get((project, hour), 0), counted.get((project, hour), 0)
-        if was != real:
-            yield Difference(f"placed in {project} in the hour of {hour:%Y-%m-%d %H:%M} UTC", was, real)
+    placed = "placed in {0[0]} in the hour of {0[1]:%Y-%m-%d %H:%M} UTC".format
+    yield from _compare(placed, kept, counted)
     for row in hours.select_related("queue__project"):
         waits = sum(getattr(row, bucket) for bucket in BUCKETS)
         if waits != row.placed:
@@ -121,27 +114,21 @@ def _hours() -> Iterator[Difference]:
 
 
 def _logs() -> Iterator[Difference]:
-    sums = Job.objects.order_by().values_list("run__project").annotate(bytes=Sum("log_counted")).filter(bytes__gt=0)
-    real, kept = dict(sums), dict(ProjectLogs.objects.exclude(bytes=0).values_list("project", "bytes"))
-    for project in sorted(real.keys() | kept.keys()):
-        if kept.get(project, 0) != real.get(project, 0):
-            yield Difference(f"bytes of logs of project {project}", kept.get(project, 0), real.get(project, 0))
+    sums = Job.objects.order_by().values_list("run__project").annotate(bytes=Sum("log_counted"))
+    kept = ProjectLogs.objects.values_list("project", "bytes")
+    yield from _compare("bytes of logs of project {}".format, dict(kept), dict(sums))
 
 
 def _artifacts() -> Iterator[Difference]:
-    sums = Artifact.objects.order_by().values_list("job__run").annotate(files=Count("pk"), bytes=Sum("size"))
-    real = {run: (files, size) for run, files, size in sums}
-    kept = {run: (files, size) for run, files, size in RunArtifacts.objects.values_list("run", "files", "bytes")}
-    for run in sorted(real.keys() | kept.keys()):
-        for what, was, counted in zip(("files", "bytes"), kept.get(run, (0, 0)), real.get(run, (0, 0)), strict=True):
-            if was != counted:
-                yield Difference(f"{what} of artifacts of run {run}", was, counted)
-    by_project = Artifact.objects.order_by().values_list("job__run__project").annotate(bytes=Sum("size"))
-    real_bytes, kept_bytes = dict(by_project), dict(ProjectArtifacts.objects.values_list("project", "bytes"))
-    for project in sorted(real_bytes.keys() | kept_bytes.keys()):
-        if kept_bytes.get(project, 0) != real_bytes.get(project, 0):
-            was, counted = kept_bytes.get(project, 0), real_bytes.get(project, 0)
-            yield Difference(f"bytes of artifacts of project {project}", was, counted)
+    found = Artifact.objects.order_by()
+    of_runs = found.values_list("job__run")
+    kept = RunArtifacts.objects.values_list
+    files, sizes = of_runs.annotate(n=Count("pk")), of_runs.annotate(n=Sum("size"))
+    yield from _compare("files of artifacts of run {}".format, dict(kept("run", "files")), dict(files))
+    yield from _compare("bytes of artifacts of run {}".format, dict(kept("run", "bytes")), dict(sizes))
+    by_project = found.values_list("job__run__project").annotate(n=Sum("size"))
+    of_projects = ProjectArtifacts.objects.values_list("project", "bytes")
+    yield from _compare("bytes of artifacts of project {}".format, dict(of_projects), dict(by_project))
 
 
 def _durations() -> Iterator[Difference]:
@@ -158,10 +145,7 @@ def _durations() -> Iterator[Difference]:
     for key in sorted(kept):
         if key.prefix and kept[key] > real[key]:
             yield Difference(f"runs of {key}", kept[key], real[key])
-    kept_in_all, real_in_all = (_without_prefix(each) for each in (kept, real))
-    for whole in sorted(kept_in_all.keys() | real_in_all.keys()):
-        if kept_in_all[whole] != real_in_all[whole]:
-            yield Difference(f"durations of {whole}", kept_in_all[whole], real_in_all[whole])
+    yield from _compare("durations of {}".format, _without_prefix(kept), _without_prefix(real))
 
 
 def _usage() -> Iterator[Difference]:
@@ -197,9 +181,7 @@ def _runs_by_name() -> Iterator[Difference]:
     for group in TaskGroup.objects.filter(prefix__scope__run_id=0).select_related("prefix__scope"):
         for state in TaskState:
             kept[group.prefix.scope.project_id, group.prefix.name, group.name, state] += getattr(group, state)
-    for key in sorted(kept.keys() | counted.keys()):
-        if kept[key] != counted[key]:
-            yield Difference(f"{key[3]} among runs called {key[2]!r}", kept[key], counted[key])
+    yield from _compare("{0[3]} among runs called {0[2]!r}".format, kept, counted)
     timed = Run.objects.filter(status__in=prefix_counters.TIMED, started_at__isnull=False, ended_at__isnull=False)
     took: defaultdict[int, float] = defaultdict(float)
     number_of: Counter[int] = Counter()

@@ -10,7 +10,6 @@ import datetime as dt
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from decimal import Decimal
 
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q
@@ -19,14 +18,25 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
+from dstackweb.lib import sql
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.lib.storage import storage
 from dstackweb.progress import finalize
-from dstackweb.runs import artifacts, files, log_limits, spend
+from dstackweb.runs import files, spend
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.history import Placed
-from dstackweb.runs.models import Artifact, Job, RemovedRun, RemovedSpend, Run, RunEvent, Sweep
+from dstackweb.runs.models import (
+    Artifact,
+    Job,
+    ProjectArtifacts,
+    ProjectLogs,
+    RemovedRun,
+    RemovedSpend,
+    Run,
+    RunEvent,
+    Sweep,
+)
 from dstackweb.runs.shared_rows import count_removed, shared_rows_last
 from dstackweb.runs.states import ENDED, RunStatus
 
@@ -75,22 +85,19 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
         keys = [run.pk for run in runs]
         removed, freed, freed_artifacts = _leave_rows(runs, now)
         count_removed(runs, _placed(keys), now)
-        spent = _spent(keys, now)
+        spent = spend.of_jobs(Job.objects.filter(run__in=keys), now)  # instances have their own rows, which stay
         Run.objects.filter(pk__in=keys).delete()
-        _delete_empty({run.sweep_id for run in runs if run.sweep_id is not None})
+        for sweep_id in sorted({run.sweep_id for run in runs if run.sweep_id is not None}):
+            left = Exists(Run.objects.filter(sweep=OuterRef("pk")))
+            Sweep.objects.filter(~Q(left), pk=sweep_id, ended_at__isnull=False).delete()
         finalize.expire(keys)
-        _keep_spend(spent, now)
-        log_limits.uncount(freed)
-        artifacts.uncount(freed_artifacts)
+        month = spend.month_of(now).date()
+        for project_id, usd in sorted(spent.items()):
+            sql.shift(RemovedSpend, {"project_id": project_id, "month": month}, {"usd": F("usd") + usd})
+        ProjectLogs.uncount(freed)
+        ProjectArtifacts.uncount(freed_artifacts)
         transaction.on_commit(lambda: _remove_logs(removed), robust=True)
     return len(runs)
-
-
-def _delete_empty(sweep_ids: Collection[int]) -> None:
-    """Delete sweeps that have ended, and have no run any more."""
-    for sweep_id in sorted(sweep_ids):
-        left = Exists(Run.objects.filter(sweep=OuterRef("pk")))
-        Sweep.objects.filter(~Q(left), pk=sweep_id, ended_at__isnull=False).delete()
 
 
 def remove_logs(limit: int = 50) -> int:
@@ -138,23 +145,6 @@ def _placed(run_ids: Collection[int]) -> list[Placed]:
         run__in=run_ids, kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value
     )
     return list(events.values_list("run__queue", "run__priority", "at"))
-
-
-def _spent(run_ids: Collection[int], now: dt.datetime) -> dict[int, Decimal]:
-    """USD that the runs have cost their projects this month, without instances, whose rows stay."""
-    return spend.of_jobs(Job.objects.filter(run__in=run_ids), now)
-
-
-def _keep_spend(spent: dict[int, Decimal], now: dt.datetime) -> None:
-    month = spend.month_of(now).date()
-    for project_id, usd in sorted(spent.items()):
-        row = RemovedSpend.objects.filter(project=project_id, month=month)
-        if not row.update(usd=F("usd") + usd):
-            # Another transaction may create it too: also with zero.
-            RemovedSpend.objects.bulk_create(
-                [RemovedSpend(project_id=project_id, month=month, usd=0)], ignore_conflicts=True
-            )
-            row.update(usd=F("usd") + usd)
 
 
 def over(uids: Sequence[str], before: dt.datetime) -> set[str]:

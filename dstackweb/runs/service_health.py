@@ -14,6 +14,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project
+from dstackweb.lib import sql
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Run, ServiceHealth
 from dstackweb.runs.service_codes import CheckFailure, ServiceState
@@ -136,9 +137,7 @@ def states_in(project: Project) -> list[tuple[int, ServiceState]]:
 def keep(found: Mapping[int, tuple[int, HealthReport]]) -> None:
     """Store the attempt and health of services by run id, where the state is as it was."""
     existing = set(Run.objects.filter(pk__in=found).values_list("pk", flat=True))
-    rows = [_row(run_id, *one) for run_id, one in found.items() if run_id in existing]
-    if rows:
-        ServiceHealth.objects.bulk_create(rows, update_conflicts=True, unique_fields=["run"], update_fields=_FIELDS)
+    sql.write([_row(run_id, *one) for run_id, one in found.items() if run_id in existing], ["run"], _FIELDS)
 
 
 def change(run_id: int, attempt: int, before: HealthReport | None, after: HealthReport) -> None:
@@ -147,8 +146,7 @@ def change(run_id: int, attempt: int, before: HealthReport | None, after: Health
         run = lock_run(run_id)
         if run.attempt != attempt or run.status != RunStatus.RUNNING:
             return
-        row = _row(run_id, attempt, after)
-        ServiceHealth.objects.bulk_create([row], update_conflicts=True, unique_fields=["run"], update_fields=_FIELDS)
+        sql.write([_row(run_id, attempt, after)], ["run"], _FIELDS)
         if after.state in _EVENTS:
             lasted = round((after.since - before.since).total_seconds()) if before else None
             data: dict[str, Any] = {"before": before.state.value if before else None, "after_s": lasted}

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from django.db import transaction
 from django.db.models import F
 
+from dstackweb.lib import sql
 from dstackweb.lib.log_bins import LogBins
 from dstackweb.runs.models import StartScore
 
@@ -133,25 +134,14 @@ def score(starts: Iterable[tuple[ShownEstimate, float]]) -> None:
     changes, met = tally(starts)
     with transaction.atomic():
         for (quantile, horizon, number), count in sorted(changes.items()):
-            _count(quantile, horizon, number, count, met[quantile, horizon, number])
+            key = {"quantile": quantile, "horizon": horizon, "bin": number}
+            in_time = F("in_time") + met[quantile, horizon, number]
+            sql.shift(StartScore, key, {"starts": F("starts") + count, "in_time": in_time})
         for quantile, horizon in sorted({key[:2] for key in changes}):
-            _fade(quantile, horizon)
-
-
-def _count(quantile: int, horizon: int, number: int, starts: int, in_time: int) -> None:
-    row = StartScore.objects.filter(quantile=quantile, horizon=horizon, bin=number)
-    if not row.exists():
-        StartScore.objects.bulk_create(
-            [StartScore(quantile=quantile, horizon=horizon, bin=number)], ignore_conflicts=True
-        )
-    row.update(starts=F("starts") + starts, in_time=F("in_time") + in_time)
-
-
-def _fade(quantile: int, horizon: int) -> None:
-    rows = StartScore.objects.filter(quantile=quantile, horizon=horizon)
-    if sum(rows.values_list("starts", flat=True)) >= SCORES_MAX:
-        rows.update(starts=F("starts") / 2, in_time=F("in_time") / 2)
-        rows.filter(starts=0).delete()
+            rows = StartScore.objects.filter(quantile=quantile, horizon=horizon)
+            if sum(rows.values_list("starts", flat=True)) >= SCORES_MAX:
+                rows.update(starts=F("starts") / 2, in_time=F("in_time") / 2)
+                rows.filter(starts=0).delete()
 
 
 @dataclass(frozen=True)

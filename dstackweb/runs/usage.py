@@ -14,10 +14,12 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import models
 from django.db.models import F, Sum
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Instance
+from dstackweb.lib import sql
 from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job, RemovedUsage, Run, UsageDay
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, JOB_ENDED, RunStatus
@@ -135,15 +137,9 @@ class UsageDeltas:
             _shift(RemovedUsage, {"project_id": project_id, "day": day, "user_id": user_id}, amounts)
 
 
-def _shift(model: Any, key: dict[str, int | dt.date], amounts: Amounts) -> None:
-    changes = {name: F(name) + more for name, more in amounts.items() if more}
-    if not changes:
-        return
-    row = model.objects.filter(**key)
-    if not row.update(**changes):
-        # Another transaction may create it too: also with zeros.
-        model.objects.bulk_create([model(**key)], ignore_conflicts=True)
-        row.update(**changes)
+def _shift(model: type[models.Model], key: dict[str, int | dt.date], amounts: Amounts) -> None:
+    if changes := {name: F(name) + more for name, more in amounts.items() if more}:
+        sql.shift(model, key, changes)
 
 
 def day_of(moment: dt.datetime) -> dt.date:

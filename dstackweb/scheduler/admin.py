@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from django.contrib import admin
-
 from dstackweb.lib.models import Watch
-from dstackweb.lib.pages import ReadOnly
+from dstackweb.lib.pages import register_list
 from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
 
-
-@admin.register(PeriodicJob)
-class PeriodicJobAdmin(ReadOnly):
-    list_display = ("name", "due_at", "last_started_at", "last_ended_at", "outstanding_until", "last_error")
-    search_fields = ("name",)
-
-
-@admin.register(PassState)
-class PassStateAdmin(ReadOnly):
-    list_display = ("generation", "ended_at", "duration_ms", "placed", "expires_at")
-
-
-@admin.register(Watch)
-class WatchAdmin(ReadOnly):
-    list_display = ("counted_s", "checks")
-
-
-@admin.register(Retention)
-class RetentionAdmin(ReadOnly):
-    list_display = ("kind", "host", "waiting", "behind_since", "pruned", "pruned_at", "at")
+register_list(PeriodicJob, "name due_at last_started_at last_ended_at outstanding_until last_error", search="name")
+register_list(PassState, "generation ended_at duration_ms placed expires_at")
+register_list(Watch, "counted_s checks")
+register_list(Retention, "kind host waiting behind_since pruned pruned_at at")

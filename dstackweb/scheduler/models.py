@@ -11,6 +11,8 @@ from django.db.models import F, Q, Value
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
+from dstackweb.lib import sql
+
 
 class ClaimLost(Exception):
     """A newer pass has begun: this one must not write."""
@@ -204,10 +206,7 @@ class Retention(models.Model):
         values: dict[str, Any] = {"at": now, "waiting": waiting, "behind_since": behind}
         if pruned:
             values |= {"pruned": F("pruned") + pruned, "pruned_at": now}
-        mine = Retention.objects.filter(kind=kind, host=host)
-        if not mine.update(**values):
-            Retention.objects.bulk_create([Retention(kind=kind, host=host)], ignore_conflicts=True)
-            mine.update(**values)
+        sql.shift(Retention, {"kind": kind, "host": host}, values)
 
 
 class Reservation(models.Model):

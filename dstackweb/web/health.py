@@ -33,8 +33,8 @@ from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus, I
 from dstackweb.lib import schema
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
-from dstackweb.runs import artifacts, files, history, log_limits
-from dstackweb.runs.models import QueueCount
+from dstackweb.runs import files, history
+from dstackweb.runs.models import ProjectArtifacts, ProjectLogs, QueueCount
 from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_causes
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
@@ -366,10 +366,10 @@ def _usage(project: Project) -> Iterable[HealthLine]:
         "Output of its jobs is not kept beyond the quota, and the runs go on. Delete runs whose logs are large."
     )
     no_code = _("No more code can be uploaded. It is deleted when it is %s days without use.")
-    yield _quota(logs, log_limits.used(project), settings.DSTACKWEB_PROJECT_LOG_GB, no_logs)
+    yield _quota(logs, ProjectLogs.used(project), settings.DSTACKWEB_PROJECT_LOG_GB, no_logs)
     kept, no_more = _("Artifacts of this project"), _("Files that its jobs leave are not kept beyond the quota.")
     no_more += " " + _("They are deleted %s days after their run.") % settings.DSTACKWEB_ARTIFACTS_DAYS
-    yield _quota(kept, artifacts.used(project), settings.DSTACKWEB_PROJECT_ARTIFACTS_GB, no_more)
+    yield _quota(kept, ProjectArtifacts.used(project), settings.DSTACKWEB_PROJECT_ARTIFACTS_GB, no_more)
     no_code %= settings.DSTACKWEB_ARCHIVES_DAYS
     yield _quota(code, files.code_size(project), settings.DSTACKWEB_PROJECT_CODE_GB, no_code)
 

@@ -54,7 +54,7 @@ def counted(job: Job) -> tuple[int, int, int]:
     """Files and bytes of the run, and bytes of the project, which a recount confirms."""
     assert [one for one in recount.differences() if "artifacts" in str(one)] == []
     row = RunArtifacts.objects.filter(pk=job.run_id).first()
-    return (row.files, row.bytes, artifacts.used(job.run.project)) if row else (0, 0, 0)
+    return (row.files, row.bytes, ProjectArtifacts.used(job.run.project)) if row else (0, 0, 0)
 
 
 def end(job: Job) -> None:
@@ -219,7 +219,7 @@ def test_artifacts_go_with_their_run(job: Job, project: Project, kind: str) -> N
     assert [storage().size(key) for key in keys] == [None, None]
     assert (left.get().artifacts, left.get().has_logs) == ([], False)
     assert not StoredFile.objects.exists()
-    assert artifacts.used(project) == 0
+    assert ProjectArtifacts.used(project) == 0
     assert [one for one in recount.differences() if "artifacts" in str(one)] == []
 
 

@@ -43,7 +43,7 @@ def fill(project: Project, left: int) -> None:
 
 
 def used(project: Project) -> int:
-    return log_limits.used(project)
+    return ProjectLogs.used(project)
 
 
 @examples(60)

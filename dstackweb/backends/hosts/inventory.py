@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.models import User
 from dstackweb.backends.hosts.fit import HOSTS, GpuView, HostView
 from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, HostEventKind, Isolation, Ports
+from dstackweb.lib import sql
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.spec.labels import check_labels
 
@@ -166,9 +167,7 @@ def _write_gpus(host: Host, gpus: tuple[GpuProbe, ...]) -> None:
         Gpu(uuid=gpu.uuid, host=host, present=True, **{name: getattr(gpu, name) for name in columns})
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid)
     ]
-    Gpu.objects.bulk_create(
-        rows, update_conflicts=True, unique_fields=["uuid"], update_fields=["host", "present", *columns]
-    )
+    sql.write(rows, ["uuid"], ["host", "present", *columns])
     Gpu.objects.filter(host=host).exclude(uuid__in=[gpu.uuid for gpu in gpus]).update(present=False, stranger=None)
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, interval_ms
 from dstackweb.gpus.policy.window import MAX_GAP, NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
+from dstackweb.lib import sql
 from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
@@ -63,14 +64,8 @@ def rebind(job: Job) -> JobPolicy:
     series = list(GpuSeries.objects.select_for_update(no_key=True).filter(job=job).order_by("pk"))
     before = JobPolicy.objects.filter(pk=job.pk).first()
     bound = JobPolicy(job=job, **terms(job, policy_of(Run.objects.get(pk=job.run_id))))
-    JobPolicy.objects.bulk_create(
-        [bound],
-        update_conflicts=True,
-        unique_fields=["job"],
-        update_fields=[
-            "min_gpu_utilization", "time_window_s", "scope", "action", "from_ms", "bound_at", "noticed_ms", "acted_ms",
-        ],
-    )  # fmt: skip
+    fields = "min_gpu_utilization time_window_s scope action from_ms bound_at noticed_ms acted_ms"
+    sql.write([bound], ["job"], fields.split())
     # A first sample that bound the job concurrently has created series that could not be locked above. They are visible
     # now that its policy row was waited for.
     late = GpuSeries.objects.filter(job=job).exclude(pk__in=[one.pk for one in series]).order_by("pk")

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
+from dstackweb.lib import sql
 from dstackweb.lib.times import to_ms
 
 BUCKET_MS = 5 * 60_000
@@ -64,12 +65,7 @@ def _average_some(until_ms: int) -> bool:
         since_ms = min(max(one.averaged_ms, bucket_of(one.first_ms or 0)) for one in series)
         until_ms = min(until_ms, since_ms + AT_ONCE_MS)
         ids = [one.pk for one in series]
-        GpuAverage.objects.bulk_create(
-            _averages(ids, since_ms, until_ms),
-            update_conflicts=True,
-            unique_fields=["series", "at_ms"],
-            update_fields=AVERAGED,
-        )
+        sql.write(_averages(ids, since_ms, until_ms), ["series", "at_ms"], AVERAGED)
         GpuSeries.objects.filter(pk__in=ids, averaged_ms__lt=until_ms).update(averaged_ms=until_ms)
     return True
 

@@ -388,7 +388,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('month', models.DateField(help_text='Its first day, UTC')),
-                ('usd', models.DecimalField(decimal_places=6, max_digits=16)),
+                ('usd', models.DecimalField(decimal_places=6, default=0, max_digits=16)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.project')),
             ],
             options={

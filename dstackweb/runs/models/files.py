@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from django.db import models
+from django.db.models import F
 from django.utils import timezone
 
+from dstackweb.accounts.models import Project
 from dstackweb.runs.models.base import count_field
 from dstackweb.runs.models.jobs import Job
 from dstackweb.runs.models.runs import Run
 
 
-class ProjectLogs(models.Model):
-    """What the logs of a project take: the sum of its jobs' `log_counted`."""
+class _ProjectBytes(models.Model):
+    """What files of one kind of a project take."""
 
     project = models.OneToOneField("accounts.Project", on_delete=models.CASCADE, primary_key=True, related_name="+")
     bytes = models.BigIntegerField(default=0)
 
+    class Meta:
+        abstract = True
+
     def __str__(self) -> str:
         return f"{self.project}: {self.bytes} bytes"
+
+    @classmethod
+    def used(cls, project: Project) -> int:
+        """What they count as, in bytes."""
+        return cls._default_manager.filter(pk=project.pk).values_list("bytes", flat=True).first() or 0
+
+    @classmethod
+    def take(cls, project_id: int, size: int, most: int) -> bool:
+        """Count `size` bytes more, unless that makes more than `most`; whether it was done. The row is there."""
+        return bool(cls._default_manager.filter(pk=project_id, bytes__lte=most - size).update(bytes=F("bytes") + size))
+
+    @classmethod
+    def uncount(cls, freed: Mapping[int, int]) -> None:
+        """Take bytes, by project, out of the counts. Call inside a transaction that has locked what they are of."""
+        for project_id, size in sorted(freed.items()):
+            if size:
+                cls._default_manager.filter(pk=project_id).update(bytes=F("bytes") - size)
+
+
+class ProjectLogs(_ProjectBytes):
+    """The sum of `log_counted` of its jobs."""
 
 
 class Artifact(models.Model):
@@ -58,11 +86,5 @@ class RunArtifacts(models.Model):
         return f"{self.run}: {self.files} files, {self.bytes} bytes"
 
 
-class ProjectArtifacts(models.Model):
-    """What the artifacts of a project take."""
-
-    project = models.OneToOneField("accounts.Project", on_delete=models.CASCADE, primary_key=True, related_name="+")
-    bytes = models.BigIntegerField(default=0)
-
-    def __str__(self) -> str:
-        return f"{self.project}: {self.bytes} bytes"
+class ProjectArtifacts(_ProjectBytes):
+    """The sum of the sizes of its artifacts."""

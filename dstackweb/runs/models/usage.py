@@ -54,7 +54,7 @@ class RemovedSpend(models.Model):
 
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="+")
     month = models.DateField(help_text="Its first day, UTC")
-    usd = models.DecimalField(max_digits=16, decimal_places=6)
+    usd = models.DecimalField(max_digits=16, decimal_places=6, default=0)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["project", "month"], name="removed_spend_once")]

@@ -116,12 +116,7 @@ def count(queue: Queue, active: Used, now: dt.datetime) -> dict[int, Load]:
         MemberShare(queue=queue, user_id=pk, used_gpu_ms=used, held_gpus=held, queued_gpus=queued)
         for pk, (used, held, queued) in sorted(loads.items())
     ]
-    MemberShare.objects.bulk_create(
-        rows,
-        update_conflicts=True,
-        unique_fields=["queue", "user"],
-        update_fields=["used_gpu_ms", "held_gpus", "queued_gpus"],
-    )
+    sql.write(rows, ["queue", "user"], ["used_gpu_ms", "held_gpus", "queued_gpus"])
     return loads
 
 

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.models import Backend, Host, Instance
+from dstackweb.lib import sql
 from dstackweb.lib.models import Watch
 from dstackweb.runs import past_verdicts, wakeups
 from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
@@ -308,15 +309,8 @@ def _write_waits(verdicts: WaitChanges, known: KnownWaits, now: dt.datetime) -> 
     PastVerdict.objects.bulk_create(past)
     for queue, shapes in ended.items():
         Verdict.objects.filter(queue=queue, shape__in=shapes).delete()
-    Verdict.objects.bulk_create(
-        [
-            Verdict(queue_id=queue_id, shape=shape, at=now, **waits._asdict())
-            for (queue_id, shape), waits in stored.items()
-        ],
-        update_conflicts=True,
-        unique_fields=["queue", "shape"],
-        update_fields=["reason", "data", "at", "logged_at"],
-    )
+    rows = [Verdict(queue_id=queue, shape=shape, at=now, **one._asdict()) for (queue, shape), one in stored.items()]
+    sql.write(rows, ["queue", "shape"], ["reason", "data", "at", "logged_at"])
     return stored
 
 

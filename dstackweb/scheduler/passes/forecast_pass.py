@@ -150,12 +150,7 @@ def _write(rows: Sequence[StartEstimate]) -> None:
     for first in range(0, len(rows), AT_ONCE):
         try:
             with transaction.atomic():
-                StartEstimate.objects.bulk_create(
-                    rows[first : first + AT_ONCE],
-                    update_conflicts=True,
-                    unique_fields=["run"],
-                    update_fields=fields,
-                )
+                sql.write(rows[first : first + AT_ONCE], ["run"], fields)
         except IntegrityError:
             continue  # a run was deleted meanwhile: the next estimate leaves it out
 

@@ -20,8 +20,8 @@ from django.views.decorators.csrf import csrf_protect
 from dstackweb.accounts.models import ApiToken, Project, User
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.models import Profile
-from dstackweb.runs import artifacts, files, selectors
-from dstackweb.runs.models import Archive, ProjectLogs, Queue, Sweep
+from dstackweb.runs import files, selectors
+from dstackweb.runs.models import Archive, ProjectArtifacts, ProjectLogs, Queue, Sweep
 from dstackweb.scheduler.processes import project_removal, tasks
 from dstackweb.web.common.pages import sentence
 from dstackweb.wording import units
@@ -105,6 +105,6 @@ def contents(project: Project) -> list[Content]:
         _("Memberships"): project.memberships.count(),
         _("API tokens for this project alone"): ApiToken.objects.filter(project=project).count(),
     }
-    sizes = {_("Logs"): logs, _("Artifacts"): artifacts.used(project), _("Code"): files.code_size(project)}
+    sizes = {_("Logs"): logs, _("Artifacts"): ProjectArtifacts.used(project), _("Code"): files.code_size(project)}
     found = [Content(label, f"{number:,}") for label, number in numbers.items() if number]
     return found + [Content(label, units.size(size)) for label, size in sizes.items() if size]
