@@ -40,7 +40,7 @@ def measure(sizes: list[int]) -> None:
     from dstackweb.runs import attempts, selectors, services
     from dstackweb.runs.models import Job, Run
     from dstackweb.runs.queue import queues, reorder
-    from dstackweb.runs.queue.reorder import MoveTarget
+    from dstackweb.runs.queue.move_preview import MoveTarget
     from dstackweb.runs.states import JobStatus, Reason
     from dstackweb.scheduler.passes.placement_pass import run_passes
     from dstackweb.scheduler.passes.queue_scan import QueueScan

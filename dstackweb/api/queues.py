@@ -28,6 +28,7 @@ from dstackweb.lib.errors import Conflict, Invalid, Stale
 from dstackweb.runs import concurrency, selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import member_shares, queues, reorder, transfer
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.scheduler.passes.loading import usage_of
 
 router = Router(tags=["queues"])
@@ -156,14 +157,14 @@ def _runs(project: Project, queue: str, body: MoveIn) -> list[Run]:
     return runs
 
 
-def _target(project: Project, body: MoveIn) -> reorder.MoveTarget | str:
+def _target(project: Project, body: MoveIn) -> MoveTarget | str:
     """The place in the queue, or the name of another queue."""
     given = [where for where in ("before", "after", "top", "bottom", "queue") if getattr(body, where) is not None]
     match given:
         case ["before" | "after" as where]:
-            return reorder.MoveTarget(where, selectors.find_run(project, getattr(body, where)))
+            return MoveTarget(where, selectors.find_run(project, getattr(body, where)))
         case ["top" | "bottom" as where]:
-            return reorder.MoveTarget(where)
+            return MoveTarget(where)
         case ["queue"]:
             return body.queue or ""
     raise Invalid.at("before", msg=_("send one of `before`, `after`, `top`, `bottom` or `queue`"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from django.utils.translation import gettext as _
@@ -10,7 +11,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts import access
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
-from dstackweb.lib.errors import Forbidden, Invalid, Stale
+from dstackweb.lib.errors import Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.queue import ordering
@@ -31,6 +32,20 @@ def etag(run: Run | QueuePageRow) -> str:
 def matches(if_match: str | None, run: Run) -> bool:
     """Whether an `If-Match` names the run as it is. A proxy that compresses answers makes their tags weak (`W/"…"`)."""
     return if_match is None or if_match.removeprefix("W/").strip('"') in ("*", etag(run))
+
+
+def check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[int, str] | None) -> list[Run]:
+    """The runs as they are `now`, in the given order; `if_match` has the etags of runs as they were seen, by id.
+
+    Raises NotFound, and Stale for one that has changed since it was seen.
+    """
+    for run in runs:
+        if run.pk not in now:
+            raise NotFound(_("run %(run)s no longer exists. Nothing was changed.") % {"run": run.name})
+        fresh = now[run.pk]
+        if fresh.queue_id != run.queue_id or not matches((if_match or {}).get(run.pk), fresh):
+            raise stale_error(fresh)
+    return [now[run.pk] for run in runs]
 
 
 def stale_error(run: Run) -> Stale:

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from dstackweb.accounts.models import User
 from dstackweb.runs.codes import LimitCode, PlaceEnd, Reclaim
 from dstackweb.runs.models import Run
-from dstackweb.runs.queue.reorder import MoveEffect, RunChange
+from dstackweb.runs.queue.move_preview import MoveEffect, RunChange
 from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.scheduler.passes.decision import Decision, Plan
 from dstackweb.scheduler.placement.hosts import Wait

@@ -169,14 +169,18 @@ def read_to_move(
 
 def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str) -> None:
     for run in runs.values():
-        may_change(run, user, role)
-        if run.queue_id != queue.pk:
-            raise Stale(
-                _("run %(run)s is in queue %(queue)s now. Nothing was moved.")
-                % {"run": run.name, "queue": run.queue.name},
-                queue=run.queue.name,
-            )
+        check_may_leave(queue, run, user, role)
         _check_waits(run)
+
+
+def check_may_leave(queue: Queue, run: Run, user: User, role: str) -> None:
+    """Raises Forbidden, and Stale for a run that is in another queue now."""
+    may_change(run, user, role)
+    if run.queue_id != queue.pk:
+        raise Stale(
+            _("run %(run)s is in queue %(queue)s now. Nothing was moved.") % {"run": run.name, "queue": run.queue.name},
+            queue=run.queue.name,
+        )
 
 
 def _check_waits(run: Run) -> None:
@@ -222,8 +226,8 @@ def _anywhere(move: _Move, plan: PlanFunction) -> PlannedMove:
             runs[place.id],
             place.priority,
             now.get(place.id, place.priority),
-            _position(ahead[place.key]),
-            _position(gap, index),
+            position(ahead[place.key]),
+            position(gap, index),
         )
         for index, place in enumerate(moved)
     ]
@@ -249,7 +253,8 @@ def _anywhere(move: _Move, plan: PlanFunction) -> PlannedMove:
     return PlannedMove(MoveEffect(changes, slips, back_by + forward_by, True), written)
 
 
-def _position(ahead: int | None, further: int = 0) -> int | None:
+def position(ahead: int | None, further: int = 0) -> int | None:
+    """The position with so many runs ahead, where they were counted."""
     return None if ahead is None else ahead + further + 1
 
 
@@ -338,8 +343,8 @@ def _permutation_effect(
             found[place.id],
             place.priority,
             now.get(place.id, place.priority),
-            _position(ahead[slots[slot_of[place.id]].key]),
-            _position(ahead[slots[at[place.id]].key]),
+            position(ahead[slots[slot_of[place.id]].key]),
+            position(ahead[slots[at[place.id]].key]),
         )
         for place in shown
     ]

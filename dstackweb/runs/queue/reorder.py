@@ -19,7 +19,7 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs import past_places, wakeups
 from dstackweb.runs.codes import PlaceEnd, RunEventKind
-from dstackweb.runs.concurrency import check_priority, matches, may_change, stale_error
+from dstackweb.runs.concurrency import check_priority, check_seen, may_change, stale_error
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.move_preview import (
@@ -28,6 +28,7 @@ from dstackweb.runs.queue.move_preview import (
     MoveTarget,
     RunChange,
     plan_reordering,
+    position,
     read_to_move,
 )
 from dstackweb.runs.queue.moves import RankChange
@@ -35,19 +36,6 @@ from dstackweb.runs.queue.positions import read_runs, runs_ahead, seniorities, t
 from dstackweb.runs.queue.queues import lock_queue, now_us
 from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import ENDED, WAITING, RunStatus
-
-__all__ = [
-    "UNDO_S",
-    "MoveEffect",
-    "MoveTarget",
-    "RunChange",
-    "move",
-    "preview",
-    "set_priorities",
-    "set_priority_of_all",
-    "undo",
-    "undoable",
-]
 
 UNDO_S = 10
 """How long pages offer to undo a move."""
@@ -96,7 +84,7 @@ def move(
     with transaction.atomic():
         queue = lock_queue(_queue_of(runs).pk)
         found, target = read_to_move(queue, [run.pk for run in runs], target, lock=True)
-        _check_seen(runs, found, if_match)
+        check_seen(runs, found, if_match)
         plan = plan_reordering(queue, found, user, role, target, now_us(), MAX_COUNTED)
         effect = plan.preview
         if not plan.written:
@@ -140,7 +128,7 @@ def set_priorities(
     with transaction.atomic():
         queue = lock_queue(_queue_of(runs).pk)
         before = read_runs(queue, (run.pk for run in runs), lock=True)
-        fresh = _check_seen(runs, before, if_match)
+        fresh = check_seen(runs, before, if_match)
         for run in fresh:
             if run.status in ENDED:
                 raise Conflict(
@@ -245,17 +233,6 @@ def _queue_of(runs: Sequence[Run]) -> Queue:
     return runs[0].queue
 
 
-def _check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[int, str] | None) -> list[Run]:
-    """The runs as they are `now`, in the given order. Raises Stale for one that has changed since it was seen."""
-    for run in runs:
-        if run.pk not in now:
-            raise NotFound(_("run %(run)s no longer exists. Nothing was changed.") % {"run": run.name})
-        fresh = now[run.pk]
-        if fresh.queue_id != run.queue_id or not matches((if_match or {}).get(run.pk), fresh):
-            raise stale_error(fresh)
-    return [now[run.pk] for run in runs]
-
-
 def _write(
     queue: Queue,
     places: Mapping[int, Place],
@@ -320,7 +297,7 @@ def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
     waiting = Run.objects.filter(pk__in=ids, status=RunStatus.SUBMITTED, queue=queue)
     keys = {pk: (rank, pk) for rank, pk in waiting.values_list("rank", "pk")}
     ahead = runs_ahead(queue, keys.values(), MAX_COUNTED)
-    return {pk: None if (n := ahead[key]) is None else n + 1 for pk, key in keys.items()}
+    return {pk: position(ahead[key]) for pk, key in keys.items()}
 
 
 def _gone(run: Run | None) -> Stale:

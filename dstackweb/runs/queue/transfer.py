@@ -16,14 +16,14 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
-from dstackweb.lib.errors import Conflict, Invalid, NotFound, Stale
+from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.runs import past_places, selectors, wakeups
 from dstackweb.runs.codes import PlaceEnd, RunEventKind
-from dstackweb.runs.concurrency import matches, may_change, stale_error
+from dstackweb.runs.concurrency import check_seen
 from dstackweb.runs.models import Queue, Run, RunEvent
 from dstackweb.runs.queue import member_shares, ordering
 from dstackweb.runs.queue.fair_share import Penalty
-from dstackweb.runs.queue.move_preview import MAX_COUNTED, MAX_MOVED, MoveEffect, RunChange
+from dstackweb.runs.queue.move_preview import MAX_COUNTED, MAX_MOVED, MoveEffect, RunChange, check_may_leave, position
 from dstackweb.runs.queue.positions import RankKey, runs_ahead
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining
 from dstackweb.runs.shared_rows import count_queue_change, shared_rows_last
@@ -83,11 +83,7 @@ def transfer(
         held = {queue_id: lock_queue(queue_id) for queue_id in sorted({source.pk, found.pk})}
         source, target = held[source.pk], held[found.pk]
         fresh = _locked(runs)
-        for run in runs:
-            if run.pk not in fresh:
-                raise NotFound(_("run %(run)s no longer exists. Nothing was moved.") % {"run": run.name})
-            if fresh[run.pk].queue_id != source.pk or not matches((if_match or {}).get(run.pk), fresh[run.pk]):
-                raise stale_error(fresh[run.pk])
+        check_seen(runs, fresh, if_match)
         effect = _planned(source, target, _movable(list(fresh.values()), source, target), MAX_COUNTED)
         if effect.entries:
             _write(source, target, effect.entries, user)
@@ -101,13 +97,7 @@ def _check(runs: Sequence[Run], user: User, role: str, name: str) -> tuple[Queue
     _check_count(runs)
     source = runs[0].queue
     for run in runs:
-        may_change(run, user, role)
-        if run.queue_id != source.pk:
-            raise Stale(
-                _("run %(run)s is in queue %(queue)s now. Nothing was moved.")
-                % {"run": run.name, "queue": run.queue.name},
-                queue=run.queue.name,
-            )
+        check_may_leave(source, run, user, role)
     target = Queue.objects.select_related("project").filter(project=source.project_id, name=name).first()
     if target is None:
         raise Invalid.at("queue", msg=_("no queue %(name)s in this project") % {"name": repr(name)})
@@ -124,11 +114,8 @@ def _locked(runs: Sequence[Run]) -> dict[int, Run]:
     keys = sorted(run.pk for run in runs)
     for pk in keys:
         Run.objects.filter(pk=pk).update(version=F("version") + 1)
-    return {run.pk: run for run in _full(keys)}
-
-
-def _full(keys: Collection[int]) -> list[Run]:
-    return list(selectors.without_texts(Run.objects.filter(pk__in=keys)).select_related("queue", "project", "user"))
+    found = selectors.without_texts(Run.objects.filter(pk__in=keys)).select_related("queue", "project", "user")
+    return {run.pk: run for run in found}
 
 
 def _movable(runs: Sequence[Run], source: Queue, target: Queue) -> list[Run]:
@@ -160,16 +147,14 @@ def _planned(source: Queue, target: Queue, runs: Sequence[Run], most: int | None
     before = runs_ahead(source, [(run.rank, run.pk) for run in runs if run.pk in waits], most)
     there = runs_ahead(target, [keys[pk] for pk in waits], most)
     order = sorted(zip(runs, penalties, strict=True), key=lambda entry: keys[entry[0].pk])
-    after: dict[int, int | None] = {}
-    for index, run in enumerate(run for run, _share in order if run.pk in waits):
-        ahead = there[keys[run.pk]]
-        after[run.pk] = None if ahead is None else ahead + index + 1
+    entering = [run.pk for run, _share in order if run.pk in waits]
+    after = {pk: position(there[keys[pk]], index) for index, pk in enumerate(entering)}
     changes = [
         RunChange(
             run,
             run.priority,
             run.priority,
-            _position(before[run.rank, run.pk]) if run.pk in waits else None,
+            position(before[run.rank, run.pk]) if run.pk in waits else None,
             after.get(run.pk),
             share.seconds,
         )
@@ -184,10 +169,6 @@ def _planned(source: Queue, target: Queue, runs: Sequence[Run], most: int | None
         is_reordered=[run.pk for run, _share in order] != [run.pk for run in runs],
         beside=_beside(target, first) if first else None,
     )
-
-
-def _position(ahead: int | None) -> int | None:
-    return None if ahead is None else ahead + 1
 
 
 def _behind(target: Queue, ahead: int | None, waits: bool, most: int | None) -> int | None:
@@ -216,7 +197,8 @@ def _write(source: Queue, target: Queue, entries: Sequence[tuple[Run, Penalty]],
     now = timezone.now()
     runs = [run for run, _share in entries]
     waiting = [run for run in runs if run.status == RunStatus.SUBMITTED]
-    entered = [run.seniority_us for run in runs if not is_scheduled(run)]
+    # Scheduled runs have not entered their queue yet: their seniority is in the future.
+    entered = [run.seniority_us for run in runs if not (run.status == RunStatus.PENDING and run.attempt == 1)]
     if entered:  # later submissions queue behind them
         newest = Greatest(F("last_seniority_us"), Value(max(entered), output_field=BigIntegerField()))
         Queue.objects.filter(pk=target.pk).update(last_seniority_us=newest)
@@ -233,8 +215,3 @@ def _write(source: Queue, target: Queue, entries: Sequence[tuple[Run, Penalty]],
         count_queue_change(run, source.pk, target.pk)
     events_written.send(sender=RunEvent, events=events)
     wakeups.request_pass()
-
-
-def is_scheduled(run: Run) -> bool:
-    """Whether a scheduled run has not entered its queue yet: its seniority is in the future."""
-    return run.status == RunStatus.PENDING and run.attempt == 1

@@ -19,7 +19,7 @@ from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
 from dstackweb.runs.queue.folding import FoldKey
 from dstackweb.runs.queue.folds import runs_of
-from dstackweb.runs.queue.reorder import MoveTarget
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence

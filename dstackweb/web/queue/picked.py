@@ -13,7 +13,7 @@ from dstackweb.lib.numbers import whole_number
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.queue.folding import FoldKey
 from dstackweb.runs.queue.folds import runs_of
-from dstackweb.runs.queue.reorder import MoveEffect
+from dstackweb.runs.queue.move_preview import MoveEffect
 from dstackweb.runs.sweeps.selectors import find_sweeps
 
 AT_MOST = 500

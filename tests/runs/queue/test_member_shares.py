@@ -16,8 +16,8 @@ from dstackweb.runs import attempts, dependencies, services
 from dstackweb.runs.models import Job, MemberShare, Queue, Run, UsageDay
 from dstackweb.runs.queue import fair_share, member_shares, ordering, queues, reorder
 from dstackweb.runs.queue.fair_share import HOUR_MS, Load
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.queue.positions import rank_factors
-from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, Reason
 from dstackweb.scheduler.passes.decision import plan
 from dstackweb.scheduler.processes import tasks

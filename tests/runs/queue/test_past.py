@@ -23,8 +23,8 @@ from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.models import Job, PastPlace, PastVerdict, Queue, Run, UsageDay, Verdict
 from dstackweb.runs.past_verdicts import StoredWait
 from dstackweb.runs.queue import past, queues, reorder
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.queue.past import PastQueue, queue_at
-from dstackweb.runs.queue.reorder import MoveTarget
 from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.services import Submission
 from dstackweb.runs.states import PLACED, RunStatus

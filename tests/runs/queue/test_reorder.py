@@ -15,7 +15,7 @@ from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Move, Run
 from dstackweb.runs.queue import move_preview as line
 from dstackweb.runs.queue import ordering, queues, reorder
-from dstackweb.runs.queue.reorder import MoveTarget
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run

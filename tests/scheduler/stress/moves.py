@@ -16,7 +16,7 @@ from django.utils import timezone
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import queues, reorder
-from dstackweb.runs.queue.reorder import MoveEffect, MoveTarget
+from dstackweb.runs.queue.move_preview import MoveEffect, MoveTarget
 from dstackweb.runs.states import RunStatus
 from tests.scheduler.stress.acts import Actor, anybody, manager, one_of
 
