@@ -11,6 +11,7 @@ from dstackweb.api.queue_items import QueueItem
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import MAX_LIMIT
 from dstackweb.runs.queue import reorder
+from dstackweb.runs.queue.move_preview import MoveEffect
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.runs.row_fields import Starts
@@ -175,15 +176,15 @@ class MoveOut(Schema):
     queue: NewQueueOut | None = None
 
     @staticmethod
-    def resolve_queue(moved: reorder.MoveEffect) -> NewQueueOut | None:
+    def resolve_queue(moved: MoveEffect) -> NewQueueOut | None:
         return _new_queue(moved) if isinstance(moved, Transfer) else None
 
     @staticmethod
-    def resolve_move(moved: reorder.MoveEffect) -> int | None:
+    def resolve_move(moved: MoveEffect) -> int | None:
         return moved.move_id
 
     @staticmethod
-    def resolve_undo_s(moved: reorder.MoveEffect) -> int:
+    def resolve_undo_s(moved: MoveEffect) -> int:
         return reorder.UNDO_S
 
 

@@ -37,6 +37,7 @@ from dstackweb.runs.models import (
 )
 from dstackweb.runs.notification_codes import DeliveryProblem
 from dstackweb.runs.queue import ordering, queues, reorder
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.sweeps import creation
 from dstackweb.runs.sweeps import services as sweeps
@@ -172,7 +173,7 @@ def build() -> tuple[Project, User]:
     for hours, run in enumerate(Run.objects.filter(status="submitted").order_by("-id"), start=1):
         _submitted(run, now - dt.timedelta(hours=hours * 3, minutes=7))
     moved, before = (Run.objects.get(name=name) for name in ("sweep-lr-0033", "sweep-lr-0031"))
-    reorder.move([moved], mia, "admin", reorder.MoveTarget("before", before))
+    reorder.move([moved], mia, "admin", MoveTarget("before", before))
     _waited(now)
     past(project, now)
     queues.change_queue(

@@ -16,6 +16,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
+from dstackweb.runs.queue.move_preview import MoveEffect
 from tests.cli.conftest import Cli
 from tests.factories import join, make_run, make_user
 from tests.support import REPO
@@ -85,7 +86,7 @@ def test_a_concurrently_changed_run_is_not_moved(
 ) -> None:
     move = reorder.move
 
-    def late(*args: object) -> reorder.MoveEffect:
+    def late(*args: object) -> MoveEffect:
         services.set_priority(runs["e"], runs["e"].user, "member", 40)
         return move(*args)  # type: ignore[arg-type]
 

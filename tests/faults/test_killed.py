@@ -14,6 +14,7 @@ from django.db.models import F
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Allocation, Job, Move, Queue, QueueCount, QueueEvent, Run, RunEvent
 from dstackweb.runs.queue import ordering, queues, reorder
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassRequest, PassState
@@ -177,7 +178,7 @@ def test_a_web_worker_killed_in_a_move_has_moved_all_runs_and_can_undo_it_or_has
     before = standing(queue)
 
     def move() -> None:
-        reorder.move(moved, user, role, reorder.MoveTarget("before", runs[5]))
+        reorder.move(moved, user, role, MoveTarget("before", runs[5]))
 
     for moment, number in killed_at_each_statement(move):
         moment_of_kill = f"killed {moment} statement {number}"

@@ -15,6 +15,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import queues, reorder
+from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.scheduler.passes import forecast_pass
 from dstackweb.web.runs.why_views import CELLS, STRIP, place_in_queue
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
@@ -49,7 +50,7 @@ def test_the_factors_of_a_place_are_spelled_out(project: Project, ann: User, mia
         assert "New runs below priority 54 will queue behind this one." in shown
         assert "moved by" not in shown
     run.refresh_from_db()
-    reorder.move([run], mia, "manager", reorder.MoveTarget("bottom"))
+    reorder.move([run], mia, "manager", MoveTarget("bottom"))
     assert "moved by mia" in text_of(why(as_user(ann), run))
 
 
