@@ -78,14 +78,11 @@ def send_due() -> int:
 
 def _due_channels(now: dt.datetime, most: int) -> list[int]:
     free = Q(channel__held_until=None) | Q(channel__held_until__lte=now)
-    due = Delivery.objects.filter(free, _unfinished(now), channel__enabled=True)
+    # Those that are being sent were left by a worker, since the channel is free: its claim has expired.
+    unfinished = Q(status=DeliveryStatus.WAITING, due_at__lte=now) | Q(status=DeliveryStatus.SENDING)
+    due = Delivery.objects.filter(free, unfinished, channel__enabled=True)
     # Those that answered last time first: none waits for another that hangs.
     return list(due.order_by("channel__failures", "channel").values_list("channel", flat=True).distinct()[:most])
-
-
-def _unfinished(now: dt.datetime) -> Q:
-    """Due, or left by a worker: its claim of the channel has expired when this is asked."""
-    return Q(status=DeliveryStatus.WAITING, due_at__lte=now) | Q(status=DeliveryStatus.SENDING)
 
 
 def send_next(channel_id: int, now: dt.datetime) -> bool:

@@ -152,7 +152,7 @@ class CounterRows:
                 if (missing := -getattr(group, state)) > 0:
                     group.total += missing
                     setattr(group, state, 0)
-            group.kept = _has_tasks(group) or (group.total > 0 and scope.groups + (not group.id) <= GROUPS_KEPT)
+            group.kept = any(_shown(group)) or (group.total > 0 and scope.groups + (not group.id) <= GROUPS_KEPT)
             more, prefix = group.kept - bool(group.id), self.prefixes[group_name[0]]
             prefix.groups += more
             scope.groups += more
@@ -267,11 +267,6 @@ def _rate(row: PrefixRow | Scope, finished: int, now_ms: int) -> None:
     row.finished_1m = decayed(row.finished_1m, age_ms, MINUTE_S) + finished
     row.finished_10m = decayed(row.finished_10m, age_ms, TEN_MINUTES_S) + finished
     row.rated_ms = now_ms
-
-
-def _has_tasks(group: GroupRow) -> bool:
-    """Whether it has tasks that are not forgotten."""
-    return any(_shown(group))
 
 
 _shown = attrgetter(*SHOWN)

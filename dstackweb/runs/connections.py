@@ -43,12 +43,9 @@ def require_gateway(spec: EffectiveSpec) -> None:
 
 
 @dataclass(frozen=True)
-class Connection:
-    """How to connect to a run. `ready`: its runner is connected to the gateway. Empty is not offered."""
+class LastUse:
+    """Whether a run's runner is connected to the gateway, and its use."""
 
-    ssh: str
-    vscode: str
-    opens: bool
     ready: bool
     used_at: dt.datetime | None
     stops_s: int | None
@@ -56,12 +53,12 @@ class Connection:
 
 
 @dataclass(frozen=True)
-class LastUse:
-    """Whether a run's runner is connected to the gateway, and its use; `stops_s` as of a Connection."""
+class Connection(LastUse):
+    """How to connect to a run. Empty is not offered."""
 
-    ready: bool
-    used_at: dt.datetime | None
-    stops_s: int | None
+    ssh: str
+    vscode: str
+    opens: bool
 
 
 def use_of(run: Run) -> LastUse:
@@ -82,19 +79,13 @@ def connection_to(run: Run) -> Connection | None:
         return None
     if not is_there():
         return None
-    ide, use = run.spec.get("ide"), use_of(run)
+    ide = run.spec.get("ide")
     host, user = ssh_host(), ssh_user(run)
     port = settings.DSTACKWEB_SSH_PORT
     ssh = f"ssh -p {port} {user}@{host}" if port else ""
     link = f"vscode://vscode-remote/ssh-remote+{quote(f'{user}@{host}:{port}', safe='')}{folder_of(run)}"
-    return Connection(
-        ssh=ssh,
-        vscode=link if ssh and ide == Ide.VSCODE else "",
-        opens=ide == Ide.JUPYTER,
-        ready=use.ready,
-        used_at=use.used_at,
-        stops_s=use.stops_s,
-    )
+    vscode = link if ssh and ide == Ide.VSCODE else ""
+    return Connection(**vars(use_of(run)), ssh=ssh, vscode=vscode, opens=ide == Ide.JUPYTER)
 
 
 @dataclass(frozen=True)

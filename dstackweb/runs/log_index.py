@@ -44,7 +44,8 @@ def lines(job_id: UUID, first: int) -> Lines:
     blocks = max(0, size - 1) // BLOCK
     if known < blocks:
         until = min(blocks, known + COUNTED_AT_ONCE)
-        counts = array("I", (_block(job_id, block).count(b"\n") for block in range(known, until)))
+        pieces = (files.read_log(job_id, block * BLOCK, BLOCK) for block in range(known, until))
+        counts = array("I", (piece.count(b"\n") for piece in pieces))
         try:
             storage().append(key, 4 * known, counts.tobytes())
         except Gap:  # its file was removed with the log meanwhile
@@ -54,10 +55,6 @@ def lines(job_id: UUID, first: int) -> Lines:
     found = array("I")
     found.frombytes(storage().read(key, 4 * first, 4 * (known - first)))
     return Lines(size, found.tolist(), first + len(found) < blocks)
-
-
-def _block(job_id: UUID, block: int) -> bytes:
-    return files.read_log(job_id, block * BLOCK, BLOCK)
 
 
 @dataclass(frozen=True)

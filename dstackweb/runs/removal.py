@@ -25,7 +25,6 @@ from dstackweb.progress import finalize
 from dstackweb.runs import files, spend
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import may_change
-from dstackweb.runs.history import Placed
 from dstackweb.runs.models import (
     Artifact,
     Job,
@@ -84,7 +83,10 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
             return 0
         keys = [run.pk for run in runs]
         removed, freed, freed_artifacts = _leave_rows(runs, now)
-        count_removed(runs, _placed(keys), now)
+        placements = RunEvent.objects.filter(
+            run__in=keys, kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value
+        )
+        count_removed(runs, list(placements.values_list("run__queue", "run__priority", "at")), now)
         spent = spend.of_jobs(Job.objects.filter(run__in=keys), now)  # instances have their own rows, which stay
         Run.objects.filter(pk__in=keys).delete()
         for sweep_id in sorted({run.sweep_id for run in runs if run.sweep_id is not None}):
@@ -137,14 +139,6 @@ def _leave_rows(runs: Sequence[Run], now: dt.datetime) -> tuple[list[RemovedRun]
         for run in runs
     )  # fmt: skip
     return rows, freed, freed_artifacts
-
-
-def _placed(run_ids: Collection[int]) -> list[Placed]:
-    """Queue, priority and time of each placement whose event goes with its run."""
-    events = RunEvent.objects.filter(
-        run__in=run_ids, kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value
-    )
-    return list(events.values_list("run__queue", "run__priority", "at"))
 
 
 def over(uids: Sequence[str], before: dt.datetime) -> set[str]:

@@ -44,15 +44,12 @@ class Row:
     def sent_fields(cls) -> tuple[str, ...]:
         """The fields that the API sends, in their order."""
         hints = get_type_hints(cls, include_extras=True)
-        hidden = {name for name, hint in hints.items() if any(_hides(one) for one in get_args(hint))}
+        fields = {name: [one for one in get_args(hint) if isinstance(one, FieldInfo)] for name, hint in hints.items()}
+        hidden = {name for name, found in fields.items() if any(one.exclude is True for one in found)}
         return tuple(name for name in cls.fields() if name not in hidden)
 
     def values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.fields()}
-
-
-def _hides(metadata: object) -> bool:
-    return isinstance(metadata, FieldInfo) and metadata.exclude is True
 
 
 @dataclass(slots=True)

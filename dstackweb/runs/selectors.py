@@ -14,13 +14,12 @@ from django.db.models import Max, Q, QuerySet, Sum
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
-from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib import sql
 from dstackweb.lib.errors import Gone, NotFound
 from dstackweb.lib.storage import Missing
 from dstackweb.runs import files
 from dstackweb.runs.codes import WaitReason, permanence
-from dstackweb.runs.models import Allocation, Dependency, Job, Queue, QueueCount, Run, RunEvent, Sweep
+from dstackweb.runs.models import Dependency, Job, Queue, QueueCount, Run, RunEvent, Sweep
 from dstackweb.runs.states import JOB_ENDED, PLACED, RunStatus
 from dstackweb.spec.run_fields import MAX_NODES
 
@@ -341,17 +340,3 @@ def log_stamp(run: Run) -> str:
     """Changes with the logs of its newest attempt, and when their jobs end; of the first nodes where there are many."""
     jobs = Job.objects.filter(run=run, attempt=run.attempt).order_by("node")[:STAMPED_LOGS]
     return ".".join(f"{files.log_size(job.pk)}{'e' if job.status in JOB_ENDED else ''}" for job in jobs)
-
-
-def hosts_with_holders(name: str = "") -> list[tuple[Host, list[tuple[Gpu, Run | None]]]]:
-    """Every host that has not left (or the one called `name`), by name, each with its GPUs by index and the run that
-    holds each."""
-    hosts = Host.joined.filter(**({"name": name} if name else {}))
-    holders = {
-        allocation.gpu_id: allocation.job.run
-        for allocation in Allocation.objects.filter(gpu__isnull=False, host__in=hosts)
-        .select_related("job__run__project", "job__run__user")
-        .defer(*(f"job__run__{name}" for name in (*TEXTS, "spec")))
-    }
-    shown = hosts.prefetch_related("gpus").order_by("name")
-    return [(host, [(gpu, holders.get(gpu.pk)) for gpu in host.gpus.all()]) for host in shown]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db.models import Count, Prefetch, prefetch_related_objects
+from django.db.models import Count, Prefetch
 
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, HostEvent
-from dstackweb.runs.models import Job, Run
-from dstackweb.runs.selectors import hosts_with_holders
+from dstackweb.runs.models import Allocation, Job, Run
+from dstackweb.runs.selectors import TEXTS
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import Reservation
 
@@ -53,18 +53,29 @@ def list_hosts(name: str = "", *, events: int = 0) -> list[HostSummary]:
     The number of queries does not depend on the number of hosts.
     """
     jobs = dict(Job.objects.filter(status__in=JOB_ACTIVE).values_list("host").annotate(Count("pk")).order_by())
-    kept, found = _reserved_by_host(), hosts_with_holders(name)
-    newest = _newest_events([host for host, _gpus in found], events) if events else {}
+    kept = _reserved_by_host()
+    hosts = Host.joined.filter(**({"name": name} if name else {}))
+    holders = {
+        allocation.gpu_id: allocation.job.run
+        for allocation in Allocation.objects.filter(gpu__isnull=False, host__in=hosts)
+        .select_related("job__run__project", "job__run__user")
+        .defer(*(f"job__run__{name}" for name in (*TEXTS, "spec")))
+    }
+    shown = hosts.prefetch_related("gpus").order_by("name")
+    if events:
+        recent = HostEvent.objects.select_related("actor")[:events]
+        shown = shown.prefetch_related(Prefetch("events", queryset=recent, to_attr="newest"))
     return [
-        HostSummary(host, is_online(host), gpus, jobs.get(host.pk, 0), kept.get(host.pk), newest.get(host.pk, ()))
-        for host, gpus in found
+        HostSummary(
+            host,
+            is_online(host),
+            [(gpu, holders.get(gpu.pk)) for gpu in host.gpus.all()],
+            jobs.get(host.pk, 0),
+            kept.get(host.pk),
+            getattr(host, "newest", ()),
+        )
+        for host in shown
     ]
-
-
-def _newest_events(hosts: Sequence[Host], events: int) -> dict[int, list[HostEvent]]:
-    recent = HostEvent.objects.select_related("actor")[:events]
-    prefetch_related_objects(hosts, Prefetch("events", queryset=recent, to_attr="newest"))
-    return {host.pk: getattr(host, "newest", []) for host in hosts}
 
 
 def _reserved_by_host() -> dict[int, ReservedCapacity]:

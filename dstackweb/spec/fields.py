@@ -53,14 +53,6 @@ def read_text(parse: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def _cores(text: str) -> Range:
-    return positive(parse_range(text, parse_count))
-
-
-def _memory(text: str) -> Range:
-    return positive(parse_range(text, parse_memory))
-
-
 def _off(value: Any) -> Any:
     return None if value == "off" or value is False else value
 
@@ -69,5 +61,5 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 Names = Annotated[tuple[Text, ...], Field(min_length=1), AfterValidator(_distinct)]
 Seconds = Annotated[int, Field(strict=True), read_text(parse_duration)]
 SecondsOrOff = Annotated[Annotated[Seconds, Field(ge=1)] | None, BeforeValidator(_off)]
-Cores = Annotated[InstanceOf[Range], read_text(_cores)]
-Memory = Annotated[InstanceOf[Range], read_text(_memory)]
+Cores = Annotated[InstanceOf[Range], read_text(lambda text: positive(parse_range(text, parse_count)))]
+Memory = Annotated[InstanceOf[Range], read_text(lambda text: positive(parse_range(text, parse_memory)))]

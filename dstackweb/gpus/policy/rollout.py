@@ -121,7 +121,7 @@ def changes(profile: Profile, now: dt.datetime) -> PolicyChanges:
     ids = [
         (status not in (RunStatus.RUNNING, RunStatus.PROVISIONING), pk)
         for pk, status, before, hold in found
-        if _read(before) != _for(policy, bool(hold))
+        if (UtilizationPolicy.model_validate(before) if before else None) != _for(policy, bool(hold))
     ]
     listed = [pk for _waits, pk in sorted(ids)[:SHOWN]]
     runs = Run.objects.select_related("project", "user").defer("config_text", "env_secret").in_bulk(listed)
@@ -129,10 +129,6 @@ def changes(profile: Profile, now: dt.datetime) -> PolicyChanges:
         PolicyChange(run, binding.policy_of(run), _for(policy, run.is_hold)) for pk in listed if (run := runs.get(pk))
     ]
     return PolicyChanges(_with_stop_times(rows, now), len(ids), fingerprint(policy))
-
-
-def _read(stored: Any) -> UtilizationPolicy | None:
-    return UtilizationPolicy.model_validate(stored) if stored else None
 
 
 def _for(policy: UtilizationPolicy | None, is_hold: bool) -> UtilizationPolicy | None:

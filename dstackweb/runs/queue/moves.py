@@ -221,7 +221,8 @@ def _fewest_points(wanted: Sequence[int], first: int, last: int, bounds: MoveBou
     if low > high or first > last:
         return None
     tops = {
-        p: min(high, (bounds.newest_us - max(first, bounds.window(p)[0])) // bounds.step_us) for p in _down(high, low)
+        p: min(high, (bounds.newest_us - max(first, bounds.window(p)[0])) // bounds.step_us)
+        for p in range(high, low - 1, -1)
     }
     points = {least: abs(least - wanted[0]) for least in tops}
     steps: list[dict[int, tuple[int, int]]] = []
@@ -246,10 +247,6 @@ def _fewest_points(wanted: Sequence[int], first: int, last: int, bounds: MoveBou
         least, priority = step[least]
         chosen.append(priority)
     return [least, *reversed(chosen)]
-
-
-def _down(high: int, low: int) -> range:
-    return range(high, low - 1, -1)
 
 
 def _fit(

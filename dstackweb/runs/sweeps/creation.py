@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.db import IntegrityError
@@ -99,7 +100,14 @@ def fill(queue: Queue, sweep: Sweep, now: dt.datetime) -> int:
         else:
             values |= _create(queue, sweep, found, now)
             made = values.pop("made")
-    if not made and _with(sweep, values, found).is_over:
+    written = {name: values.get(name, getattr(sweep, name)) for name in ("next_index", "stopped_at", "retry_before")}
+    after = replace(
+        found,
+        next_index=written["next_index"],
+        is_stopped=written["stopped_at"] is not None,
+        retries=written["retry_before"] is not None,
+    )
+    if not made and after.is_over:
         values["ended_at"] = now
         wakeups.request_pass()  # runs may wait for its end
     values = {name: value for name, value in values.items() if getattr(sweep, name) != value}
@@ -109,21 +117,6 @@ def fill(queue: Queue, sweep: Sweep, now: dt.datetime) -> int:
         for name, value in values.items():
             setattr(sweep, name, value)
     return made
-
-
-def _with(sweep: Sweep, values: Mapping[str, Any], before: Progress) -> Progress:
-    """The progress with these values written, and no run created."""
-    stopped_at, retry_before = (values.get(name, getattr(sweep, name)) for name in ("stopped_at", "retry_before"))
-    return Progress(
-        before.size,
-        values.get("next_index", before.next_index),
-        before.waiting,
-        before.placed,
-        before.max_parallel,
-        is_stopped=stopped_at is not None,
-        retries=retry_before is not None,
-        is_pending=before.is_pending,
-    )
 
 
 def _create(queue: Queue, sweep: Sweep, found: Progress, now: dt.datetime) -> dict[str, Any]:

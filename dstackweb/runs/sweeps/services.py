@@ -34,19 +34,13 @@ def submit(
     prepared = services.prepare(project, user, role, submission)
     if prepared.effective.spec.array is None:
         return services.submit_prepared(project, user, prepared, submission, idempotency_key)
-    return _submit(project, user, prepared, submission, idempotency_key)
-
-
-def _submit(
-    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, key: str
-) -> tuple[Sweep, bool]:
-    sweep = new_sweep(project, user, prepared, submission, key)
+    sweep = new_sweep(project, user, prepared, submission, idempotency_key)
     try:
         with shared_rows_last():
             store(sweep, prepared)
     except IntegrityError:
-        if key and (earlier := replayed(project, user, key, submission)):
-            return _as_sweep(earlier), False
+        if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
+            return earlier, False
         raise name_taken(project, sweep.name) from None
     return find_sweep(project, str(sweep.uid)), True
 
@@ -120,11 +114,6 @@ def replayed(project: Project, user: User, key: str, submission: Submission) -> 
     found = sweep.first()
     if found is not None and found.body_digest != submission.digest():
         raise Conflict(_("this Idempotency-Key was used for another submission. Nothing was submitted."))
-    return found
-
-
-def _as_sweep(found: Run | Sweep) -> Sweep:
-    assert isinstance(found, Sweep), "the same submission makes the same kind"
     return found
 
 

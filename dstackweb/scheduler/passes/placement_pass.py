@@ -110,7 +110,7 @@ class PlacementPass:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.stored = loading.load_reservations()
-        queues = _queues_with_waiting_runs()
+        queues = list(Queue.objects.select_related("project").filter(count__submitted__gt=0).order_by("pk"))
         self.scans = [QueueScan(queue) for queue in queues if not queue.paused]
         self.paused = [QueueScan(queue) for queue in queues if queue.paused]
         reader = OfferReader()
@@ -296,10 +296,6 @@ UNION ALL SELECT 1 FROM scheduler_reservation
 LIMIT 1
 """
 """Whether a run waits, or a reservation is to be reviewed: most passes are requested by ends, and find neither."""
-
-
-def _queues_with_waiting_runs() -> list[Queue]:
-    return list(Queue.objects.select_related("project").filter(count__submitted__gt=0).order_by("pk"))
 
 
 def _usage_by_project() -> defaultdict[int, ProjectUsage]:

@@ -7,7 +7,6 @@ its shape.
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.hosts import Wait, WaitingRun
+from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.run_fields import ProfileFields
 from dstackweb.spec.run_file import parse_run_file
@@ -110,10 +109,5 @@ _ITS_OWN = ("name", "priority", "queue", "env", "masked_env", "hold", "least_iso
 
 def _never(run: Run, spec: EffectiveSpec, capacity: Capacity) -> Wait | None:
     """Why it could never start, if so."""
-    waiting = WaitingRun(
-        id=sys.maxsize, name=run.name, project_id=run.project_id, project=run.project.name, queue_id=run.queue_id,
-        user_id=run.user_id, rank=run.rank or 0, queued_at=run.submitted_at,
-        spec=spec.of_project(run.project.name, run.project.least_isolation),
-    )  # fmt: skip
-    first = next(iter(capacity.blockers(waiting)), None)
+    first = next(iter(capacity.blockers(loading.waiting_run(run, run.queue, spec))), None)
     return first if first is not None and first.reason == WaitReason.IMPOSSIBLE else None

@@ -165,7 +165,7 @@ def _reason_to_wait(spec: EffectiveSpec, asked: BackendOffers, found: Sequence[O
     if asked.failed:
         return _unavailable(asked.failed)
     if found:
-        return Wait(WaitReason.NO_QUOTA, {**data, "backends": _names(found)})
+        return Wait(WaitReason.NO_QUOTA, {**data, "backends": sorted({offer.backend for offer in found})})
     refused = Counter(why for offer in asked.offers if (why := refusal(spec, offer)))
     return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_OFFER, "refused": dict(sorted(refused.items()))})
 
