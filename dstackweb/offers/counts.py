@@ -81,8 +81,11 @@ def record_use(backend_id: int, digest: str, at: dt.datetime) -> None:
         _used[backend_id, digest] = at
 
 
-def flush() -> None:
-    """Write the sums. What the database rejects is tried again next time."""
+def flush(**_signal: Any) -> None:
+    """Write the sums; after a task too, since its worker may end before the next one.
+
+    What the database rejects is tried again next time.
+    """
     global _since
     with _lock:
         numbers, results = dict(_numbers), dict(_used)
@@ -110,11 +113,6 @@ def flush() -> None:
 def flush_if_due(**_signal: Any) -> None:
     if _since and time.monotonic() - _since > FLUSH_S:
         flush()
-
-
-def flush_after_task(**_signal: Any) -> None:
-    """After a task: its worker may end before the next one."""
-    flush()
 
 
 def by_hour(backend: Backend, since: dt.datetime) -> list[tuple[dt.datetime, Figures]]:

@@ -8,16 +8,7 @@ from typing import Any
 
 from dstackweb.spec.array import Array, ArrayFields
 from dstackweb.spec.codes import UtilizationAction
-from dstackweb.spec.effective import (
-    After,
-    EffectiveSpec,
-    HealthCheck,
-    RegistryAuth,
-    Requirements,
-    Retry,
-    Schedule,
-    UtilizationPolicy,
-)
+from dstackweb.spec.effective import EffectiveSpec, HealthCheck, Requirements, Retry, UtilizationPolicy
 from dstackweb.spec.run_fields import (
     AfterFields,
     ProfileFields,
@@ -99,7 +90,7 @@ _FIELD_OF = {
 
 
 def _converted(value: Any) -> Any:
-    """A value of the file in the type of the spec."""
+    """A value of the file in the type of the spec, or as a mapping where the keys are the same."""
     match value:
         case ResourcesFields():
             return Requirements.of(value)
@@ -107,16 +98,14 @@ def _converted(value: Any) -> Any:
             return Retry(on_events=value.on_events, duration_s=value.duration, max_attempts=value.max_attempts)
         case UtilizationFields():
             return UtilizationPolicy.of(value)
-        case RegistryAuthFields():
-            return RegistryAuth(username=value.username, password=value.password)
-        case ScheduleFields():
-            return Schedule(cron=value.cron)
+        case RegistryAuthFields() | ScheduleFields():
+            return value.model_dump()
         case HealthCheckFields():
             return HealthCheck.of(value)
         case ArrayFields():
             return Array.of(value)
         case (AfterFields(), *_):
-            return tuple(After(run=one.run, on=one.on, otherwise=one.otherwise) for one in value)
+            return tuple(one.model_dump() for one in value)
     return value
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
 from django.db import IntegrityError
 from django.db.models import F
 
+from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib import bulk, sql
 from dstackweb.runs.models import Allocation, Job
@@ -25,22 +25,12 @@ class ClaimFailed(Exception):
     """Another job holds what was to be claimed; nothing was claimed."""
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What one job takes of a host."""
+def claim_all(claims: Sequence[tuple[Job, Fit]]) -> None:
+    """Claim what each job gets of its host, for every job or for none.
 
-    host_id: int
-    cpus: int
-    memory_mib: int
-    gpu_uuids: tuple[str, ...] = ()
-
-
-def claim_all(claims: Sequence[tuple[Job, Claim]]) -> None:
-    """Claim for every job or for none, in host order so that two claimers never wait for each other.
-
-    Raises ClaimFailed. Call inside a transaction that the exception leaves.
+    In host order, so that two claimers never wait for each other. Raises ClaimFailed. Call inside a transaction that the exception leaves.
     """
-    by_host: dict[int, list[Claim]] = defaultdict(list)
+    by_host: dict[int, list[Fit]] = defaultdict(list)
     for _, claim in claims:
         by_host[claim.host_id].append(claim)
     for host_id, mine in sorted(by_host.items()):

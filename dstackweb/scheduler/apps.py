@@ -25,4 +25,4 @@ class SchedulerConfig(AppConfig):
         sources.source_updated.connect(tasks.enqueue_pass, dispatch_uid="scheduler.source_updated")
         sources.refresh_requested.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         pre_execute.connect(logs.follow, dispatch_uid="scheduler.logs")
-        post_execute_in_worker.connect(counts.flush_after_task, dispatch_uid="scheduler.counts")
+        post_execute_in_worker.connect(counts.flush, dispatch_uid="scheduler.counts")

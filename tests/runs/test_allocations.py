@@ -8,8 +8,9 @@ import pytest
 from django.db import transaction
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all, release
+from dstackweb.runs.allocations import ClaimFailed, claim_all, release
 from dstackweb.runs.models import Allocation, Job
 from tests.factories import cloud_job, make_host, make_run
 
@@ -27,7 +28,11 @@ def jobs(project: Project, member: User) -> list[Job]:
     return [cloud_job(make_run(project, member)) for _ in range(2)]
 
 
-def claim(*claims: tuple[Job, Claim]) -> None:
+def part(host: Host, cpus: int, memory_mib: int, gpus: tuple[str, ...] = ()) -> Fit:
+    return Fit(host.pk, host.name, cpus, memory_mib, gpus, gpus_left=0, cpus_left=0)
+
+
+def claim(*claims: tuple[Job, Fit]) -> None:
     with transaction.atomic():
         claim_all(claims)
 
@@ -46,9 +51,9 @@ def test_a_claim_that_exceeds_free_resources_claims_nothing(
 ) -> None:
     first, second = jobs
     Gpu.objects.filter(index=1).update(present=False)
-    claim((first, Claim(host.pk, 4, 4 * GIB, ("GPU-box-1-0",))))
+    claim((first, part(host, 4, 4 * GIB, ("GPU-box-1-0",))))
     with pytest.raises(ClaimFailed):
-        claim((second, Claim(host.pk, cpus, memory_mib, gpus)))
+        claim((second, part(host, cpus, memory_mib, gpus)))
     assert held() == [(4, 4 * GIB)]
     assert set(Allocation.objects.values_list("job", flat=True)) == {first.pk}
 
@@ -59,20 +64,20 @@ def test_a_host_that_changed_since_the_decision_is_not_claimed(
 ) -> None:
     Host.objects.update(**changed)
     with pytest.raises(ClaimFailed, match="has not enough free"):
-        claim((jobs[0], Claim(host.pk, 4, GIB)))
+        claim((jobs[0], part(host, 4, GIB)))
     assert held() == [(0, 0)]
 
 
 def test_the_jobs_of_a_run_claim_all_or_none(host: Host, jobs: list[Job]) -> None:
     other = make_host("box-2", cpus=2)
     with pytest.raises(ClaimFailed):
-        claim((jobs[0], Claim(host.pk, 4, GIB)), (jobs[1], Claim(other.pk, 4, GIB)))
+        claim((jobs[0], part(host, 4, GIB)), (jobs[1], part(other, 4, GIB)))
     assert held() == [(0, 0), (0, 0)]
 
 
 def test_released_resources_can_be_claimed_to_the_last_unit(host: Host, jobs: list[Job]) -> None:
     first, second = jobs
-    everything = Claim(host.pk, 8, 32 * GIB, ("GPU-box-1-0", "GPU-box-1-1"))
+    everything = part(host, 8, 32 * GIB, ("GPU-box-1-0", "GPU-box-1-1"))
     claim((first, everything))
     with transaction.atomic():
         Job.objects.filter(pk=first.pk).update(status="done")

@@ -13,12 +13,12 @@ from uuid import UUID
 from django.db.models import Q
 from django.utils import timezone
 
-from dstackweb.backends.hosts.fit import HOSTS
+from dstackweb.backends.hosts.fit import HOSTS, Fit
 from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.lib import sql
 from dstackweb.lib.models import Watch
 from dstackweb.runs import past_verdicts, wakeups
-from dstackweb.runs.allocations import Claim, ClaimFailed, claim_all
+from dstackweb.runs.allocations import ClaimFailed, claim_all
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import DisplacedWork, Job, PastVerdict, Queue, Run, Verdict
@@ -255,7 +255,7 @@ def _nodes(one: Placement) -> list[dict[str, object]]:
 def _make_jobs(placed: Sequence[tuple[Run, Placement]], backends: Mapping[str, Backend], now: dt.datetime) -> None:
     """Create the nodes' jobs: on hosts with their claims, on clouds with an idle or a new instance."""
     jobs: list[Job] = []
-    claims: list[tuple[Job, Claim]] = []
+    claims: list[tuple[Job, Fit]] = []
     instances: list[Instance] = []
     reused: list[tuple[UUID, Job]] = []
     now_s = Watch.now_s() if placed else 0.0
@@ -270,7 +270,7 @@ def _make_jobs(placed: Sequence[tuple[Run, Placement]], backends: Mapping[str, B
                 job.backend, job.host_id = backends[HOSTS], fit.host_id
                 job.cpus, job.memory_mib, job.gpus = fit.cpus, fit.memory_mib, list(fit.gpu_uuids)
                 job.gpu_count = len(job.gpus)
-                claims.append((job, Claim(fit.host_id, fit.cpus, fit.memory_mib, fit.gpu_uuids)))
+                claims.append((job, fit))
         else:
             for job, offer in zip(made, one.where.offers, strict=True):
                 assign_offer(job, offer, backends[offer.backend])

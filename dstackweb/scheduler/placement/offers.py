@@ -175,7 +175,3 @@ def _unavailable(failed: Mapping[str, Unavailable]) -> Wait:
     code = min(failed.values(), key=list(Unavailable).index)
     names = sorted(name for name, why in failed.items() if why == code)
     return Wait(WaitReason.BACKEND_UNAVAILABLE, {"code": code, "backends": names})
-
-
-def _names(offers: Iterable[Offer]) -> list[str]:
-    return sorted({offer.backend for offer in offers})
