@@ -28,7 +28,8 @@ class ClaimFailed(Exception):
 def claim_all(claims: Sequence[tuple[Job, Fit]]) -> None:
     """Claim what each job gets of its host, for every job or for none.
 
-    In host order, so that two claimers never wait for each other. Raises ClaimFailed. Call inside a transaction that the exception leaves.
+    In host order, so that two claimers never wait for each other. Raises ClaimFailed. Call inside a transaction that
+    the exception leaves.
     """
     by_host: dict[int, list[Fit]] = defaultdict(list)
     for _, claim in claims:
