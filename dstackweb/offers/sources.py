@@ -64,10 +64,6 @@ def failing(now: dt.datetime) -> list[SourceRow]:
     return list({row.backend_id: row for row in rows}.values())
 
 
-def read(backend: Backend, key: SourceKey) -> SourceReading:
-    return read_all(backend, _sourced(backend), [key])[key]
-
-
 def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> dict[SourceKey, SourceReading]:
     """The cached data of several sources; also records their use. Never calls the cloud.
 

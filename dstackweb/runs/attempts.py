@@ -43,7 +43,7 @@ from dstackweb.runs.states import (
     job_end_status,
     was_signalled,
 )
-from dstackweb.runs.transitions import lock_job, move_job, move_run, note
+from dstackweb.runs.transitions import lock_job, move_job, move_run, record
 from dstackweb.spec.effective import EffectiveSpec
 
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
@@ -68,7 +68,8 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
         )
         if won:
             job.claim_nonce, job.claimed_at = nonce, now
-            note(job.run, RunEventKind.CLAIMED, {"where": where}, node=job.node, attempt=job.attempt, at=now)
+            facts = {"where": where}
+            record(job.run, RunEventKind.CLAIMED, facts, node=job.node, attempt=job.attempt, at=now, is_locked=True)
             if job.host is not None and job.host.start_failures:
                 starts.clear(job.host.pk, now)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:

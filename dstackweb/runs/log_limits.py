@@ -21,7 +21,7 @@ from dstackweb.lib.storage import Gap
 from dstackweb.runs import files
 from dstackweb.runs.codes import LogCut, LogCutData, RunEventKind
 from dstackweb.runs.models import Job, ProjectLogs, Run
-from dstackweb.runs.transitions import lock_job, note
+from dstackweb.runs.transitions import lock_job, record
 
 SLACK = 4096
 """For the runner's own lines in a log of just the limit."""
@@ -100,7 +100,7 @@ def _cut(job_id: UUID, offset: int, data: bytes, most: int, why: LogCut) -> Appe
         if won := not job.log_cut:
             Job.objects.filter(pk=job_id).update(log_cut=why, log_size=kept)
             facts: LogCutData = {"why": why, "limit": limit_of(why)}
-            note(job.run, RunEventKind.LOG_CUT, dict(facts), node=job.node, attempt=job.attempt)
+            record(job.run, RunEventKind.LOG_CUT, dict(facts), node=job.node, attempt=job.attempt, is_locked=True)
     if won:
         files.append_log(job_id, kept, cut_line(why))
     return Appended(offset + len(data), why)

@@ -41,7 +41,7 @@ from dstackweb.runs.run_names import free_name, name_taken, names_of_sweeps
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.sweeps.validation import check_array
-from dstackweb.runs.transitions import lock_run, move_run, note, record
+from dstackweb.runs.transitions import lock_run, move_run, record
 from dstackweb.spec.codes import RunType
 from dstackweb.spec.env import secret_names
 from dstackweb.spec.run_file import RunFile, parse_run_file
@@ -243,7 +243,8 @@ def store(run: Run, prepared: PreparedSubmission) -> None:
     for dependency in prepared.dependencies:
         dependency.run = run
     Dependency.objects.bulk_create(prepared.dependencies)
-    event = note(run, RunEventKind.SUBMITTED, {"priority": run.priority, "queue": queue.name}, actor=run.user)
+    facts = {"priority": run.priority, "queue": queue.name}
+    event = record(run, RunEventKind.SUBMITTED, facts, actor=run.user, is_locked=True)
     run.first_events = [event]
     count_new(run)
     wakeups.request_pass(urgent=False)

@@ -78,23 +78,14 @@ def record(
     node: int | None = None,
     attempt: int | None = None,
     at: dt.datetime | None = None,
+    is_locked: bool = False,
 ) -> RunEvent:
-    """Write an event of a run, and raise its version for polls. Call inside a transaction."""
-    Run.objects.filter(pk=run.pk).update(version=F("version") + 1)
-    return note(run, kind, data, actor=actor, node=node, attempt=attempt, at=at)
+    """Write an event of a run, and raise its version for polls. Call inside a transaction.
 
-
-def note(
-    run: Run,
-    kind: RunEventKind,
-    data: dict[str, Any],
-    *,
-    actor: User | None = None,
-    node: int | None = None,
-    attempt: int | None = None,
-    at: dt.datetime | None = None,
-) -> RunEvent:
-    """`record` in a transaction that made or locked the run: its version is raised already."""
+    `is_locked`: the transaction has made or locked the run, which has raised its version already.
+    """
+    if not is_locked:
+        Run.objects.filter(pk=run.pk).update(version=F("version") + 1)
     event = RunEvent.objects.create(
         run=run,
         kind=kind,
@@ -219,13 +210,14 @@ def move_job(
             return False
         recorded = ("exit_code", "termination_reason", "message", "detail", "stop_reason")
         detail = {name: fields[name] for name in recorded if fields.get(name) not in (None, "", {})}
-        note(
+        record(
             job.run,
             event or RunEventKind(f"job_{new.value}"),
             {"from": old.value, **detail},
             node=job.node,
             attempt=job.attempt,
             at=now,
+            is_locked=True,
         )
         if new in JOB_ENDED:
             count_job_end(job, now)

@@ -23,7 +23,7 @@ from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.runs.removal import delete
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import Reason, RunStatus
-from dstackweb.runs.transitions import lock_run, move_run, move_runs, note
+from dstackweb.runs.transitions import lock_run, move_run, move_runs, record
 from dstackweb.scheduler.processes import retention
 from dstackweb.wording import notifications as words
 from tests.factories import join, make_host, make_project, make_run, make_user
@@ -89,7 +89,7 @@ def test_a_start_is_news_after_a_long_wait_only(
 
 def test_the_warning_of_a_policy_is_a_notification(run: Run, ann: User) -> None:
     with transaction.atomic():
-        note(lock_run(run.pk), RunEventKind.UTILIZATION_NOTICE, {"gpu": 0})
+        record(lock_run(run.pk), RunEventKind.UTILIZATION_NOTICE, {"gpu": 0}, is_locked=True)
     assert of(ann) == [("run_stops_soon", "train")]
 
 
@@ -199,10 +199,10 @@ def test_an_owner_hears_who_keeps_a_run_unless_it_was_they(run: Run, project: Pr
     boss = join(project, make_user("boss"), "manager")
     data = {"minutes": 30, "until": NOW.isoformat(), "reason": "a checkpoint", "left": 2}
     with transaction.atomic():
-        note(lock_run(run.pk), RunEventKind.UTILIZATION_KEPT, data, actor=ann)
+        record(lock_run(run.pk), RunEventKind.UTILIZATION_KEPT, data, actor=ann, is_locked=True)
     assert of(ann) == []
     with transaction.atomic():
-        note(lock_run(run.pk), RunEventKind.UTILIZATION_KEPT, data, actor=boss)
+        record(lock_run(run.pk), RunEventKind.UTILIZATION_KEPT, data, actor=boss, is_locked=True)
     assert of(ann) == [("run_kept", "train")]
     label = words.notification("run_kept", Delivery.objects.get().data)
     assert label.label == "boss keeps train"

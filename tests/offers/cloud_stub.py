@@ -17,6 +17,7 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
+from dstackweb.backends import registry
 from dstackweb.backends.contract import (
     Availability,
     Offer,
@@ -27,6 +28,7 @@ from dstackweb.backends.contract import (
     SourceState,
 )
 from dstackweb.backends.models import Backend
+from dstackweb.offers import sources
 from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 
@@ -154,3 +156,10 @@ def fork(act: Callable[[], object]) -> int:
 def all_ended(pids: Sequence[int]) -> bool:
     """Whether all these processes ended well."""
     return all(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 for pid in pids)
+
+
+def read(backend: Backend, key: SourceKey) -> SourceReading:
+    """What is known of one source."""
+    driver: object = registry.driver(backend)
+    assert sources.is_sourced(driver)
+    return sources.read_all(backend, driver, [key])[key]

@@ -20,7 +20,7 @@ from dstackweb.lib.models import Lease
 from dstackweb.offers import catalog, counts, single_flight, sources
 from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.effective import Requirements
-from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork, read
 from tests.support import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -103,7 +103,7 @@ def test_a_deleted_backend_is_gone_from_the_caches_of_other_processes(
         eventually(deleted.exists)
         with pytest.raises(catalog.NothingKnown):
             looking.offers(ANY)
-        assert sources.read(backend, TYPES).state is SourceState.FAILED
+        assert read(backend, TYPES).state is SourceState.FAILED
 
     pid = fork(keep)
     eventually(warm.exists)
@@ -125,7 +125,7 @@ def test_a_lease_is_renewed_for_as_long_as_the_call_lasts(
         assert sources.refresh(backend, TYPES, wait_s=0.0).state is SourceState.FAILED
         time.sleep(0.05)
     assert all_ended([pid])
-    assert sources.read(backend, TYPES).state is SourceState.FRESH
+    assert read(backend, TYPES).state is SourceState.FRESH
     assert cloud.asked == ["types eu"]
 
 
@@ -143,7 +143,7 @@ def test_a_paused_process_that_lost_its_lease_does_not_store_its_result(
     os.kill(pid, signal.SIGCONT)
     assert all_ended([pid])
     sources.forget()
-    assert sources.read(backend, TYPES).value == ["new"]
+    assert read(backend, TYPES).value == ["new"]
 
 
 def test_waiting_for_the_lease_of_another_process_times_out(backend: Backend, cloud: Cloud) -> None:

@@ -16,7 +16,7 @@ from dstackweb.offers.models import SourceRow
 from dstackweb.scheduler.management.commands import up
 from dstackweb.scheduler.models import PassRequest, PeriodicJob
 from dstackweb.scheduler.processes import tasks
-from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
+from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud, read
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,7 +36,7 @@ def due(clock: Clock, cloud: Cloud) -> list[str]:
 
 def test_sources_that_were_never_fetched_are_all_due_at_once(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
-    assert sources.read(backend, SPOT).state is SourceState.FRESH
+    assert read(backend, SPOT).state is SourceState.FRESH
     assert due(clock, cloud) == []
 
 
@@ -44,7 +44,7 @@ def test_used_sources_are_refreshed_before_they_expire_and_unused_ones_are_not(
     backend: Backend, cloud: Cloud, clock: Clock
 ) -> None:
     due(clock, cloud)
-    sources.read(backend, SPOT)
+    read(backend, SPOT)
     clock.pass_s(47)
     assert due(clock, cloud) == []
     clock.pass_s(1)
@@ -53,7 +53,7 @@ def test_used_sources_are_refreshed_before_they_expire_and_unused_ones_are_not(
     assert due(clock, cloud) == ["spot eu"]
     clock.pass_s(61)
     assert due(clock, cloud) == []
-    sources.read(backend, SPOT)
+    read(backend, SPOT)
     assert due(clock, cloud) == ["spot eu"]
 
 
@@ -126,13 +126,13 @@ def test_a_slow_source_does_not_delay_others_and_is_not_fetched_twice(
     answered.set()
     sources._refreshes[backend.pk, TYPES].result(60)
     assert cloud.asked == ["types eu"]
-    assert sources.read(backend, TYPES).state is SourceState.FRESH
+    assert read(backend, TYPES).state is SourceState.FRESH
 
 
 def test_a_failed_source_does_not_block_the_others(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     cloud.says[TYPES] = SourceFailed("throttled")
     due(clock, cloud)
-    assert sources.read(backend, TYPES_US).state is SourceState.FRESH
+    assert read(backend, TYPES_US).state is SourceState.FRESH
     clock.pass_s(10)
     assert due(clock, cloud) == ["types eu"]
     clock.pass_s(19)

@@ -15,7 +15,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.lib.models import Lease
 from dstackweb.offers import freshness, source_values, sources, store
 from dstackweb.offers.models import SourceRow
-from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud
+from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud, read
 
 pytestmark = pytest.mark.django_db
 FRESH, STALE, FAILED = SourceState.FRESH, SourceState.STALE, SourceState.FAILED
@@ -27,7 +27,7 @@ def other_process() -> None:
 
 
 def test_reading_a_source_that_was_never_fetched_fails_without_a_call(backend: Backend, cloud: Cloud) -> None:
-    assert sources.read(backend, TYPES).state is FAILED
+    assert read(backend, TYPES).state is FAILED
     assert cloud.asked == []
 
 
@@ -38,11 +38,11 @@ def test_a_stored_result_is_fresh_for_every_process_until_it_expires_and_then_st
     assert (landed.state, landed.value, landed.fetched_at) == (FRESH, ["g5", "g6"], clock.now)
     other_process()
     clock.pass_s(599)
-    assert sources.read(backend, TYPES).state is FRESH
+    assert read(backend, TYPES).state is FRESH
     assert sources.refresh(backend, TYPES).state is FRESH
     assert cloud.asked == ["types eu"]
     clock.pass_s(1)
-    assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES).value) == (STALE, ["g5", "g6"])
+    assert (read(backend, TYPES).state, read(backend, TYPES).value) == (STALE, ["g5", "g6"])
 
 
 def test_a_failure_is_reported_with_the_last_good_value_and_is_never_cached(
@@ -101,7 +101,7 @@ def test_a_throttled_source_is_not_fetched_before_its_retry_time(backend: Backen
 
 def test_an_empty_result_is_fresh_for_ten_seconds(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     cloud.says[TYPES] = []
-    assert (sources.refresh(backend, TYPES).state, sources.read(backend, TYPES).value) == (FRESH, [])
+    assert (sources.refresh(backend, TYPES).state, read(backend, TYPES).value) == (FRESH, [])
     cloud.says[TYPES] = ["g5"]
     clock.pass_s(9)
     assert sources.refresh(backend, TYPES).value == []
@@ -113,7 +113,7 @@ def test_a_result_of_an_older_configuration_is_not_stored(backend: Backend, clou
     cloud.during = lambda: Backend.objects.update(version=F("version") + 1)
     assert sources.refresh(backend, TYPES).state is FAILED
     backend.refresh_from_db()
-    assert sources.read(backend, TYPES).state is FAILED
+    assert read(backend, TYPES).state is FAILED
     cloud.says[TYPES] = ["new"]
     assert sources.refresh(backend, TYPES).value == ["new"]
 
@@ -123,14 +123,14 @@ def test_a_failure_of_an_older_configuration_is_not_stored(backend: Backend, clo
     cloud.during = lambda: Backend.objects.update(version=F("version") + 1)
     sources.refresh(backend, TYPES)
     backend.refresh_from_db()
-    assert sources.read(backend, TYPES).error is None
+    assert read(backend, TYPES).error is None
 
 
 def test_a_changed_configuration_serves_nothing_of_the_one_before(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
     Backend.objects.update(version=F("version") + 1, config={"families": ["p5"]})
     backend.refresh_from_db()
-    assert sources.read(backend, TYPES).state is FAILED
+    assert read(backend, TYPES).state is FAILED
     cloud.says[TYPES] = SourceFailed("bad_credentials")
     reading = sources.refresh(backend, TYPES)
     assert (reading.state, reading.value, reading.error) == (FAILED, None, {"code": "bad_credentials"})
@@ -143,7 +143,7 @@ def test_a_result_requested_before_a_manual_refresh_is_not_stored(backend: Backe
     cloud.during = lambda: sources.refresh_now(backend)
     assert sources.refresh(backend, TYPES).value == ["g5", "g6"]
     backend.refresh_from_db()
-    reading = sources.read(backend, TYPES)
+    reading = read(backend, TYPES)
     assert (reading.state, reading.value) == (STALE, ["g5", "g6"])
     cloud.says[TYPES] = ["of after"]
     assert sources.refresh(backend, TYPES).value == ["of after"]
@@ -182,7 +182,7 @@ def test_a_result_stored_during_a_read_is_not_taken_for_a_lost_one(
     other_process()
     with monkeypatch.context() as patched:
         patched.setattr(source_values, "rows_of", lambda _: before)
-        assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES).value) == (FRESH, ["new"])
+        assert (read(backend, TYPES).state, read(backend, TYPES).value) == (FRESH, ["new"])
 
 
 def test_a_leader_that_lost_its_lease_does_not_store_its_result(backend: Backend, cloud: Cloud) -> None:
@@ -197,7 +197,7 @@ def test_a_result_for_a_deleted_backend_is_not_stored_and_its_sources_are_unknow
     sources.refresh(backend, SPOT)
     cloud.during = lambda: Backend.objects.get().delete()
     assert sources.refresh(backend, TYPES).state is FAILED
-    assert sources.read(backend, SPOT).state is FAILED
+    assert read(backend, SPOT).state is FAILED
     assert sources.refresh(backend, SPOT).error == {"code": "deleted"}
     assert not SourceRow.objects.exists()
 
@@ -207,7 +207,7 @@ def test_an_emptied_cache_is_refilled_and_serves_no_old_values(backend: Backend,
     caches["offers"].clear()
     other_process()
     cloud.says[TYPES] = ["new"]
-    assert sources.read(backend, TYPES).state is FAILED
+    assert read(backend, TYPES).state is FAILED
     assert sources.refresh(backend, TYPES).value == ["new"]
 
 
@@ -217,7 +217,7 @@ def test_an_unreadable_entry_counts_as_a_miss(backend: Backend, cloud: Cloud) ->
     for garbage in ("text", {"another": ["old"]}, [1, 2, 3]):
         store.put(name, garbage, Any, 60)
         other_process()
-        assert sources.read(backend, TYPES).state is FAILED
+        assert read(backend, TYPES).state is FAILED
         cloud.says[TYPES] = [str(garbage)]
         assert sources.refresh(backend, TYPES).value == [str(garbage)]
         (name,) = source_values.objects_of(backend.pk)
@@ -237,7 +237,7 @@ def test_one_region_that_fails_leaves_the_others(backend: Backend, cloud: Cloud)
     cloud.says[TYPES] = SourceFailed("region_disabled", region="eu")
     for key in (TYPES, TYPES_US):
         sources.refresh(backend, key)
-    assert (sources.read(backend, TYPES).state, sources.read(backend, TYPES_US).state) == (FAILED, FRESH)
+    assert (read(backend, TYPES).state, read(backend, TYPES_US).state) == (FAILED, FRESH)
 
 
 def test_a_clock_set_back_keeps_no_source_fresh_forever(backend: Backend, cloud: Cloud, clock: Clock) -> None:
@@ -247,10 +247,10 @@ def test_a_clock_set_back_keeps_no_source_fresh_forever(backend: Backend, cloud:
     sources.refresh(backend, SPOT)
     cloud.says |= {TYPES: ["new"], SPOT: {"g5": "1"}}
     clock.pass_s(-86400)
-    assert sources.read(backend, TYPES).state is STALE
+    assert read(backend, TYPES).state is STALE
     assert sources.refresh(backend, TYPES).value == ["new"]
     assert sources.refresh(backend, SPOT).state is FRESH
-    assert sources.read(backend, TYPES).state is FRESH
+    assert read(backend, TYPES).state is FRESH
 
 
 def test_pages_show_the_age_of_each_source_and_its_next_refresh(backend: Backend, cloud: Cloud, clock: Clock) -> None:
@@ -269,13 +269,13 @@ def test_pages_show_the_age_of_each_source_and_its_next_refresh(backend: Backend
 
 def test_that_a_source_is_used_is_written_every_ten_seconds_at_most(backend: Backend, clock: Clock) -> None:
     sources.refresh(backend, TYPES)
-    sources.read(backend, TYPES)
+    read(backend, TYPES)
     noted = clock.now
     clock.pass_s(10)
-    sources.read(backend, TYPES)
+    read(backend, TYPES)
     assert SourceRow.objects.get().used_at == noted
     clock.pass_s(1)
-    sources.read(backend, TYPES)
+    read(backend, TYPES)
     assert SourceRow.objects.get().used_at == timezone.now()
 
 
@@ -286,14 +286,14 @@ def test_only_settings_that_a_source_depends_on_outdate_it(backend: Backend, clo
     settings = {"regions": ["eu"], "families": ["g5"], "disk_gb": 50}
     Backend.objects.update(config=settings, version=2)
     changed = Backend.objects.get()
-    assert (sources.read(changed, TYPES).state, sources.read(changed, SPOT).state) == (FAILED, FAILED)
+    assert (read(changed, TYPES).state, read(changed, SPOT).state) == (FAILED, FAILED)
     for key in (TYPES, SPOT):
         sources.refresh(changed, key)
     Backend.objects.update(config={**settings, "disk_gb": 60}, version=3)
     bigger = Backend.objects.get()
-    assert (sources.read(bigger, TYPES).state, sources.read(bigger, SPOT).state) == (FRESH, FAILED)
+    assert (read(bigger, TYPES).state, read(bigger, SPOT).state) == (FRESH, FAILED)
     Backend.objects.update(secret="another", version=4)
-    assert sources.read(Backend.objects.get(), TYPES).state is FAILED
+    assert read(Backend.objects.get(), TYPES).state is FAILED
 
 
 def test_a_source_shows_since_when_it_is_being_fetched(backend: Backend, cloud: Cloud, clock: Clock) -> None:

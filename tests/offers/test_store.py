@@ -24,7 +24,7 @@ from dstackweb.lib.models import CacheRow
 from dstackweb.offers import catalog, sources, store
 from dstackweb.offers.models import SourceRow
 from tests import servers
-from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Cloud, all_ended, at_once, fork, read
 from tests.support import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,9 +111,9 @@ def test_without_the_cache_a_process_fetches_for_itself_once_and_serves_that(
     assert len(catalog.CachedDriver(backend).offers(ANY)) == 2
     redis.kill()
     store.get("x", str)
-    assert sources.read(backend, TYPES).state is SourceState.FRESH
-    assert sources.read(backend, SPOT).state is SourceState.FAILED
-    assert eventually(lambda: sources.read(backend, SPOT).state is SourceState.FRESH)
+    assert read(backend, TYPES).state is SourceState.FRESH
+    assert read(backend, SPOT).state is SourceState.FAILED
+    assert eventually(lambda: read(backend, SPOT).state is SourceState.FRESH)
     assert len(catalog.CachedDriver(backend).offers(ANY)) == 2
     eventually(lambda: len(catalog.CachedDriver(backend).offers(ANY)) == 3)
     assert sorted(cloud.asked) == ["spot eu", "types eu", "types us"]
@@ -138,9 +138,9 @@ def test_a_failure_without_the_cache_is_held_off_as_well(redis: servers.Server, 
     redis.kill()
     store.get("x", str)
     cloud.says = {TYPES: RuntimeError("away, too")}
-    eventually(lambda: sources.read(backend, TYPES).error)
+    eventually(lambda: read(backend, TYPES).error)
     for _ in range(20):
-        assert sources.read(backend, TYPES).state is SourceState.FAILED
+        assert read(backend, TYPES).state is SourceState.FAILED
     _settle()
     assert cloud.asked == ["types eu"]
 
@@ -159,7 +159,7 @@ def test_a_redis_that_comes_back_empty_serves_no_old_object(
     assert store.health() is None
     sources.forget()
     catalog.forget()
-    assert sources.read(backend, TYPES).state is SourceState.FAILED
+    assert read(backend, TYPES).state is SourceState.FAILED
     assert sources.refresh(backend, TYPES).value == ["g7"]
     assert [offer.instance_type for offer in catalog.CachedDriver(backend).offers(ANY)] == ["g7"]
     assert store.health() is None
@@ -180,7 +180,7 @@ def test_after_a_redis_outage_a_process_serves_only_its_latest_local_values(
     redis.start()
     eventually(lambda: store.put("x", 1, int, 60))
     assert [offer.instance_type for offer in looking.offers(ANY)] == ["p4d"]
-    assert sources.read(backend, TYPES).state is SourceState.FAILED
+    assert read(backend, TYPES).state is SourceState.FAILED
     assert sources.refresh(backend, TYPES).value == ["g7"]
     assert [offer.instance_type for offer in looking.offers(ANY)] == ["g7", "p4d"]
 

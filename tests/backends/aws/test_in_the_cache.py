@@ -17,6 +17,7 @@ from dstackweb.devtools.aws import Cloud
 from dstackweb.offers import catalog, sources
 from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
+from tests.offers.cloud_stub import read
 
 REGIONS = ["us-east-1", "eu-west-1"]
 
@@ -37,7 +38,7 @@ def backend(cloud: Cloud, transactional_db: None, monkeypatch: pytest.MonkeyPatc
 
 
 def states(backend: Backend) -> Counter[str]:
-    return Counter(str(sources.read(backend, key).state) for key in AwsBackend(backend).wanted())
+    return Counter(str(read(backend, key).state) for key in AwsBackend(backend).wanted())
 
 
 def test_twenty_offer_queries_cost_one_fetch_per_source_and_region(backend: Backend, cloud: Cloud) -> None:
