@@ -148,7 +148,6 @@ class JobPolicy(models.Model):
     scope = models.CharField(max_length=3, default=UtilizationScope.ANY.value)
     action = models.CharField(max_length=9, default=UtilizationAction.TERMINATE.value)
     from_ms = models.BigIntegerField(default=0, help_text="Samples before this, its start plus warm-up, don't count")
-    bound_at = models.DateTimeField(default=timezone.now)
     noticed_ms = models.BigIntegerField(null=True, help_text="Start of the low stretch that a notice was sent for")
     acted_ms = models.BigIntegerField(
         null=True, help_text="Start of the low stretch that stopped the run, or was reported as one that would have"

@@ -131,7 +131,6 @@ class Delivery(models.Model):
     due_at = models.DateTimeField(null=True, help_text="Not to be sent before")
     attempts = models.PositiveSmallIntegerField(default=0)
     batch = models.UUIDField(null=True, help_text="The message in which it was sent last")
-    tried_at = models.DateTimeField(null=True)
     answer = models.PositiveSmallIntegerField(null=True, help_text="The receiver's HTTP status")
     problem = models.CharField(max_length=20, blank=True, help_text="runs.codes.DeliveryProblem")
 

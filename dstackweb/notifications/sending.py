@@ -126,7 +126,7 @@ def _take(channel: Channel, now: dt.datetime) -> tuple[uuid.UUID, list[Delivery]
     due = channel.deliveries.filter(status=DeliveryStatus.WAITING, due_at__lte=now).order_by("due_at", "pk")
     ids = list(due.values_list("pk", flat=True)[: GROUP.get(ChannelKind(channel.kind), 1)])
     Delivery.objects.filter(pk__in=ids, status=DeliveryStatus.WAITING).update(
-        status=DeliveryStatus.SENDING, batch=batch, attempts=F("attempts") + 1, tried_at=now
+        status=DeliveryStatus.SENDING, batch=batch, attempts=F("attempts") + 1
     )
     return batch, list(Delivery.objects.filter(batch=batch).select_related("project").order_by("pk"))
 

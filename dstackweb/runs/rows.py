@@ -224,7 +224,8 @@ def _run_rows(kind: type[R], where: str, parameters: Sequence[int]) -> list[R]:
     health = service_states(found, timezone.now())
     rows = []
     for row in found:
-        held_until = _held_until(row) if row["status"] == RunStatus.RUNNING else None
+        hold = {name: row[name] for name in ("status", "started_at", "extended_s", "spec")}
+        held_until = Run(**hold).held_until if row["status"] == RunStatus.RUNNING else None
         del row["extended_s"]
         if "spec" not in names:
             del row["spec"]
@@ -240,11 +241,6 @@ _OF_RUN = {
     "spec": "CASE WHEN run.status = 'running' THEN run.spec END",
 }
 """What other fields of a run's row are read from."""
-
-
-def _held_until(row: dict[str, Any]) -> dt.datetime | None:
-    wanted = {name: row[name] for name in ("status", "started_at", "extended_s", "spec")}
-    return Run(**wanted).held_until
 
 
 def _placed(

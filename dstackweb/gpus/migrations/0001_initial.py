@@ -40,7 +40,6 @@ class Migration(migrations.Migration):
                 ('scope', models.CharField(default='any', max_length=3)),
                 ('action', models.CharField(default='terminate', max_length=9)),
                 ('from_ms', models.BigIntegerField(default=0, help_text="Samples before this, its start plus warm-up, don't count")),
-                ('bound_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('noticed_ms', models.BigIntegerField(help_text='Start of the low stretch that a notice was sent for', null=True)),
                 ('acted_ms', models.BigIntegerField(help_text='Start of the low stretch that stopped the run, or was reported as one that would have', null=True)),
             ],

@@ -64,7 +64,7 @@ def rebind(job: Job) -> JobPolicy:
     series = list(GpuSeries.objects.select_for_update(no_key=True).filter(job=job).order_by("pk"))
     before = JobPolicy.objects.filter(pk=job.pk).first()
     bound = JobPolicy(job=job, **terms(job, policy_of(Run.objects.get(pk=job.run_id))))
-    fields = "min_gpu_utilization time_window_s scope action from_ms bound_at noticed_ms acted_ms"
+    fields = "min_gpu_utilization time_window_s scope action from_ms noticed_ms acted_ms"
     sql.write([bound], ["job"], fields.split())
     # A first sample that bound the job concurrently has created series that could not be locked above. They are visible
     # now that its policy row was waited for.

@@ -70,7 +70,6 @@ class Migration(migrations.Migration):
                 ('due_at', models.DateTimeField(help_text='Not to be sent before', null=True)),
                 ('attempts', models.PositiveSmallIntegerField(default=0)),
                 ('batch', models.UUIDField(help_text='The message in which it was sent last', null=True)),
-                ('tried_at', models.DateTimeField(null=True)),
                 ('answer', models.PositiveSmallIntegerField(help_text="The receiver's HTTP status", null=True)),
                 ('problem', models.CharField(blank=True, help_text='runs.codes.DeliveryProblem', max_length=20)),
                 ('channel', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='notifications.channel')),
