@@ -16,6 +16,7 @@ from dstackweb.accounts.models import SSHKey, User
 from dstackweb.accounts.tokens import authenticate_token
 from dstackweb.gateway.answers import Denied
 from dstackweb.lib.errors import TooMany
+from dstackweb.lib.sql import parsed_uid
 from dstackweb.runs.launch import job_of_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.service_codes import GatewayProblem
@@ -141,10 +142,8 @@ def _run_called(user: User, name: str) -> Run | None:
     runs = Run.objects.select_related("project").filter(_ADMITS, project__in=visible_projects(user))
     if project:
         runs = runs.filter(project__name=project)
-    try:
-        runs = runs.filter(uid=UUID(called))
-    except ValueError:
-        runs = runs.filter(name=called)
+    uid = parsed_uid(called)
+    runs = runs.filter(uid=uid) if uid else runs.filter(name=called)
     found = [run for run in runs.order_by("-pk")[:50] if may_act_in(user, run)]
     active = [run for run in found if run.status in ACTIVE]
     if len(active) > 1:  # of several projects

@@ -122,6 +122,14 @@ def uid(stored: UUID | str) -> str:
     return str(stored if isinstance(stored, UUID) else UUID(stored))
 
 
+def parsed_uid(text: str) -> UUID | None:
+    """The UUID that the text writes; None for any other text."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
 def for_each(items: Iterable[T], act: Callable[[T], object]) -> None:
     """Act on every item even when one fails; the last error is raised at the end, one of the database at once."""
     failed: Exception | None = None

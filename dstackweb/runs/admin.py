@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
 from typing import Any
 
 from django import forms
@@ -16,6 +14,7 @@ from dstackweb.accounts.models import Role, User
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.forms import MergedForm
 from dstackweb.lib.pages import KeysFirst, ReadOnly, code_filter, register_list
+from dstackweb.lib.sql import parsed_uid
 from dstackweb.runs import concurrency, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import (
@@ -172,8 +171,8 @@ class RunAdmin(ReadOnly):
     ) -> tuple[QuerySet[Run], bool]:
         """By what one index has, and by a whole uid: searched for as the fields are, each run's row would be read."""
         for word in search_term.split():
-            with contextlib.suppress(ValueError):
-                queryset = queryset.filter(uid=uuid.UUID(word))
+            if uid := parsed_uid(word):
+                queryset = queryset.filter(uid=uid)
                 continue
             users = list(User.objects.filter(username__icontains=word).values_list("pk", flat=True))
             queryset = queryset.filter(Q(name__icontains=word) | Q(user__in=users))

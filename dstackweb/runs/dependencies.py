@@ -7,7 +7,6 @@ Sweeps that wait are in `sweeps.pending`.
 from __future__ import annotations
 
 import datetime as dt
-import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
-from dstackweb.lib.sql import for_each
+from dstackweb.lib.sql import for_each, parsed_uid
 from dstackweb.runs import selectors, wakeups
 from dstackweb.runs.codes import DependencyOutcome, MessageCode, RunEventKind
 from dstackweb.runs.concurrency import may_change
@@ -124,10 +123,8 @@ def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Colle
 def _predecessor(project: Project, name: str) -> Run | Sweep:
     """The run or sweep with this uid, or the newest of this name. Raises NotFound."""
     sweeps = Sweep.objects.select_related("count").filter(project=project)
-    try:
-        sweep = sweeps.filter(uid=uuid.UUID(name)).first()
-    except ValueError:
-        sweep = sweeps.filter(name=name).order_by("-id").first()
+    uid = parsed_uid(name)
+    sweep = (sweeps.filter(uid=uid) if uid else sweeps.filter(name=name).order_by("-id")).first()
     try:
         run = selectors.find_run(project, name)
     except NotFound:

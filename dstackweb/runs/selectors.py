@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ def find_run(project: Project, name: str) -> Run:
     runs = Run.objects.select_related("queue", "project", "user").filter(project=project)
     # Its own query: beside the joins SQLite would walk all of the project's runs.
     newest = Run.objects.filter(project=project, name=name).order_by("-id").values("pk")[:1]
-    run = (runs.filter(uid=uid).first() if (uid := _uuid(name)) else None) or runs.filter(pk=newest).first()
+    run = (runs.filter(uid=uid).first() if (uid := sql.parsed_uid(name)) else None) or runs.filter(pk=newest).first()
     if run is None:
         raise NotFound(_("no run is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
     return run
@@ -38,7 +37,7 @@ def find_run(project: Project, name: str) -> Run:
 def find_runs(project: Project, names: Sequence[str]) -> list[Run]:
     """As `find_run` for each of these, in three statements."""
     runs = Run.objects.select_related("queue", "project", "user").filter(project=project)
-    uids = {name: uid for name in names if (uid := _uuid(name))}
+    uids = {name: uid for name in names if (uid := sql.parsed_uid(name))}
     by_uid = {run.uid: run for run in runs.filter(uid__in=uids.values())}
     found = {name: by_uid[uid] for name, uid in uids.items() if uid in by_uid}
     rest = Run.objects.filter(project=project, name__in=[name for name in names if name not in found])
@@ -62,13 +61,6 @@ def dependencies_of(run: Run | Sweep) -> list[Dependency]:
 def followers_of(run: Run | Sweep, limit: int) -> list[Dependency]:
     """The runs and sweeps that wait, or waited, for the end of this one, oldest first."""
     return list(run.followers.select_related("run", "waiting_sweep__count").order_by("pk")[:limit])
-
-
-def _uuid(text: str) -> uuid.UUID | None:
-    try:
-        return uuid.UUID(text)
-    except ValueError:
-        return None
 
 
 def queue_called(project: Project, name: str) -> Queue | None:

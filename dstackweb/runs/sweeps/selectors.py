@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import NotFound
+from dstackweb.lib.sql import parsed_uid
 from dstackweb.runs.codes import NoRun
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.prefix_counters import took_s
@@ -27,10 +27,8 @@ PAGE = 1000
 def find_sweep(project: Project, name: str) -> Sweep:
     """The sweep with this uid, or the newest of this name. Raises NotFound."""
     sweeps = Sweep.objects.select_related("queue", "project", "user", "stopped_by", "count").filter(project=project)
-    try:
-        found = sweeps.filter(uid=uuid.UUID(name)).first()
-    except ValueError:
-        found = sweeps.filter(name=name).order_by("-id").first()
+    uid = parsed_uid(name)
+    found = (sweeps.filter(uid=uid) if uid else sweeps.filter(name=name).order_by("-id")).first()
     if found is None:
         raise NotFound(_("no sweep is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
     return found

@@ -25,7 +25,7 @@ from dstackweb.backends.contract import CloudInstance, InstanceEnd, SourceFailed
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.models import Lease, watch_time
-from dstackweb.lib.sql import for_each
+from dstackweb.lib.sql import for_each, parsed_uid
 from dstackweb.runs import wakeups
 from dstackweb.runs.attempts import end_job
 from dstackweb.runs.codes import RunEventKind
@@ -122,7 +122,7 @@ def poll_region(backend: Backend, region: str) -> None:
     # Read after the answer: a row exists before its instance.
     rows = list(_present_instances().filter(backend=backend, region=region))
     ending = {row.cloud_id for row in rows if _update_row(row, find_instance(machines, str(row.pk), row.cloud_id))}
-    known = Instance.objects.filter(pk__in=[pk for machine in machines if (pk := _uuid(machine.instance))])
+    known = Instance.objects.filter(pk__in=[pk for machine in machines if (pk := parsed_uid(machine.instance))])
     stored = known.values_list("pk", "status", "cloud_id")
     wanted = {str(row.pk): (InstanceStatus(row.status), row.cloud_id) for row in rows}
     wanted |= {str(pk): (InstanceStatus(status), cloud_id) for pk, status, cloud_id in stored}
@@ -260,10 +260,3 @@ def _regions_due() -> Iterator[tuple[Backend, str]]:
         word, every_s = ("settle", SETTLE_EVERY_S) if is_settling else ("poll", POLL_EVERY_S)
         if Lease.take(f"{word}:{backend.pk}:{region}", uuid.uuid4().hex, every_s, timezone.now()):
             yield backend, region
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
