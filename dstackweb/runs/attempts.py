@@ -49,6 +49,7 @@ from dstackweb.spec.effective import EffectiveSpec
 RETRY_BASE_S, RETRY_CAP_S = 10.0, 600.0
 RETURNS_AT_ONCE = 3
 """How often a run that no runner claimed goes back to the queue without delay."""
+REQUEUED_AT_ONCE = 500
 KILL_MARGIN_S = 15.0
 """How long a stopping job's runner may take beyond its grace before its host kills it."""
 RUNNER_GONE_S = 60.0
@@ -323,9 +324,9 @@ def _return(run: Run, because: JobView, now: dt.datetime) -> None:
     )
 
 
-def requeue_due(now: dt.datetime, limit: int = 500) -> int:
+def requeue_due(now: dt.datetime) -> int:
     """Move pending runs whose time has come into their queue, at their rank. Returns how many."""
-    due = Run.objects.filter(status=RunStatus.PENDING, retry_at__lte=now).order_by("retry_at")[:limit]
+    due = Run.objects.filter(status=RunStatus.PENDING, retry_at__lte=now).order_by("retry_at")[:REQUEUED_AT_ONCE]
     moved = 0
     for run in due:
         event = RunEventKind.REQUEUED if run.attempt > 1 else RunEventKind.CAME_ROUND

@@ -26,6 +26,8 @@ from dstackweb.lib.storage import pieces, storage
 from dstackweb.runs.models import Archive
 
 MARKS = ".marks"
+TAIL_SEARCHED = 1 << 20
+"""Bytes at the end of a log in which its last lines are looked for."""
 
 
 def log_key(job_id: UUID) -> str:
@@ -66,10 +68,10 @@ def whole_log(job_id: UUID) -> tuple[int, Iterator[bytes]]:
     return size, pieces(storage(), log_key(job_id), 0, size)
 
 
-def tail_offset(job_id: UUID, lines: int, window: int = 1 << 20) -> int:
-    """The offset at which the last `lines` lines begin, looking back at most `window` bytes."""
+def tail_offset(job_id: UUID, lines: int) -> int:
+    """The offset at which the last `lines` lines begin, looking back at most TAIL_SEARCHED bytes."""
     end = log_size(job_id)
-    start = max(0, end - window)
+    start = max(0, end - TAIL_SEARCHED)
     data = read_log(job_id, start, end - start)
     at = len(data) - 1 if data.endswith(b"\n") else len(data)
     for _line in range(lines):

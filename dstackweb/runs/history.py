@@ -206,10 +206,6 @@ class HistoryRange:
         hourly = self.hourly or (first is not None and self.now - first <= HOURLY_UP_TO)
         return replace(self, since=first, hourly=hourly)
 
-    def midnight(self, days_ago: int = 0) -> dt.datetime:
-        """When the day so many days ago began, in UTC."""
-        return _midnight(self.now.astimezone(self.zone).date() - dt.timedelta(days=days_ago), self.zone)
-
 
 @dataclass(frozen=True)
 class History:
@@ -226,7 +222,7 @@ class History:
     @property
     def today(self) -> dt.datetime:
         """When today began in the zone, in UTC."""
-        return self.view.midnight()
+        return _midnight(self.view.now.astimezone(self.view.zone).date(), self.view.zone)
 
     @property
     def empty(self) -> bool:

@@ -93,11 +93,11 @@ def is_service(run: Run) -> bool:
     return bool(run.spec.get("type") == RunType.SERVICE)
 
 
-def health_of(run: Run, now: dt.datetime | None = None) -> HealthReport | None:
+def health_of(run: Run) -> HealthReport | None:
     """The health of a running service; None for any other run."""
     if not is_service(run) or run.status != RunStatus.RUNNING:
         return None
-    return seen(stored_health(run.pk, run.attempt), rules_of(run.spec), run.started_at, now or timezone.now())
+    return seen(stored_health(run.pk, run.attempt), rules_of(run.spec), run.started_at, timezone.now())
 
 
 def stored_health(run_id: int, attempt: int) -> HealthReport | None:

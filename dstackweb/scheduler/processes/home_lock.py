@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -83,7 +82,7 @@ def holds(pid: int, home: Path) -> bool:
         return False
 
 
-def reload(home: Path, wait: Callable[[float], object] = time.sleep) -> RunningServer | None:
+def reload(home: Path) -> RunningServer | None:
     """Have the server of this home reload, and wait until it has; None if it can't be asked, or has ended meanwhile."""
     before = running_server(home)
     if before.pid <= 0 or not holds(before.pid, home):
@@ -94,5 +93,5 @@ def reload(home: Path, wait: Callable[[float], object] = time.sleep) -> RunningS
         now = running_server(home)
         if now.pid == before.pid and now.loads > before.loads:
             return now
-        wait(POLL_S)
+        time.sleep(POLL_S)
     return None
