@@ -9,15 +9,15 @@ import pytest
 from dstackweb.lib.errors import DomainError
 from dstackweb.spec.array import Array
 from dstackweb.spec.pipeline import split
-from dstackweb.spec.reference import DOC, filled
 from dstackweb.spec.run_fields import RETRY_EVENTS, RunFields
 from dstackweb.spec.run_file import parse_run_file
 from dstackweb.spec.wording import REFUSED_KEYS, REFUSED_TYPES
+from tools.run_file_tables import DOC, filled
 
 
 def test_the_tables_are_those_of_the_models() -> None:
     text = DOC.read_text()
-    assert text == filled(text), "write them anew: python -m dstackweb.spec.reference"
+    assert text == filled(text), "write them anew: python -m tools.run_file_tables"
 
 
 def test_every_key_is_in_a_table() -> None:

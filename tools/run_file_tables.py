@@ -1,4 +1,4 @@
-"""The tables of docs/run-file.md, made from the models: `python -m dstackweb.spec.reference` writes them there."""
+"""The tables of docs/run-file.md, made from the models: `python -m tools.run_file_tables` writes them there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dstackweb.spec.fields import Keys
 from dstackweb.spec.run_fields import ProfileFields, RunFields
 from dstackweb.spec.wording import REFUSED_KEYS, REFUSED_TYPES, expected, keys_at
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "run-file.md"
+DOC = Path(__file__).resolve().parents[1] / "docs" / "run-file.md"
 _BLOCK = re.compile(r"(<!-- made from the models: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
