@@ -143,9 +143,7 @@ def plan_reordering(
 def read_to_move(
     queue: Queue, run_ids: Sequence[int], target: MoveTarget, *, lock: bool = False
 ) -> tuple[dict[int, Run], MoveTarget]:
-    """Read the runs to move and the target. Raises Invalid for no or too many runs, NotFound, Conflict."""
-    if not run_ids:
-        raise Invalid.at("runs", msg=_("name at least one run"))
+    """Read the runs to move, at least one, and the target. Raises Invalid for too many runs, NotFound, Conflict."""
     if len(run_ids) > MAX_MOVED:
         raise Invalid.at(
             "runs",
