@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+from uuid import UUID
 
 from dstackweb.spec.effective import Requirements
 
@@ -97,20 +98,14 @@ class LaunchSpec:
     """One node of one attempt: all that a backend knows of a run.
 
     The runner fetches the commands itself, with the token, from `api_url`. `run_uid` names the run's
-    directory, which attempts share; `gpu_uuids` are NVML's.
+    directory, which attempts share.
     """
 
-    job_id: str
-    run_name: str
-    run_uid: str
-    attempt: int
+    job: UUID
+    run_uid: UUID
     node: int
-    nodes: int
-    cpus: int
-    memory_mib: int
     api_url: str
     token: str = field(repr=False)
-    gpu_uuids: tuple[str, ...] = ()
     image: str | None = None
 
 
@@ -136,14 +131,6 @@ class Offer:
     host_id: int | None = None
     kind: str = field(default="", compare=False)
     """The backend's kind, set by `offers.catalog`: its words describe `detail`."""
-
-
-@dataclass(frozen=True)
-class Handle:
-    """Identifies a started job: `ref` is the backend's name for its place, such as a host."""
-
-    job: str
-    ref: str
 
 
 class Presence(enum.StrEnum):
@@ -172,13 +159,13 @@ class Backend(Protocol):
 class Hosts(Protocol):
     """A backend that starts runners on existing machines. Each call may be repeated, doubled or lost."""
 
-    def start(self, launch: LaunchSpec, offer: Offer) -> Handle:
-        """Start the job's runner, once. Raises StartFailed."""
+    def start(self, launch: LaunchSpec, host_id: int) -> None:
+        """Start the job's runner on its host, once. Raises StartFailed."""
 
-    def observe(self, handle: Handle) -> Presence:
+    def observe(self, job: UUID) -> Presence:
         """What is left of the job."""
 
-    def stop(self, handle: Handle, grace_s: int | None) -> bool:
+    def stop(self, job: UUID, grace_s: int | None) -> bool:
         """End the job within the grace, or at once if None. True when it is confirmed gone."""
 
 

@@ -20,7 +20,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Availability, Handle, Hosts, LaunchSpec, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Hosts, LaunchSpec, Presence, StartFailed
 from dstackweb.backends.hosts import local, starts
 from dstackweb.backends.models import Host
 from dstackweb.gpus.samples import intake
@@ -43,12 +43,12 @@ FILES_BUDGET_S = 5.0
 """How long one tick removes old files."""
 
 
-def _presence(backend: Hosts, handle: Handle, job: Job) -> Presence:
+def _presence(backend: Hosts, job: Job) -> Presence:
     """What is left of a job here. A search of all processes is what a start would cost most, so an unclaimed job, of
     which nothing can run but a runner, is not searched for."""
     if not job.claim_nonce and not local.runner_alive(job.pk):
         return Presence.GONE
-    return backend.observe(handle)
+    return backend.observe(job.pk)
 
 
 def check_job(job_id: str) -> None:
@@ -60,13 +60,13 @@ def check_job(job_id: str) -> None:
     if job.host.name != settings.DSTACKWEB_HOST_NAME:
         log.warning("%s belongs to host %s, this is %s", job, job.host.name, settings.DSTACKWEB_HOST_NAME)
         return
-    backend, handle = registry.hosts(job.backend), Handle(job=str(job.pk), ref=job.host.name)
+    backend = registry.hosts(job.backend)
     overdue = job.status == JobStatus.TERMINATING and job.status_s > (job.stop_grace_s or 0) + KILL_MARGIN_S
-    if overdue and not backend.stop(handle, grace_s=None):
+    if overdue and not backend.stop(job.pk, grace_s=None):
         log.warning("%s: processes still alive after kill, will retry", job)
         return
     try:
-        presence = _presence(backend, handle, job)
+        presence = _presence(backend, job)
     except OSError as error:
         # Without a claim nothing runs: whatever is wrong here, another host may start it.
         if job.claim_nonce or not _return(job, error):
@@ -74,13 +74,14 @@ def check_job(job_id: str) -> None:
         return
     if presence == Presence.ALIVE:
         if job.status == JobStatus.TERMINATING:
-            backend.stop(handle, job.stop_grace_s or 0)
+            backend.stop(job.pk, job.stop_grace_s or 0)
         return
     if presence == Presence.GONE and job.claim_nonce and job.silent_s > RUNNER_GONE_S:
         end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.RUNNER_GONE})
         return
     try:
-        backend.start(_launch_spec(job), _offer(job))
+        url, image = settings.DSTACKWEB_API_URL, job.run.spec.get("image")
+        backend.start(LaunchSpec(job.pk, job.run.uid, job.node, url, job_token(job.pk), image), job.host.pk)
     except DatabaseError:
         raise
     except Exception as error:
@@ -130,37 +131,6 @@ def _check_unless_healthy(job: Job) -> None:
         healthy = False
     if not healthy:
         check_job(str(job.pk))
-
-
-def _launch_spec(job: Job) -> LaunchSpec:
-    """What a backend needs to start a job."""
-    return LaunchSpec(
-        job_id=str(job.pk),
-        run_name=job.run.name,
-        run_uid=str(job.run.uid),
-        attempt=job.attempt,
-        node=job.node,
-        nodes=Job.objects.filter(run=job.run_id, attempt=job.attempt).count(),
-        cpus=job.cpus,
-        memory_mib=job.memory_mib,
-        api_url=settings.DSTACKWEB_API_URL,
-        token=job_token(job.pk),
-        gpu_uuids=tuple(job.gpus),
-        image=job.run.spec.get("image"),
-    )
-
-
-def _offer(job: Job) -> Offer:
-    """The job's placement as an offer."""
-    assert job.host is not None
-    return Offer(
-        backend=job.backend.name,
-        instance_type=job.host.name,
-        cpus=job.cpus,
-        memory_mib=job.memory_mib,
-        availability=Availability.IDLE,
-        host_id=job.host.pk,
-    )
 
 
 def sample_gpus(name: str) -> None:

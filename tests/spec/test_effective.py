@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from dstackweb.backends.contract import LaunchSpec
@@ -78,5 +80,5 @@ def test_masked_values_show_as_asterisks() -> None:
 
 
 def test_a_launch_spec_never_shows_its_token() -> None:
-    launch = LaunchSpec("job", "run", "uid", 1, 0, 1, 2, 512, "http://127.0.0.1:8000", "s3cret")
+    launch = LaunchSpec(uuid4(), uuid4(), 0, "http://127.0.0.1:8000", "s3cret")
     assert "s3cret" not in repr(launch)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from dstackweb.backends.contract import Handle, Hosts, LaunchSpec, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Hosts, LaunchSpec, Offer, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.fit import host_offers
 from dstackweb.backends.hosts.inventory import host_views
@@ -26,20 +26,18 @@ class HostsBackend(Hosts):
         """Each host, idle ones first; from rows, so there is nothing to cache."""
         return host_offers(host_views(self.backend), requirements, backend=self.backend.name, image=image)
 
-    def start(self, launch: LaunchSpec, offer: Offer) -> Handle:
-        """Start the job's runner on this machine. Raises StartFailed, also for another machine's offer."""
-        assert offer.host_id is not None, "an offer of this backend names its host"
-        host = Host.objects.get(pk=offer.host_id)
+    def start(self, launch: LaunchSpec, host_id: int) -> None:
+        """Start the job's runner on this machine. Raises StartFailed, also for another machine."""
+        host = Host.objects.get(pk=host_id)
         if host.name != settings.DSTACKWEB_HOST_NAME:
-            raise StartFailed(f"job {launch.job_id} belongs on {host.name}; this is {settings.DSTACKWEB_HOST_NAME}")
-        job_id = UUID(launch.job_id)
+            raise StartFailed(f"job {launch.job} belongs on {host.name}; this is {settings.DSTACKWEB_HOST_NAME}")
         local.ensure_runner(
             {
                 "api": launch.api_url,
-                "job": launch.job_id,
+                "job": str(launch.job),
                 "token": launch.token,
-                "state_dir": str(local.state_dir(job_id)),
-                "run_dir": str(local.run_dir(host.runs_dir, UUID(launch.run_uid), launch.node)),
+                "state_dir": str(local.state_dir(launch.job)),
+                "run_dir": str(local.run_dir(host.runs_dir, launch.run_uid, launch.node)),
                 "user": host.job_user or None,
                 "writable": settings.DSTACKWEB_JOB_WRITABLE if host.isolation == Isolation.SANDBOX else None,
                 "engine": local.engine_orders(launch.image),
@@ -49,21 +47,18 @@ class HostsBackend(Hosts):
                 "request_id": logs.request_id.get(),
             }
         )
-        return Handle(job=launch.job_id, ref=host.name)
 
-    def observe(self, handle: Handle) -> Presence:
+    def observe(self, job: UUID) -> Presence:
         """What is left of the job on this machine."""
-        job_id = UUID(handle.job)
-        if local.runner_alive(job_id):
+        if local.runner_alive(job):
             return Presence.ALIVE
-        return Presence.GONE if local.tree_gone(job_id) else Presence.ORPHANED
+        return Presence.GONE if local.tree_gone(job) else Presence.ORPHANED
 
-    def stop(self, handle: Handle, grace_s: int | None) -> bool:
+    def stop(self, job: UUID, grace_s: int | None) -> bool:
         """With a grace: have the runner call the API, which stops it. Without: kill. True if all is gone."""
-        job_id = UUID(handle.job)
         if grace_s is None:
-            return local.kill_job(job_id)
-        return not local.here().nudge(handle.job) and local.tree_gone(job_id)
+            return local.kill_job(job)
+        return not local.here().nudge(str(job)) and local.tree_gone(job)
 
 
 class HostsKind(Kind):

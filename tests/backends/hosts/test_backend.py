@@ -11,7 +11,7 @@ from django.conf import settings
 from django.test import override_settings
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Availability, Backend, LaunchSpec, Offer, Presence, StartFailed
+from dstackweb.backends.contract import Availability, Backend, LaunchSpec, Presence, StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend as BackendRow
@@ -38,16 +38,11 @@ def api(open_home: Path) -> Iterator[JobApi]:
 
 
 def launch_spec(api: JobApi) -> LaunchSpec:
-    return LaunchSpec(
-        job_id=str(api.job), run_name="test", run_uid=str(api.run), attempt=1, node=0, nodes=1, cpus=1, memory_mib=256,
-        api_url=api.url, token="token",
-    )  # fmt: skip
+    return LaunchSpec(api.job, api.run, 0, api.url, "token")
 
 
-def offer_here(backend: Backend, open_home: Path, name: str | None = None) -> Offer:
-    factories.make_host(name or settings.DSTACKWEB_HOST_NAME, runs_dir=str(open_home / "runs"))
-    (offer,) = backend.offers(Requirements())
-    return offer
+def host_here(open_home: Path, name: str | None = None) -> int:
+    return factories.make_host(name or settings.DSTACKWEB_HOST_NAME, runs_dir=str(open_home / "runs")).pk
 
 
 def test_each_host_is_an_offer_without_a_price(hosts: Backend) -> None:
@@ -58,28 +53,28 @@ def test_each_host_is_an_offer_without_a_price(hosts: Backend) -> None:
 
 
 def test_a_job_is_started_observed_and_killed(hosts: Backend, api: JobApi, open_home: Path) -> None:
-    handle = hosts.start(launch_spec(api), offer_here(hosts, open_home))
+    hosts.start(launch_spec(api), host_here(open_home))
     eventually(lambda: b"up" in api.log)
-    assert hosts.observe(handle) == Presence.ALIVE
+    assert hosts.observe(api.job) == Presence.ALIVE
     assert (open_home / "runs" / str(api.run) / "node-0").is_dir()
-    assert hosts.stop(handle, None)
-    assert hosts.observe(handle) == Presence.GONE
+    assert hosts.stop(api.job, None)
+    assert hosts.observe(api.job) == Presence.GONE
 
 
 def test_a_stop_with_grace_makes_the_runner_send_its_heartbeat_at_once(
     hosts: Backend, api: JobApi, open_home: Path
 ) -> None:
-    handle = hosts.start(launch_spec(api), offer_here(hosts, open_home))
+    hosts.start(launch_spec(api), host_here(open_home))
     eventually(lambda: b"up" in api.log)
     api.stop = {"action": "stop", "grace_s": 1, "reason": "terminated_by_user"}
-    assert not hosts.stop(handle, 1)
-    eventually(lambda: hosts.observe(handle) == Presence.GONE)
-    assert hosts.stop(handle, 1)
+    assert not hosts.stop(api.job, 1)
+    eventually(lambda: hosts.observe(api.job) == Presence.GONE)
+    assert hosts.stop(api.job, 1)
 
 
 def test_a_job_of_another_machine_is_not_started_here(hosts: Backend, api: JobApi, open_home: Path) -> None:
     with pytest.raises(StartFailed, match="belongs on elsewhere"):
-        hosts.start(launch_spec(api), offer_here(hosts, open_home, name="elsewhere"))
+        hosts.start(launch_spec(api), host_here(open_home, name="elsewhere"))
     assert not local.state_dir(api.job).exists()
 
 

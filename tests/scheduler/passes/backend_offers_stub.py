@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends.contract import Availability, Handle, LaunchSpec, Offer, Presence
+from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.models import Backend
 from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
@@ -41,15 +41,6 @@ class StubMarket:
                 if isinstance(answer, Exception):
                     raise answer
                 return answer
-
-            def start(self, launch: LaunchSpec, offer: Offer) -> Handle:
-                raise NotImplementedError
-
-            def observe(self, handle: Handle) -> Presence:
-                raise NotImplementedError
-
-            def stop(self, handle: Handle, grace_s: int | None) -> bool:
-                raise NotImplementedError
 
         use_driver(monkeypatch, kind, Driver)
 
