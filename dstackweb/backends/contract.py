@@ -128,7 +128,6 @@ class Offer:
     spot: bool = False
     price: Decimal = Decimal(0)
     detail: dict[str, Any] = field(default_factory=dict)
-    host_id: int | None = None
     kind: str = field(default="", compare=False)
     """The backend's kind, set by `offers.catalog`: its words describe `detail`."""
 

@@ -214,7 +214,6 @@ def _offer(host: HostView, needs: Requirements, outcome: Fit | Miss, backend: st
         gpu_memory_mib=min((gpu.memory_mib for gpu in gpus), default=0),
         availability=availability,
         detail=detail,
-        host_id=host.id,
     )
 
 

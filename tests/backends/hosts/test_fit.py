@@ -223,7 +223,7 @@ def test_offers_are_sorted_idle_first_and_then_by_tightest_fit() -> None:
 def test_an_offer_shows_total_and_free_resources() -> None:
     box = replace(host(gpu(0), gpu(1, held=True), gpu(2, L4), cpus_free=5), labels={"region": "cellar"})
     (offer,) = host_offers([box], needs(gpus=1, gpu_names=("A100",)), backend="own")
-    assert (offer.backend, offer.region, offer.host_id) == ("own", "cellar", 1)
+    assert (offer.backend, offer.region, offer.instance_type) == ("own", "cellar", "box")
     assert (offer.gpu_name, offer.gpu_count, offer.gpu_memory_mib) == (A100, 2, 40960)
     assert (offer.cpus, offer.memory_mib, offer.price) == (8, 16000, Decimal(0))
     assert offer.detail == {
