@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from django.contrib import admin
-
 from dstackweb.lib.models import Lease
-from dstackweb.lib.pages import ReadOnly
+from dstackweb.lib.pages import register_list
 
-
-@admin.register(Lease)
-class LeaseAdmin(ReadOnly):
-    list_display = ("name", "holder", "expires_at")
-    search_fields = ("name", "holder")
+register_list(Lease, "name holder expires_at", search="name holder")

@@ -36,7 +36,6 @@ def register_list(
     model: type[Model],
     columns: str,
     *,
-    base: type[ReadOnly] = ReadOnly,
     filters: str = "",
     codes: Sequence[Any] = (),
     joined: str = "",
@@ -51,7 +50,7 @@ def register_list(
         "search_fields": search.split(),
         **more,
     }
-    admin.site.register(model, type(f"{model.__name__}Admin", (base,), options))
+    admin.site.register(model, type(f"{model.__name__}Admin", (ReadOnly,), options))
 
 
 class KeysFirst(Paginator[Any]):
