@@ -128,7 +128,8 @@ class CounterRows:
     def read(self, group_names: Collection[GroupName]) -> None:
         """Read rows of prefixes and groups; those that are missing have the id 0."""
         more = [group_name for group_name in group_names if group_name not in self.groups]
-        self.prefixes |= self._load_prefixes({prefix for prefix, _ in more} - self.prefixes.keys())
+        new = {prefix for prefix, _ in more} - self.prefixes.keys()
+        self.prefixes |= counter_rows.read_prefixes(self.scope.pk, new)
         self.groups |= self._load_groups(more)
 
     def ids(self, group_name: GroupName) -> GroupIds:
@@ -186,9 +187,6 @@ class CounterRows:
             self.groups[group_name].id = made.id
         return whole
 
-    def _load_prefixes(self, names: Collection[str]) -> counter_rows.Prefixes:
-        return counter_rows.read_prefixes(self.scope.pk, names)
-
     def _load_groups(self, group_names: Collection[GroupName]) -> counter_rows.Groups:
         known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in group_names if self.prefixes[prefix].id]
         return counter_rows.read_groups(known)
@@ -202,7 +200,7 @@ class CounterRows:
             {"name": "text", "scope_id": "bigint", **PREFIX_COLUMNS},
             [(name, self.scope.pk, *values(self.prefixes[name])) for name in fresh],
         )
-        for name, made in self._load_prefixes(fresh).items():
+        for name, made in counter_rows.read_prefixes(self.scope.pk, fresh).items():
             self.prefixes[name].id = made.id
         return set(fresh)
 

@@ -84,12 +84,12 @@ def fingerprint(policy: UtilizationPolicy | None) -> str:
 
 def affected(profile: Profile) -> QuerySet[Run]:
     """Active runs with GPUs whose utilization policy this profile determines, whatever theirs is now."""
-    own, in_projects = "provenance__utilization_policy", Q(project__in=_projects(profile))
+    own, in_projects = "provenance__utilization_policy", Q(project__in=projects_of(profile))
     from_it = Q(**{f"{own}__source": "profile", f"{own}__profile": profile.name})
     of_it = Q(spec__profile=profile.name)
     if profile.is_default:
         # Submitted while the project had no default profile.
-        of_it |= Q(spec__profile=None, project__in=_projects(profile, "is_default"))
+        of_it |= Q(spec__profile=None, project__in=projects_of(profile, "is_default"))
     unset = Q(**{f"{own}__source": "default"}) & of_it
     statuses = [status.value for status in NOT_ENDING]
     active = Run.objects.filter(status__in=statuses, spec__requirements__gpu_count_min__gt=0)
@@ -101,13 +101,11 @@ def using(profile: Profile) -> QuerySet[Run]:
     return Run.objects.filter(spec__profile=profile.name, project__in=projects_of(profile))
 
 
-def projects_of(profile: Profile) -> QuerySet[Project]:
-    """The projects whose runs get this profile when they name it."""
-    return _projects(profile)
+def projects_of(profile: Profile, alike: str = "name") -> QuerySet[Project]:
+    """The projects whose runs get this profile when they name it: those without one of their own with the same name.
 
-
-def _projects(profile: Profile, alike: str = "name") -> QuerySet[Project]:
-    """The projects that use the profile: those without a profile of their own with the same name, or as default."""
+    `alike` is what they have no own one with: with `is_default` those whose runs get it without naming any.
+    """
     if profile.project_id is not None:
         return Project.objects.filter(pk=profile.project_id)
     same = Profile.objects.filter(**{alike: getattr(profile, alike)}, project__isnull=False)
