@@ -27,12 +27,19 @@ class MergedForm(forms.BaseForm):
             if name not in cleaned or sent not in self.data:
                 continue
             now = self.get_initial_for_field(field, name)
-            if not field.has_changed(now, field.hidden_widget().value_from_datadict(self.data, self.files, sent)):
+            if not _differs(field, now, field.hidden_widget().value_from_datadict(self.data, self.files, sent)):
                 continue
             if name not in self.changed_data:
                 cleaned[name] = field.clean(field.prepare_value(now))
-            elif field.has_changed(now, self[name].data):
+            elif _differs(field, now, self[name].data):
                 self.add_error(
                     name, _("This was changed since you opened the page. Nothing was saved: reload the page.")
                 )
         return cleaned
+
+
+def _differs(field: forms.Field, now: Any, sent: Any) -> bool:
+    """Whether a value is not the present one. Browsers send lines with ends of their own."""
+    if isinstance(now, str) and isinstance(sent, str):
+        return now.strip().splitlines() != sent.strip().splitlines()
+    return field.has_changed(now, sent)

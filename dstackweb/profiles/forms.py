@@ -292,7 +292,8 @@ class SettingsField(forms.CharField):
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         """Compare the text: a setting in another notation is a change."""
-        return super().has_changed(self.prepare_value(initial), data)
+        before, after = (str(self.prepare_value(value) or "").strip().splitlines() for value in (initial, data))
+        return before != after
 
 
 class YamlForm(MergedForm, forms.ModelForm[Profile]):

@@ -92,3 +92,18 @@ def test_two_admins_who_edit_a_profile_at_once_keep_each_others_settings(admin_c
     assert profile.settings == {"max_duration": "4h", "stop_duration": "5m"}
     again = admin_client.post(address, opened | {"stop_duration": "1m"})
     assert "changed since you opened the page" in again.content.decode()
+
+
+def test_settings_as_yaml_are_saved_unless_someone_else_has_changed_them(admin_client: Client) -> None:
+    profile = Profile.objects.create(name="x", settings={"max_duration": "8h", "backends": ["hosts"]})
+    address = reverse("admin:profiles_profile_change", args=[profile.pk]) + "?as=yaml"
+    shown = admin_client.get(address).context["adminform"].form["settings"].value().replace("\n", "\r\n")
+    opened = {"name": "x", "initial-name": "x", "settings": shown, "initial-settings": shown}
+    assert admin_client.post(address, opened | {"settings": shown.replace("8h", "4h")}).status_code == 302
+    profile.refresh_from_db()
+    assert profile.settings == {"max_duration": "4h", "backends": ["hosts"]}
+    assert admin_client.post(address, opened | {"name": "y"}).status_code == 302
+    profile.refresh_from_db()
+    assert (profile.name, profile.settings["max_duration"]) == ("y", "4h")
+    refused = admin_client.post(address, opened | {"settings": shown.replace("8h", "2h")}).content.decode()
+    assert "changed since you opened the page" in refused
