@@ -21,7 +21,9 @@ class _Fields(HTMLParser):
             self._select = given.get("name", "")
         elif tag == "option" and "selected" in given:
             self.found[self._select] = given.get("value", "")
-        elif tag == "input" and "name" in given and (given.get("type") != "checkbox" or "checked" in given):
+        elif tag != "input" or "name" not in given:
+            return
+        elif given.get("type") not in ("checkbox", "radio") or "checked" in given:
             self.found[given["name"]] = given.get("value", "on" if given.get("type") == "checkbox" else "")
 
 

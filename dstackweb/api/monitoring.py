@@ -111,7 +111,8 @@ def _hosts(now: dt.datetime) -> Iterator[Metric]:
     held_back = [((host.name,), host.held_back_at is not None) for host in hosts]
     yield _gauge("host_held_back", "Whether a host gets no jobs because starts fail on it", ["host"], held_back)
     yield _gauge("host_cpus_used", "CPUs in use by jobs", ["host"], [((host.name,), host.cpus_used) for host in hosts])
-    found = [((sampling.host.name,), sampling) for sampling in HostSampling.objects.select_related("host")]
+    joined = HostSampling.objects.filter(host__left_at=None).select_related("host")
+    found = [((sampling.host.name,), sampling) for sampling in joined]
     for name, text, value in (
         ("host_sampling_ok", "Whether all GPUs of a host can be read", lambda one: not one.error),
         ("host_nvml", "Whether a host has the NVML library", lambda one: one.library),
@@ -147,7 +148,7 @@ def _retention(now: dt.datetime) -> Iterator[Metric]:
 
 def _gpus(now: dt.datetime) -> Iterator[Metric]:
     """GPUs without a fresh sample, or without a value, are left out."""
-    gpus = list(Gpu.objects.select_related("host").order_by("host__name", "index"))
+    gpus = list(Gpu.objects.filter(host__left_at=None).select_related("host").order_by("host__name", "index"))
     seen = newest(gpus)
     fresh = [
         ((gpu.host.name, str(gpu.index), gpu.uuid), seen[gpu.uuid])

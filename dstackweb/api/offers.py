@@ -103,7 +103,7 @@ class BackendsOut(Schema):
 
 
 class PutBackendIn(Schema):
-    """All settings of a backend. A missing secret stays if the access key is the same."""
+    """All settings of a backend. A secret that is left out stays, if its access key or address is the same."""
 
     model_config = {"extra": "forbid"}
 
@@ -253,7 +253,8 @@ def detail(request: HttpRequest, name: Path[str]) -> Backend:
     summary="Create or change a backend",
 )
 def put(request: HttpRequest, name: NewName, body: PutBackendIn) -> Status[Backend]:
-    """For deployment admins. Replaces all settings; a secret that is left out stays if its access key is the same.
+    """For deployment admins. Replaces all settings; a secret that is left out stays if its access key or address is the
+    same, and `null` removes it.
 
     Offers are fetched within seconds. Repeating the request changes nothing.
     """

@@ -58,6 +58,8 @@ class InstanceEnd(enum.StrEnum):
     """A person stopped it here."""
     DELETED = "deleted"
     """Its backend was deleted."""
+    DISABLED = "disabled"
+    """Its backend was disabled before it was launched."""
 
 
 class PlaceCode(enum.StrEnum):

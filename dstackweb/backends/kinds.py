@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dstackweb.backends.models import Backend
 
 ENTRY_POINTS = "dstackweb.backends"
+PLACE = ""
+"""Stored with secrets: the address that they are for (`Kind.secrets_are_for`)."""
 
 K = TypeVar("K", bound=Keys)
 
@@ -120,7 +122,8 @@ class Kind:
     """A kind of backend. Subclass it, set `driver_class`, and override what differs.
 
     Settings are described by `schema`, a `spec.fields.Keys` model with flat fields. Fields of type SecretStr are stored
-    encrypted, apart from the rest, and never shown again; one that is left out keeps its stored value.
+    encrypted, apart from the rest, and never shown again; one that is left out keeps its stored value, and an empty one
+    removes it.
     """
 
     name: ClassVar[str]
@@ -132,6 +135,8 @@ class Kind:
     schema: ClassVar[type[Keys]] = NoSettings
     costs_money = True
     """Paid backends need a run or profile that names them, and count against the project's budget."""
+    secrets_are_for: ClassVar[str] = ""
+    """The setting with the address that secrets are sent to: stored ones are not sent to another."""
     is_machine = True
     """Its instances are machines. False: allocations of a cluster, each made for one job and ended with it."""
     is_hosts = False
@@ -156,12 +161,18 @@ class Kind:
 
     def settle(self, config: Mapping[str, Any], stored: str = "") -> tuple[dict[str, Any], str]:
         """The config to store, and its encrypted secrets; `stored` are the former ones. Raises Invalid."""
-        names = self.secret_names()
-        kept = self.secrets_of(stored)
-        secrets = {name: value for name in names if (value := config.get(name) or kept.get(name))}
-        self.read({**config, **secrets})
+        names, kept = self.secret_names(), self.secrets_of(stored)
+        given = {name: config.get(name, kept.get(name)) for name in names}
+        secrets = {name: value for name, value in given.items() if value not in (None, "")}
         plain = {name: value for name, value in config.items() if name not in names}
-        return plain, encrypt(json.dumps(secrets)) if secrets else ""
+        self.read({**plain, **secrets})
+        place = str(plain.get(self.secrets_are_for, "")).rstrip("/")
+        if kept.get(PLACE, place) != place and (reused := [name for name in secrets if name not in config]):
+            msg = _("`%(name)s` was stored for %(place)s: enter it again for the new address, or remove it")
+            raise Invalid.at(reused[0], msg=msg % {"name": reused[0], "place": kept[PLACE]})
+        if not secrets:
+            return plain, ""
+        return plain, encrypt(json.dumps({**secrets, **({PLACE: place} if self.secrets_are_for else {})}))
 
     def secret_names(self) -> tuple[str, ...]:
         """The fields of `schema` that hold secrets."""

@@ -18,7 +18,8 @@ class MergedForm(forms.BaseForm):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         for field in self.fields.values():
-            field.show_hidden_initial = True
+            # What was typed into a field for secrets must not come back on a page.
+            field.show_hidden_initial = not isinstance(field.widget, forms.PasswordInput)
 
     def clean(self) -> Any:
         cleaned = super().clean() or self.cleaned_data

@@ -9,12 +9,13 @@ import datetime as dt
 import functools
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Count
+from django.db.models import F
 from django.http import HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -41,7 +42,7 @@ from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project
 from dstackweb.web.history import polylines
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import offers as offer_words
-from dstackweb.wording import retention, units
+from dstackweb.wording import retention, statuses, units
 from dstackweb.wording.sentence import clauses, listing
 
 log = logging.getLogger(__name__)
@@ -296,13 +297,14 @@ def _rate_limits(name: str, usage: Sequence[ApiUsage]) -> HealthLine:
 
 
 def _instances() -> Iterable[HealthLine]:
-    """Cloud instances that are billed now, and those that do not terminate."""
+    """Cloud instances by status, and those that do not terminate."""
     living = Instance.objects.exclude(status=InstanceStatus.GONE)
-    by_status = dict(living.order_by().values_list("status").annotate(Count("pk")))
-    if not by_status:
+    rows = living.order_by("status", F("holder").desc(nulls_last=True)).values_list("status", "holder")
+    idle = (InstanceStatus.RUNNING, None)
+    numbers = Counter("idle" if row == idle else row[0] for row in rows)
+    if not numbers:
         return
-    total = sum(by_status.values())
-    value = ngettext("%d running", "%d running", total) % total
+    value = listing(f"{number} {statuses.instance_status(status)}" for status, number in numbers.items())
     stuck = living.filter(status=InstanceStatus.STOPPING, status_s__gt=STUCK_S)
     if names := [f"{one.cloud_id or one.pk} ({one.region})" for one in stuck[:5]]:
         hint = _("Still billed although terminated: %s. Termination is retried; check the cloud console.")

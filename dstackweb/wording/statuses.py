@@ -71,6 +71,21 @@ termination = words(
 )
 """Why a run or a job ended, as a sentence."""
 
+_INSTANCE_STATUSES = {
+    "requested": _("requested"),
+    "starting": _("starting"),
+    "running": _("running"),
+    "idle": _("idle"),
+    "stopping": _("terminating"),
+    "gone": _("terminated"),
+}
+
+
+def instance_status(code: str) -> str:
+    """A status of a cloud instance; `idle`: it runs without a job."""
+    return str(_INSTANCE_STATUSES[code])
+
+
 instance_end = words(
     {
         LaunchFailure.NO_CAPACITY: _("the cloud has no capacity now"),
@@ -91,6 +106,7 @@ instance_end = words(
         InstanceEnd.IDLE: _("it was idle"),
         InstanceEnd.STOPPED: _("a member stopped it"),
         InstanceEnd.DELETED: _("its backend was deleted"),
+        InstanceEnd.DISABLED: _("its backend was disabled"),
     }
 )
 """Why a cloud instance could not be launched, or has ended, to follow its name and a colon."""

@@ -53,6 +53,15 @@ def test_the_way_a_host_reads_its_gpus_is_exported() -> None:
     assert found['dstackweb_host_sample_age_seconds{host="box-1"}'] == pytest.approx(30, abs=5)
 
 
+def test_a_removed_host_has_no_metrics() -> None:
+    host = make_host(gpus=1)
+    gpu = Gpu.objects.get()
+    GpuSeries.objects.create(gpu=gpu, uuid=gpu.uuid, utilization=7, last_ms=to_ms(timezone.now()))
+    HostSampling.objects.create(host=host, error="GPU 0 is lost")
+    Host.objects.update(draining=True, left_at=timezone.now())
+    assert not [name for name in scrape() if "box-1" in name]
+
+
 def test_stops_are_counted_by_project(project: Project) -> None:
     for observed in (False, False, True):
         PolicyStop.objects.create(

@@ -13,14 +13,17 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from dstackweb.backends import services
 from dstackweb.backends.aws import check, config
 from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
+from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from dstackweb.profiles.models import Profile
 from tests import factories
 from tests.devtools.fixtures import cloud
+from tests.forms import filled
 
 __all__ = ["cloud"]
 
@@ -166,6 +169,43 @@ def test_an_empty_secret_keeps_the_stored_one(admin: Client, aws: Backend) -> No
     admin.post(change(aws), {**said, "sign_in": "default"})
     aws.refresh_from_db()
     assert (aws.secret, aws.version) == ("", 3)
+
+
+def test_an_optional_secret_can_be_removed(admin: Client) -> None:
+    form = {"name": "ray", "enabled": "on", "projects": "main", "address": "https://ray.test", "token": SECRET}
+    page = reverse(ADD) + "?kind=ray"
+    assert "Remove the stored one" not in admin.get(page).content.decode()
+    admin.post(page, form)
+    ray = Backend.objects.get(name="ray")
+    assert "Remove the stored one" in admin.get(change(ray)).content.decode()
+    for more, stored in ({}, SECRET), ({"token-remove": "on"}, None):
+        assert admin.post(change(ray), {**form, "token": "", **more}).status_code == 302
+        ray.refresh_from_db()
+        assert Kind.secrets_of(ray.secret).get("token") == stored
+
+
+def test_two_admins_who_edit_a_backend_at_once_keep_each_others_settings(admin: Client, aws: Backend) -> None:
+    opened = filled(admin, change(aws))
+    two = {"*": ["subnet-1"], "eu-west-1": ["subnet-2", "subnet-3"]}
+    services.put("aws", "aws", {**aws.config, "subnets": two}, enabled=False)
+    saved = admin.post(change(aws), {**opened, "families": "g5"})
+    assert saved.status_code == 302, errors(saved)
+    aws.refresh_from_db()
+    assert (aws.enabled, aws.config["families"], secret_of(aws)) == (False, ["g5"], SECRET)
+    assert {region: list(ids) for region, ids in aws.config["subnets"].items()} == two
+    again = admin.post(change(aws), {**opened, "families": "g6"})
+    assert "changed since you opened the page" in errors(again)["families"]
+
+
+def test_settings_of_several_lines_are_not_taken_for_a_change_of_someone_else(admin: Client, aws: Backend) -> None:
+    services.put("aws", "aws", {**aws.config, "tags": {"team": "vision", "cost": "4711"}})
+    shown = admin.get(change(aws)).context["adminform"].form["tags"].value()
+    as_sent = shown.replace("\n", "\r\n")  # by browsers
+    mine = {**filled(admin, change(aws)), "initial-tags": as_sent, "tags": f"{as_sent}\r\nowner=ada"}
+    saved = admin.post(change(aws), mine)
+    assert saved.status_code == 302, errors(saved)
+    aws.refresh_from_db()
+    assert aws.config["tags"] == {"team": "vision", "cost": "4711", "owner": "ada"}
 
 
 def test_the_name_of_a_backend_is_unique_and_cannot_be_changed(admin: Client, aws: Backend) -> None:

@@ -12,6 +12,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project
 from dstackweb.backends import services
 from dstackweb.backends.aws.config import secret_of
+from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.offers import catalog, sources
@@ -37,6 +38,28 @@ def test_a_secret_is_stored_apart_and_stays_unless_a_new_one_is_given() -> None:
     assert services.put("cloud", "aws", aws("hush"))[0].version == 1
     changed, _ = services.put("cloud", "aws", aws("other"))
     assert (changed.version, secret_of(KEY, changed.secret)) == (2, "other")
+
+
+def test_a_stored_token_is_removed_by_null_and_never_sent_to_another_address() -> None:
+    def ray(**config: Any) -> Backend:
+        config = {"projects": ["main"], "address": "https://ray.test:8265", **config}
+        return services.put("ray", "ray", config)[0]
+
+    def token() -> str:
+        return Kind.secrets_of(Backend.objects.get().secret).get("token", "")
+
+    ray(token="hush")
+    assert (ray(address="https://ray.test:8265/").secret != "", token()) == (True, "hush")
+    with pytest.raises(Invalid) as raised:
+        ray(address="https://evil.test")
+    assert raised.value.errors[0]["loc"] == ["config", "token"]
+    assert "https://ray.test:8265" in raised.value.detail
+    assert "hush" not in raised.value.detail
+    for moved in ({"token": None}, {"token": "new"}):
+        ray(address="https://other.test", **moved)
+        assert token() == (moved["token"] or "")
+    assert (ray(address="https://other.test", token=None).secret, token()) == ("", "")
+    assert ray(address="https://other.test").version == ray(address="https://other.test", token="").version
 
 
 def test_every_change_raises_the_version() -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from annotated_types import Ge, Le
 from django import forms
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -16,6 +18,7 @@ from pydantic.fields import FieldInfo
 from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import DomainError, Invalid
+from dstackweb.lib.forms import MergedForm
 from dstackweb.spec.fields import Keys
 
 PLAIN_TEXT = {"autocomplete": "off", "spellcheck": "false", "class": "vTextField"}
@@ -23,9 +26,32 @@ OF_EVERY_KIND = ("name", "enabled")
 FEW_ROWS = {"rows": 2, "cols": 60, "spellcheck": "false", "class": "vLargeTextField"}
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 secret_widget = forms.PasswordInput(attrs={"autocomplete": "new-password", "class": "vTextField"})
+REMOVED = object()
+"""The value of a secret whose stored one is to be removed."""
 
 
-class BackendForm(forms.ModelForm[Backend]):
+class RemovableSecret(forms.PasswordInput):
+    """With a box to remove the stored secret, where there is one."""
+
+    is_stored = False
+
+    def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
+        typed = super().render(name, value, attrs, renderer)
+        if not self.is_stored:
+            return typed
+        box = '{}<label class="dwb-remove"><input type="checkbox" name="{}-remove"> {}</label>'
+        return format_html(box, typed, name, _("Remove the stored one"))
+
+    def value_from_datadict(self, data: Mapping[str, Any], files: Any, name: str) -> Any:
+        return super().value_from_datadict(data, files, name) or (REMOVED if f"{name}-remove" in data else "")
+
+
+class RemovableSecretField(forms.CharField):
+    def clean(self, value: Any) -> Any:
+        return value if value is REMOVED else super().clean(value)
+
+
+class BackendForm(MergedForm, forms.ModelForm[Backend]):
     """Name and switch of a backend, with the settings of its kind. After `clean`, `config` holds the settings."""
 
     kind: ClassVar[Kind] = Kind()
@@ -45,6 +71,7 @@ class BackendForm(forms.ModelForm[Backend]):
                 self.initial.setdefault(name, value)
             if self.instance.secret:
                 for name in self.secret_fields():
+                    self.fields[name].widget.is_stored = True
                     self.fields[name].widget.attrs["placeholder"] = _("stored; type to replace it")
                     self.fields[name].help_text = _("Stored encrypted, never shown again. Leave empty to keep it.")
 
@@ -62,7 +89,9 @@ class BackendForm(forms.ModelForm[Backend]):
             shared["initial"] = list(default) if isinstance(default, tuple) else default
         if of is SecretStr:
             # The stored one stays where it is left empty: the schema knows whether one is missing.
-            return forms.CharField(**{**shared, "required": False}, widget=secret_widget)
+            if required:
+                return forms.CharField(**{**shared, "required": False}, widget=secret_widget)
+            return RemovableSecretField(**shared, widget=RemovableSecret(attrs=secret_widget.attrs))
         if of is bool:
             return forms.BooleanField(**{**shared, "required": False})
         if of is int:
@@ -102,7 +131,7 @@ class BackendForm(forms.ModelForm[Backend]):
             within = config
             for part in path:
                 within = within.setdefault(part, {})
-            within[name] = value
+            within[name] = None if value is REMOVED else value
         return config
 
     def secret_fields(self) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ class RayKind(ClusterKind):
     driver_class = RayBackend
     schema = RaySettings
     part, engine, answers = gettext_lazy("Dashboard"), "Ray", gettext_lazy("Ray answers.")
+    secrets_are_for = "address"
     setup_hint = gettext_lazy("Runs become jobs of a Ray cluster, submitted when there is room for them.")
 
     def location(self, config: Mapping[str, Any]) -> str:

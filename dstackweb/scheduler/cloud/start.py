@@ -73,12 +73,11 @@ def _requested_instance(job_id: UUID) -> Instance | None:
 
 def _launch(instance: Instance) -> bool:
     """Call the cloud; returns whether the job has another offer now."""
-    if instance.backend.deleted_at is not None:
+    if not instance.backend.enabled:
         # The order may have been sent, and its answer lost.
         asked = instance.join_digest != ""
-        cloud_rows.end_instance(
-            instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, InstanceEnd.DELETED
-        )
+        why = InstanceEnd.DISABLED if instance.backend.deleted_at is None else InstanceEnd.DELETED
+        cloud_rows.end_instance(instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, why)
         return True
     token, digest = agents.join_token(instance.pk)
     is_new = bool(Instance.objects.filter(pk=instance.pk, join_digest="").update(join_digest=digest))

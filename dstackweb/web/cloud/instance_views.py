@@ -57,15 +57,7 @@ class InstanceLine:
 
     @property
     def status(self) -> str:
-        if self.idle:
-            return _("idle")
-        return {
-            "requested": _("requested"),
-            "starting": _("starting"),
-            "running": _("running"),
-            "stopping": _("terminating"),
-            "gone": _("terminated"),
-        }[self.of.status]
+        return statuses.instance_status("idle" if self.idle else self.of.status)
 
     @property
     def tone(self) -> str:

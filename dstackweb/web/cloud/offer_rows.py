@@ -195,7 +195,7 @@ def lines(
         used = [one for one in at[offer.backend, offer.region] if one.of.source != other]
         share = float(100 * offer.price / most) if most else 0.0
         each = units.dollars(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
-        source = worst(used)
+        source = None if "instance" in offer.detail else worst(used)
         price = units.dollars(offer.price) if offer.price or offer.backend not in free else ""
         badge = offer_words.availability(offer.availability)
         gpus = gpu(offer.gpu_name, offer.gpu_count, offer.gpu_memory_mib)

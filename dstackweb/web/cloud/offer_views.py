@@ -24,6 +24,8 @@ from dstackweb.lib.errors import Invalid
 from dstackweb.offers import counts, filters, freshness, listing, sources
 from dstackweb.offers.filters import Filter, Order
 from dstackweb.runs import selectors
+from dstackweb.scheduler.cloud.backend_offers import idle_offers
+from dstackweb.scheduler.placement.offers import matching_idle
 from dstackweb.spec.effective import Requirements
 from dstackweb.spec.units import parse_gpu
 from dstackweb.web.cloud import offer_rows
@@ -128,17 +130,21 @@ def offers_page(request: PageRequest) -> HttpResponse:
     backends = list(Backend.objects.filter(enabled=True))
     shown = [(one.pk, one.name, one.version, one.refresh_generation) for one in backends]
     hosts = [host_views(one) for one in backends if registry.is_hosts(one)]
-    version = fingerprint(shown, ages, hosts, selectors.counts(request.project))
+    idle = idle_offers(now)(request.project.pk)
+    kept = [offer.detail["instance"] for offer in idle]
+    version = fingerprint(shown, ages, hosts, kept, selectors.counts(request.project))
 
     page, body = "cloud/offers.html", "cloud/offers_body.html"
-    return polled(request, page, body, version, lambda: _context(request, chosen, backends))
+    return polled(request, page, body, version, lambda: _context(chosen, backends, idle))
 
 
-def _context(request: PageRequest, chosen: OfferFilters, backends: Sequence[Backend]) -> dict[str, Any]:
+def _context(chosen: OfferFilters, backends: Sequence[Backend], idle: Sequence[Offer]) -> dict[str, Any]:
+    """`idle`: instances that are kept for the project's next run."""
     now = timezone.now()
     found = listing.find_offers(chosen.wanted, now)
     everything = found if chosen.wanted == Filter() else listing.find_offers(Filter(), now)
-    offers = [offer for offer in found.offers if not chosen.usable_only or offer.availability in USABLE]
+    kept = filter(chosen.wanted.takes, matching_idle(idle, chosen.wanted.requirements))
+    offers = [offer for offer in (*found.offers, *kept) if not chosen.usable_only or offer.availability in USABLE]
     try:
         page, following = filters.page(offers, chosen.order, PER_PAGE, chosen.cursor)
     except Invalid:  # a page of another order
@@ -153,7 +159,7 @@ def _context(request: PageRequest, chosen: OfferFilters, backends: Sequence[Back
         "filters": chosen,
         "lines": offer_rows.lines(page, chosen.wanted.requirements, lines, free),
         "count": len(offers),
-        "count_all": len(everything.offers),
+        "count_all": len(everything.offers) + len(idle),
         "more": chosen.query(after=following) if following else "",
         "first_page": chosen.query(after="") if chosen.cursor else None,
         "sorted_by": {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.models import Instance
+from dstackweb.backends.models import Backend, Instance
 from dstackweb.lib.models import Watch
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
@@ -180,20 +180,33 @@ def test_a_launch_killed_before_its_answer_is_stored_starts_no_second_instance(
     assert len(fake.there) == 1
 
 
-def test_an_instance_ordered_from_a_backend_deleted_since_is_ended(
-    project: Project, member: User, fake: FakeCloud
+@pytest.mark.parametrize("why", ["deleted", "disabled"])
+def test_an_instance_ordered_from_a_backend_deleted_or_disabled_since_is_ended(
+    project: Project, member: User, fake: FakeCloud, why: str
 ) -> None:
     paid(project, member)
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         cloud_start.start_instance(Job.objects.get().pk)
-    fake.backend.deleted_at, fake.backend.enabled = fake.now, False
+    fake.backend.deleted_at, fake.backend.enabled = fake.now if why == "deleted" else None, False
     fake.backend.save()
     fake.tick(45)
     assert fake.terminated[:1] == ["i-0"]
     fake.settle()
-    assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", "deleted")
+    assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", why)
+
+
+def test_a_disabled_backend_launches_nothing_for_runs_that_were_placed_before(
+    project: Project, member: User, fake: FakeCloud
+) -> None:
+    run = paid(project, member)
+    place_all()
+    Backend.objects.filter(pk=fake.backend.pk).update(enabled=False)
+    cloud_start.start_instance(Job.objects.get().pk)
+    run.refresh_from_db()
+    assert (fake.there, run.status) == ({}, "pending")
+    assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", "disabled")
 
 
 def test_duplicate_tasks_launch_one_instance(project: Project, member: User, fake: FakeCloud) -> None:

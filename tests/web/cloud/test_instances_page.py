@@ -245,3 +245,10 @@ def test_failed_launches_are_counted_and_do_not_displace_ended_instances(
     assert "g6.2xlarge" in text
     assert "failed-12" not in text
     assert "1 idle" in text
+
+
+def test_health_says_of_instances_what_this_page_says(backend: Backend, project: Project, admin: Client) -> None:
+    for status, holder in (("requested", uuid4()), ("running", uuid4()), ("running", None), ("running", None)):
+        machine(backend, project, status=status, holder=holder)
+    assert "1 requested, 1 running, 2 idle" in page(admin, "/p/main/health/")
+    assert all(f"{n} {word}" in page(admin) for n, word in ((1, "requested"), (1, "running"), (2, "idle")))

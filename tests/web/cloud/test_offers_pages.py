@@ -18,13 +18,13 @@ from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
-from dstackweb.backends.models import Backend
+from dstackweb.backends.models import Backend, Instance
 from dstackweb.offers import sources
 from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.models import CacheCount, SourceRow
 from dstackweb.web.cloud.offer_rows import SourceLine, troubles, worst
 from dstackweb.web.cloud.offer_views import OfferFilters
-from tests.factories import join, make_host, make_user
+from tests.factories import join, make_host, make_project, make_user
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -192,6 +192,26 @@ def test_a_poll_is_answered_only_after_a_source_was_refreshed(aws: Aws, client: 
     assert client.get(URL, headers=poll).status_code == 204
     SourceRow.objects.filter(source="quotas").update(fetched_at=timezone.now() + dt.timedelta(seconds=1))
     assert client.get(URL, headers=poll).status_code == 200
+
+
+def test_an_idle_instance_of_the_project_is_an_offer_as_in_the_api(aws: Aws, client: Client, project: Project) -> None:
+    aws.ask()
+    poll = {**HTMX, "HX-PTag": client.get(URL)["HX-PTag"]}
+    now = timezone.now()
+    for owner, name in ((project, "g6.2xlarge"), (make_project("others"), "g6.12xlarge")):
+        Instance.objects.create(
+            backend=aws.backend, project=owner, region="us-east-1", instance_type=name, status="running", cpus=8,
+            memory_mib=32768, gpu_name="L4", gpu_count=1, gpu_memory_mib=24576, gpus=["GPU-1"], price=Decimal("0.98"),
+            idle_since=now, idle_until=now + dt.timedelta(minutes=5),
+        )  # fmt: skip
+    answer = client.get(URL, headers=poll)
+    assert answer.status_code == 200
+    text = page(client, f"{URL}?gpu=L4")
+    assert "g6.2xlarge" in text
+    assert "Kept from an earlier run of the project" in text
+    assert "g6.12xlarge" not in text
+    assert "of 4 in total" in text
+    assert "g6.2xlarge" not in page(client, f"{URL}?gpu=H100")
 
 
 def test_members_may_refresh_offers_and_viewers_may_not(
