@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 
 def languages() -> list[tuple[Any, Any]]:
     """Codes of languages with their names; the first one is empty."""
-    return [("", gettext_lazy("the language of the browser")), *settings.LANGUAGES]
+    return [("", gettext_lazy("Browser language")), *settings.LANGUAGES]
 
 
 @cache
@@ -20,7 +20,7 @@ def zones() -> list[tuple[Any, Any]]:
     """IANA's names of time zones; the first one is empty."""
     names = sorted(name for name in available_timezones() if "/" in name and not name.startswith("Etc/"))
     return [
-        ("", gettext_lazy("that of the browser")),
+        ("", gettext_lazy("Browser time zone")),
         ("UTC", "UTC"),
         *((name, name.replace("_", " ")) for name in names),
     ]

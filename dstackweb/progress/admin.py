@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 from django.contrib import admin
+from django.utils.translation import gettext_lazy
 
 from dstackweb.lib.pages import ReadOnly
 from dstackweb.lib.times import to_moment
@@ -23,7 +24,7 @@ class ScopeAdmin(ReadOnly):
     ordering = ("-id",)
     show_full_result_count = False
 
-    @admin.display(ordering="ended_ms")
+    @admin.display(description=gettext_lazy("ended"), ordering="ended_ms")
     def ended(self, scope: Scope) -> dt.datetime | None:
         return to_moment(scope.ended_ms) if scope.ended_ms else None
 
@@ -36,10 +37,10 @@ class ReporterAdmin(ReadOnly):
     ordering = ("-id",)
     show_full_result_count = False
 
-    @admin.display(ordering="last_ms")
+    @admin.display(description=gettext_lazy("latest report"), ordering="last_ms")
     def latest_report(self, reporter: Reporter) -> dt.datetime | None:
         return to_moment(reporter.last_ms) if reporter.last_ms else None
 
-    @admin.display(boolean=True)
+    @admin.display(description=gettext_lazy("has ended"), boolean=True)
     def has_ended(self, reporter: Reporter) -> bool:
         return reporter.ended_seq is not None

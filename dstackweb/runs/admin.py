@@ -74,6 +74,13 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
     list_filter = ("project", "paused", "draining")
     list_select_related = ("project", "count")
     search_fields = ("name", "project__name")
+    fieldsets = (
+        (None, {"fields": ("project", "name", "paused", "draining", "ageing_minutes")}),
+        (gettext_lazy("Limits"), {"fields": ("max_running", "max_gpus", "max_running_per_user", "max_gpus_per_user")}),
+        (gettext_lazy("Cohort"), {"fields": ("cohort", "borrow_gpus", "lend_gpus", "reclaim")}),
+        (gettext_lazy("Fair share"), {"fields": ("fair_share_minutes", "fair_share_half_life_days")}),
+        (gettext_lazy("Preemption"), {"fields": ("preempt_points", "preempt_gpu_hours")}),
+    )
 
     def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> tuple[str, ...]:
         return ("project", "name") if obj else ()

@@ -13,7 +13,7 @@ from dstackweb.accounts.models import Role, TokenScope
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from dstackweb.wording.hosts import isolation
 from dstackweb.wording.notifications import event_name
-from dstackweb.wording.queue import reclaim
+from dstackweb.wording.queue import LIMITS, reclaim
 from dstackweb.wording.sentence import clauses, listing, words
 
 LONGEST = 60
@@ -83,6 +83,18 @@ ACTION = words(
 )
 
 
+QUEUE_LABELS: dict[str, Any] = {
+    "ageing_minutes": gettext_lazy("ageing, minutes per priority point"),
+    "fair_share_minutes": gettext_lazy("maximum fair-share penalty, minutes"),
+    **{code.value: name for code, name in LIMITS.items()},
+    "borrow_gpus": gettext_lazy("max GPUs to borrow"),
+    "lend_gpus": gettext_lazy("max GPUs to lend"),
+    "preempt_points": gettext_lazy("minimum difference in priority"),
+    "preempt_gpu_hours": gettext_lazy("GPU-hours to displace in 24 hours"),
+    "fair_share_half_life_days": gettext_lazy("half-life of past usage, days"),
+}
+"""Of settings of queues."""
+
 LABELS = {
     "is_active": gettext_lazy("may sign in"),
     "is_default": gettext_lazy("default"),
@@ -93,6 +105,7 @@ LABELS = {
     "url": gettext_lazy("URL"),
     "rules": gettext_lazy("rules"),
     "key": gettext_lazy("signing key"),
+    **QUEUE_LABELS,
 }
 """Of fields whose names are not those of a model's field, or say too little."""
 

@@ -25,15 +25,14 @@ from dstackweb.wording.units import duration, gpus
 HOUR = 60
 DAY = 24 * HOUR
 
-setting = words(
-    {
-        LimitCode.MAX_RUNNING: gettext_lazy("max running runs"),
-        LimitCode.MAX_GPUS: gettext_lazy("max GPUs in use"),
-        LimitCode.MAX_RUNNING_PER_USER: gettext_lazy("max running runs per member"),
-        LimitCode.MAX_GPUS_PER_USER: gettext_lazy("max GPUs per member"),
-        LimitCode.COHORT_GPUS: gettext_lazy("GPUs that the cohort shares"),
-    }
-)
+LIMITS = {
+    LimitCode.MAX_RUNNING: gettext_lazy("max running runs"),
+    LimitCode.MAX_GPUS: gettext_lazy("max GPUs in use"),
+    LimitCode.MAX_RUNNING_PER_USER: gettext_lazy("max running runs per member"),
+    LimitCode.MAX_GPUS_PER_USER: gettext_lazy("max GPUs per member"),
+    LimitCode.COHORT_GPUS: gettext_lazy("GPUs that the cohort shares"),
+}
+setting = words(LIMITS)
 """The names of settings."""
 reclaim = words(
     {
@@ -106,7 +105,7 @@ def _changed(name: str, old: Any, new: Any) -> str:
             return _("fair share: %(old)s → %(new)s") % {"old": _most_penalty(old), "new": _most_penalty(new)}
         case "fair_share_half_life_days":
             return _("half-life of fair share: %(old)s → %(new)s") % {"old": _days(old), "new": _days(new)}
-    return f"{setting(name)}: {_limit(old)} → {_limit(new)}"
+    return _("%(field)s: %(old)s → %(new)s") % {"field": setting(name), "old": _limit(old), "new": _limit(new)}
 
 
 def preemption(points: int | None, gpu_hours: int | None = None) -> str:

@@ -3,7 +3,7 @@
 "use strict";
 
 addEventListener("DOMContentLoaded", () => {
-  const heads = [...document.querySelectorAll("#result_list thead th .text")].map((head) => head.textContent.trim());
+  const heads = [...document.querySelectorAll("#result_list thead th")].map((head) => head.textContent.trim());
   for (const row of document.querySelectorAll("#result_list tbody tr"))
     [...row.cells].forEach((cell, at) => {
       if (cell.textContent.trim() !== "–" && !cell.querySelector(".action-select, .dw-no")) cell.dataset.label = heads[at];

@@ -11,13 +11,21 @@ const DAY_S = 86400;
 const clock = new Intl.DateTimeFormat(locale, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
 const weekday = new Intl.DateTimeFormat(locale, { weekday: "short", month: "short", day: "numeric", timeZone });
 
+const LABEL_PX = 14;
+
+/** The marks whose labels have room below each other, the longest of them always. */
+function spaced(u, marks) {
+  const px = (mark) => u.valToPos(mark, "y");
+  return marks.reduceRight((kept, mark) => (kept.length && px(mark) - px(kept[0]) < LABEL_PX ? kept : [mark, ...kept]), []);
+}
+
 /** Per chart: the line, the shading's upper edge, the axis labels, and the text for one band at one time. */
 const KINDS = {
   wait: {
     line: "wait_median_s",
     edge: "wait_p90_s",
     scale: { distr: 4, asinh: 60, range: (_u, _min, max) => [0, MARKS_S.find((mark) => mark >= Math.max(max, 300)) ?? max] },
-    splits: (u) => MARKS_S.filter((mark) => mark <= u.scales.y.max),
+    splits: (u) => spaced(u, MARKS_S.filter((mark) => mark <= u.scales.y.max)),
     filter: (_u, splits) => splits, // uPlot's own filter keeps only powers of ten
     mark: (seconds) => (seconds ? durationText(seconds) : "0"),
     describe: (band, i, words) =>

@@ -47,8 +47,9 @@ UNMARKED = """
 }).map((link) => link.outerHTML.slice(0, 160))
 """
 SCROLLS = """
-() => innerWidth < 768 && [...document.querySelectorAll("#changelist .results")]
-  .some((list) => list.scrollWidth > list.clientWidth)
+() => innerWidth < 576
+  && [...document.querySelectorAll("#changelist .results, .inline-group fieldset, .dw-hist-table, .dw-audit")]
+    .some((list) => list.scrollWidth > list.clientWidth)
 """
 AXE = (Path(__file__).parent.parent / "vendor/axe-core/axe.min.js").read_text()
 

@@ -76,7 +76,7 @@ def test_somebody_is_found_by_search_and_a_filter_narrows_a_list(
     page.keyboard.press("Enter")
     expect(page.get_by_role("main").get_by_role("link", name="mia", exact=True)).to_be_visible()
     expect(page.get_by_role("main").get_by_role("link", name="ann", exact=True)).to_have_count(0)
-    page.get_by_text(re.compile("Superuser status:")).click()
+    page.get_by_text(re.compile("Deployment admin:")).click()
     page.get_by_role("link", name="Yes", exact=True).click()
     expect(page.get_by_text("nothing matches")).to_be_visible()
     check_now(page, "admin-empty")

@@ -33,7 +33,7 @@ def test_a_newcomer_submits_watches_stops_and_reorders(server: Server, new_page:
     page.wait_for_url("**/runs/hello/")
     expect(page.locator("#run-sub .st")).to_have_text("running", timeout=10_000)
     expect(page.locator("[data-log-text]")).to_contain_text("working: 2 of 5", timeout=10_000)
-    expect(page.locator("#run-events")).to_contain_text("its commands have started")
+    expect(page.locator("#run-events")).to_contain_text("Its commands have started")
     expect(page.locator("#run-sub .st")).to_have_text("done", timeout=15_000)
     expect(page.locator("[data-log-text]")).to_contain_text("Done.")
     expect(page.locator("[data-log-note]")).to_have_text("log complete")

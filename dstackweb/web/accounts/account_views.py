@@ -45,20 +45,20 @@ class ProfileForm(Styled, forms.ModelForm[User]):
         labels = {
             "first_name": gettext_lazy("First name"),
             "last_name": gettext_lazy("Last name"),
-            "email": gettext_lazy("E-mail address"),
+            "email": gettext_lazy("Email address"),
         }
 
     language = forms.ChoiceField(
         label=gettext_lazy("Language"),
         choices=preferences.languages,
         required=False,
-        help_text=gettext_lazy("Of all pages, and of mails to you."),
+        help_text=gettext_lazy("For all pages and emails to you."),
     )
     time_zone = forms.ChoiceField(
         label=gettext_lazy("Time zone"),
         choices=preferences.zones,
         required=False,
-        help_text=gettext_lazy("Of times on all pages."),
+        help_text=gettext_lazy("For times on all pages."),
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -167,7 +167,7 @@ def disconnect(request: PageRequest) -> HttpResponse:
 
 class ForgotForm(Styled):
     email = forms.EmailField(
-        label=gettext_lazy("E-mail address"),
+        label=gettext_lazy("Email address"),
         widget=forms.EmailInput(attrs={"autocomplete": "email", "autofocus": True}),
     )
 

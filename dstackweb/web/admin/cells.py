@@ -54,6 +54,11 @@ UNITS: dict[str, Callable[[Any], str]] = {
 }
 """By the name of a field."""
 LABELS: dict[str, Any] = {
+    **audit.QUEUE_LABELS,
+    **{name: audit.LABELS[name] for name in ("is_active", "is_staff", "is_superuser")},
+    "last_login": gettext_lazy("Last sign-in"),
+    "is_spot": gettext_lazy("spot"),
+    "cgroups": gettext_lazy("Limits of jobs"),
     "cpus": gettext_lazy("CPUs"),
     "cpus_used": gettext_lazy("CPUs used"),
     "memory_mib": gettext_lazy("memory"),
@@ -66,13 +71,12 @@ LABELS: dict[str, Any] = {
     "ageing_minutes": gettext_lazy("ageing step"),
     "fair_share_minutes": gettext_lazy("fair share"),
     "exemption_minutes": gettext_lazy("longest exemption"),
-    "max_gpus": gettext_lazy("max GPUs"),
     "gpu": gettext_lazy("GPU"),
     "gpus": gettext_lazy("GPUs"),
     "uid": gettext_lazy("ID"),
     "uuid": gettext_lazy("UUID"),
 }
-"""Columns whose values have their units, and names with capitals."""
+"""Names of fields with capitals, in the product's words, or of values that have their units."""
 
 WORDED: dict[tuple[type[Model], str], Cell] = {
     (Run, "status"): lambda run: chip(run.status, statuses.status(run.status)),

@@ -15,12 +15,13 @@ from django.contrib.admin.helpers import AdminReadonlyField
 from django.db.models import Model
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 
 from dstackweb.audit.models import AuditEntry
 from dstackweb.backends.models import Host, HostEvent, Instance
 from dstackweb.runs.models import Job, PastPlace, PastVerdict, Queue, QueueEvent, Run, RunEvent, Verdict
 from dstackweb.scheduler.models import Retention
-from dstackweb.web.admin.cells import WORDED, Cell, yes_or_no
+from dstackweb.web.admin.cells import LABELS, UNITS, WORDED, Cell, yes_or_no
 from dstackweb.wording import audit, hosts, queue, retention, statuses, waiting
 
 CODES: dict[tuple[type[Model], str], Callable[[str], str]] = {
@@ -70,6 +71,8 @@ class Worded:
 
     def __init__(self, part: Any) -> None:
         self._part = part
+        if isinstance(part, AdminReadonlyField) and part.field["name"] in LABELS:
+            part.field["label"] = capfirst(LABELS[part.field["name"]])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
@@ -86,6 +89,8 @@ def _contents(field: AdminReadonlyField) -> Any:
     key = (type(row), name)
     if isinstance(name, str) and isinstance(getattr(row, name, None), bool):
         return yes_or_no(getattr(row, name))
+    if name in UNITS and (amount := getattr(row, name, None)) is not None:
+        return UNITS[name](amount)
     if not isinstance(name, str) or (key not in TEXTS and key not in CODES):
         return field.contents()
     code = getattr(row, name)

@@ -43,8 +43,18 @@ class ProductAdmin(admin.ModelAdmin[Any]):
                 shown[name] = cell(self.model, name, self, place == 0)
         return [shown.get(name, name) if isinstance(name, str) else name for name in names]
 
+    def get_action_choices(self, request: HttpRequest, default_choices: Any = None) -> Any:
+        return super().get_action_choices(request, [("", str(_("Choose an action")))])
+
     def get_list_filter(self, request: HttpRequest) -> Any:
         return [codes.worded(self.model, listed) for listed in super().get_list_filter(request)]
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """With filters that are named like the columns."""
+        listed = super().get_changelist_instance(request)
+        for each in listed.filter_specs:
+            each.title = LABELS.get(getattr(each, "field_path", ""), each.title)
+        return listed
 
     def get_list_select_related(self, request: HttpRequest) -> Any:
         """Rows of lists name others: these come with the same query."""

@@ -33,7 +33,7 @@ from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
 from dstackweb.wording import names, progress, statuses, units
 from dstackweb.wording import policy as policy_words
-from dstackweb.wording.sentence import Sentence, capitalized, listing, moment
+from dstackweb.wording.sentence import Sentence, capitalized, clauses, listing, moment
 
 register = template.Library()
 
@@ -43,6 +43,7 @@ _TIME = "<time datetime={} data-when={}{}>{}</time>"
 
 register.filter("count", progress.count)
 register.filter("listing", listing)
+register.filter("clauses", clauses)
 register.filter("capitalized", stringfilter(capitalized), is_safe=True)
 register.filter("duration", units.duration)
 register.filter("hourly", units.dollars)
