@@ -21,7 +21,7 @@ from tests.server import TOKEN, kill
 from tests.servers import free_port
 from tests.support import eventually, run_async
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("services")]  # one server for all of them
 FILES = [Path(__file__).with_name(name) for name in ("fake_jupyter.py", "fake_service.py")]
 COPIED = [f"echo {base64.b64encode(path.read_bytes()).decode()} | base64 -d > {path.name}" for path in FILES]
 CHECK = {"path": "/health", "interval": "1s", "unhealthy_after": 2}

@@ -40,7 +40,7 @@ Pause = Callable[[float], object]
 ALL_SHAPES = ""
 """The shape of a wait reason that applies to a whole queue."""
 RENEW_EVERY_S = 2.0
-WRITE_EVERY_S = 0.1
+WRITE_EVERY_S = 0.2
 """A placement waits this long at most for its batch."""
 MAX_WRITTEN = 50
 """Runs placed by one transaction."""

@@ -54,7 +54,7 @@ def queue_cells(
 ) -> list[dict[str, Any]]:
     """The rows for the template: their fields, and what only the page shows.
 
-    Flat and mostly text, as a template looks these up some thousand times for a page. `token` is the run with its etag;
+    Flat and mostly text, as a template looks these up some thousand times for a page; what is missing takes it longest. `token` is the run with its etag;
     `reserved` what is kept for it (given by run id), `moved` whether it just was, `marks` whether there is more than
     why it waits.
     """
@@ -89,6 +89,9 @@ def queue_cells(
                 "reserved": kept,
                 "basis": starts.basis(row.starts.basis, row.start_data),
                 "moved_by": moved_by % {"who": row.moved_by} if row.moved_by else _("moved"),
+                "fold": None,
+                "url": "",
+                "stop": "",
             }
         )
     return cells
