@@ -1,9 +1,10 @@
 """API list requests a second at 8 clients, against the real server with a long queue, on SQLite and on PostgreSQL.
 
-    python bench/api_list.py [sqlite|postgres] [WAITING]
+    python bench/api_list.py [sqlite|postgres] [WAITING [DSTACK]]
 
 `manage.py up` serves as it would anywhere, with its passes and its watching beside; the clients (processes that keep
 their connections) share the machine with it. `/healthz` is the floor: an answer without a token, a query or a body.
+DSTACK is the path of another program of that name, whose lists of as many runs are measured beside on SQLite.
 """
 
 from __future__ import annotations
@@ -16,28 +17,42 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
-from bench import sides
+from bench import dstack_server, sides
 from tests.support import eventually, free_port
 
 CLIENTS = 8
 SECONDS = 4.0
 ROUNDS = 3
-PATHS = {
-    "GET /healthz": "/healthz",
-    "GET …/runs?limit=20": "/api/v1/projects/main/runs?limit=20",
-    "GET …/runs (50)": "/api/v1/projects/main/runs",
-    "GET …/queues/default?limit=20": "/api/v1/projects/main/queues/default?limit=20",
+
+
+class Call(NamedTuple):
+    """A request without its token."""
+
+    path: str
+    method: str = "GET"
+    body: bytes | None = None
+
+
+CALLS = {
+    "GET /healthz": Call("/healthz"),
+    "GET …/runs?limit=20": Call("/api/v1/projects/main/runs?limit=20"),
+    "GET …/runs (50)": Call("/api/v1/projects/main/runs"),
+    "GET …/queues/default?limit=20": Call("/api/v1/projects/main/queues/default?limit=20"),
+}
+CALLS_OF_DSTACK = {
+    f"POST {dstack_server.LIST}, limit {limit}": Call(dstack_server.LIST, "POST", dstack_server.body(limit))
+    for limit in (20, 50)
 }
 
 
-def measure(waiting: int) -> None:
-    """Prints a table for one web process, and one for as many as there are cores."""
+def measure(waiting: int, dstack: str = "") -> None:
+    """Prints a table for one web process, one for as many as there are cores, and one of dstack."""
     token = _fill(waiting)
     cores = os.cpu_count() or 1
     for workers in sorted({1, cores}):
@@ -48,12 +63,17 @@ def measure(waiting: int) -> None:
         with open(Path(env["DSTACKWEB_HOME"], "up.log"), "ab") as log:
             up = subprocess.Popen([sys.executable, "manage.py", "up"], cwd=sides.ROOT, env=env, stdout=log, stderr=log)
         try:
-            eventually(lambda port=port: _get(port, "/healthz", "")[0] == 200, deadline=60)  # type: ignore[misc]
-            _table(port, token, f"{sides.database()}; {waiting:,} waiting; {workers} web process(es)")
+            eventually(lambda port=port: _size(port, CALLS["GET /healthz"], "") > 0, deadline=120)  # type: ignore[misc]
+            heading = f"{sides.database()}; {waiting:,} waiting; {workers} web process(es)"
+            _table(port, token, heading, CALLS)
             print(f"memory of the web processes: {_web_memory_mb(up.pid):.0f} MB\n", flush=True)
         finally:
             up.terminate()
             up.wait(60)
+    if dstack and os.environ["BENCH_SIDE"] == "sqlite":
+        with dstack_server.filled(dstack, Path(os.environ["DSTACKWEB_HOME"]), waiting) as port:
+            heading = f"dstack {dstack_server.version(dstack)}, SQLite; {waiting:,} ended runs"
+            _table(port, dstack_server.TOKEN, heading, CALLS_OF_DSTACK)
 
 
 def _fill(waiting: int) -> str:
@@ -72,12 +92,11 @@ def _fill(waiting: int) -> str:
     return token
 
 
-def _table(port: int, token: str, heading: str) -> None:
+def _table(port: int, token: str, heading: str, calls: dict[str, Call]) -> None:
     rows: dict[str, list[str]] = {}
-    for name, path in PATHS.items():
-        status, size = _get(port, path, token)
-        sides.must_be(status, 200)
-        rounds = [_load(port, path, token) for _ in range(ROUNDS)]
+    for name, call in calls.items():
+        size = _size(port, call, token)
+        rounds = [_load(port, call, token) for _ in range(ROUNDS)]
         latencies = sorted(ms for _, found in rounds for ms in found)
         rows[name] = [
             sides.cell([rate for rate, _ in rounds]),
@@ -88,12 +107,12 @@ def _table(port: int, token: str, heading: str) -> None:
     sides.table(heading, ["requests a second", "median ms", "p99 ms", "KB"], rows)
 
 
-def _load(port: int, path: str, token: str) -> tuple[float, list[float]]:
+def _load(port: int, call: Call, token: str) -> tuple[float, list[float]]:
     """Requests a second of all clients together, and how long each took (ms)."""
     context = multiprocessing.get_context("fork")
     answers: Any = context.SimpleQueue()
     begin = time.monotonic() + 0.3
-    clients = [context.Process(target=_client, args=(port, path, token, begin, answers)) for _ in range(CLIENTS)]
+    clients = [context.Process(target=_client, args=(port, call, token, begin, answers)) for _ in range(CLIENTS)]
     for client in clients:
         client.start()
     latencies = [ms for _ in clients for ms in answers.get()]
@@ -102,25 +121,31 @@ def _load(port: int, path: str, token: str) -> tuple[float, list[float]]:
     return len(latencies) / SECONDS, latencies
 
 
-def _client(port: int, path: str, token: str, begin: float, answers: Any) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    headers = {"Authorization": f"Bearer {token}"}
+def _client(port: int, call: Call, token: str, begin: float, answers: Any) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     found: list[float] = []
     time.sleep(max(0.0, begin - time.monotonic()))
     while (began := time.monotonic()) < begin + SECONDS:
-        connection.request("GET", path, headers=headers)
-        response = connection.getresponse()
-        response.read()
-        assert response.status == 200, response.status
+        _answer(connection, call, token)
         found.append((time.monotonic() - began) * 1000)
     answers.put(found)
 
 
-def _get(port: int, path: str, token: str) -> tuple[int, int]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+def _size(port: int, call: Call, token: str) -> int:
+    """Bytes of the answer; 0 while nothing answers."""
+    try:
+        return len(_answer(http.client.HTTPConnection("127.0.0.1", port, timeout=60), call, token))
+    except OSError:
+        return 0
+
+
+def _answer(connection: http.client.HTTPConnection, call: Call, token: str) -> bytes:
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    connection.request(call.method, call.path, body=call.body, headers=headers)
     response = connection.getresponse()
-    return response.status, len(response.read())
+    found = response.read()
+    sides.must_be(response.status, 200)
+    return found
 
 
 def _web_memory_mb(up: int) -> float:
@@ -131,6 +156,6 @@ def _web_memory_mb(up: int) -> float:
 
 if __name__ == "__main__":
     if sides.here():
-        measure(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+        measure(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000, *sys.argv[2:3])
     else:
         sides.on_each_side(__file__, sys.argv[1:])
