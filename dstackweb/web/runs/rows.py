@@ -54,9 +54,9 @@ def queue_cells(
 ) -> list[dict[str, Any]]:
     """The rows for the template: their fields, and what only the page shows.
 
-    Flat and mostly text, as a template looks these up some thousand times for a page; what is missing takes it longest. `token` is the run with its etag;
-    `reserved` what is kept for it (given by run id), `moved` whether it just was, `marks` whether there is more than
-    why it waits.
+    Flat and mostly text, as a template looks these up some thousand times for a page; what is missing takes it longest.
+    `token` is the run with its etag; `reserved` what is kept for it (given by run id), `moved` whether it just was,
+    `marks` whether there is more than why it waits.
     """
     words: dict[str, _Words] = {}
     may: dict[int, bool] = {}  # the same for all runs of one member
