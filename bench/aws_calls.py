@@ -179,11 +179,13 @@ def twenty_minutes(cloud: Any, *, known: bool) -> list[str]:
 
 def quotas_are_fresh(backend: Any) -> bool:
     """Whether the quotas of every region are as fresh as they should be."""
+    from dstackweb.backends import registry
     from dstackweb.backends.contract import SourceKey, SourceState
     from dstackweb.offers import sources
 
-    readings = [sources.read(backend, SourceKey("quotas", region)) for region in REGIONS]
-    return all(reading.state is SourceState.FRESH for reading in readings)
+    keys = [SourceKey("quotas", region) for region in REGIONS]
+    driver: Any = registry.driver(backend)
+    return all(reading.state is SourceState.FRESH for reading in sources.read_all(backend, driver, keys).values())
 
 
 def a_backend() -> Any:

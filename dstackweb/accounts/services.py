@@ -213,12 +213,12 @@ def revoke_all_tokens(user: User) -> int:
     return len(live)
 
 
-def make_login_link(user: User) -> str:
+def make_login_link(user: User, ttl: timedelta = LOGIN_LINK_TTL) -> str:
     """The token of a new single-use sign-in link. Raises Conflict for an inactive user."""
     if not user.is_active:
         raise Conflict(_("%(user)s is not active and can't sign in.") % {"user": user})
     token = new_token("in")
-    LoginLink.objects.create(user=user, digest=digest(token), expires_at=timezone.now() + LOGIN_LINK_TTL)
+    LoginLink.objects.create(user=user, digest=digest(token), expires_at=timezone.now() + ttl)
     return token
 
 
