@@ -37,7 +37,7 @@ from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_senior
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.queue.transfer import transfer
 from dstackweb.runs.recurrence import end_schedule, next_time, seniority_us
-from dstackweb.runs.run_names import free_name, name_taken, names_of_sweeps
+from dstackweb.runs.run_names import free_name, name_taken
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ENDED, WAITING, Reason, RunStatus
 from dstackweb.runs.sweeps.validation import check_array
@@ -229,9 +229,9 @@ def store(run: Run, prepared: PreparedSubmission) -> None:
     Raises IntegrityError where another run has its name or key, Conflict where a sweep has its name.
     """
     due, waits = run.retry_at, run.status == RunStatus.SUBMITTED
-    queue = take_seniority(prepared.queue.pk)
+    queue = take_seniority(prepared.queue.pk, run.name)
     refuse_draining(queue)
-    if names_of_sweeps(run.project, [run.name]):
+    if queue.has_sweep_named:
         raise name_taken(run.project, run.name)
     run.queue = queue
     run.seniority_us = seniority_us(due) if due else queue.last_seniority_us

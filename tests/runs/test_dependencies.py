@@ -283,6 +283,8 @@ def test_a_sweep_that_is_stopped_has_failed_and_one_by_id_counts_once(
 def test_the_newest_of_a_name_counts_whether_it_is_a_run_or_a_sweep(project: Project, member: User, box: None) -> None:
     sweep = swept(project, member)
     older = make_run(project, member, "report", after="trials")
+    sweeps.stop(sweep, member, "member")
+    creation.settle(timezone.now())
     make_run(project, member, "trials")
     newer = make_run(project, member, "late", after="trials")
     assert [one.dependencies.get().sweep for one in (older, newer)] == [sweep, None]

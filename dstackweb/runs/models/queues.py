@@ -16,6 +16,9 @@ from dstackweb.runs.queue import ordering
 class Queue(models.Model):
     """The submitted runs of a project in their order. A transaction that changes the order updates this row first."""
 
+    has_sweep_named: bool
+    """Set by `queues.take_seniority`."""
+
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="queues")
     name = models.SlugField(max_length=60, default="default")
     ageing_minutes = models.PositiveIntegerField(

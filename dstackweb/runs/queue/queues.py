@@ -45,9 +45,12 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def take_seniority(queue_id: int) -> Queue:
-    """Lock a queue and take its next seniority. Call first in a transaction."""
-    for queue in Queue.objects.raw(_TAKE, {"gap": ordering.MIN_GAP_US, "now": now_us(), "queue": queue_id}):
+def take_seniority(queue_id: int, name: str = "") -> Queue:
+    """Lock a queue and take its next seniority; `has_sweep_named` says whether an active sweep of its project has this
+    name. Call first in a transaction.
+    """
+    values = {"gap": ordering.MIN_GAP_US, "now": now_us(), "queue": queue_id, "name": name}
+    for queue in Queue.objects.raw(_TAKE, values):
         return queue
     raise Queue.DoesNotExist
 
@@ -55,7 +58,10 @@ def take_seniority(queue_id: int) -> Queue:
 _TAKE = """
 UPDATE runs_queue SET last_seniority_us = CASE
     WHEN last_seniority_us + %(gap)s > %(now)s THEN last_seniority_us + %(gap)s ELSE %(now)s END
-WHERE id = %(queue)s RETURNING *
+WHERE id = %(queue)s RETURNING *, EXISTS (
+    SELECT 1 FROM runs_sweep sweep
+    WHERE sweep.project_id = runs_queue.project_id AND sweep.name = %(name)s AND sweep.ended_at IS NULL
+) AS has_sweep_named
 """
 
 
