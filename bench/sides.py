@@ -37,7 +37,7 @@ def on_each_side(script: str, arguments: list[str]) -> None:
     print(f"{cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}; load {os.getloadavg()[0]:.1f} at the "
           "start\n", flush=True)  # fmt: skip
     for side in sides:
-        with tempfile.TemporaryDirectory(prefix="dw-bench-", dir="/tmp") as home:
+        with tempfile.TemporaryDirectory(prefix="dw-bench-", dir="/tmp", ignore_cleanup_errors=True) as home:
             os.chmod(home, 0o755)  # noqa: S103  PostgreSQL runs as another user
             env = {name: value for name, value in os.environ.items() if not name.startswith("DSTACKWEB_")}
             env |= {"DSTACKWEB_HOME": f"{home}/home", "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
