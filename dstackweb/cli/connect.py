@@ -14,9 +14,20 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.holds import wait_for_start
 from dstackweb.cli.language import _
-from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, echo, group, note, show_answer
+from dstackweb.cli.output import (
+    ENDED,
+    CliError,
+    Json,
+    Quiet,
+    RunName,
+    UsageError,
+    clean,
+    echo,
+    group,
+    note,
+    show_answer,
+)
 from dstackweb.cli.runs import status_text
-from dstackweb.cli.sweeps import ENDED
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.cli.values import age_text
 

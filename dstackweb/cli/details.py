@@ -12,10 +12,21 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import run_names
 from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import Json, Painted, Quiet, RunName, Watch, clean, paint, show_answer, show_ids, show_json
+from dstackweb.cli.output import (
+    ENDED,
+    Json,
+    Painted,
+    Quiet,
+    RunName,
+    Watch,
+    clean,
+    paint,
+    show_answer,
+    show_ids,
+    show_json,
+)
 from dstackweb.cli.plan import settings_rows
 from dstackweb.cli.runs import status_text
-from dstackweb.cli.sweeps import ENDED
 from dstackweb.cli.tables import Column, Note, Rows, View, show_view, watch_view
 from dstackweb.cli.values import clock_text, duration_text, start_text, word
 from dstackweb.spec.units import price_text

@@ -13,9 +13,8 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _
-from dstackweb.cli.output import DIM, INTERRUPTED, RunName, UsageError, clean, note, paint
+from dstackweb.cli.output import DIM, ENDED, INTERRUPTED, RunName, UsageError, clean, note, paint
 from dstackweb.cli.runs import status_text
-from dstackweb.cli.sweeps import ENDED
 from dstackweb.cli.tables import cut
 from dstackweb.cli.terminal import to_stdout
 from dstackweb.cli.values import size_text

@@ -91,16 +91,18 @@ def one_form(param: typer.CallbackParam, value: bool) -> bool:
     return value
 
 
-STATUSES = ("pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated")
-"""The statuses of runs, by which lists are filtered."""
+ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
+ENDED = ("done", "failed", "terminated")
+"""The statuses of runs."""
 
 
 def known_statuses(values: list[str] | None) -> list[str]:
     """The statuses of a repeated option, each of which may have several between commas. Raises UsageError."""
     found = [one.strip() for value in values or () for one in value.split(",") if one.strip()]
+    known = (*ACTIVE, *ENDED)
     for one in found:
-        if one not in STATUSES:
-            raise UsageError(_("{value} is not one of {values}.", value=repr(clean(one)), values=", ".join(STATUSES)))
+        if one not in known:
+            raise UsageError(_("{value} is not one of {values}.", value=repr(clean(one)), values=", ".join(known)))
     return found
 
 

@@ -11,8 +11,7 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import CliError, Json, UsageError, clean, clean_lines, echo, note, show_json
-from dstackweb.cli.sweeps import ENDED
+from dstackweb.cli.output import ENDED, CliError, Json, UsageError, clean, clean_lines, echo, note, show_json
 from dstackweb.cli.tables import Column, cells_of, columns_that_fit, cut, rich_table, show_table, watch
 from dstackweb.cli.values import age_text, duration_text, listed, word
 

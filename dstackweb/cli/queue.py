@@ -15,9 +15,8 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, view_names
 from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import Json, Quiet, UsageError, Watch, clean, echo, note, show_json
+from dstackweb.cli.output import ENDED, Json, Quiet, UsageError, Watch, clean, echo, note, show_json
 from dstackweb.cli.queue_past import show_past
-from dstackweb.cli.sweeps import ENDED
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_found, show_table, watch_view
 from dstackweb.cli.values import age_text, duration_text, gpu_count, run_count, start_text
 

@@ -11,6 +11,7 @@ from dstackweb.cli import config, sweeps
 from dstackweb.cli.completion import queue_names
 from dstackweb.cli.language import N_, _
 from dstackweb.cli.output import (
+    ACTIVE,
     ApiError,
     CliError,
     Json,
@@ -27,7 +28,6 @@ from dstackweb.cli.output import (
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_found, watch_view
 from dstackweb.cli.values import age_text, clock_text, listed, start_text, word
 
-ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
 RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
 """How holds end, by termination reason."""
 

@@ -13,6 +13,7 @@ from dstackweb.cli import config
 from dstackweb.cli.completion import sweep_names
 from dstackweb.cli.language import N_, _, _n
 from dstackweb.cli.output import (
+    ENDED,
     ApiError,
     Json,
     Quiet,
@@ -34,7 +35,6 @@ from dstackweb.cli.values import age_text, duration_text, listed, run_count, wor
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
-ENDED = ("done", "failed", "terminated")
 WORDS = {"to_come": N_("to come"), "dropped": N_("never started")}
 COUNTED = {
     "running": N_("{n:,} running"),

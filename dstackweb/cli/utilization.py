@@ -13,8 +13,7 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import Json, RunName, clean, clean_lines, echo, note, show_json
-from dstackweb.cli.sweeps import ENDED
+from dstackweb.cli.output import ENDED, Json, RunName, clean, clean_lines, echo, note, show_json
 from dstackweb.cli.tables import Column, bar, columns_that_fit, rich_table, show_table, watch
 from dstackweb.cli.values import clock_text, duration_text, gpu_count, listed, run_count, word
 from dstackweb.spec.codes import UtilizationAction
