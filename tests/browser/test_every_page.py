@@ -116,15 +116,14 @@ def admin_pages() -> dict[str, str]:
     }
 
 
-def looks(by_day: int) -> pytest.MarkDecorator:
-    """So many looks by day, and the others at night."""
-    at_night = pytest.param(LOOKS[by_day:], marks=pytest.mark.nightly)
-    return pytest.mark.parametrize("looks", [LOOKS[:by_day], at_night], ids=["by day", "at night"])
+BY_DAY_AND_AT_NIGHT = pytest.mark.parametrize(
+    "looks", [LOOKS[:2], pytest.param(LOOKS[2:], marks=pytest.mark.nightly)], ids=["two looks", "the others"]
+)
 
 
 @pytest.mark.deeper
 @pytest.mark.django_db(transaction=True)
-@looks(by_day=2)
+@BY_DAY_AND_AT_NIGHT
 def test_every_page_is_accessible_and_fits_in_both_themes(
     live_server, new_page: Callable[..., Page], complaints: Complaints, looks: Sequence[Look]
 ) -> None:
@@ -138,7 +137,7 @@ def test_every_page_is_accessible_and_fits_in_both_themes(
 
 @pytest.mark.deeper
 @pytest.mark.django_db(transaction=True)
-@looks(by_day=1)
+@BY_DAY_AND_AT_NIGHT
 def test_every_page_of_the_admin_site_is_accessible_and_fits(
     live_server, new_page: Callable[..., Page], complaints: Complaints, looks: Sequence[Look]
 ) -> None:

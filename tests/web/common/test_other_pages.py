@@ -165,7 +165,7 @@ def test_health_shows_instances_that_do_not_terminate(project: Project, ann: Use
         cloud_id="i-stuck", status_s=60,
     )  # fmt: skip
     page = as_user(ann).get("/p/main/health/").content.decode()
-    assert "1 running" in page
+    assert "1 terminating" in page
     assert "i-stuck" not in page
     Instance.objects.filter(pk=machine.pk).update(status_s=1000)
     assert "i-stuck (eu-west-1)" in as_user(ann).get("/p/main/health/").content.decode()

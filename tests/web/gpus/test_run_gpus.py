@@ -185,7 +185,7 @@ def test_the_owner_keeps_a_run_with_a_reason_that_all_members_see(
     assert "Kept running until" in page
     assert "by ann: “it loads its data”" in plain(page)
     assert 'action="/p/main/runs/' + str(run.uid) + '/keep/"' not in page  # it is kept already
-    assert "exempt from its policy until" in plain(page)
+    assert "Exempt from its policy until" in plain(page)
 
 
 def test_only_the_owner_and_managers_are_offered_to_keep_it(

@@ -50,7 +50,7 @@ def test_a_changed_priority_is_marked_and_in_the_timeline(project: Project, ann:
     run = make_run(project, ann)
     as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": "55"}, headers=HTMX)
     page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
-    assert "priority changed from 50 to 55" in page
+    assert "Priority changed from 50 to 55" in page
     assert "changed since" in page
 
 
@@ -65,7 +65,7 @@ def test_an_unchanged_run_answers_a_poll_with_nothing_and_an_event_changes_it(
     assert client.get(f"/p/main/runs/{run.name}/", headers=poll).status_code == 204
     place_all()
     answer = client.get(f"/p/main/runs/{run.name}/", headers=poll)
-    assert "placed on box-1" in answer.content.decode()
+    assert "Placed on box-1" in answer.content.decode()
     assert "data-poll-over" not in answer.content.decode()
 
 
@@ -208,7 +208,7 @@ def test_stopping_a_running_run_requests_a_stop_and_is_idempotent(project: Proje
         answer = client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
         assert answer.status_code == 204
         assert "Stopping " in json.loads(answer["HX-Trigger"])["toast"]["text"]
-    assert "asked to stop" in client.get(f"/p/main/runs/{run.name}/").content.decode()
+    assert "Asked to stop" in client.get(f"/p/main/runs/{run.name}/").content.decode()
 
 
 def test_an_ended_run_can_be_deleted_from_its_page_and_an_active_one_not(
