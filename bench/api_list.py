@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ def measure(waiting: int, dstack: str = "") -> None:
         with open(Path(env["DSTACKWEB_HOME"], "up.log"), "ab") as log:
             up = subprocess.Popen([sys.executable, "manage.py", "up"], cwd=sides.ROOT, env=env, stdout=log, stderr=log)
         try:
-            eventually(lambda port=port: _size(port, CALLS["GET /healthz"], "") > 0, deadline=120)  # type: ignore[misc]
+            eventually(partial(_size, port, CALLS["GET /healthz"], ""), deadline=120)
             heading = f"{sides.database()}; {waiting:,} waiting; {workers} web process(es)"
             _table(port, token, heading, CALLS)
             print(f"memory of the web processes: {_web_memory_mb(up.pid):.0f} MB\n", flush=True)

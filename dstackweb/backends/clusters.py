@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -71,9 +72,9 @@ class ClusterBackend(Cloud):
         offers = self.found_offers(reading.value, requirements, image)
         return sorted(offers, key=lambda offer: -offer.detail.get("fits", 0))
 
+    @abstractmethod
     def found_offers(self, found: Any, needs: Requirements, image: str | None) -> Iterable[Offer]:
         """One offer for each type of GPU, or one without: those that could ever fit on one of its machines."""
-        raise NotImplementedError
 
     def offer(self, needs: Requirements, image: str | None, detail: dict[str, Any], **what: Any) -> Offer:
         """What a node of the run would get: just what it needs. `what` are the offer's place and GPUs."""
@@ -91,7 +92,7 @@ class ClusterBackend(Cloud):
         )
 
 
-class ClusterKind(Kind):
+class ClusterKind(Kind, ABC):
     """A kind of cluster. A connection test asks it by `check`."""
 
     costs_money = False
@@ -118,13 +119,13 @@ class ClusterKind(Kind):
                 return _("Runs with an image need hosts with Docker or Podman.")
         return super().offer_detail(detail)
 
+    @abstractmethod
     def is_here(self, config: Mapping[str, Any]) -> bool:
         """Whether its jobs may run where the server's files are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, config: Mapping[str, Any], secret: str) -> Iterable[ReportLine]:
         """What the cluster says of itself. Changes nothing. Raises SourceFailed, EngineRefused."""
-        raise NotImplementedError
 
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
         try:

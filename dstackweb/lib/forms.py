@@ -21,6 +21,12 @@ class MergedForm(forms.BaseForm):
             # What was typed into a field for secrets must not come back on a page.
             field.show_hidden_initial = not isinstance(field.widget, forms.PasswordInput)
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What to save of a valid form: what was changed, and what came without the value that was shown."""
+        names = (one for one in self.fields if one in self.changed_data or self[one].html_initial_name not in self.data)
+        return {name: self.cleaned_data[name] for name in names}
+
     def clean(self) -> Any:
         cleaned = super().clean() or self.cleaned_data
         for name, field in self.fields.items():

@@ -93,8 +93,7 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         """Through the services, which record it."""
         user = _user(request)
         if change:
-            settings = {name: form.cleaned_data[name] for name in form.fields}
-            queues.change_queue(obj, user, Role.ADMIN, **settings)
+            queues.change_queue(obj, user, Role.ADMIN, **form.changes)
             return
         settings = {name: getattr(obj, name) for name in queues.SETTINGS}
         obj.pk = queues.create_queue(obj.project, user, Role.ADMIN, obj.name, **settings).pk

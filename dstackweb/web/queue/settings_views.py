@@ -122,7 +122,7 @@ def settings_page(request: PageRequest, queue: str) -> HttpResponse:
         return HttpResponse(sentence, content_type="text/plain; charset=utf-8")
     form = _settings_form(found, request.POST if request.method == "POST" else None)
     if request.method == "POST":
-        saved = attempt(form, lambda: queues.change_queue(found, request.user, request.role, **form.cleaned_data))
+        saved = attempt(form, lambda: queues.change_queue(found, request.user, request.role, **form.changes))
         if saved is not None:
             return done(request, _("Settings of queue %s saved") % saved.name, queue_url(request.project, found.name))
     return _settings_page(request, found, form, NewQueueForm())
