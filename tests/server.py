@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from tests.support import REPO, deployment_env, eventually
 
@@ -80,7 +81,8 @@ class Server:
     def is_ready(self) -> bool:
         """Whether the server answers and a host is there."""
         assert self.process is not None
-        assert self.process.poll() is None, self.said()
+        if self.process.poll() is not None:
+            pytest.fail(self.said())  # at once: an exception would count as not yet
         try:
             hosts = self.http.get("/hosts").json()["items"]
         except (httpx.HTTPError, KeyError, ValueError):

@@ -19,6 +19,10 @@ MIB = 1024 * 1024
 GPM_S = 0.25
 """A MIG device's utilization is counted between two moments this far apart; NVML wants at least 0.1 s."""
 
+LOOK_BACK_S = 10
+"""A GPU's utilization is the mean over so long, which is how often a host is read: drivers count it in moments of about
+0.2 s, and a single one says 0 or 100 % of a GPU that computes half of the time."""
+
 MOST_W, MOST_C, MOST_BITS = 2**15 - 1, 1000, 2**62 - 1
 """Bounds of watts, degrees and throttle reasons: broken GPUs report more."""
 
@@ -40,8 +44,8 @@ class Sample:
     """One GPU or MIG device. Values it doesn't report are None, never zero.
 
     A MIG device has its parent's `index`, temperature and throttle reasons, and no power of its own. `utilization` is
-    in percent, `throttle` NVML's bits of why clocks are held down, and each process {"pid", "user", "memory_mib"},
-    by PID; an unknown user or memory is None.
+    in percent, of the last LOOK_BACK_S or of the newest moment if the driver keeps no more, `throttle` NVML's bits of
+    why clocks are held down, and each process {"pid", "user", "memory_mib"}, by PID; an unknown user or memory is None.
     """
 
     uuid: str
@@ -93,6 +97,10 @@ class _Rates(ctypes.Structure):
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
+class _Moment(ctypes.Structure):
+    _fields_ = [("at_us", ctypes.c_ulonglong), ("percent", ctypes.c_uint), ("_unused", ctypes.c_uint)]
+
+
 class _Process(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
 
@@ -115,6 +123,7 @@ class _GpmMetrics(ctypes.Structure):
     ]  # fmt: skip
 
 
+GPU_UTILIZATION_SAMPLES = 1
 MEMORY_2 = ctypes.sizeof(_Memory2) | 2 << 24
 GPM_GRAPHICS_UTILIZATION = 1
 NO_VALUE = 2**64 - 1
@@ -210,6 +219,27 @@ class _Nvml:
                 raise
             return self.fill("nvmlDeviceGetMemoryInfo", _Memory(), device)
 
+    def busy(self, device: Any) -> int:
+        """Percent of the time in which a kernel ran."""
+        try:
+            moments = self._moments(device)
+        except NvmlError:  # if it is more than a missing buffer, the older function says so too
+            moments = []
+        if not moments:
+            return int(self.fill("nvmlDeviceGetUtilizationRates", _Rates(), device).gpu)
+        begin_us = max(one.at_us for one in moments) - LOOK_BACK_S * 1_000_000
+        recent = [one.percent for one in moments if one.at_us > begin_us]
+        return round(sum(recent) / len(recent))
+
+    def _moments(self, device: Any) -> list[_Moment]:
+        """What the driver has kept of the GPU's utilization: for 14 s on an H200, also while no one has NVML open."""
+        function, kind, count = "nvmlDeviceGetSamples", ctypes.c_int(), ctypes.c_uint(0)
+        request = device, GPU_UTILIZATION_SAMPLES, ctypes.c_ulonglong(0), ctypes.byref(kind), ctypes.byref(count)
+        self.call(function, *request, None)
+        moments = (_Moment * count.value)()
+        self.call(function, *request, moments)
+        return moments[: count.value]
+
     def processes(self, device: Any) -> tuple[dict[str, Any], ...]:
         """Compute processes only; a desktop's drawing doesn't count."""
         function, count = "nvmlDeviceGetComputeRunningProcesses_v3", ctypes.c_uint(0)
@@ -270,11 +300,8 @@ class _Gpu:
 
     def _read_whole(self) -> Sample:
         nvml, device = self.nvml, self.device
-        busy = self._number(
-            "utilization", 100, lambda: nvml.fill("nvmlDeviceGetUtilizationRates", _Rates(), device).gpu
-        )
         return replace(
-            self._read_part(device, busy),
+            self._read_part(device, self._number("utilization", 100, lambda: nvml.busy(device))),
             power_w=self._number("power", MOST_W, lambda: round(nvml.number("nvmlDeviceGetPowerUsage", device) / 1000)),
             power_limit_w=self._number(
                 "power limit", MOST_W, lambda: round(nvml.number("nvmlDeviceGetEnforcedPowerLimit", device) / 1000)

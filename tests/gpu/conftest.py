@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.runner.nvml import Sample, read
+from dstackweb.runner.nvml import LOOK_BACK_S, Sample, read
 
 IDLE = 5
 """Percent that an idle GPU may show."""
@@ -49,11 +49,11 @@ def load(gpu: Sample) -> Callable[..., object]:
             said = process.stdout.readline()
             assert said == "busy\n", said
             try:
-                time.sleep(2)  # NVML looks back over up to a second
+                time.sleep(LOOK_BACK_S + 1)
                 yield process.pid
             finally:
                 process.terminate()
-        time.sleep(2)
+        time.sleep(LOOK_BACK_S + 1)
 
     return working
 

@@ -30,10 +30,10 @@ def server() -> Iterator[Server]:
         home.chmod(0o755)
         (home / "nvml").mkdir()
         nvml = Nvml(home / "nvml")
-        # Two seconds of use in fifty are enough to be left alone, and so are eight of which nothing is known.
+        # Ten seconds of use in fifty are enough to be left alone, and so are eight of which nothing is known.
         nvml.show(
             FakeGpu("GPU-idle", "NVIDIA A100-SXM4-40GB", util=3, mem=1200, power=60, temp=30),
-            FakeGpu("GPU-busy", "NVIDIA H100 80GB HBM3", util="0:0,40:97,42:0", mem=70000, power=500, temp=66),
+            FakeGpu("GPU-busy", "NVIDIA H100 80GB HBM3", util="0:0,32:97,42:0", mem=70000, power=500, temp=66),
             FakeGpu("GPU-lost", "NVIDIA H100 80GB HBM3", util=0, mem=70000, status="0:0,42:15"),
             loop=50,
         )

@@ -141,10 +141,32 @@ def test_a_gpu_with_unknown_mig_mode_is_an_error(nvml: Nvml) -> None:
 def test_the_fake_load_follows_its_schedule(nvml: Nvml) -> None:
     gpu = FakeGpu("GPU-a", util="0:95,30:0,40:-")
     seen = []
-    for now in (0, 29, 30, 45, 61):
+    for now in (0, 29, 39.9, 45, 61):
         nvml.show(gpu, now=now, loop=60)
         seen.append(read().samples[0].utilization)
     assert seen == [95, 95, 0, None, 95]
+
+
+@pytest.mark.parametrize(("now", "percent"), [(19.9, 0), (24.9, 48), (29.9, 96), (30.9, 86)])
+def test_utilization_is_the_mean_of_what_the_driver_kept_of_the_last_ten_seconds(
+    nvml: Nvml, now: float, percent: int
+) -> None:
+    """Not what a GPU does at the moment of the look, which may be in step with what it computes."""
+    nvml.show(FakeGpu("GPU-a", util="0:0,20:96,30:0"), now=now)
+    assert read().samples[0].utilization == percent
+
+
+def test_moments_that_the_driver_could_not_count_are_left_out_of_the_mean(nvml: Nvml) -> None:
+    nvml.show(FakeGpu("GPU-a", util="0:0,21:!999,29:80"), now=29.95)
+    assert read().samples[0].utilization == 40
+
+
+def test_a_driver_that_keeps_nothing_is_asked_for_the_newest_moment(tmp_path: Path) -> None:
+    stub = Nvml(tmp_path, old=True)
+    stub.show(FakeGpu("GPU-a", util="0:0,20:96"), now=21)
+    env = stub.env()
+    seen = subprocess.run([sys.executable, "-c", READ], env=env, capture_output=True, text=True, check=True).stdout
+    assert [one["utilization"] for one in json.loads(seen)["samples"]] == [96]
 
 
 def test_mig_devices_are_read_in_the_place_of_the_gpu_that_they_are_parts_of(nvml: Nvml) -> None:

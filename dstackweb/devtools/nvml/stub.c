@@ -27,6 +27,7 @@ typedef int status_t;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory2_t;
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned int gpu, memory; } utilization_t;
+typedef struct { unsigned long long at_us; unsigned int value, unused; } sample_t;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process_t;
 typedef struct { unsigned int version, supported; } support_t;
 typedef struct { unsigned int id; status_t status; double value; const char *info[3]; } metric_t;
@@ -229,6 +230,31 @@ status_t nvmlDeviceGetUtilizationRates(void *device, utilization_t *into) {
     into->memory = 0;
     return scaled(device, "util", 1, &into->gpu);
 }
+
+#ifndef OLD
+/* The last 71 moments of 0.2 s, the oldest first; of those without a value there is none. */
+status_t nvmlDeviceGetSamples(void *device, int type, unsigned long long since, int *kind, unsigned int *count, sample_t *into) {
+    utilization_t moment;
+    status_t status = nvmlDeviceGetUtilizationRates(device, &moment);
+    gpu_t *gpu = all + (size_t)device - 1;
+    unsigned int n = 0;
+    double end;
+    if (status) return status;
+    if (type != 1) return INVALID;
+    end = now;
+    for (int back = 70; back >= 0; back--) {
+        long value;
+        now = end - back * 0.2;
+        if (now < 0 || step(key(gpu->keys, KEYS, "util"), &value)) continue;
+        if (into && n < *count) into[n] = (sample_t){.at_us = (1000 + now) * 1e6, .value = value};
+        n++;
+    }
+    now = end;
+    *kind = 1;
+    *count = n;
+    return OK;
+}
+#endif
 
 status_t nvmlDeviceGetPowerUsage(void *device, unsigned int *mw) { return scaled(device, "power", 1000, mw); }
 status_t nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *mw) { return scaled(device, "limit", 1000, mw); }

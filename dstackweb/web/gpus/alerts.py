@@ -17,7 +17,7 @@ from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_statuses
 from dstackweb.gpus.policy.window import VerdictKind
 from dstackweb.lib.times import to_ms
 from dstackweb.runs import selectors
-from dstackweb.runs.models import Run
+from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import PLACED, JobStatus, RunStatus
 from dstackweb.spec.codes import UtilizationAction
 from dstackweb.wording import policy as policy_words
@@ -94,9 +94,8 @@ def _hash_of_low_stretches(project: Project) -> str:
 
 def banners(user: User, project: Project, now: dt.datetime) -> list[Alert]:
     """The user's own runs for which a notice was sent."""
-    noticed = Run.objects.filter(
-        user=user, project=project, status=RunStatus.RUNNING, jobs__policy__noticed_ms__isnull=False
-    )
-    runs = list(noticed.distinct().order_by("pk")[:BANNERS])
-    found = alerts(runs, now) if runs else {}
+    noticed = Job.objects.filter(status=JobStatus.RUNNING, policy__noticed_ms__isnull=False)
+    own = noticed.filter(run__user=user, run__project=project, run__status=RunStatus.RUNNING)
+    pks = list(own.values_list("run", flat=True).order_by("run").distinct()[:BANNERS])
+    found = alerts(Run.objects.filter(pk__in=pks).order_by("pk"), now) if pks else {}
     return [alert for alert in found.values() if alert.status.noticed]
