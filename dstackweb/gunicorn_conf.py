@@ -19,6 +19,7 @@ _listener = os.environ.get("DSTACKWEB_LISTEN_FD")
 _ready = os.environ.get("DSTACKWEB_READY_FD")
 bind = f"fd://{_listener}" if _listener else f"{settings.url_host(settings.DSTACKWEB_HOST)}:{settings.DSTACKWEB_PORT}"
 worker_class = "dstackweb.web_worker.WaitressWorker"
+preload_app = True  # once for all processes, which share its memory
 workers = settings.DSTACKWEB_WEB_WORKERS
 threads = settings.DSTACKWEB_WEB_THREADS
 graceful_timeout = 30  # for uploads during a reload; the supervisor waits less when all stop
@@ -37,13 +38,13 @@ BOOT_ERROR = 3
 """gunicorn's exit code of a worker that must not be started again."""
 
 
+def when_ready(server: Any) -> None:
+    """The program is loaded, and its processes are forked next."""
+    collect_no_more_of_what_is_loaded()
+
+
 def post_worker_init(worker: Any) -> None:
-    """A server that is too old or too new for the database does not start, and stops as soon as it is too old.
-
-    All addresses are loaded before the first request, which would wait for them.
-    """
-    from django.urls import get_resolver
-
+    """A server that is too old or too new for the database does not start, and stops as soon as it is too old."""
     from dstackweb.lib import schema
 
     try:
@@ -51,8 +52,6 @@ def post_worker_init(worker: Any) -> None:
     except schema.Refused as why:
         schema.say_on_stderr(str(why))
         sys.exit(BOOT_ERROR)
-    get_resolver().url_patterns  # noqa: B018  # read for its effect: it imports the views
-    collect_no_more_of_what_is_loaded()
     schema.watch(lambda: os.kill(worker.ppid, signal.SIGTERM))
     if _ready:
         with contextlib.suppress(OSError):

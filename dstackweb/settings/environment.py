@@ -10,6 +10,7 @@ from pathlib import Path
 from dstackweb import env
 from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT, machine_name
 from dstackweb.runner.isolation import PROJECT_UIDS
+from dstackweb.runner.probe import usable_cpus
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 
@@ -43,7 +44,7 @@ DSTACKWEB_OIDC_ROLES = env.group_roles("DSTACKWEB_OIDC_ROLES")
 if DSTACKWEB_OIDC_URL and not DSTACKWEB_OIDC_CLIENT_ID:
     raise env.BadSetting("DSTACKWEB_OIDC_CLIENT_ID", "", f"the client's id at {DSTACKWEB_OIDC_URL}")
 DSTACKWEB_WEB_THREADS = env.integer("DSTACKWEB_WEB_THREADS", 8, least=1, most=256)
-DSTACKWEB_WEB_WORKERS = env.integer("DSTACKWEB_WEB_WORKERS", 1, least=1, most=64)
+DSTACKWEB_WEB_WORKERS = env.integer("DSTACKWEB_WEB_WORKERS", min(2, usable_cpus()), least=1, most=64)
 DSTACKWEB_CLUSTER_WORKERS = env.integer("DSTACKWEB_CLUSTER_WORKERS", 2, least=1, most=256)
 DSTACKWEB_STATIC_ROOT = env.text("DSTACKWEB_STATIC_ROOT")
 DSTACKWEB_HOST_NAME = env.text(
