@@ -228,7 +228,7 @@ class _Nvml:
         if not moments:
             return int(self.fill("nvmlDeviceGetUtilizationRates", _Rates(), device).gpu)
         begin_us = max(one.at_us for one in moments) - LOOK_BACK_S * 1_000_000
-        recent = [one.percent for one in moments if one.at_us > begin_us]
+        recent: list[int] = [one.percent for one in moments if one.at_us > begin_us]
         return round(sum(recent) / len(recent))
 
     def _moments(self, device: Any) -> list[_Moment]:
