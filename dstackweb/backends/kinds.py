@@ -217,7 +217,7 @@ class Kind:
             case SourceFailure.UNREACHABLE:
                 what = _("%(endpoint)s is unreachable") % data
                 hint = _("Check the region name, the endpoint URL and the network.")
-                return f"{what}: {str(data['text']).rstrip('. ')}. {hint}"
+                return what + _(": ") + f"{str(data['text']).rstrip('. ')}. {hint}"
             case SourceFailure.SERVICE_ERROR:
                 text = _("%(api)s failed in %(region)s: %(text)s") if data["api"] else _("Failed: %(text)s")
                 return text % data
@@ -231,7 +231,7 @@ class Kind:
         match detail.get("code"):
             case "quota":
                 fits = int(detail["fits"])
-                return ngettext("Fits %d more", "Fits %d more", fits) % fits + ": " + vcpus % detail
+                return ngettext("Fits %d more", "Fits %d more", fits) % fits + _(": ") + vcpus % detail
             case "no_quota":
                 return _("No quota: ") + vcpus % detail
             case "quota_unknown":

@@ -123,13 +123,14 @@ def read(
             wrong(str(one["loc"][0]), one["msg"])
     spot, price = spot.strip().lower(), max_price.strip()
     if spot not in SPOT:
-        wrong("spot", f"`spot` should be true, false or auto, not {spot[:80]!r}")
+        wrong("spot", _("`spot` should be true, false or auto, not %s") % repr(spot[:80]))
     if price and not _PRICE.fullmatch(price):
-        wrong("max_price", f"`max_price` should be a number of USD per hour such as 2.50, not {price[:80]!r}")
+        text = _("`max_price` should be a number of USD per hour such as 2.50, not %s")
+        wrong("max_price", text % repr(price[:80]))
     named = {"backend": _names(backends), "region": _names(regions)}
     for name, several in named.items():
         if len(several) > MOST_NAMES:
-            wrong(name, f"`{name}` has more than {MOST_NAMES} names")
+            wrong(name, _("`%(name)s` has more than %(most)d names") % {"name": name, "most": MOST_NAMES})
     if errors:
         raise Invalid(errors[0]["msg"], errors)
     return Filter(

@@ -22,7 +22,7 @@ from dstackweb.spec.run_fields import ProfileFields
 def _help() -> str:
     """Links to the list of backends, which this app doesn't import."""
     keys = ", ".join(ProfileFields.model_fields)
-    text = _("One `key: value` per line, as in a run file. Keys: {}. For the names in `backends` see {}.")
+    text = _("One “key: value” per line, as in a run file. Keys: {}. For the names of backends see {}.")
     return format_html(text, keys, _backends())
 
 

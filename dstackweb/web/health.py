@@ -333,11 +333,10 @@ def _storage() -> Iterable[HealthLine]:
 
 
 def _broker() -> Iterable[HealthLine]:
-    kind = "Redis" if "redis" in settings.Q_CLUSTER else _("the database")
+    template = _("%d waiting in Redis") if "redis" in settings.Q_CLUSTER else _("%d waiting in the database")
     for name in sorted(set(settings.DSTACKWEB_CLUSTERS.values())):
-        numbers = {"size": get_broker(name).queue_size(), "kind": kind}
-        tone = "go" if numbers["size"] < BACKLOG else "wait"
-        yield HealthLine(_("Task queue %s") % name, tone, _("%(size)d waiting in %(kind)s") % numbers)
+        size = get_broker(name).queue_size()
+        yield HealthLine(_("Task queue %s") % name, "go" if size < BACKLOG else "wait", template % size)
 
 
 def _offers() -> Iterable[HealthLine]:

@@ -15,7 +15,7 @@ from dstackweb.runs.models import RunEvent
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.states import Reason
 from dstackweb.wording import gateway, policy, statuses
-from dstackweb.wording.sentence import Sentence, as_text, clauses, enumeration, fill, known, listing, words
+from dstackweb.wording.sentence import Sentence, as_text, clauses, colon, enumeration, fill, known, listing, words
 from dstackweb.wording.statuses import exited, instance_end, status, termination
 from dstackweb.wording.units import dollars, duration, exact_duration, gpus, size
 
@@ -313,7 +313,7 @@ def _stopping(data: Data) -> str:
 
 def _ended(kind: RunEventKind, data: Data) -> str:
     why = data.get("reason") or data.get("termination_reason") or data.get("job_reason") or ""
-    return f"{status(kind)}: {termination(why)}" if why else status(kind)
+    return colon(status(kind), termination(why)) if why else status(kind)
 
 
 def _offer_failed(data: Data) -> str:

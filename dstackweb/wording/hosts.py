@@ -67,7 +67,7 @@ def limits(cgroups: Mapping[str, Any]) -> str:
         return _("not known")
     if not cgroups.get("code"):
         return _("memory and CPUs, by cgroups %s") % str(cgroups["version"])
-    why = ": ".join(filter(None, [no_cgroups(cgroups["code"]), cgroups.get("error", "")]))
+    why = _(": ").join(filter(None, [no_cgroups(cgroups["code"]), cgroups.get("error", "")]))
     return _("none: %s") % why
 
 

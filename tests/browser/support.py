@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urljoin
 
 from django.conf import settings
 from django.test import Client
@@ -141,7 +142,7 @@ def check_pages(page: Page, addresses: Mapping[str, str], looks: Sequence[Look] 
     missing, unmarked = {}, {}
     for number, (name, address) in enumerate(addresses.items()):
         for look in looks if is_nightly() else (looks[number % 2],):
-            cookie = {"name": settings.LANGUAGE_COOKIE_NAME, "value": look.language, "url": address}
+            cookie = {"name": settings.LANGUAGE_COOKIE_NAME, "value": look.language, "url": urljoin(address, "/")}
             page.context.add_cookies([cookie])
             _open(page, look, address)
             check_fits(page, name)

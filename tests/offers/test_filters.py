@@ -7,6 +7,7 @@ import json
 from decimal import Decimal
 
 import pytest
+from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,6 +136,17 @@ def test_all_invalid_parameters_are_reported_with_their_locations() -> None:
     assert [error["loc"] for error in refused.value.errors] == [
         ["query", "cpu"], ["query", "gpu"], ["query", "spot"], ["query", "max_price"],
     ]  # fmt: skip
+
+
+def test_what_is_invalid_is_said_in_the_readers_language() -> None:
+    many = [",".join(f"n{number}" for number in range(101))]
+    with translation.override("zh-hans"), pytest.raises(Invalid) as refused:
+        filters.read(spot="maybe", max_price="much", regions=many)
+    assert [error["msg"] for error in refused.value.errors] == [
+        "`spot` 应为 true、false 或 auto，而不是 'maybe'",
+        "`max_price` 应为每小时的美元数，如 2.50，而不是 'much'",
+        "`region` 的名称超过 100 个",
+    ]
 
 
 @pytest.mark.parametrize("price", ["NaN", "inf", "1e3", "1,5", "٣", "9" * 9, "-0"])

@@ -159,7 +159,7 @@ OF_LIMITS = [
     for code in LimitCode
     for never in (False, True)
 ]
-OF_DATA = {"ann", "box", "aws", "eu", "g", "xlarge", "default", "nvme", "disk", "i", "min", "max", "duration", "m"}
+OF_DATA = {"ann", "box", "aws", "eu", "g", "h", "xlarge", "default", "nvme", "disk", "i", "min", "max", "duration", "m"}
 
 
 @pytest.fixture

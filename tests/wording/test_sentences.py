@@ -72,6 +72,13 @@ def test_an_instance_start_is_worded_with_its_price() -> None:
     assert event_words.event_text(event, nodes=1) == "dask eu m5.large starts as i-1"
 
 
+def test_the_end_of_a_run_has_the_punctuation_of_the_readers_language() -> None:
+    event = RunEvent(kind="failed", data={"reason": Reason.JOB_FAILED})
+    assert event_words.event_text(event, nodes=1) == "failed: A job failed."
+    with translation.override("zh-hans"):
+        assert event_words.event_text(event, nodes=1) == "失败：有作业失败。"
+
+
 def test_an_event_of_a_newer_server_is_still_shown() -> None:
     assert event_words.event_text(RunEvent(kind="moved_to_the_moon", data={}), nodes=1) == "moved to the moon"
 

@@ -96,7 +96,7 @@ class RayKind(ClusterKind):
             case SourceFailure.UNREACHABLE:
                 data = {"endpoint": "", "text": "", **error}
                 what = _("%(endpoint)s is unreachable") % data
-                return f"{what}: {str(data['text']).rstrip('. ')}."
+                return what + _(": ") + f"{str(data['text']).rstrip('. ')}."
         return super().source_failure(error)
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:

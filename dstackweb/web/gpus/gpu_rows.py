@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from django.http import QueryDict
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
@@ -36,7 +36,7 @@ STATES = {
 """`away`: their host is offline, draining or held back. `gone`: their host no longer reports them."""
 MEASURES = {
     "utilization": gettext_lazy("Utilization"),
-    "memory": gettext_lazy("Memory"),
+    "memory": pgettext_lazy("GPU", "Memory"),
     "power": gettext_lazy("Power"),
     "temperature": gettext_lazy("Temperature"),
 }
