@@ -112,7 +112,7 @@ def cloud_job(run: Run, **instance: Any) -> Job:
 
 def start(job: Job, nonce: str = "nonce") -> Job:
     """What a runner reports up to the start of the commands."""
-    attempts.claim_job(job.pk, nonce, "here")
+    attempts.claim_job(job.pk, nonce, job.host.name if job.host else "here")
     attempts.start_job(job.pk)
     job.refresh_from_db()
     return job

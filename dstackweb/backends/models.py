@@ -348,8 +348,7 @@ class Instance(models.Model):
     usage: models.JSONField[Any, Any] = models.JSONField(
         null=True,
         blank=True,
-        help_text="What its engine's accounting says that it used (contract.InstanceUsage); empty: it keeps none; "
-        "null: unknown",
+        help_text="What its engine's accounting says that it used; empty: it keeps none; null: unknown",
     )
 
     created_at = models.DateTimeField(default=timezone.now)

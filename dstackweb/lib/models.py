@@ -254,7 +254,7 @@ class StoredFile(models.Model):
     """A log or an archive of `lib.storage`, where the database keeps it, or knows its objects."""
 
     key = models.CharField(max_length=200, unique=True)
-    size = models.BigIntegerField(default=0, help_text="bytes")
+    size = models.BigIntegerField(default=0, help_text="Bytes")
 
     def __str__(self) -> str:
         return f"{self.key}: {self.size} bytes"

@@ -33,7 +33,9 @@ class StateCounts(models.Model):
     queued = models.BigIntegerField(default=0)
     no_worker = models.BigIntegerField(default=0)
     waiting = models.BigIntegerField(default=0)
-    forgotten = models.BigIntegerField(default=0, help_text="Dropped by their reporter; how they ended as `released`")
+    forgotten = models.BigIntegerField(
+        default=0, help_text="Dropped by their reporter: neither done nor failed before, or not known"
+    )
     duration_n = models.BigIntegerField(default=0, help_text="Number of timed tasks")
     duration_s = models.FloatField(default=0, help_text="Total processing time of timed tasks, seconds")
 
@@ -58,7 +60,9 @@ class RateCounters(models.Model):
     """Finished tasks in two exponential windows, of one minute and ten minutes."""
 
     first_ms = models.BigIntegerField(default=0, help_text="Time of the first report")
-    finished_1m = models.FloatField(default=0, help_text="Finished tasks weighted by exp(-age / 1 min), at rated_ms")
+    finished_1m = models.FloatField(
+        default=0, help_text="Finished tasks weighted by exp(-age / 1 min), at the time of the rates"
+    )
     finished_10m = models.FloatField(default=0, help_text="The same with 10 min")
     rated_ms = models.BigIntegerField(default=0)
 
@@ -76,9 +80,9 @@ class Scope(StateCounters, RateCounters):
     run_id = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     prefixes = models.IntegerField(default=0)
-    groups = models.IntegerField(default=0, help_text="Number of TaskGroup rows")
-    tasks = models.IntegerField(default=0, help_text="Number of Task rows")
-    counted = models.IntegerField(default=0, help_text="Number of ReporterCount rows")
+    groups = models.IntegerField(default=0, help_text="Number of groups")
+    tasks = models.IntegerField(default=0, help_text="Number of tasks kept one by one")
+    counted = models.IntegerField(default=0, help_text="Number of counts by reporter")
     ended_ms = models.BigIntegerField(null=True, help_text="End of the attempt: its live tasks are to be released")
     settled = models.BooleanField(default=False, help_text="Live tasks of the ended attempt were released")
 

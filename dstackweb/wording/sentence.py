@@ -53,7 +53,7 @@ def _clean(value: Any) -> Any:
 def capitalized(text: str) -> str:
     """With its first letter in upper case, in languages that write so; names such as `gpu-box-1` stay."""
     first = text.partition(" ")[0]
-    if not first.rstrip(",;.").replace("’", "").replace("'", "").isalpha() or (get_language() or "").startswith("zh"):
+    if not first.rstrip(",;.:").replace("’", "").replace("'", "").isalpha() or (get_language() or "").startswith("zh"):
         return text
     return text[:1].upper() + text[1:]
 

@@ -258,11 +258,11 @@ def _too_large(data: ImpossibleData) -> str:
 def _most(what: str, data: ImpossibleData) -> str:
     """What is required, and the most that any host has in all."""
     numbers: Mapping[str, Any] = data
-    amount, plain = AMOUNTS[what]
+    amount, _plain = AMOUNTS[what]
     needs, total = amount(numbers.get(what, 0)), numbers.get(f"{what}_total", 0)
     if what == "gpus" and not total:
         return _("%s required, none available") % needs
-    return _("%(needs)s required, at most %(total)s on one host") % {"needs": needs, "total": plain(total)}
+    return _("%(needs)s required, at most %(total)s on one host") % {"needs": needs, "total": amount(total)}
 
 
 def _no_offer(refused: Mapping[str, int]) -> str:

@@ -1,8 +1,9 @@
 // Names for what Django's and select2's scripts add to the forms of the admin site, for screen readers, and for the
-// cells of lists, which stand below each other on a phone.
+// cells of lists, which stand below each other on a phone. The long sidebar shows the current page's entry.
 "use strict";
 
 addEventListener("DOMContentLoaded", () => {
+  document.querySelector(".dw-admin-nav [aria-current]")?.scrollIntoView({ block: "nearest" });
   const heads = [...document.querySelectorAll("#result_list thead th")].map((head) => head.textContent.trim());
   for (const row of document.querySelectorAll("#result_list tbody tr"))
     [...row.cells].forEach((cell, at) => {

@@ -18,7 +18,7 @@ def test_a_decision_names_each_place_with_its_code_and_words(api: Api, project: 
     assert answer.status_code == 200
     found = answer.json()
     assert found["outcome"] == "impossible"
-    assert "at most 2 on one host" in found["detail"]
+    assert "at most 2 CPUs on one host" in found["detail"]
     assert [(tried["where"], tried["code"]) for tried in found["tried"]] == [("box-1", "too_small")]
     assert (found["limits"], found["budget"], found["reservation"]) == ([], None, None)
 

@@ -64,6 +64,14 @@ def test_a_profile_is_changed_with_a_preview_of_its_impact(
     check_now(page, "admin-profile-history")
 
 
+def test_the_sidebar_shows_the_entry_of_a_page_of_its_last_area(live_server, new_page: Callable[..., Page]) -> None:
+    demo.build()
+    page = new_page()
+    sign_in(page, live_server.url, "root")
+    page.goto(f"{live_server.url}/admin/django_q/failure/")
+    expect(page.get_by_role("link", name="Failed tasks")).to_be_in_viewport()
+
+
 @ON_A_PHONE
 def test_somebody_is_found_by_search_and_a_filter_narrows_a_list(
     live_server, new_page: Callable[..., Page], theme: str, width: int

@@ -99,7 +99,7 @@ def test_an_event_of_a_newer_server_is_still_shown() -> None:
         (
             "impossible",
             {"code": "too_large", "memory_mib": 2048, "short": ["memory_mib"], "memory_mib_total": 1024},
-            "no host has enough: 2 GB of memory required, at most 1 GB on one host",
+            "no host has enough: 2 GB of memory required, at most 1 GB of memory on one host",
         ),
         (
             "impossible",
@@ -162,6 +162,7 @@ def test_a_moment_on_a_page_is_shown_by_the_readers_clock_and_names_stay_escaped
         ("no run is called x", "No run is called x"),
         ("gpu-box-1: needs 2 GPUs", "gpu-box-1: needs 2 GPUs"),
         ("it’s paused", "It’s paused"),
+        ("failed: A job failed.", "Failed: A job failed."),
         ("", ""),
     ],
 )

@@ -149,7 +149,7 @@ class Migration(migrations.Migration):
                 ('error', models.TextField(blank=True, help_text='Message of the cloud')),
                 ('error_detail', models.JSONField(blank=True, default=dict, help_text='Code and data of the latest failed call to the cloud')),
                 ('gpus', models.JSONField(default=list, help_text='NVML UUIDs, as its agent sees them')),
-                ('usage', models.JSONField(blank=True, help_text="What its engine's accounting says that it used (contract.InstanceUsage); empty: it keeps none; null: unknown", null=True)),
+                ('usage', models.JSONField(blank=True, help_text="What its engine's accounting says that it used; empty: it keeps none; null: unknown", null=True)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('launched_at', models.DateTimeField(help_text='When its cost began', null=True)),
                 ('ready_at', models.DateTimeField(help_text='When its agent first called', null=True)),

@@ -61,7 +61,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('key', models.CharField(max_length=200, unique=True)),
-                ('size', models.BigIntegerField(default=0, help_text='bytes')),
+                ('size', models.BigIntegerField(default=0, help_text='Bytes')),
             ],
         ),
         migrations.CreateModel(

@@ -53,7 +53,7 @@ class Artifact(models.Model):
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="artifacts")
     path = models.CharField(max_length=512)
-    size = models.BigIntegerField(help_text="bytes")
+    size = models.BigIntegerField(help_text="Bytes")
     sha256 = models.CharField(max_length=64)
     key = models.CharField(max_length=100, help_text="Its file in the storage")
     content_type = models.CharField(max_length=100, help_text="As guessed from its name")

@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
 
 from dstackweb.lib.models import watch_time
 from dstackweb.runs.models.base import status_field, status_values
@@ -65,20 +66,18 @@ class Job(models.Model):
     termination_reason = models.CharField(max_length=60, blank=True)
     message = models.TextField(blank=True)
     detail: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, blank=True, help_text="Code and data of the server's own message (`runs.codes.MessageCode`)"
+        default=dict, blank=True, help_text="Code and data of the server's own message"
     )
     stop_reason = models.CharField(max_length=60, blank=True)
     stop_grace_s = models.PositiveIntegerField(null=True)
     status_at_s = models.FloatField(default=0, help_text="When its status was set, in the watcher's time")
-    log_size = models.BigIntegerField(null=True, help_text="bytes; known once the runner reported the end")
-    log_missing = models.BigIntegerField(default=0, help_text="bytes of output that a log over its limit lacks")
-    log_counted = models.BigIntegerField(default=0, help_text="bytes that ProjectLogs counts for its log")
-    log_cut = models.CharField(
-        max_length=20, blank=True, help_text="Why no more of its output is kept (`LogCut`); log_size is what was kept"
-    )
+    log_size = models.BigIntegerField(null=True, help_text="Bytes; known once the runner reported the end")
+    log_missing = models.BigIntegerField(default=0, help_text="Bytes of output that a log over its limit lacks")
+    log_counted = models.BigIntegerField(default=0, help_text="Bytes of its log that count toward its project’s quota")
+    log_cut = models.CharField(max_length=20, blank=True, help_text="Why no more of its output is kept")
     log_removed_at = models.DateTimeField(null=True, help_text="When its log was removed, because it was old")
     artifacts_left: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, blank=True, help_text="Files that were not kept: `left_out` (`path`, `why`, `size`) and `number`"
+        default=dict, blank=True, help_text="Files that were not kept, and their number"
     )
     heard_at_s = models.FloatField(default=0, help_text="Its runner's last heartbeat, in the watcher's time")
 
@@ -105,7 +104,7 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         where = _("attempt %(attempt)s, node %(node)s") % {"attempt": self.attempt, "node": self.node}
-        return f"{self.run}, {where}"
+        return str(self.run) + pgettext("clause", ", ") + where
 
 
 class Allocation(models.Model):

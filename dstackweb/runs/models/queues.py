@@ -154,7 +154,7 @@ class PastPlace(models.Model):
     seniority_us = models.BigIntegerField()
     priority = models.PositiveSmallIntegerField()
     penalty_s = models.BigIntegerField()
-    ended_by = models.CharField(max_length=12, help_text="`codes.PlaceEnd`")
+    ended_by = models.CharField(max_length=12, help_text="What ended its time at this place")
 
     class Meta:
         indexes = [
@@ -211,7 +211,7 @@ class Verdict(models.Model):
     reason = models.CharField(max_length=40)
     data: models.JSONField[Any, Any] = models.JSONField(default=dict)
     at = models.DateTimeField(default=timezone.now)
-    logged_at = models.DateTimeField(default=timezone.now, help_text="From here its time is not in a PastVerdict yet")
+    logged_at = models.DateTimeField(default=timezone.now, help_text="From here its time is not in a past verdict yet")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["queue", "shape"], name="verdict_per_shape")]

@@ -22,7 +22,7 @@ class Archive(models.Model):
 
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE)
     sha256 = models.CharField(max_length=64)
-    size = models.BigIntegerField(help_text="bytes")
+    size = models.BigIntegerField(help_text="Bytes")
     key = models.CharField(max_length=200, help_text="Its file in the storage, a new one with each upload")
     created_at = models.DateTimeField(default=timezone.now)
     used_at = models.DateTimeField(default=timezone.now, help_text="When it was last uploaded, found or submitted")
@@ -52,10 +52,10 @@ class Sweep(models.Model):
     max_parallel = models.PositiveIntegerField(null=True, help_text="Of its runs so many are active at once; None: any")
     next_index = models.PositiveIntegerField(default=0)
     is_pending = models.BooleanField(
-        default=False, help_text="It waits for the end of others (`after`): none of its runs is created before"
+        default=False, help_text="It waits for the end of others: none of its runs is created before"
     )
     status_detail: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, help_text="What it waits for, or why it was canceled (`runs.codes.MessageCode`)"
+        default=dict, help_text="What it waits for, or why it was canceled"
     )
     priority = models.PositiveSmallIntegerField(default=ordering.PRIORITY_DEFAULT)
     seniority_us = models.BigIntegerField(help_text="Of its submission, or the end of its wait; all its runs have it")
@@ -67,8 +67,8 @@ class Sweep(models.Model):
     is_aborted = models.BooleanField(default=False, help_text="They are stopped without time to end by themselves")
 
     shape = models.CharField(max_length=64)
-    array: models.JSONField[Any, Any] = models.JSONField(help_text="`spec.array.Array`")
-    spec: models.JSONField[Any, Any] = models.JSONField(help_text="EffectiveSpec of its runs, without their parameters")
+    array: models.JSONField[Any, Any] = models.JSONField(help_text="The parameters of its runs")
+    spec: models.JSONField[Any, Any] = models.JSONField(help_text="Settings of its runs, without their parameters")
     provenance: models.JSONField[Any, Any] = models.JSONField(default=dict)
     config_text = models.TextField(blank=True)
     env_secret = models.TextField(blank=True, help_text="Values taken from the client's environment, encrypted")
@@ -137,7 +137,7 @@ class Run(models.Model):
     status = status_field(RunStatus, RunStatus.SUBMITTED)
     status_message = models.TextField(blank=True)
     status_detail: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, blank=True, help_text="Code and data of the server's own message (`runs.codes.MessageCode`)"
+        default=dict, blank=True, help_text="Code and data of the server's own message"
     )
     termination_reason = models.CharField(max_length=60, blank=True)
     exit_code = models.IntegerField(null=True)
@@ -152,7 +152,7 @@ class Run(models.Model):
         default=0, help_text="Seconds that it ranks behind its seniority by its member's share; set when it is queued"
     )
     penalty_basis: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, help_text="The numbers that the penalty comes from (`fair_share.Basis`)"
+        default=dict, help_text="The numbers that the penalty comes from"
     )
     rank = models.BigIntegerField()
     shape = models.CharField(max_length=64)
@@ -160,13 +160,13 @@ class Run(models.Model):
         default=timezone.now, help_text="When it last entered its queue: from here its waiting counts"
     )
     place_since = models.DateTimeField(
-        default=timezone.now, help_text="While it waits: since when it has had this place in this queue (PastPlace)"
+        default=timezone.now, help_text="While it waits: since when it has had this place in this queue"
     )
     moved_at = models.DateTimeField(null=True, help_text="When a person last moved it by hand")
     moved_by = models.ForeignKey("accounts.User", null=True, on_delete=models.SET_NULL, related_name="+")
     extended_s = models.PositiveIntegerField(default=0, help_text="Seconds by which people lengthened max_duration")
 
-    spec: models.JSONField[Any, Any] = models.JSONField(help_text="EffectiveSpec, as resolved at submit")
+    spec: models.JSONField[Any, Any] = models.JSONField(help_text="Its settings, as resolved at submit")
     provenance: models.JSONField[Any, Any] = models.JSONField(default=dict)
     config_text = models.TextField(blank=True)
     env_secret = models.TextField(blank=True, help_text="Values taken from the client's environment, encrypted")

@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.audit.models import AuditEntry
 from dstackweb.backends.models import HostEvent, Instance, InstanceStatus
-from dstackweb.runs.models import Job, PastPlace, PastVerdict, QueueEvent, Run, RunEvent, Verdict
+from dstackweb.runs.models import Job, PastPlace, PastVerdict, QueueEvent, Run, RunEvent, Sweep, Verdict
 from dstackweb.scheduler.models import Retention
 from dstackweb.web.templatetags.dstackweb_tags import when
 from dstackweb.wording import audit, events, hosts, queue, retention, statuses, units, waiting
@@ -73,12 +73,16 @@ LABELS: dict[str, Any] = {
     "exemption_minutes": gettext_lazy("longest exemption"),
     "gpu": gettext_lazy("GPU"),
     "gpus": gettext_lazy("GPUs"),
+    "gpu_count": gettext_lazy("GPU count"),
+    "run_id": gettext_lazy("run ID"),
+    "stranger": gettext_lazy("used outside dstackweb"),
     "uid": gettext_lazy("ID"),
     "uuid": gettext_lazy("UUID"),
 }
 """Names of fields with capitals, in the product's words, or of values that have their units."""
 
 WORDED: dict[tuple[type[Model], str], Cell] = {
+    (Sweep, "size"): lambda sweep: str(sweep.size),
     (Run, "status"): lambda run: chip(run.status, statuses.status(run.status)),
     (Job, "status"): lambda job: chip(job.status, statuses.status(job.status)),
     (Instance, "status"): lambda one: chip(INSTANCE_TONES[one.status], one.get_status_display()),

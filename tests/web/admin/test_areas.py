@@ -19,6 +19,7 @@ from dstackweb.accounts.models import User
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
+from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.urls import admin  # with all models registered
 from dstackweb.web.admin import overview
 from dstackweb.web.admin.areas import AREA_OF, AREAS
@@ -62,6 +63,19 @@ def test_no_page_of_a_row_has_a_field_of_secrets(root: User) -> None:
         fields = {str(name) for name in flatten_fieldsets(options.get_fieldsets(request, model()))}
         secret = {name for name in fields - {"image_digest"} if re.search("secret|cipher|digest|nonce|env", name)}
         assert not secret, model._meta.label
+
+
+def test_help_of_a_field_names_no_code() -> None:
+    for label in AREA_OF:
+        for field in apps.get_model(label)._meta.fields:
+            assert not re.search("`|[a-z][A-Z]", str(field.help_text)), field
+
+
+def test_a_sweep_is_as_large_as_the_number_of_its_runs(client: Client, root: User) -> None:
+    config = {"type": "task", "name": "lr", "commands": ["true"], "array": 40}
+    sweeps.submit(make_project("vision"), root, "admin", services.Submission(config))
+    page = client.get("/admin/runs/sweep/").content.decode()
+    assert re.search('class="[^"]*size[^"]*">40<', page)
 
 
 def test_the_first_page_counts_rows_and_shows_changes(client: Client, root: User) -> None:

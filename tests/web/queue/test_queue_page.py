@@ -49,7 +49,7 @@ def test_a_waiting_run_has_a_reason_with_numbers(project: Project, ann: User, as
     place_all()
     page = as_user(ann).get("/p/main/queue/").content.decode()
     assert "needs 1 GPU, 0 of 1 free on box-1" in page
-    assert "no host has enough: 9 GPUs required, at most 1 on one host" in page
+    assert "no host has enough: 9 GPUs required, at most 1 GPU on one host" in page
 
 
 def test_the_queue_shows_when_runs_start_or_why_that_is_unknown(project: Project, ann: User, as_user: SignIn) -> None:

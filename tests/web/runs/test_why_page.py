@@ -90,7 +90,7 @@ def test_a_paused_queue_is_named_beside_what_could_never_start(project: Project,
     for page in (why(as_user(ann), run), as_user(ann).get("/p/main/runs/wide/").content.decode()):
         shown = text_of(page)
         first, _, also = shown.partition("It also waits for:")
-        assert "No host has enough: 4 CPUs required, at most 2 on one host." in first
+        assert "No host has enough: 4 CPUs required, at most 2 CPUs on one host." in first
         assert "paused" not in first
         assert "the queue is paused; a manager can resume it" in also
 
@@ -126,8 +126,9 @@ def test_a_run_outside_the_queue_shows_that_it_does_not_wait(project: Project, a
     run = make_run(project, ann, "over")
     services.stop(run, ann, "member")
     page = why(as_user(ann), run)
-    assert "Not in the queue" in page
     assert "This run is not waiting" in page
+    assert "not in the queue" not in page.lower()
+    assert text_of(page.partition('id="why-outcome"')[2]).count("terminated") == 1
     assert "Why this run is waiting" not in page
     assert "Hosts and offers tried" not in page
 
