@@ -41,7 +41,7 @@ def _of_host(detail: Mapping[str, Any], needs: Requirements) -> str:
         wanted = {"gpus": needs.gpu_count_min, "cpus": needs.cpu_min, "memory_mib": needs.memory_min_mib}
         label = tried(PlaceCode(detail["code"]), cast(Shortfall, {**wanted, **detail}))
         return label.text or label.label
-    if detail.get("gpus_total"):
+    if detail.get("gpus_free"):
         return _("%(free)d of %(total)d GPUs free") % {"free": detail["gpus_free"], "total": detail["gpus_total"]}
     free = int(detail["cpus_free"])
     return ngettext("%d CPU free", "%d CPUs free", free) % free

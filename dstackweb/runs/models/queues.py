@@ -67,7 +67,7 @@ class Queue(models.Model):
         null=True,
         blank=True,
         validators=[MinValueValidator(1), MaxValueValidator(60 * 24 * 30)],
-        help_text="Fair share: most minutes that a run of a member who uses much ranks behind. Empty: off.",
+        help_text="Most minutes that a run of a member who uses much ranks behind. Empty: off.",
     )
     fair_share_half_life_days = models.PositiveSmallIntegerField(
         default=7,

@@ -24,7 +24,7 @@ from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.models import CacheCount, SourceRow
 from dstackweb.web.cloud.offer_rows import SourceLine, troubles, worst
 from dstackweb.web.cloud.offer_views import OfferFilters
-from tests.factories import join, make_host, make_project, make_user
+from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -151,6 +151,15 @@ def test_own_hosts_are_offers_that_need_no_refresh(project: Project, client: Cli
     assert "Refresh now" not in text
 
 
+def test_an_idle_host_without_a_free_gpu_shows_what_is_free(project: Project, client: Client) -> None:
+    make_host("box-1", cpus=8, gpus=2)
+    make_run(project, join(project, make_user("bo")), "holder", resources={"gpu": 2, "cpu": 1})
+    place_all()
+    text = page(client)
+    assert "7 CPUs free" in text
+    assert "0 of 2 GPUs free" not in text
+
+
 def test_offers_that_were_never_fetched_are_shown_as_loading(aws: Aws, client: Client) -> None:
     text = page(client)
     assert "Loading offers for the first time." in text
@@ -251,7 +260,7 @@ def test_without_a_cloud_the_pages_show_how_to_add_one(project: Project, client:
 def calls_on_health(client: Client) -> list[str]:
     """The cells of the backend's line: calls, cache hits, calls saved, throttled."""
     section = page(client, "/p/main/health/").split('id="cloud-calls"')[1].split("</section>")[0]
-    return [" ".join(cell.split()) for cell in re.findall(r'<td class="num">(.*?)</td>', section, re.DOTALL)]
+    return [" ".join(cell.split()) for cell in re.findall(r'<td class="num[^>]*>(.*?)</td>', section, re.DOTALL)]
 
 
 def test_health_sums_the_calls_of_the_last_day(aws: Aws, client: Client) -> None:

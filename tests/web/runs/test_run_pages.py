@@ -352,7 +352,7 @@ def test_a_run_that_waits_for_another_shows_both_as_a_graph_and_can_be_released(
     client.post(f"/p/main/runs/{after.uid}/release/", headers=HTMX)
     page = client.get("/p/main/runs/train/").content.decode()
     assert Run.objects.get(pk=after.pk).status == "submitted"
-    assert "released: it no longer waits for other runs" in page
+    assert "Released: it no longer waits for other runs" in page
     assert "/release/" not in page
 
 
