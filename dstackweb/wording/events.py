@@ -132,8 +132,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _offer_failed(data)
         case RunEventKind.MACHINE_STARTED:
             numbers = {"what": _offer(data), "id": data["cloud_id"], "price": dollars(data["price"])}
-            paid = _("%(what)s starts as %(id)s at %(price)s per hour")
-            return (paid if float(data["price"]) else _("%(what)s starts as %(id)s")) % numbers
+            paid = _("starting instance %(id)s: %(what)s at %(price)s per hour")
+            return (paid if float(data["price"]) else _("starting instance %(id)s: %(what)s")) % numbers
         case RunEventKind.MACHINE_ASKED:
             return _("a signal ended its commands; asking the cloud about its machine")
         case RunEventKind.CLAIMED:
@@ -319,7 +319,8 @@ def _ended(kind: RunEventKind, data: Data) -> str:
 def _offer_failed(data: Data) -> str:
     """An instance that could not be launched, or that did not come up; with what the cloud said."""
     numbers = {"what": _offer(data), "why": instance_end(data.get("code", "")), "text": data.get("text", "")}
-    return (_("%(what)s: %(why)s: %(text)s") if numbers["text"] else _("%(what)s: %(why)s")) % numbers
+    text = _("no instance on %(what)s: %(why)s: %(text)s") if numbers["text"] else _("no instance on %(what)s: %(why)s")
+    return text % numbers
 
 
 def _offer(data: Data) -> str:

@@ -67,9 +67,9 @@ def test_messages_are_worded_when_they_are_read(detail: dict[str, Any], text: st
 def test_an_instance_start_is_worded_with_its_price() -> None:
     data = {"backend": "aws", "region": "eu", "instance_type": "m5.large", "spot": True, "cloud_id": "i-1"}
     event = RunEvent(kind="machine_started", data=data | {"price": "0.0350"})
-    assert event_words.event_text(event, nodes=1) == "aws eu m5.large (spot) starts as i-1 at $0.035 per hour"
+    assert event_words.event_text(event, nodes=1) == "starting instance i-1: aws eu m5.large (spot) at $0.035 per hour"
     event = RunEvent(kind="machine_started", data={**data, "backend": "dask", "spot": False, "price": "0.0000"})
-    assert event_words.event_text(event, nodes=1) == "dask eu m5.large starts as i-1"
+    assert event_words.event_text(event, nodes=1) == "starting instance i-1: dask eu m5.large"
 
 
 def test_the_end_of_a_run_has_the_punctuation_of_the_readers_language() -> None:
