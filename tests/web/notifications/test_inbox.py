@@ -42,7 +42,7 @@ def test_the_bell_counts_unread_ones_on_each_page_and_with_each_poll(
     client = as_user(ann)
     assert ">1<" in bell(client, project)
     assert ">1<" in bell(client, project, **HTMX)
-    many = [Delivery(channel=services.bell_of(ann), key=str(n), event="run_ended", unread=True) for n in range(20)]
+    many = [Delivery(channel=services.bell_of(ann), key=str(n), event="test", unread=True) for n in range(20)]
     Delivery.objects.bulk_create(many)
     assert ">9+<" in bell(client, project)
     client.post("/account/notifications/read/")
