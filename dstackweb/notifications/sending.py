@@ -16,6 +16,7 @@ import datetime as dt
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -70,9 +71,12 @@ def has_due() -> bool:
 def send_due() -> int:
     """Send what is due, for a few seconds; returns how many messages were sent."""
     end, sent = time.monotonic() + BUDGET_S, 0
-    for channel_id in _due_channels(timezone.now(), 100):
-        while time.monotonic() < end and send_next(channel_id, timezone.now()):
+    turns = deque(_due_channels(timezone.now(), 100))
+    while turns and time.monotonic() < end:
+        channel_id = turns.popleft()
+        if send_next(channel_id, timezone.now()):
             sent += 1
+            turns.append(channel_id)
     return sent
 
 
@@ -81,8 +85,9 @@ def _due_channels(now: dt.datetime, most: int) -> list[int]:
     # Those that are being sent were left by a worker, since the channel is free: its claim has expired.
     unfinished = Q(status=DeliveryStatus.WAITING, due_at__lte=now) | Q(status=DeliveryStatus.SENDING)
     due = Delivery.objects.filter(free, unfinished, channel__enabled=True)
-    # Those that answered last time first: none waits for another that hangs.
-    return list(due.order_by("channel__failures", "channel").values_list("channel", flat=True).distinct()[:most])
+    # Those that answered last time first, and of these in turn: none waits for another that hangs or has much to get.
+    turn = ("channel__failures", F("channel__held_until").asc(nulls_first=True), "channel")
+    return list(due.order_by(*turn).values_list("channel", flat=True).distinct()[:most])
 
 
 def send_next(channel_id: int, now: dt.datetime) -> bool:
@@ -224,7 +229,7 @@ def _release(channel: Channel, until: dt.datetime, *, failed: bool = False, now:
         pause = min(HOLD_CAP_S, delay_s(channel.failures + 1))
         mine.update(failures=F("failures") + 1, held_until=now + dt.timedelta(seconds=pause))
     elif now is not None:
-        mine.update(failures=0, held_until=None)
+        mine.update(failures=0, held_until=now)  # when it had its turn
     else:
         mine.update(held_until=None)
 

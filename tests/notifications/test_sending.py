@@ -221,6 +221,15 @@ def test_channels_that_answer_go_before_those_that_failed(
     assert statuses(answers) == ["sent"]
 
 
+def test_channels_take_turns_however_much_one_of_them_has_to_get(ann: User, fail: Fail, receiver: Receiver) -> None:
+    """A slow program with a thousand notifications must not keep others from being notified for hours."""
+    first, _second = (channels.create(ann, ChannelKind.WEBHOOK, name, f"{receiver.url}{name}") for name in "ab")
+    fail("one", "two")
+    sending.send_next(first.pk, later())
+    assert sending.send_due() == 3
+    assert [request.path for request in receiver.requests] == ["/a", "/b", "/a", "/b"]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_no_transaction_is_open_while_a_message_is_sent(
     channel_to: MakeChannel, fail: Fail, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
