@@ -51,7 +51,18 @@ def test_a_channel_is_added_with_its_url_encrypted(ann: User, page: Client) -> N
         assert "secret-part" not in shown.content.decode()
 
 
-@pytest.mark.parametrize("url", ["", "ftp://example.org/", "https://name:password@example.org/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://example.org/",
+        "https://name:password@example.org/",
+        "https://example.org/a b",
+        "https://exam\nple.org/",
+        "https://[::1",
+        "https://example.org:99999/",
+    ],
+)
 def test_what_is_no_url_is_refused_beside_its_field(page: Client, url: str) -> None:
     answer = page.post("/account/notifications/add/", {"kind": "slack", "name": "x", "url": url})
     assert answer.status_code == 422
