@@ -59,7 +59,7 @@ class LogView {
     view.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     view.addEventListener("keydown", (event) => this.key(event));
     this.rows.addEventListener("click", (event) => this.clicked(event));
-    new ResizeObserver(() => this.draw()).observe(view);
+    new ResizeObserver(() => this.drawAnew()).observe(view);
     this.root.addEventListener("change", (event) => {
       if (event.target !== this.select) return;
       this.chosen = true;
@@ -119,7 +119,9 @@ class LogView {
     this.pauseS = EVERY_S;
     this.top = 0; // the first line in view, counted without those of closed groups
     this.last = 0; // the highest `top`
-    this.seen = 0;
+    this.seen = 0; // how many lines there were when the end was in view last, or when the log was opened
+    this.caughtUp = false; // whether all that there was when it was opened has been read
+    this.endFits = Infinity;
     this.groups = new LogGroups();
     this.rows.replaceChildren();
     this.view.hidden = true; // until there is a line
@@ -167,6 +169,8 @@ class LogView {
       if (log !== this.log) return; // another job was chosen meanwhile
       this.over = log.complete;
       this.sayState(response.headers);
+      if (!this.caughtUp) this.seen = log.lines;
+      this.caughtUp ||= !log.more;
       this.grown();
       report(true);
       this.pauseS = log.end > before ? EVERY_S : Math.min(SLOW_S, this.pauseS * SLOWER);
@@ -226,6 +230,12 @@ class LogView {
     return Math.max(1, this.view.clientHeight / this.rowPx);
   }
 
+  /** Draw where lines may wrap differently. */
+  drawAnew() {
+    this.endFits = Infinity;
+    this.draw();
+  }
+
   draw() {
     if (this.view.hidden || this.drawing) return;
     this.drawing = true; // what is missing is fetched meanwhile, and draws again
@@ -238,11 +248,15 @@ class LogView {
     }
     view.classList.toggle("log-short", count <= SHORT);
     rows.style.height = `${view.clientHeight}px`;
-    this.last = Math.max(0, count - this.fits);
-    const atEnd = this.following || this.top >= this.last - 0.01;
-    const first = Math.floor(atEnd ? Math.max(0, count - Math.ceil(this.fits)) : clamp(this.top, 0, this.last));
-    this.fill(first, Math.min(count, first + Math.ceil(this.fits) + 1));
-    if (atEnd && this.wraps) this.last = Math.max(0, count - this.fittingAtEnd());
+    this.last = Math.max(0, count - Math.min(this.fits, this.endFits));
+    let atEnd = this.following || this.top >= this.last - 0.01;
+    let first = this.fillFrom(atEnd ? count - Math.ceil(this.fits) : this.top, count);
+    if (atEnd && this.wraps) {
+      this.endFits = this.fittingAtEnd();
+      this.last = Math.max(0, count - this.endFits);
+      atEnd = this.following || this.top >= this.last - 0.01;
+      if (!atEnd) first = this.fillFrom(this.top, count);
+    }
     this.top = atEnd ? this.last : clamp(this.top, 0, this.last);
     const inner = rows.firstElementChild;
     const overflow = Math.max(0, (inner?.offsetHeight ?? 0) - view.clientHeight);
@@ -272,6 +286,13 @@ class LogView {
       fitting += 1;
     }
     return Math.max(1, fitting);
+  }
+
+  /** Show the rows from `top` on; returns the first. */
+  fillFrom(top, count) {
+    const first = Math.floor(clamp(top, 0, this.last));
+    this.fill(first, Math.min(count, first + Math.ceil(this.fits) + 1));
+    return first;
   }
 
   fill(first, behind) {
@@ -357,7 +378,7 @@ class LogView {
     this.root.classList.toggle(`log-${name}`, on);
     if (name === "tall") document.documentElement.classList.toggle("log-is-tall", on);
     else if (!silently) localStorage.setItem(`log-${name}`, on ? "yes" : "no");
-    if (!silently) this.draw();
+    if (!silently) this.drawAnew();
   }
 
   // Links to lines

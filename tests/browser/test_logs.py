@@ -150,3 +150,29 @@ def test_a_log_of_one_endless_line_and_many_wrapped_ones_can_be_read_to_its_end(
             break
         page.keyboard.press("ArrowDown")
     assert seen == set(range(1, 52))
+
+
+def test_the_beginning_of_few_lines_that_wrap_can_be_reached(page: Page, live_server, job: Job) -> None:
+    """As many lines would fit into view if each took one row; these take many."""
+    files.append_log(job.pk, 0, b"".join(b"%d " % n * 500 + b"\n" for n in range(1, 13)))
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    text = page.locator("[data-log-text]")
+    expect(text).to_contain_text("12 12")
+    text.focus()
+    page.keyboard.press("Home")
+    expect(page.get_by_role("link", name="Line 1", exact=True)).to_be_in_viewport()
+    text.hover()
+    page.mouse.wheel(0, 40)
+    expect(page.get_by_role("link", name="Line 1", exact=True)).not_to_be_in_viewport()
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "false")
+    page.goto(f"{live_server.url}/p/main/runs/talker/#L2")
+    expect(page.locator(".log-marked")).to_be_in_viewport()
+
+
+def test_only_lines_that_came_since_are_counted_as_new(page: Page, live_server, job: Job) -> None:
+    files.append_log(job.pk, 0, text := b"".join(b"line %d\n" % n for n in range(1, 1001)))
+    page.goto(f"{live_server.url}/p/main/runs/talker/#L120")
+    expect(page.locator(".log-marked")).to_have_text("line 120")
+    expect(page.locator(".log-below")).to_be_hidden()
+    files.append_log(job.pk, len(text), b"one\ntwo\n")
+    expect(page.locator(".log-below")).to_have_text("2 new lines below")
