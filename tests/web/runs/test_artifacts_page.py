@@ -57,6 +57,14 @@ def test_the_section_is_there_once_there_is_something(client: Client, job: Job) 
     assert "<b>.png" not in shown
 
 
+def test_spaces_at_the_ends_of_a_name_are_shown(client: Client, job: Job) -> None:
+    keep(job, " lead", b"1")
+    keep(job, "lead", b"2")
+    assert "␣lead" in text(page(client))
+    assert "␣lead" in text(page(client, "artifacts/", " lead"))
+    assert "␣" not in text(page(client, "artifacts/", "lead"))
+
+
 def test_what_was_left_out_is_shown_with_its_reason(client: Client, job: Job) -> None:
     left = [{"path": "model.bin", "why": "file_limit", "size": 1 << 40}]
     artifacts.note_left_out(job.pk, left, 3)
