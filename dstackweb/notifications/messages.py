@@ -173,8 +173,12 @@ def subject(found: Sequence[Notice]) -> str:
     return _("%d notifications: %s and others") % (len(found), found[0].title)
 
 
-def mail_text(found: Sequence[Notice]) -> str:
-    return "\n\n".join("\n".join(filter(None, (one.title, one.text, one.url))) for one in found) + "\n"
+def mail_text(found: Sequence[Notice], channel_url: str = "") -> str:
+    """`channel_url`: the page on which these mails are turned off, if the server's address is known."""
+    parts = ["\n".join(filter(None, (one.title, one.text, one.url))) for one in found]
+    if channel_url:
+        parts.append(_("To choose or turn off these mails: %s") % channel_url)
+    return "\n\n".join(parts) + "\n"
 
 
 def _short(text: str) -> str:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Q
+from django.urls import reverse
 from django.utils import timezone, translation
 
 from dstackweb.accounts import languages
@@ -171,7 +172,9 @@ def _mail(channel: Channel, batch: uuid.UUID, notices: Sequence[Notice]) -> Send
     address = channel.user.email if channel.user is not None else ""
     if not address:
         return SendResult(DeliveryStatus.FAILED, DeliveryProblem.NO_ADDRESS)
-    problem, again = mail.send(address, messages.subject(notices), messages.mail_text(notices), batch)
+    page = reverse("channel", args=[channel.pk])
+    text = messages.mail_text(notices, settings.DSTACKWEB_PUBLIC_URL and settings.DSTACKWEB_PUBLIC_URL + page)
+    problem, again = mail.send(address, messages.subject(notices), text, batch)
     if problem is None:
         return SendResult(DeliveryStatus.SENT)
     if problem == DeliveryProblem.NO_ANSWER:

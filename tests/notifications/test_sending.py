@@ -24,6 +24,7 @@ from tests.notifications.receiver import MailServer, Receiver
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 Fail = Callable[..., None]
+PUBLIC_URL = "https://gpus.example.org"
 OVER_HTTP = (ChannelKind.WEBHOOK, ChannelKind.SLACK, ChannelKind.TEAMS)
 
 
@@ -401,7 +402,7 @@ def mailed(ann: User, settings: Settings) -> Any:
     with MailServer() as server:
         settings.DSTACKWEB_EMAIL_URL = "smtp://127.0.0.1?from=gpus@example.org"
         settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_USE_TLS = "127.0.0.1", server.port, False
-        settings.DEFAULT_FROM_EMAIL = "gpus@example.org"
+        settings.DEFAULT_FROM_EMAIL, settings.DSTACKWEB_PUBLIC_URL = "gpus@example.org", PUBLIC_URL
         channel = channels.create(ann, ChannelKind.EMAIL, "mail")
         yield server, channel
 
@@ -412,6 +413,7 @@ def test_a_mail_goes_to_the_account_s_address(mailed: tuple[MailServer, Channel]
     sending.send_due()
     ((to_, mail),) = server.mails
     assert to_ == "ann@example.org"
+    assert f"To choose or turn off these mails: {PUBLIC_URL}/account/notifications/channels/{channel.pk}/" in str(mail)
     assert (mail["Subject"], mail["From"]) == ("[main] train: failed", "gpus@example.org")
     assert mail["Message-ID"] == f"<{Delivery.objects.get(channel=channel).batch}@example.org>"
     assert statuses(channel) == ["sent"]

@@ -127,6 +127,14 @@ def test_the_log_says_what_came_of_each_delivery_and_sends_it_again(hook: Channe
     assert page.post(f"/account/notifications/{one.uid}/again/").status_code == 409
 
 
+def test_a_channel_that_is_off_offers_to_send_nothing(hook: Channel, page: Client) -> None:
+    page.post(address(hook, "test/"))
+    hook.deliveries.update(status="failed")
+    assert "Send again" in page.get(address(hook)).content.decode()
+    channels.turn(hook, on=False)
+    assert "Send again" not in page.get(address(hook)).content.decode()
+
+
 def test_a_key_is_shown_once_and_only_for_programs(hook: Channel, ann: User, page: Client) -> None:
     shown = page.post(address(hook, "key/")).content.decode()
     hook.refresh_from_db()
