@@ -15,7 +15,7 @@ const QUIET_S = 60; // after QUIET_AFTER_MS without output: the page's own polls
 const QUIET_AFTER_MS = 10_000;
 const SHORT = 8; // lines
 const MOST_PX = 6_000_000; // browsers end near 17 million; above this, scrolling is scaled
-const NEAR_END = 0.5; // lines
+const NEAR_END = 0.5; // rows of text
 const CUTS = { job_limit: "logLimit", project_quota: "logQuota" };
 const HASH = /^#(?:(\d+)\.(\d+)-)?L(\d+)(?:-L?(\d+))?$/;
 
@@ -248,15 +248,12 @@ class LogView {
     }
     view.classList.toggle("log-short", count <= SHORT);
     rows.style.height = `${view.clientHeight}px`;
+    if (this.wraps && this.endFits === Infinity) this.measureEnd(count);
     this.last = Math.max(0, count - Math.min(this.fits, this.endFits));
-    let atEnd = this.following || this.top >= this.last - 0.01;
-    let first = this.fillFrom(atEnd ? count - Math.ceil(this.fits) : this.top, count);
-    if (atEnd && this.wraps) {
-      this.endFits = this.fittingAtEnd();
-      this.last = Math.max(0, count - this.endFits);
-      atEnd = this.following || this.top >= this.last - 0.01;
-      if (!atEnd) first = this.fillFrom(this.top, count);
-    }
+    const atEnd = this.following || this.top >= this.last - 0.01;
+    const first = Math.floor(atEnd ? Math.max(0, count - Math.ceil(this.fits)) : clamp(this.top, 0, this.last));
+    this.fill(first, Math.min(count, first + Math.ceil(this.fits) + 1));
+    if (atEnd && this.wraps) this.last = Math.max(0, count - this.fittingAtEnd());
     this.top = atEnd ? this.last : clamp(this.top, 0, this.last);
     const inner = rows.firstElementChild;
     const overflow = Math.max(0, (inner?.offsetHeight ?? 0) - view.clientHeight);
@@ -276,8 +273,26 @@ class LogView {
     return this.root.classList.contains("log-wrap");
   }
 
-  /** How many of the last rows fit, when they have several lines each. */
+  /** Before a move: the log may have grown while its end was not in view. */
+  refreshEnd() {
+    if (this.wraps && this.endLines !== this.log.lines) this.drawAnew();
+  }
+
+  measureEnd(count) {
+    this.fill(Math.max(0, count - Math.ceil(this.fits)), count);
+    this.fittingAtEnd();
+  }
+
+  /** How many of the last rows fit, when they have several lines each; measured again once all of them are there. */
   fittingAtEnd() {
+    if (!this.rows.querySelector(".log-coming")) {
+      this.endFits = this.countFitting();
+      this.endLines = this.log.lines;
+    }
+    return Math.min(this.fits, this.endFits);
+  }
+
+  countFitting() {
     let room = this.view.clientHeight;
     let fitting = 0;
     for (const row of [...this.rows.firstElementChild.children].reverse()) {
@@ -288,14 +303,8 @@ class LogView {
     return Math.max(1, fitting);
   }
 
-  /** Show the rows from `top` on; returns the first. */
-  fillFrom(top, count) {
-    const first = Math.floor(clamp(top, 0, this.last));
-    this.fill(first, Math.min(count, first + Math.ceil(this.fits) + 1));
-    return first;
-  }
-
   fill(first, behind) {
+    this.first = first;
     const inner = this.rows.firstElementChild ?? document.createElement("div");
     inner.className = "log-window";
     const made = [];
@@ -342,33 +351,56 @@ class LogView {
   moveTo(top) {
     const last = Math.max(0, this.last);
     this.top = clamp(top, 0, last);
-    const atEnd = this.top >= last - NEAR_END;
+    const atEnd = this.top >= last - (NEAR_END * this.rowPx) / this.heightOf(Math.floor(last));
     if (atEnd !== this.following) this.setFollow(atEnd);
     this.draw();
+  }
+
+  /** The pixels that a row takes. */
+  heightOf(row) {
+    if (!this.wraps) return this.rowPx;
+    const shown = () => this.rows.firstElementChild?.children[row - this.first];
+    if (!shown()) this.fill(Math.max(0, row - Math.ceil(this.fits)), row + 1);
+    return shown().offsetHeight;
+  }
+
+  /** The `top` so many pixels below, or above. */
+  topAfter(px) {
+    const count = this.groups.rowsOf(this.log.lines);
+    let row = Math.floor(this.top);
+    let left = px + (this.top - row) * this.heightOf(row); // from the beginning of `row`
+    while (left < 0 && row > 0) left += this.heightOf((row -= 1));
+    while (row < count - 1 && left >= this.heightOf(row)) left -= this.heightOf(row++);
+    return row + left / this.heightOf(row);
   }
 
   scrolled() {
     const { view } = this;
     if (this.drawing || Math.abs(view.scrollTop - this.scrolledTo) < 1) return;
-    const px = this.space.offsetHeight - view.clientHeight;
-    this.moveTo(px ? (view.scrollTop / px) * this.last : 0);
+    const share = view.scrollTop / Math.max(1, this.space.offsetHeight - view.clientHeight);
+    this.refreshEnd();
+    this.moveTo(share * this.last);
   }
 
-  /** A log so long that a pixel of its bar is many lines is moved by lines here. */
+  /** Where a pixel of the bar is many lines, or a line has many pixels, this moves by what is in view. */
   wheel(event) {
-    if (!this.scaled || event.ctrlKey || !event.deltaY) return;
-    event.preventDefault();
+    if (!(this.scaled || this.wraps) || event.ctrlKey || !event.deltaY) return;
     const unit = [1, this.rowPx, this.view.clientHeight][event.deltaMode];
-    this.moveTo(this.top + (event.deltaY * unit) / this.rowPx);
+    this.refreshEnd();
+    const before = this.top;
+    this.moveTo(this.topAfter(event.deltaY * unit));
+    if (this.top !== before) event.preventDefault();
   }
 
   key(event) {
     if (event.target !== this.view || event.ctrlKey || event.metaKey || event.altKey) return;
-    const page = this.fits - 1;
-    const by = { ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity }[event.key];
-    if (by === undefined) return;
+    const page = this.view.clientHeight - this.rowPx;
+    const px = { PageUp: -page, PageDown: page }[event.key];
+    const by = { ArrowUp: -1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (px === undefined && by === undefined) return;
     event.preventDefault();
-    this.moveTo(this.top + by);
+    this.refreshEnd();
+    this.moveTo(px === undefined ? this.top + by : this.topAfter(px));
   }
 
   toggle(name, on, silently = false) {
