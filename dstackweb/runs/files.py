@@ -79,7 +79,7 @@ def tail_offset(job_id: UUID, lines: int) -> int:
         if found < 0:
             return start
         at = found
-    return start + at + 1
+    return min(start + at + 1, end)
 
 
 def archive_limit() -> int:
