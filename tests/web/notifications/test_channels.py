@@ -17,6 +17,7 @@ from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.messages import path_of
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.runs.notification_codes import DeliveryProblem
+from dstackweb.runs.services import ensure_queue
 from tests.factories import join, make_project, make_user
 
 SignIn = Callable[[User], Client]
@@ -188,6 +189,7 @@ def test_events_of_the_deployment_are_offered_to_its_admins_alone(
 
 def test_a_notification_leads_to_what_it_is_about(ann: User, project: Project, page: Client) -> None:
     bell = services.bell_of(ann)
+    ensure_queue(project, "night")
     for event, target in {"budget_spent": "/p/main/machines/", "queue_stuck": "/p/main/queues/night/"}.items():
         row = {"key": event, "event": event, "data": {"queue": "night"}}
         one = Delivery.objects.create(channel=bell, project=project, **row)
