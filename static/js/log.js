@@ -361,7 +361,7 @@ class LogView {
     if (!this.wraps) return this.rowPx;
     const shown = () => this.rows.firstElementChild?.children[row - this.first];
     if (!shown()) this.fill(Math.max(0, row - Math.ceil(this.fits)), row + 1);
-    return shown().offsetHeight;
+    return shown()?.offsetHeight ?? this.rowPx;
   }
 
   /** The `top` so many pixels below, or above. */
