@@ -71,7 +71,7 @@ test-nightly: export DSTACKWEB_TEST_NIGHTLY = 1
 test-nightly: $(VENV)/.ray ## all other tests, an hour of them: clusters, clouds, upgrades, chaos, more examples, slow ones on PostgreSQL
 	$(call both_sides,nightly or deeper)
 
-test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, and what a poll costs
+test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, what a poll costs, and runs on it
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests fail (takes long)

@@ -530,6 +530,13 @@ MUTATIONS = [
     ),
     # Utilization.
     m(
+        "runner",
+        "utilization is that of the newest moment",
+        "begin_us = max(one.at_us for one in moments) - LOOK_BACK_S * 1_000_000",
+        "begin_us = max(one.at_us for one in moments) - 1",
+        "runner/test_nvml.py",
+    ),
+    m(
         "gpus",
         "equal to the minimum is low",
         "utilization < minimum, stretch.last_ms",

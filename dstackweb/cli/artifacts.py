@@ -119,7 +119,7 @@ def _is_there(target: Path, one: dict[str, Any]) -> bool:
 def _save(api: Api, path: str, one: dict[str, Any], target: Path) -> None:
     """Save a file: whole, or not at all. Raises CliError if its bytes are not those that are listed."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name[:200] + PART)
+    part = target.with_name(target.name.encode()[:200].decode(errors="ignore") + PART)
     query = {"path": one["path"], "node": one["node"], "attempt": one["attempt"]}
     digest = hashlib.sha256()
     try:

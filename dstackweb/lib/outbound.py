@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import socket
 import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpcore
 from django.utils.translation import gettext as _
@@ -41,13 +42,22 @@ class NoAnswer(Exception):
 
 def check_url(url: str) -> str:
     """The host of an http(s) URL. Raises ValueError for anything else, and for one with a password."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
+    parts = _parts(url)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(_("expected a URL such as https://example.org/hook"))
     if parts.username or parts.password:
         raise ValueError(_("a URL with a name or password is not supported"))
-    _port = parts.port  # raises ValueError for one out of range
     return parts.hostname
+
+
+def _parts(url: str) -> SplitResult | None:
+    """None for what has other characters than a URL, such as spaces, or a port out of range."""
+    try:
+        parts = urlsplit(url)
+        _port = parts.port
+    except ValueError:
+        return None
+    return parts if re.fullmatch(r"[!-~]+", url) else None
 
 
 def is_public(address: Address) -> bool:

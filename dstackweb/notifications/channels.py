@@ -7,6 +7,7 @@ import datetime as dt
 import secrets
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from django.db import transaction
@@ -89,7 +90,7 @@ def replace_key(channel: Channel) -> str:
 
 def host_of(channel: Channel) -> str:
     """Where a channel sends to, without the part of its URL that lets anyone write there."""
-    return check_url(decrypt(channel.url)) if channel.url else ""
+    return urlsplit(decrypt(channel.url)).hostname or ""
 
 
 def turn(channel: Channel, on: bool) -> None:

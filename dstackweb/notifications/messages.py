@@ -44,6 +44,8 @@ FACTS = (
 """Of a notification's data, what programs get as it is."""
 MAX_TEXT = 2000
 """Characters of one notification: error messages may be long."""
+MAX_CHAT_BYTES = 10_000
+"""Of all texts in one message to Slack or Teams, which refuses more than 28 KB; a quotation mark takes two bytes."""
 TONES = {"go": "Good", "bad": "Attention", "wait": "Warning"}
 
 
@@ -115,7 +117,14 @@ def sign(key: str, uid: str, timestamp: str, body: bytes) -> str:
 
 
 def slack(found: Sequence[Notice]) -> Post:
-    return _post({"text": "\n".join(map(_slack_lines, found)), "unfurl_links": False})
+    return _post({"text": "\n".join(map(_slack_lines, _for_chat(found))), "unfurl_links": False})
+
+
+def _for_chat(found: Sequence[Notice]) -> list[Notice]:
+    """With texts that fit into one message together."""
+    most = MAX_CHAT_BYTES // len(found)
+    cut = [one.text.encode()[:most].decode(errors="ignore") for one in found]
+    return [one._replace(text=text if text == one.text else text + "…") for one, text in zip(found, cut, strict=True)]
 
 
 def _slack_lines(one: Notice) -> str:
@@ -136,7 +145,7 @@ def teams(found: Sequence[Notice]) -> Post:
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
         "version": "1.4",
-        "body": [_teams_block(one) for one in found],
+        "body": [_teams_block(one) for one in _for_chat(found)],
     }
     return _post(
         {
@@ -164,8 +173,12 @@ def subject(found: Sequence[Notice]) -> str:
     return _("%d notifications: %s and others") % (len(found), found[0].title)
 
 
-def mail_text(found: Sequence[Notice]) -> str:
-    return "\n\n".join("\n".join(filter(None, (one.title, one.text, one.url))) for one in found) + "\n"
+def mail_text(found: Sequence[Notice], channel_url: str = "") -> str:
+    """`channel_url`: the page on which these mails are turned off, if the server's address is known."""
+    parts = ["\n".join(filter(None, (one.title, one.text, one.url))) for one in found]
+    if channel_url:
+        parts.append(_("To choose or turn off these mails: %s") % channel_url)
+    return "\n\n".join(parts) + "\n"
 
 
 def _short(text: str) -> str:

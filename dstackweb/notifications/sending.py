@@ -16,12 +16,14 @@ import datetime as dt
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Q
+from django.urls import reverse
 from django.utils import timezone, translation
 
 from dstackweb.accounts import languages
@@ -70,9 +72,12 @@ def has_due() -> bool:
 def send_due() -> int:
     """Send what is due, for a few seconds; returns how many messages were sent."""
     end, sent = time.monotonic() + BUDGET_S, 0
-    for channel_id in _due_channels(timezone.now(), 100):
-        while time.monotonic() < end and send_next(channel_id, timezone.now()):
+    turns = deque(_due_channels(timezone.now(), 100))
+    while turns and time.monotonic() < end:
+        channel_id = turns.popleft()
+        if send_next(channel_id, timezone.now()):
             sent += 1
+            turns.append(channel_id)
     return sent
 
 
@@ -81,8 +86,9 @@ def _due_channels(now: dt.datetime, most: int) -> list[int]:
     # Those that are being sent were left by a worker, since the channel is free: its claim has expired.
     unfinished = Q(status=DeliveryStatus.WAITING, due_at__lte=now) | Q(status=DeliveryStatus.SENDING)
     due = Delivery.objects.filter(free, unfinished, channel__enabled=True)
-    # Those that answered last time first: none waits for another that hangs.
-    return list(due.order_by("channel__failures", "channel").values_list("channel", flat=True).distinct()[:most])
+    # Those that answered last time first, and of these in turn: none waits for another that hangs or has much to get.
+    turn = ("channel__failures", F("channel__held_until").asc(nulls_first=True), "channel")
+    return list(due.order_by(*turn).values_list("channel", flat=True).distinct()[:most])
 
 
 def send_next(channel_id: int, now: dt.datetime) -> bool:
@@ -166,7 +172,9 @@ def _mail(channel: Channel, batch: uuid.UUID, notices: Sequence[Notice]) -> Send
     address = channel.user.email if channel.user is not None else ""
     if not address:
         return SendResult(DeliveryStatus.FAILED, DeliveryProblem.NO_ADDRESS)
-    problem, again = mail.send(address, messages.subject(notices), messages.mail_text(notices), batch)
+    page = reverse("channel", args=[channel.pk])
+    text = messages.mail_text(notices, settings.DSTACKWEB_PUBLIC_URL and settings.DSTACKWEB_PUBLIC_URL + page)
+    problem, again = mail.send(address, messages.subject(notices), text, batch)
     if problem is None:
         return SendResult(DeliveryStatus.SENT)
     if problem == DeliveryProblem.NO_ANSWER:
@@ -224,7 +232,7 @@ def _release(channel: Channel, until: dt.datetime, *, failed: bool = False, now:
         pause = min(HOLD_CAP_S, delay_s(channel.failures + 1))
         mine.update(failures=F("failures") + 1, held_until=now + dt.timedelta(seconds=pause))
     elif now is not None:
-        mine.update(failures=0, held_until=None)
+        mine.update(failures=0, held_until=now)  # when it had its turn
     else:
         mine.update(held_until=None)
 

@@ -125,8 +125,7 @@ def readable_by(user: User) -> Q:
 
 def unread(user: User) -> int:
     """How many of them are unread, at most MOST_UNREAD."""
-    mine = Delivery.objects.filter(channel__user=user, channel__kind=ChannelKind.APP, unread=True)
-    return mine[:MOST_UNREAD].count()
+    return inbox(user).filter(unread=True).order_by()[:MOST_UNREAD].count()
 
 
 def open_one(user: User, uid: UUID) -> Delivery:

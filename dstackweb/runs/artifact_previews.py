@@ -20,6 +20,8 @@ IMAGE_MAX = 32 << 20
 """Larger pictures are only downloaded."""
 TEXT_BYTES, TABLE_BYTES = 1 << 16, 1 << 18
 ROWS, COLUMNS, CELL_CHARS = 200, 50, 200
+ENCODING = "utf-8-sig"
+"""UTF-8, perhaps with the mark at its beginning that spreadsheets write."""
 TABLES = {".csv": ",", ".tsv": "\t"}
 
 
@@ -58,10 +60,11 @@ def preview(artifact: Artifact) -> Preview:
     if b"\0" in data[:TEXT_BYTES]:
         return Preview()
     for ending, delimiter in TABLES.items():
-        if artifact.path.lower().endswith(ending) and (rows := _rows(data.decode(errors="replace"), delimiter)):
-            is_whole = len(data) == artifact.size
-            return Preview(table=rows[:ROWS], cut=not is_whole or len(rows) > ROWS)
-    text = without_escapes(data[:TEXT_BYTES].decode(errors="replace"))
+        if artifact.path.lower().endswith(ending) and (rows := _rows(data.decode(ENCODING, "replace"), delimiter)):
+            shown = [[_short(cell) for cell in row[:COLUMNS]] for row in rows[:ROWS]]
+            is_whole = len(data) == artifact.size and shown == rows
+            return Preview(table=shown, cut=not is_whole)
+    text = without_escapes(data[:TEXT_BYTES].decode(ENCODING, "replace"))
     return Preview(text=text, cut=artifact.size > TEXT_BYTES)
 
 
@@ -70,9 +73,13 @@ def _rows(text: str, delimiter: str) -> list[list[str]]:
     rows: list[list[str]] = []
     try:
         for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
-            rows.append([cell[:CELL_CHARS] for cell in row[:COLUMNS]])
+            rows.append(row)
             if len(rows) > ROWS:
                 break
     except csv.Error:
         return []
     return rows
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= CELL_CHARS else cell[:CELL_CHARS] + "…"

@@ -27,7 +27,9 @@ from dstackweb.runs.models import Archive
 
 MARKS = ".marks"
 TAIL_SEARCHED = 1 << 20
-"""Bytes at the end of a log in which its last lines are looked for."""
+"""Bytes at the end of a log in which its last lines are looked for; they are read in pieces of this size."""
+TAIL_LINE = 512
+"""So many bytes for each line where that is more."""
 
 
 def log_key(job_id: UUID) -> str:
@@ -69,17 +71,22 @@ def whole_log(job_id: UUID) -> tuple[int, Iterator[bytes]]:
 
 
 def tail_offset(job_id: UUID, lines: int) -> int:
-    """The offset at which the last `lines` lines begin, looking back at most TAIL_SEARCHED bytes."""
-    end = log_size(job_id)
-    start = max(0, end - TAIL_SEARCHED)
-    data = read_log(job_id, start, end - start)
-    at = len(data) - 1 if data.endswith(b"\n") else len(data)
-    for _line in range(lines):
-        found = data.rfind(b"\n", 0, at)
-        if found < 0:
-            return start
-        at = found
-    return start + at + 1
+    """The offset at which the last `lines` lines begin, within a bound (TAIL_SEARCHED)."""
+    end = begin = log_size(job_id)
+    least = max(0, end - max(TAIL_SEARCHED, lines * TAIL_LINE))
+    left = lines  # line ends to find, of which the last one is in front of the tail
+    while left and begin > least:
+        behind, begin = begin, max(least, begin - TAIL_SEARCHED)
+        data = read_log(job_id, begin, behind - begin)
+        left += behind == end and data.endswith(b"\n")
+        if data.count(b"\n") < left:
+            left -= data.count(b"\n")
+            continue
+        at = len(data)
+        for _end in range(left):
+            at = data.rfind(b"\n", 0, at)
+        return begin + at + 1
+    return begin
 
 
 def archive_limit() -> int:

@@ -32,6 +32,7 @@ from dstackweb.backends.hosts.inventory import is_online, names_by_isolation
 from dstackweb.backends.kinds import ApiUsage, HealthLine
 from dstackweb.backends.models import Backend, Host, Instance, InstanceStatus, Isolation, Ports
 from dstackweb.lib import schema
+from dstackweb.lib.errors import Invalid
 from dstackweb.offers import counts, freshness, sources, store
 from dstackweb.offers.freshness import Freshness
 from dstackweb.runs import files, history
@@ -257,13 +258,25 @@ def _backends() -> Iterable[HealthLine]:
     ages = freshness.of_backends(pairs, now)
     for backend, _driver in pairs:
         yield _sources_of(backend, [one for one in ages if one.backend == backend.name])
-    enabled = list(Backend.objects.filter(enabled=True))
-    for backend in enabled:
-        if backend.kind not in registry.KINDS:
-            hint = offer_words.failure(backend.kind, {"code": "not_served"})
+    usable = []
+    for backend in Backend.objects.filter(enabled=True):
+        if hint := _why_unusable(backend):
             yield HealthLine(_("Backend %s") % backend.name, "bad", _("unusable"), hint)
+        else:
+            usable.append(backend)
     for name, kind in registry.KINDS.items():
-        yield from kind.health([backend for backend in enabled if backend.kind == name], now)
+        yield from kind.health([backend for backend in usable if backend.kind == name], now)
+
+
+def _why_unusable(backend: Backend) -> str:
+    """Empty if it can be used."""
+    try:
+        registry.kind_of(backend).settle(backend.config, backend.secret)
+    except registry.UnknownKind:
+        return offer_words.failure(backend.kind, {"code": "not_served"})
+    except Invalid as error:
+        return _("Its settings are invalid: %s. Change them on the admin site.") % str(error).rstrip(".")
+    return ""
 
 
 def _sources_of(backend: Backend, ages: Sequence[Freshness]) -> HealthLine:

@@ -15,7 +15,7 @@ const QUIET_S = 60; // after QUIET_AFTER_MS without output: the page's own polls
 const QUIET_AFTER_MS = 10_000;
 const SHORT = 8; // lines
 const MOST_PX = 6_000_000; // browsers end near 17 million; above this, scrolling is scaled
-const NEAR_END = 0.5; // lines
+const NEAR_END = 0.5; // rows of text
 const CUTS = { job_limit: "logLimit", project_quota: "logQuota" };
 const HASH = /^#(?:(\d+)\.(\d+)-)?L(\d+)(?:-L?(\d+))?$/;
 
@@ -59,7 +59,7 @@ class LogView {
     view.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     view.addEventListener("keydown", (event) => this.key(event));
     this.rows.addEventListener("click", (event) => this.clicked(event));
-    new ResizeObserver(() => this.draw()).observe(view);
+    new ResizeObserver(() => this.drawAnew()).observe(view);
     this.root.addEventListener("change", (event) => {
       if (event.target !== this.select) return;
       this.chosen = true;
@@ -119,7 +119,9 @@ class LogView {
     this.pauseS = EVERY_S;
     this.top = 0; // the first line in view, counted without those of closed groups
     this.last = 0; // the highest `top`
-    this.seen = 0;
+    this.seen = 0; // how many lines there were when the end was in view last, or when the log was opened
+    this.caughtUp = false; // whether all that there was when it was opened has been read
+    this.endFits = Infinity;
     this.groups = new LogGroups();
     this.rows.replaceChildren();
     this.view.hidden = true; // until there is a line
@@ -167,6 +169,8 @@ class LogView {
       if (log !== this.log) return; // another job was chosen meanwhile
       this.over = log.complete;
       this.sayState(response.headers);
+      if (!this.caughtUp) this.seen = log.lines;
+      this.caughtUp ||= !log.more;
       this.grown();
       report(true);
       this.pauseS = log.end > before ? EVERY_S : Math.min(SLOW_S, this.pauseS * SLOWER);
@@ -226,6 +230,12 @@ class LogView {
     return Math.max(1, this.view.clientHeight / this.rowPx);
   }
 
+  /** Draw where lines may wrap differently. */
+  drawAnew() {
+    this.endFits = Infinity;
+    this.draw();
+  }
+
   draw() {
     if (this.view.hidden || this.drawing) return;
     this.drawing = true; // what is missing is fetched meanwhile, and draws again
@@ -238,7 +248,8 @@ class LogView {
     }
     view.classList.toggle("log-short", count <= SHORT);
     rows.style.height = `${view.clientHeight}px`;
-    this.last = Math.max(0, count - this.fits);
+    if (this.wraps && this.endFits === Infinity) this.measureEnd(count);
+    this.last = Math.max(0, count - Math.min(this.fits, this.endFits));
     const atEnd = this.following || this.top >= this.last - 0.01;
     const first = Math.floor(atEnd ? Math.max(0, count - Math.ceil(this.fits)) : clamp(this.top, 0, this.last));
     this.fill(first, Math.min(count, first + Math.ceil(this.fits) + 1));
@@ -262,8 +273,26 @@ class LogView {
     return this.root.classList.contains("log-wrap");
   }
 
-  /** How many of the last rows fit, when they have several lines each. */
+  /** Before a move: the log may have grown while its end was not in view. */
+  refreshEnd() {
+    if (this.wraps && this.endLines !== this.log.lines) this.drawAnew();
+  }
+
+  measureEnd(count) {
+    this.fill(Math.max(0, count - Math.ceil(this.fits)), count);
+    this.fittingAtEnd();
+  }
+
+  /** How many of the last rows fit, when they have several lines each; measured again once all of them are there. */
   fittingAtEnd() {
+    if (!this.rows.querySelector(".log-coming")) {
+      this.endFits = this.countFitting();
+      this.endLines = this.log.lines;
+    }
+    return Math.min(this.fits, this.endFits);
+  }
+
+  countFitting() {
     let room = this.view.clientHeight;
     let fitting = 0;
     for (const row of [...this.rows.firstElementChild.children].reverse()) {
@@ -275,6 +304,7 @@ class LogView {
   }
 
   fill(first, behind) {
+    this.first = first;
     const inner = this.rows.firstElementChild ?? document.createElement("div");
     inner.className = "log-window";
     const made = [];
@@ -321,33 +351,56 @@ class LogView {
   moveTo(top) {
     const last = Math.max(0, this.last);
     this.top = clamp(top, 0, last);
-    const atEnd = this.top >= last - NEAR_END;
+    const atEnd = this.top >= last - (NEAR_END * this.rowPx) / this.heightOf(Math.floor(last));
     if (atEnd !== this.following) this.setFollow(atEnd);
     this.draw();
+  }
+
+  /** The pixels that a row takes. */
+  heightOf(row) {
+    if (!this.wraps) return this.rowPx;
+    const shown = () => this.rows.firstElementChild?.children[row - this.first];
+    if (!shown()) this.fill(Math.max(0, row - Math.ceil(this.fits)), row + 1);
+    return shown()?.offsetHeight ?? this.rowPx;
+  }
+
+  /** The `top` so many pixels below, or above. */
+  topAfter(px) {
+    const count = this.groups.rowsOf(this.log.lines);
+    let row = Math.floor(this.top);
+    let left = px + (this.top - row) * this.heightOf(row); // from the beginning of `row`
+    while (left < 0 && row > 0) left += this.heightOf((row -= 1));
+    while (row < count - 1 && left >= this.heightOf(row)) left -= this.heightOf(row++);
+    return row + left / this.heightOf(row);
   }
 
   scrolled() {
     const { view } = this;
     if (this.drawing || Math.abs(view.scrollTop - this.scrolledTo) < 1) return;
-    const px = this.space.offsetHeight - view.clientHeight;
-    this.moveTo(px ? (view.scrollTop / px) * this.last : 0);
+    const share = view.scrollTop / Math.max(1, this.space.offsetHeight - view.clientHeight);
+    this.refreshEnd();
+    this.moveTo(share * this.last);
   }
 
-  /** A log so long that a pixel of its bar is many lines is moved by lines here. */
+  /** Where a pixel of the bar is many lines, or a line has many pixels, this moves by what is in view. */
   wheel(event) {
-    if (!this.scaled || event.ctrlKey || !event.deltaY) return;
-    event.preventDefault();
+    if (!(this.scaled || this.wraps) || event.ctrlKey || !event.deltaY) return;
     const unit = [1, this.rowPx, this.view.clientHeight][event.deltaMode];
-    this.moveTo(this.top + (event.deltaY * unit) / this.rowPx);
+    this.refreshEnd();
+    const before = this.top;
+    this.moveTo(this.topAfter(event.deltaY * unit));
+    if (this.top !== before) event.preventDefault();
   }
 
   key(event) {
     if (event.target !== this.view || event.ctrlKey || event.metaKey || event.altKey) return;
-    const page = this.fits - 1;
-    const by = { ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity }[event.key];
-    if (by === undefined) return;
+    const page = this.view.clientHeight - this.rowPx;
+    const px = { PageUp: -page, PageDown: page }[event.key];
+    const by = { ArrowUp: -1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (px === undefined && by === undefined) return;
     event.preventDefault();
-    this.moveTo(this.top + by);
+    this.refreshEnd();
+    this.moveTo(px === undefined ? this.top + by : this.topAfter(px));
   }
 
   toggle(name, on, silently = false) {
@@ -357,7 +410,7 @@ class LogView {
     this.root.classList.toggle(`log-${name}`, on);
     if (name === "tall") document.documentElement.classList.toggle("log-is-tall", on);
     else if (!silently) localStorage.setItem(`log-${name}`, on ? "yes" : "no");
-    if (!silently) this.draw();
+    if (!silently) this.drawAnew();
   }
 
   // Links to lines

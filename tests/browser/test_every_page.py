@@ -83,13 +83,28 @@ PAGES = {
 
 
 def admin_pages() -> dict[str, str]:
-    """Lists, forms, histories and questions of the admin site, below its address; every night all of its lists."""
+    """Lists, forms, histories and questions of the admin site, below its address; by day one of each kind."""
     run, queue, host = Run.objects.filter(status="running")[0], Queue.objects.all()[0], Host.objects.all()[0]
     mia, main, profile = User.objects.get(username="mia"), Project.objects.get(name="main"), Profile.objects.all()[0]
-    models = [model._meta for model in admin.site._registry] if is_nightly() else []
-    return {
-        **{f"list-{meta.label_lower}": f"{meta.app_label}/{meta.model_name}/" for meta in models},
+    by_day = {
         "index": "",
+        "project-delete": f"accounts/project/{Project.objects.get(name='research').pk}/delete/",
+        "project-history": f"accounts/project/{main.pk}/history/",
+        "queue": f"runs/queue/{queue.pk}/change/",
+        "runs": "runs/run/",
+        "run": f"runs/run/{run.pk}/change/",
+        "empty": "runs/sweep/?q=none",
+        "profile": f"profiles/profile/{profile.pk}/change/",
+        "backend-add": "backends/backend/add/",
+        "host": f"backends/host/{host.pk}/change/",
+        "audit": "audit/auditentry/",
+    }
+    if not is_nightly():
+        return by_day
+    models = [model._meta for model in admin.site._registry]
+    return {
+        **by_day,
+        **{f"list-{meta.label_lower}": f"{meta.app_label}/{meta.model_name}/" for meta in models},
         "users": "accounts/user/",
         "user": f"accounts/user/{mia.pk}/change/",
         "user-add": "accounts/user/add/",
@@ -98,19 +113,9 @@ def admin_pages() -> dict[str, str]:
         "group-add": "auth/group/add/",
         "project": f"accounts/project/{main.pk}/change/",
         "project-delete-refused": f"accounts/project/{main.pk}/delete/",
-        "project-delete": f"accounts/project/{Project.objects.get(name='research').pk}/delete/",
-        "project-history": f"accounts/project/{main.pk}/history/",
-        "queue": f"runs/queue/{queue.pk}/change/",
-        "runs": "runs/run/",
-        "run": f"runs/run/{run.pk}/change/",
-        "empty": "runs/sweep/?q=none",
-        "profile": f"profiles/profile/{profile.pk}/change/",
         "profile-yaml": f"profiles/profile/{profile.pk}/change/?as=yaml",
         "profile-delete": f"profiles/profile/{profile.pk}/delete/",
-        "backend-add": "backends/backend/add/",
         "hosts": "backends/host/",
-        "host": f"backends/host/{host.pk}/change/",
-        "audit": "audit/auditentry/",
         "verdicts": "runs/verdict/",
         "job": f"runs/job/{run.jobs.all()[0].pk}/change/",
     }

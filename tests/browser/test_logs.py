@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -15,6 +16,16 @@ from tests.browser import demo
 from tests.browser.support import sign_in
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
+EDGES = """view => {
+    const box = view.getBoundingClientRect();
+    const rows = [...view.querySelectorAll(".log-line")];
+    const at = y => {
+        const row = rows.find(row => row.getBoundingClientRect().bottom > y) ?? rows.at(-1);
+        return [Number(row.dataset.line), Math.round((y - row.getBoundingClientRect().top) / 4)];
+    };
+    return [at(box.top + 2), at(box.bottom - 2)];
+}"""
+"""The lines at the upper and the lower edge of the view, and how far into each they are."""
 pytestmark = pytest.mark.django_db(transaction=True)
 LINES = 200_000
 
@@ -150,3 +161,60 @@ def test_a_log_of_one_endless_line_and_many_wrapped_ones_can_be_read_to_its_end(
             break
         page.keyboard.press("ArrowDown")
     assert seen == set(range(1, 52))
+
+
+def test_the_beginning_of_few_lines_that_wrap_can_be_reached(page: Page, live_server, job: Job) -> None:
+    """As many lines would fit into view if each took one row; these take many."""
+    files.append_log(job.pk, 0, b"".join(b"%d " % n * 500 + b"\n" for n in range(1, 13)))
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    text = page.locator("[data-log-text]")
+    expect(text).to_contain_text("12 12")
+    text.focus()
+    page.keyboard.press("Home")
+    expect(page.get_by_role("link", name="Line 1", exact=True)).to_be_in_viewport()
+    text.hover()
+    page.mouse.wheel(0, 400)
+    expect(page.get_by_role("link", name="Line 1", exact=True)).not_to_be_in_viewport()
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "false")
+    page.goto(f"{live_server.url}/p/main/runs/talker/#L2")
+    expect(page.locator(".log-marked")).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("key", ["PageDown", "PageUp", "wheel down", "wheel up"])
+def test_no_line_is_skipped_where_lines_take_many_rows(page: Page, live_server, job: Job, key: str) -> None:
+    """Some take one row, some twenty, one more than there is room for."""
+    text = b"".join(b"%d " % n * (1 + n * 7 % 500) + b"\n" for n in range(1, 41))
+    files.append_log(job.pk, 0, text + b"word " * 4000 + b"\n")
+    page.goto(f"{live_server.url}/p/main/runs/talker/")
+    view = page.locator("[data-log-text]")
+    expect(view).to_contain_text("word word")
+    view.focus()
+    down = key in ("PageDown", "wheel down")
+    if down:
+        page.keyboard.press("Home")
+        expect(page.get_by_role("link", name="Line 1", exact=True)).to_be_in_viewport()
+    view.hover()
+    height, shown = view.evaluate("view => view.clientHeight"), []
+    for _ in range(200):
+        edges = view.evaluate(EDGES)
+        if shown and edges == shown[-1]:
+            break
+        shown.append(edges)
+        if key.startswith("wheel"):
+            page.mouse.wheel(0, height * (0.9 if down else -0.9))
+            page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        else:
+            page.keyboard.press(key)
+    assert (shown[-1] if not down else shown[0])[0][0] == 1
+    for (top, bottom), (next_top, next_bottom) in pairwise(shown):
+        assert tuple(next_top) <= tuple(bottom) if down else tuple(next_bottom) >= tuple(top)
+    assert 10 < len(shown) < 100
+
+
+def test_only_lines_that_came_since_are_counted_as_new(page: Page, live_server, job: Job) -> None:
+    files.append_log(job.pk, 0, text := b"".join(b"line %d\n" % n for n in range(1, 1001)))
+    page.goto(f"{live_server.url}/p/main/runs/talker/#L120")
+    expect(page.locator(".log-marked")).to_have_text("line 120")
+    expect(page.locator(".log-below")).to_be_hidden()
+    files.append_log(job.pk, len(text), b"one\ntwo\n")
+    expect(page.locator(".log-below")).to_have_text("2 new lines below")

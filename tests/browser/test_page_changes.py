@@ -16,7 +16,10 @@ UPDATES = 3
 STYLE = "UpdateLayoutTree"  # what Chromium calls it in a trace, with the number of elements
 
 
-@pytest.mark.parametrize("build", page_changes.PAGES)
+@pytest.mark.parametrize(
+    "build",
+    [page_changes.queue, *(pytest.param(one, marks=pytest.mark.nightly) for one in page_changes.PAGES[1:])],
+)
 def test_an_update_styles_only_what_changed(
     live_server, new_page: Callable[..., Page], build: Callable[[], page_changes.Changing]
 ) -> None:

@@ -59,6 +59,14 @@ def test_they_are_saved_once(cli: Cli, job: Job, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["empty", "loss.png"]
 
 
+def test_the_longest_names_are_saved(cli: Cli, job: Job, tmp_path: Path) -> None:
+    """255 bytes, which are fewer characters."""
+    name = "é" * 127 + "x"
+    keep(job, name, b"1")
+    assert "1 file saved" in cli("artifacts", "train", "--download", str(tmp_path)).output
+    assert (tmp_path / "1-0" / name).read_bytes() == b"1"
+
+
 def test_a_server_can_not_write_elsewhere(tmp_path: Path) -> None:
     item = {"path": "../../.bashrc", "node": 0, "attempt": 1, "size": 1, "sha256": "0" * 64}
     api: Any = None

@@ -6,6 +6,8 @@ import datetime as dt
 import json
 import uuid
 
+import pytest
+
 from dstackweb.notifications import messages
 from dstackweb.notifications.messages import Notice
 from dstackweb.notifications.models import Delivery
@@ -45,6 +47,16 @@ def test_teams_gets_plain_text_runs() -> None:
     assert block["type"] == "RichTextBlock"
     assert block["inlines"][0]["text"] == "[a](https://evil.example)"
     assert block["inlines"][0]["selectAction"]["url"] == "https://gpus.example.org/x"
+
+
+@pytest.mark.parametrize("text", ["x" * messages.MAX_TEXT, "错" * messages.MAX_TEXT, '"' * messages.MAX_TEXT])
+def test_many_long_notifications_fit_into_one_message_to_slack_or_teams(text: str) -> None:
+    """Teams refuses messages from 28 KB on, and Slack cuts off what is over 40,000 characters."""
+    found = [one("r" * 60 + ": failed", text)] * 20
+    for post in (messages.slack(found), messages.teams(found)):
+        assert len(post.body) < 28_000
+        assert post.body.count(b": failed") == 20
+    assert text in json.loads(messages.slack(found[:1]).body)["text"]
 
 
 def test_a_mail_names_what_it_is_about_in_its_subject() -> None:

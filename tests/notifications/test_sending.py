@@ -24,6 +24,7 @@ from tests.notifications.receiver import MailServer, Receiver
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 Fail = Callable[..., None]
+PUBLIC_URL = "https://gpus.example.org"
 OVER_HTTP = (ChannelKind.WEBHOOK, ChannelKind.SLACK, ChannelKind.TEAMS)
 
 
@@ -221,6 +222,15 @@ def test_channels_that_answer_go_before_those_that_failed(
     assert statuses(answers) == ["sent"]
 
 
+def test_channels_take_turns_however_much_one_of_them_has_to_get(ann: User, fail: Fail, receiver: Receiver) -> None:
+    """A slow program with a thousand notifications must not keep others from being notified for hours."""
+    first, _second = (channels.create(ann, ChannelKind.WEBHOOK, name, f"{receiver.url}{name}") for name in "ab")
+    fail("one", "two")
+    sending.send_next(first.pk, later())
+    assert sending.send_due() == 3
+    assert [request.path for request in receiver.requests] == ["/a", "/b", "/a", "/b"]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_no_transaction_is_open_while_a_message_is_sent(
     channel_to: MakeChannel, fail: Fail, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
@@ -392,7 +402,7 @@ def mailed(ann: User, settings: Settings) -> Any:
     with MailServer() as server:
         settings.DSTACKWEB_EMAIL_URL = "smtp://127.0.0.1?from=gpus@example.org"
         settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_USE_TLS = "127.0.0.1", server.port, False
-        settings.DEFAULT_FROM_EMAIL = "gpus@example.org"
+        settings.DEFAULT_FROM_EMAIL, settings.DSTACKWEB_PUBLIC_URL = "gpus@example.org", PUBLIC_URL
         channel = channels.create(ann, ChannelKind.EMAIL, "mail")
         yield server, channel
 
@@ -403,6 +413,7 @@ def test_a_mail_goes_to_the_account_s_address(mailed: tuple[MailServer, Channel]
     sending.send_due()
     ((to_, mail),) = server.mails
     assert to_ == "ann@example.org"
+    assert f"To choose or turn off these mails: {PUBLIC_URL}/account/notifications/channels/{channel.pk}/" in str(mail)
     assert (mail["Subject"], mail["From"]) == ("[main] train: failed", "gpus@example.org")
     assert mail["Message-ID"] == f"<{Delivery.objects.get(channel=channel).batch}@example.org>"
     assert statuses(channel) == ["sent"]

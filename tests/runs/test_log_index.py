@@ -68,3 +68,28 @@ def test_a_search_finds_what_a_search_of_the_whole_log_does(text: bytes) -> None
 
 def test_no_text_is_searched_for_nothing() -> None:
     assert log_index.search(uuid4(), "", 0) == log_index.Matches([], None)
+
+
+@pytest.mark.parametrize("log", [b"", b"one", b"one\n", b"one\ntwo", b"one\ntwo\n", b"\n\n"])
+def test_a_tail_begins_at_a_line_and_never_behind_the_log(log: bytes) -> None:
+    """Followers go on where it ends: one byte further and they would lose one."""
+    job = uuid4()
+    if log:
+        files.append_log(job, 0, log)
+    assert files.tail_offset(job, 0) == len(log)
+    lines = log.splitlines(keepends=True)
+    for number in range(1, 4):
+        assert files.tail_offset(job, number) == len(log) - len(b"".join(lines[-number:]))
+
+
+@examples(50)
+@given(
+    st.lists(st.binary(max_size=6).map(lambda text: text.replace(b"\n", b"") + b"\n"), max_size=30), st.integers(1, 30)
+)
+def test_a_tail_has_as_many_lines_as_were_asked_for(lines: list[bytes], number: int) -> None:
+    """However many bytes those are, within a bound for each."""
+    job = uuid4()
+    if lines:
+        files.append_log(job, 0, b"".join(lines))
+    with mock.patch.multiple(files, TAIL_SEARCHED=5, TAIL_LINE=7):
+        assert files.tail_offset(job, number) == len(b"".join(lines[:-number]))

@@ -24,6 +24,7 @@ from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JOB_ENDED, Reason, RunStatus
 from dstackweb.runs.usage import DAY_MS, NUMBERS, HeldJob, UsageKey
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.support import is_nightly
 
 HOUR_MS = 3_600_000
 spans = st.tuples(st.integers(0, 400 * DAY_MS), st.integers(0, 5 * DAY_MS))
@@ -93,7 +94,7 @@ ATTEMPT = st.tuples(st.lists(st.floats(0, 100), min_size=1, max_size=2), st.bool
 """How many hours ago each node began, and whether it fails."""
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25 if is_nightly() else 5)
 @given(st.lists(st.lists(ATTEMPT, min_size=1, max_size=3), min_size=1, max_size=3), st.booleans())
 def test_counters_equal_a_brute_force_recount(
     db: None, runs: list[list[tuple[list[float], bool]]], removes: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
 import pytest
 from django.conf import settings
@@ -15,9 +16,10 @@ from django_q.signing import SignedPackage
 from django_q.status import Stat, Status
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.backends import registry
 from dstackweb.backends.hosts import starts
 from dstackweb.backends.kinds import HealthLine
-from dstackweb.backends.models import Gpu, Host
+from dstackweb.backends.models import Backend, Gpu, Host
 from dstackweb.gpus.models import HostSampling
 from dstackweb.gpus.samples import intake
 from dstackweb.lib.times import to_ms
@@ -167,3 +169,12 @@ def test_servers_that_each_keep_logs_on_their_own_disk_are_named(monkeypatch: py
     monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", "")
     Host.objects.filter(name="two").update(silent_s=1e6)
     assert storage_check() == ("go", "on the server's disk", "")
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in registry.KINDS.items() if kind.schema.model_fields])
+@pytest.mark.django_db
+def test_a_backend_whose_stored_settings_are_invalid_is_named_with_what_is_wrong(project: Project, kind: str) -> None:
+    Backend.objects.create(name="odd", kind=kind, config={"no_such_setting": 1})
+    (line,) = [one for one in health.checks(project) if one.name == "Backend odd"]
+    assert line.tone == "bad"
+    assert re.match("Its settings are invalid: `[a-z_]+` ", line.hint)

@@ -15,7 +15,8 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from dstackweb.lib.numbers import whole_number
 from dstackweb.notifications import channels, services
 from dstackweb.notifications.messages import path_of
-from dstackweb.runs.models import Run
+from dstackweb.notifications.models import Delivery
+from dstackweb.runs.models import Queue, Run
 from dstackweb.web.common.pages import PageRequest, account_page, done
 from dstackweb.web.notifications.channel_list import list_of
 from dstackweb.web.notifications.forms import ChannelForm, RulesForm
@@ -45,11 +46,18 @@ def inbox_page(request: PageRequest) -> HttpResponse:
 def open_one(request: PageRequest, uid: UUID) -> HttpResponse:
     """To what a notification is about; it counts as read."""
     found = services.open_one(request.user, uid)
-    run_uid = found.run_uid
-    if run_uid is not None and not Run.objects.filter(uid=run_uid, project=found.project).exists():
+    if not _is_there(found):
         messages.info(request, _("What this was about is no longer there."))
         return redirect("notifications")
     return redirect(path_of(found))
+
+
+def _is_there(found: Delivery) -> bool:
+    """Whether the run or queue that it is about still exists."""
+    if found.run_uid is not None:
+        return Run.objects.filter(uid=found.run_uid, project=found.project).exists()
+    queue = found.data.get("queue")
+    return queue is None or Queue.objects.filter(name=queue, project=found.project).exists()
 
 
 @account_page

@@ -17,6 +17,7 @@ from dstackweb.lib.text import without_escapes
 from dstackweb.runs import comparison, rows, selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.row_fields import RunRow
+from dstackweb.runs.states import JobStatus
 from dstackweb.web.common.pages import PageRequest, project_page, sentence
 from dstackweb.wording import statuses, units
 
@@ -47,9 +48,10 @@ class Fact(NamedTuple):
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The last lines of a run's log; `trouble` says why there are none."""
+    """The last lines of a run's log, of the node that failed first if one did; `trouble` says why there are none."""
 
     run: Run
+    node: int
     text: str
     trouble: str
 
@@ -113,11 +115,13 @@ def _outcome(run: Run) -> str:
 
 
 def _log_end(run: Run) -> LogEnd:
+    failed = run.jobs.filter(attempt=run.attempt, status=JobStatus.FAILED).order_by("ended_at", "node").first()
+    node = failed.node if failed else 0
     try:
-        part = selectors.log_part(run, tail=LOG_LINES, limit=LOG_BYTES)
+        part = selectors.log_part(run, node=node, tail=LOG_LINES, limit=LOG_BYTES)
         if part.next_offset < part.size:  # long lines
-            part = selectors.log_part(run, offset=part.size - LOG_BYTES, limit=LOG_BYTES)
+            part = selectors.log_part(run, node=node, offset=part.size - LOG_BYTES, limit=LOG_BYTES)
     except Gone as error:
-        return LogEnd(run, "", sentence(error.detail))
+        return LogEnd(run, node, "", sentence(error.detail))
     text = without_escapes(part.data.decode(errors="replace"))
-    return LogEnd(run, text, "" if text else _("No output."))
+    return LogEnd(run, node, text, "" if text else _("No output."))

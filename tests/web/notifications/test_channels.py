@@ -17,6 +17,7 @@ from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.messages import path_of
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.runs.notification_codes import DeliveryProblem
+from dstackweb.runs.services import ensure_queue
 from tests.factories import join, make_project, make_user
 
 SignIn = Callable[[User], Client]
@@ -51,7 +52,18 @@ def test_a_channel_is_added_with_its_url_encrypted(ann: User, page: Client) -> N
         assert "secret-part" not in shown.content.decode()
 
 
-@pytest.mark.parametrize("url", ["", "ftp://example.org/", "https://name:password@example.org/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://example.org/",
+        "https://name:password@example.org/",
+        "https://example.org/a b",
+        "https://exam\nple.org/",
+        "https://[::1",
+        "https://example.org:99999/",
+    ],
+)
 def test_what_is_no_url_is_refused_beside_its_field(page: Client, url: str) -> None:
     answer = page.post("/account/notifications/add/", {"kind": "slack", "name": "x", "url": url})
     assert answer.status_code == 422
@@ -116,6 +128,14 @@ def test_the_log_says_what_came_of_each_delivery_and_sends_it_again(hook: Channe
     assert page.post(f"/account/notifications/{one.uid}/again/").status_code == 409
 
 
+def test_a_channel_that_is_off_offers_to_send_nothing(hook: Channel, page: Client) -> None:
+    page.post(address(hook, "test/"))
+    hook.deliveries.update(status="failed")
+    assert "Send again" in page.get(address(hook)).content.decode()
+    channels.turn(hook, on=False)
+    assert "Send again" not in page.get(address(hook)).content.decode()
+
+
 def test_a_key_is_shown_once_and_only_for_programs(hook: Channel, ann: User, page: Client) -> None:
     shown = page.post(address(hook, "key/")).content.decode()
     hook.refresh_from_db()
@@ -169,6 +189,7 @@ def test_events_of_the_deployment_are_offered_to_its_admins_alone(
 
 def test_a_notification_leads_to_what_it_is_about(ann: User, project: Project, page: Client) -> None:
     bell = services.bell_of(ann)
+    ensure_queue(project, "night")
     for event, target in {"budget_spent": "/p/main/machines/", "queue_stuck": "/p/main/queues/night/"}.items():
         row = {"key": event, "event": event, "data": {"queue": "night"}}
         one = Delivery.objects.create(channel=bell, project=project, **row)

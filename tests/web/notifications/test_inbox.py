@@ -14,6 +14,7 @@ from dstackweb.notifications import services
 from dstackweb.notifications.models import Delivery
 from dstackweb.runs.models import Run
 from dstackweb.runs.removal import delete
+from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import move_run
 from dstackweb.web.notifications.forms import RulesForm
@@ -42,7 +43,7 @@ def test_the_bell_counts_unread_ones_on_each_page_and_with_each_poll(
     client = as_user(ann)
     assert ">1<" in bell(client, project)
     assert ">1<" in bell(client, project, **HTMX)
-    many = [Delivery(channel=services.bell_of(ann), key=str(n), event="run_ended", unread=True) for n in range(20)]
+    many = [Delivery(channel=services.bell_of(ann), key=str(n), event="test", unread=True) for n in range(20)]
     Delivery.objects.bulk_create(many)
     assert ">9+<" in bell(client, project)
     client.post("/account/notifications/read/")
@@ -65,6 +66,17 @@ def test_one_about_a_deleted_run_says_so(ann: User, as_user: SignIn, failed: Run
     delete(failed, ann, "member")
     answer = as_user(ann).get(reverse("notification-open", args=[Delivery.objects.get().uid]), follow=True)
     assert "no longer there" in answer.content.decode()
+
+
+def test_one_about_a_deleted_queue_says_so(project: Project, ann: User, as_user: SignIn) -> None:
+    queue = ensure_queue(project, "night")
+    data = {"queue": queue.name, "code": "paused", "waiting": 1}
+    bell = services.bell_of(ann)
+    one = Delivery.objects.create(channel=bell, key="k", event="queue_stuck", project=project, data=data)
+    client, address = as_user(ann), reverse("notification-open", args=[one.uid])
+    assert client.get(client.get(address)["Location"]).status_code == 200
+    queue.delete()
+    assert "no longer there" in client.get(address, follow=True).content.decode()
 
 
 def test_those_of_others_are_not_there(ann: User, mia: User, as_user: SignIn, failed: Run) -> None:

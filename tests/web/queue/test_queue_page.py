@@ -60,7 +60,7 @@ def test_the_queue_shows_when_runs_start_or_why_that_is_unknown(project: Project
     make_run(project, ann, "last", resources={"gpu": 1})
     forecast_pass.refresh()
     page = as_user(ann).get("/p/main/queue/").content.decode()
-    cells = re.findall(r'class="q-fact num q-start"\s+title="([^"]*)">(.*?)</td>', page, re.S)
+    cells = re.findall(r'class="q-fact num q-start" data-label="[^"]*" title="([^"]*)">(.*?)</td>', page, re.S)
     assert [title for title, _cell in cells] == [
         "after holder ends, from its max_duration",
         "behind has no max_duration and no history",

@@ -57,6 +57,14 @@ def test_the_section_is_there_once_there_is_something(client: Client, job: Job) 
     assert "<b>.png" not in shown
 
 
+def test_spaces_at_the_ends_of_a_name_are_shown(client: Client, job: Job) -> None:
+    keep(job, " lead", b"1")
+    keep(job, "lead", b"2")
+    assert "␣lead" in text(page(client))
+    assert "␣lead" in text(page(client, "artifacts/", " lead"))
+    assert "␣" not in text(page(client, "artifacts/", "lead"))
+
+
 def test_what_was_left_out_is_shown_with_its_reason(client: Client, job: Job) -> None:
     left = [{"path": "model.bin", "why": "file_limit", "size": 1 << 40}]
     artifacts.note_left_out(job.pk, left, 3)
@@ -104,6 +112,19 @@ def test_of_a_table_the_first_rows_are_shown(client: Client, job: Job) -> None:
     assert '<th scope="col" class="dw-as-is">loss</th>' in shown
     assert shown.count("&lt;i&gt;") == 199
     assert "Only its beginning is shown" in shown
+
+
+@pytest.mark.parametrize("table", [b"a," * 50 + b"a\n", b"a,b\n" + b"x" * 201 + b",1\n"], ids=["columns", "cells"])
+def test_a_table_of_which_columns_or_cells_are_cut_says_so(client: Client, job: Job, table: bytes) -> None:
+    keep(job, "m.csv", table)
+    keep(job, "fits.csv", b"a," * 49 + b"a\n" + b"x" * 200 + b",1\n")
+    assert "Only its beginning is shown" in text(page(client, "artifacts/", "m.csv"))
+    assert "Only its beginning is shown" not in text(page(client, "artifacts/", "fits.csv"))
+
+
+def test_the_byte_order_mark_of_a_spreadsheet_is_not_shown(client: Client, job: Job) -> None:
+    keep(job, "m.csv", b"\xef\xbb\xbfstep,loss\n")
+    assert '<th scope="col" class="dw-as-is">step</th>' in text(page(client, "artifacts/", "m.csv"))
 
 
 def test_of_a_text_64_kib_are_shown(client: Client, job: Job) -> None:

@@ -9,7 +9,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.text import without_escapes
-from dstackweb.runs import files, services
+from dstackweb.runs import attempts, files, services
 from dstackweb.runs.models import Job
 from dstackweb.web.runs.compare_views import LOG_BYTES
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
@@ -63,6 +63,20 @@ def test_very_long_lines_show_their_end(project: Project, ann: User, as_user: Si
     page = found(as_user(ann), run.uid, make_run(project, ann, "b").uid)
     assert "xlast" in page
     assert "firstx" not in page
+
+
+def test_the_log_of_the_node_that_failed_is_shown(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    left, right = make_run(project, ann, "left"), make_run(project, ann, "right", nodes=2)
+    place_all()
+    for node in (0, 1):
+        job = start(placed_job(right, node))
+        files.append_log(job.pk, 0, b"this is node %d" % node)
+    attempts.end_job(job.pk, "container_exited_with_error", exit_code=3)
+    page = found(as_user(ann), left.uid, right.uid)
+    assert "this is node 1" in page
+    assert "this is node 0" not in page
+    assert page.count(">node 1<") == 1
 
 
 def test_a_run_alone_is_compared_with_the_one_before_of_its_name(project: Project, ann: User, as_user: SignIn) -> None:
