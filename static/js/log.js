@@ -5,6 +5,7 @@ import { LINE_CHARS } from "./log-lines.js";
 import { drawNodes } from "./log-nodes.js";
 import { logRow } from "./log-row.js";
 import { LogSearch } from "./log-search.js";
+import { LogWindow } from "./log-window.js";
 import { delayMs, report } from "./polling.js";
 import { word } from "./words.js";
 
@@ -28,6 +29,7 @@ class LogView {
     this.space = root.querySelector("[data-log-space]");
     this.rows = root.querySelector("[data-log-rows]");
     this.note = root.querySelector("[data-log-note]");
+    this.window = new LogWindow(this, (row, kept) => this.rowFor(this.groups.lineAt(row), kept));
     this.below = root.querySelector("[data-log-below]");
     this.nodes = root.querySelector("[data-log-nodes]");
     this.search = new LogSearch(root, { goTo: (line) => this.showMatch(line), redraw: () => this.draw() });
@@ -121,7 +123,7 @@ class LogView {
     this.last = 0; // the highest `top`
     this.seen = 0; // how many lines there were when the end was in view last, or when the log was opened
     this.caughtUp = false; // whether all that there was when it was opened has been read
-    this.endFits = Infinity;
+    this.window.forgetHeights();
     this.groups = new LogGroups();
     this.rows.replaceChildren();
     this.view.hidden = true; // until there is a line
@@ -222,17 +224,9 @@ class LogView {
 
   // Drawing
 
-  get rowPx() {
-    return (this.measured ??= parseFloat(getComputedStyle(this.rows).lineHeight));
-  }
-
-  get fits() {
-    return Math.max(1, this.view.clientHeight / this.rowPx);
-  }
-
   /** Draw where lines may wrap differently. */
   drawAnew() {
-    this.endFits = Infinity;
+    this.window.forgetHeights();
     this.draw();
   }
 
@@ -240,6 +234,8 @@ class LogView {
     if (this.view.hidden || this.drawing) return;
     this.drawing = true; // what is missing is fetched meanwhile, and draws again
     const { view, rows } = this;
+    const { rowPx } = this.window;
+    const fits = Math.ceil(this.window.fits);
     const count = this.groups.rowsOf(this.log.lines);
     const digits = String(this.log.lines).length;
     if (view.dataset.digits !== String(digits)) {
@@ -248,19 +244,18 @@ class LogView {
     }
     view.classList.toggle("log-short", count <= SHORT);
     rows.style.height = `${view.clientHeight}px`;
-    if (this.wraps && this.endFits === Infinity) this.measureEnd(count);
-    this.last = Math.max(0, count - Math.min(this.fits, this.endFits));
+    this.last = Math.max(0, count - this.window.fitsAtEnd(count, this.log.lines));
     const atEnd = this.following || this.top >= this.last - 0.01;
-    const first = Math.floor(atEnd ? Math.max(0, count - Math.ceil(this.fits)) : clamp(this.top, 0, this.last));
-    this.fill(first, Math.min(count, first + Math.ceil(this.fits) + 1));
-    if (atEnd && this.wraps) this.last = Math.max(0, count - this.fittingAtEnd());
+    const first = Math.floor(atEnd ? Math.max(0, count - fits) : clamp(this.top, 0, this.last));
+    this.window.fill(first, Math.min(count, first + fits + 1));
+    if (atEnd) this.last = Math.max(0, count - this.window.measureEnd(this.log.lines));
     this.top = atEnd ? this.last : clamp(this.top, 0, this.last);
     const inner = rows.firstElementChild;
     const overflow = Math.max(0, (inner?.offsetHeight ?? 0) - view.clientHeight);
     const shift = atEnd ? overflow : (this.top - first) * (inner?.firstElementChild?.offsetHeight ?? 0);
     if (inner) inner.style.transform = `translateY(${-shift}px)`;
-    this.scaled = this.last * this.rowPx > MOST_PX;
-    const px = Math.min(this.last * this.rowPx, MOST_PX);
+    this.scaled = this.last * rowPx > MOST_PX;
+    const px = Math.min(this.last * rowPx, MOST_PX);
     this.space.style.height = `${Math.ceil(px + view.clientHeight)}px`;
     this.scrolledTo = this.last ? Math.round((this.top / this.last) * px) : 0;
     if (Math.abs(view.scrollTop - this.scrolledTo) >= 1) view.scrollTop = this.scrolledTo;
@@ -269,50 +264,9 @@ class LogView {
     this.drawing = false;
   }
 
-  get wraps() {
-    return this.root.classList.contains("log-wrap");
-  }
-
   /** Before a move: the log may have grown while its end was not in view. */
   refreshEnd() {
-    if (this.wraps && this.endLines !== this.log.lines) this.drawAnew();
-  }
-
-  measureEnd(count) {
-    this.fill(Math.max(0, count - Math.ceil(this.fits)), count);
-    this.fittingAtEnd();
-  }
-
-  /** How many of the last rows fit, when they have several lines each; measured again once all of them are there. */
-  fittingAtEnd() {
-    if (!this.rows.querySelector(".log-coming")) {
-      this.endFits = this.countFitting();
-      this.endLines = this.log.lines;
-    }
-    return Math.min(this.fits, this.endFits);
-  }
-
-  countFitting() {
-    let room = this.view.clientHeight;
-    let fitting = 0;
-    for (const row of [...this.rows.firstElementChild.children].reverse()) {
-      if (row.offsetHeight >= room) return fitting + room / row.offsetHeight;
-      room -= row.offsetHeight;
-      fitting += 1;
-    }
-    return Math.max(1, fitting);
-  }
-
-  fill(first, behind) {
-    this.first = first;
-    const inner = this.rows.firstElementChild ?? document.createElement("div");
-    inner.className = "log-window";
-    const made = [];
-    const kept = new Map([...inner.children].map((row) => [row.dataset.key, row]));
-    for (let row = first; row < behind; row += 1) made.push(this.rowFor(this.groups.lineAt(row), kept));
-    const same = made.length === inner.children.length && made.every((row, at) => row === inner.children[at]);
-    if (!same) inner.replaceChildren(...made);
-    if (!inner.isConnected) this.rows.append(inner);
+    if (this.window.isStale(this.log.lines)) this.drawAnew();
   }
 
   /** The row of a line: the one that shows the same already, or a new one. */
@@ -351,27 +305,14 @@ class LogView {
   moveTo(top) {
     const last = Math.max(0, this.last);
     this.top = clamp(top, 0, last);
-    const atEnd = this.top >= last - (NEAR_END * this.rowPx) / this.heightOf(Math.floor(last));
+    const atEnd = this.top >= last - (NEAR_END * this.window.rowPx) / this.window.heightOf(Math.floor(last));
     if (atEnd !== this.following) this.setFollow(atEnd);
     this.draw();
   }
 
-  /** The pixels that a row takes. */
-  heightOf(row) {
-    if (!this.wraps) return this.rowPx;
-    const shown = () => this.rows.firstElementChild?.children[row - this.first];
-    if (!shown()) this.fill(Math.max(0, row - Math.ceil(this.fits)), row + 1);
-    return shown()?.offsetHeight ?? this.rowPx;
-  }
-
   /** The `top` so many pixels below, or above. */
   topAfter(px) {
-    const count = this.groups.rowsOf(this.log.lines);
-    let row = Math.floor(this.top);
-    let left = px + (this.top - row) * this.heightOf(row); // from the beginning of `row`
-    while (left < 0 && row > 0) left += this.heightOf((row -= 1));
-    while (row < count - 1 && left >= this.heightOf(row)) left -= this.heightOf(row++);
-    return row + left / this.heightOf(row);
+    return this.window.after(this.top, px, this.groups.rowsOf(this.log.lines));
   }
 
   scrolled() {
@@ -384,8 +325,8 @@ class LogView {
 
   /** Where a pixel of the bar is many lines, or a line has many pixels, this moves by what is in view. */
   wheel(event) {
-    if (!(this.scaled || this.wraps) || event.ctrlKey || !event.deltaY) return;
-    const unit = [1, this.rowPx, this.view.clientHeight][event.deltaMode];
+    if (!(this.scaled || this.window.wraps) || event.ctrlKey || !event.deltaY) return;
+    const unit = [1, this.window.rowPx, this.view.clientHeight][event.deltaMode];
     this.refreshEnd();
     const before = this.top;
     this.moveTo(this.topAfter(event.deltaY * unit));
@@ -394,7 +335,7 @@ class LogView {
 
   key(event) {
     if (event.target !== this.view || event.ctrlKey || event.metaKey || event.altKey) return;
-    const page = this.view.clientHeight - this.rowPx;
+    const page = this.view.clientHeight - this.window.rowPx;
     const px = { PageUp: -page, PageDown: page }[event.key];
     const by = { ArrowUp: -1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
     if (px === undefined && by === undefined) return;
@@ -440,7 +381,7 @@ class LogView {
   showMatch(line) {
     this.groups.reveal(line);
     this.setFollow(false);
-    this.top = clamp(this.groups.rowOf(line) - Math.floor(this.fits / 3), 0, this.last);
+    this.top = clamp(this.groups.rowOf(line) - Math.floor(this.window.fits / 3), 0, this.last);
     this.draw();
   }
 }

@@ -49,11 +49,11 @@ def load(gpu: Sample) -> Callable[..., object]:
             said = process.stdout.readline()
             assert said == "busy\n", said
             try:
-                time.sleep(LOOK_BACK_S + 1)
+                time.sleep(LOOK_BACK_S + 1)  # the driver's clock counts: all that a reading is the mean of
                 yield process.pid
             finally:
                 process.terminate()
-        time.sleep(LOOK_BACK_S + 1)
+        time.sleep(LOOK_BACK_S + 1)  # until nothing of the load is in a reading any more
 
     return working
 
