@@ -17,10 +17,10 @@ from tests.factories import make_run, placed_job
 
 
 class Changing(NamedTuple):
-    """A page of the project `main`, the part of it that is polled, and what changes there, each time in another way."""
+    """A page of the project `main`, the part of it that is updated, and what changes there, each time in another way."""
 
     path: str
-    polled: str
+    part: str
     change: Callable[[int], object]
 
 
@@ -34,67 +34,111 @@ def queue() -> Changing:
 
 
 def running_run() -> Changing:
-    """A running run with tasks, GPUs and a log, which writes while its priority changes."""
+    """The page of a running run, whose priority changes. Its tasks, GPUs and log are updated by themselves."""
     project, mia = demo.build()
     run = project.runs.get(name="train-llama-sft")
+    return Changing(
+        f"runs/{run.name}/",
+        "#run",
+        lambda number: services.set_priority(Run.objects.get(pk=run.pk), mia, "manager", 10 + number),
+    )
+
+
+def log_of_a_run() -> Changing:
+    """A log in view that gets a line."""
+    project, _mia = demo.build()
+    run = project.runs.get(name="train-llama-sft")
     job = placed_job(run)
+    return Changing(
+        f"runs/{run.name}/",
+        "#run-log",
+        lambda number: files.append_log(job.pk, files.log_size(job.pk), b"step %d loss 0.1\n" % number),
+    )
 
-    def change(number: int) -> None:
-        files.append_log(job.pk, files.log_size(job.pk), b"step %d loss 0.1\n" % number)
-        services.set_priority(Run.objects.get(pk=run.pk), mia, "manager", 10 + number)
 
-    return Changing(f"runs/{run.name}/", "[data-poll]", change)
+def tasks_of_a_run() -> Changing:
+    """A run's tasks in short, with three prefixes that get on."""
+    _project, run = progress_demo.build()
+    return Changing(f"runs/{run.name}/", "#run-tasks", _getting_on(run))
+
+
+def gpus_of_a_run() -> Changing:
+    """The charts of a run's GPUs, with new samples."""
+    gpu_demo.build()
+    return Changing("runs/train-llama-sft/", "#run-gpus", _new_samples)
 
 
 def progress() -> Changing:
     """Eleven bars, three of which change."""
     _project, run = progress_demo.build()
-    scope = task_demo.ensure_scope(run)
-
-    def change(_number: int) -> None:
-        moved = Delta({S.QUEUED: -1, S.MEMORY: 1})
-        task_demo.shift(
-            scope, {(name, f"{name}-1"): moved for name in ("train-baseline", "evaluate-checkpoint", "shuffle")}
-        )
-
-    return Changing(f"runs/{run.name}/progress/", "#progress", change)
+    return Changing(f"runs/{run.name}/progress/", "#progress", _getting_on(run))
 
 
 def gpus() -> Changing:
     """The map of all GPUs, with new samples of a host."""
     gpu_demo.build()
-    return Changing("gpus/", "[data-poll]", lambda number: gpu_demo.seen("box-1", g3=40 + number, g1=20 + number))
+    return Changing("gpus/", "[data-poll]", _new_samples)
 
 
-PAGES = (queue, running_run, progress, gpus)
+def _getting_on(run: Run) -> Callable[[int], object]:
+    scope = task_demo.ensure_scope(run)
+    moved = Delta({S.QUEUED: -1, S.MEMORY: 1})
+    at = {(name, f"{name}-1"): moved for name in ("train-baseline", "evaluate-checkpoint", "shuffle")}
+    return lambda _number: task_demo.shift(scope, at)
 
 
-def shown(page: Page, base: str, path: str) -> None:
-    """The page, drawn, with its own polls too far apart to get in the way."""
+def _new_samples(number: int) -> None:
+    gpu_demo.seen("box-1", g3=40 + number, g1=20 + number)
+
+
+PAGES = (queue, running_run, log_of_a_run, tasks_of_a_run, gpus_of_a_run, progress, gpus)
+
+
+def shown(page: Page, base: str, changing: Changing) -> None:
+    """The page, drawn."""
     sign_in(page, base, "mia")
-    page.goto(f"{base}/p/main/{path}")
+    page.goto(f"{base}/p/main/{changing.path}")
     page.wait_for_load_state("networkidle")
-    page.evaluate("for (const one of document.querySelectorAll('[data-poll]')) one.dataset.poll = 3600")
-    update(page, "[data-poll]")  # the one that was due
+    update(page, changing.part)  # the one that was due
     settle(page)
 
 
-def update(page: Page, polled: str) -> int:
-    """Poll this part of the page, and wait until what changed is drawn. Returns the status of the answer."""
-    return int(page.evaluate(_UPDATE, polled))
+def update(page: Page, part: str) -> int:
+    """Ask for this part of the page alone, and wait until what changed is drawn. Returns the status of the answer."""
+    return int(page.evaluate(_UPDATE, part))
+
+
+def draw(page: Page) -> None:
+    """Three frames, as after an update."""
+    page.evaluate("async () => { for (let frame = 0; frame < 3; frame += 1) await new Promise(requestAnimationFrame) }")
 
 
 _UPDATE = """async (selector) => {
-  const polled = document.querySelector(selector);
-  const status = await new Promise((done) => {
+  const part = document.querySelector(selector);
+  for (const other of document.querySelectorAll("[data-poll]")) if (other !== part) other.removeAttribute("data-poll");
+  const status = await new Promise((done) => (part.dataset.log ? askForLog : poll)(part, done));
+  for (let frame = 0; frame < 3; frame += 1) await new Promise(requestAnimationFrame);
+  return status;
+
+  function poll(part, done) {
+    part.dataset.poll = 3600; // it must not ask by itself as well
     const end = ({ detail: { ctx } }) => {
-      if (ctx.sourceElement !== polled) return;
+      if (ctx.sourceElement !== part) return;
       document.removeEventListener("htmx:finally:request", end);
       done(ctx.response?.status);
     };
     document.addEventListener("htmx:finally:request", end);
     dispatchEvent(new Event("online")); // polls are due at once
-  });
-  for (let frame = 0; frame < 3; frame += 1) await new Promise(requestAnimationFrame);
-  return status;
+  }
+
+  function askForLog(part, done) {
+    const answers = new PerformanceObserver((list) => {
+      const found = list.getEntries().find(({ name }) => name.includes(part.dataset.log));
+      if (!found) return;
+      answers.disconnect();
+      done(found.responseStatus);
+    });
+    answers.observe({ type: "resource" });
+    part.dispatchEvent(new Event("changed"));
+  }
 }"""

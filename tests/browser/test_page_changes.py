@@ -25,7 +25,7 @@ def test_an_update_styles_only_what_changed(
 ) -> None:
     changing = build()
     page = new_page(keep=False)
-    page_changes.shown(page, live_server.url, changing.path)
+    page_changes.shown(page, live_server.url, changing)
     browser = page.context.browser
     assert browser
     there = page.evaluate("document.querySelectorAll('*').length")
@@ -33,7 +33,7 @@ def test_an_update_styles_only_what_changed(
     answers = []
     for number in range(UPDATES):
         changing.change(number)
-        answers.append(page_changes.update(page, changing.polled))
+        answers.append(page_changes.update(page, changing.part))
     events = json.loads(browser.stop_tracing())["traceEvents"]
     assert answers == [200] * UPDATES
     styled = sum(event["args"].get("elementCount", 0) for event in events if event["name"] == STYLE) / UPDATES
