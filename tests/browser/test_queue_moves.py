@@ -327,14 +327,14 @@ def test_after_a_stop_by_keyboard_the_focus_is_on_the_next_run(page: Page) -> No
 def test_after_a_run_moves_off_the_page_the_focus_is_on_the_row_in_its_place(
     page: Page, live_server, project: Project, mia: User
 ) -> None:
-    for number in range(60):
+    for number in range(45):
         make_run(project, mia, f"job-{number}")
     page.goto(f"{live_server.url}/p/main/queue/?page=2")
-    expect(page.get_by_text("41–65 of 65")).to_be_visible()
+    expect(page.get_by_text("26–50 of 50")).to_be_visible()
     names = shown(page).all_text_contents()
     grip(page, names[1]).press("Enter")
     page.get_by_role("menuitem", name="To top").press("Enter")
-    expect(page.get_by_text(f"{names[1]} moved from position 42 to 1")).to_be_visible()
+    expect(page.get_by_text(f"{names[1]} moved from position 27 to 1")).to_be_visible()
     assert page.evaluate(FOCUSED) == f"Move {shown(page).all_text_contents()[1]}"
 
 
@@ -552,7 +552,7 @@ def test_a_sweep_is_carried_as_one_row_and_opens_in_place(page: Page, project: P
     page.keyboard.press("Escape")
     page.get_by_role("link", name="Show 100 runs").click()
     expect(shown(page).nth(1)).to_have_text("lr-0")
-    expect(shown(page)).to_have_count(40)
+    expect(shown(page)).to_have_count(25)
     assert accessibility_faults(page) == []
     page.get_by_role("link", name="Fold lr").click()
     expect(shown(page)).to_have_text(["a", "lr", "b", "c", "d", "e"])

@@ -27,7 +27,7 @@ from dstackweb.wording import queue as queue_words
 from dstackweb.wording import units, waiting
 from dstackweb.wording.units import needs
 
-PER_PAGE = 30
+PER_PAGE = 25
 HOURS = 6
 """Shown on each side of the moment."""
 STEPS = (

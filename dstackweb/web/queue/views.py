@@ -48,7 +48,7 @@ from dstackweb.wording import events as event_words
 from dstackweb.wording.queue import borrowed, setting
 from dstackweb.wording.queue_filters import ALL, COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
 
-PER_PAGE = 30
+PER_PAGE = 25
 SHORT_LIST = 8
 ANNOUNCED_HEADER = "DW-Announced"
 ANNOUNCED_MOST = 5
