@@ -17,7 +17,7 @@ from tests.factories import make_run, placed_job
 
 
 class Changing(NamedTuple):
-    """A page of the project `main`, the part of it that is updated, and what changes there, each time in another way."""
+    """A page of the project `main`, the part that is updated, and what changes there, each time in another way."""
 
     path: str
     part: str
