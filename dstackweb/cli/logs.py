@@ -41,15 +41,11 @@ def logs(
     """Print a run's output: stdout and stderr together, byte for byte; on a terminal only text and colours."""
     api = config.connect()
     found = api.get(api.in_project("runs", run))
-    if node >= found["spec"]["nodes"]:
-        raise UsageError(
-            _(
-                "{name} has no node {node}. Its nodes are 0 to {last}.",
-                name=found["name"],
-                node=node,
-                last=found["spec"]["nodes"] - 1,
-            )
-        )
+    last = found["spec"]["nodes"] - 1
+    if node > last:
+        several = _("{name} has no node {node}. Its nodes are 0 to {last}.", name=found["name"], node=node, last=last)
+        one = _("{name} has no node {node}. Its only node is 0.", name=found["name"], node=node)
+        raise UsageError(several if last else one)
     cursor = Cursor(node=node, attempt=attempt, tail=tail)
     if follow:
         try:

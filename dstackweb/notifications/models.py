@@ -52,7 +52,8 @@ class Channel(models.Model):
     digest_at = models.TimeField(null=True, help_text="All is sent once a day, at this time")
     failures = models.PositiveIntegerField(default=0, help_text="Messages in a row that were not delivered")
     held_until = models.DateTimeField(
-        null=True, help_text="A worker is sending its messages, or it is left alone after a failure, at most until then"
+        null=True,
+        help_text="A worker sends its messages, or it is left alone after a failure, until then; past: its last turn",
     )
 
     class Meta:

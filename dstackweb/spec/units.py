@@ -22,6 +22,8 @@ MAX_DURATION_S = 3650 * 86_400
 MOST_GPU_NAMES = 50
 """Each of them is compared with every GPU and every offer there is."""
 
+NO_GPU_NAMES = {"all", "any", "false", "no", "none", "null", "off", "on", "true", "yes"}
+"""Words that no GPU is called, so that a run with one of them would wait for ever."""
 OTHER_VENDORS = {"amd": "AMD", "google": "Google", "tpu": "Google", "intel": "Intel", "tenstorrent": "Tenstorrent"}
 
 _MIB = {"mb": 1, "gb": 1024, "tb": 1024 * 1024}
@@ -158,7 +160,7 @@ def parse_names(names: list[str]) -> list[str]:
     if len(stripped) > MOST_GPU_NAMES:
         raise ValueError(_("it has more than %(most_gpu_names)s names") % {"most_gpu_names": MOST_GPU_NAMES})
     for name in stripped:
-        if not _GPU_NAME.fullmatch(name):
+        if not _GPU_NAME.fullmatch(name) or name.lower() in NO_GPU_NAMES:
             raise ValueError(_("%(name)s is not a GPU name such as A100") % {"name": repr(name[:120])})
         if name.lower() in OTHER_VENDORS:
             raise ValueError(

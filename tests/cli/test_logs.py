@@ -55,6 +55,7 @@ def test_tail_node_and_attempt_select_a_part_of_the_log(cli: Cli, job: Job) -> N
     empty = cli("logs", "train", "--tail", "0")
     assert (empty.stdout, empty.stderr) == ("", "")
     assert cli("logs", "train", "--node", "0", "--attempt", "1").stdout == "one\ntwo\nthree\n"
+    assert "train has no node 1. Its only node is 0." in cli("logs", "train", "--node", "1").stderr
     for options in (["--node", "1"], ["--attempt", "2"], ["-f", "--attempt", "2"]):
         assert cli("logs", "train", *options).exit_code in (1, 2)
 

@@ -56,6 +56,8 @@ def test_names_memory_and_count_in_any_order(text: str, expected: dict[str, obje
         ("24GB:40GB", "two values for memory"),
         ("1:2", "two values for count"),
         ("A100,", "not a GPU name"),
+        ("off", "'off' is not a GPU name"),
+        ("All:2", "'All' is not a GPU name"),
         ("amd", "AMD"),
         ("tpu:8", "Google"),
         ("0GB", "greater than zero"),

@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
                 ('quiet_until', models.TimeField(help_text='Until then nothing is sent', null=True)),
                 ('digest_at', models.TimeField(help_text='All is sent once a day, at this time', null=True)),
                 ('failures', models.PositiveIntegerField(default=0, help_text='Messages in a row that were not delivered')),
-                ('held_until', models.DateTimeField(help_text='A worker is sending its messages, or it is left alone after a failure, at most until then', null=True)),
+                ('held_until', models.DateTimeField(help_text='A worker sends its messages, or it is left alone after a failure, until then; past: its last turn', null=True)),
                 ('project', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='notification_channels', to='accounts.project')),
                 ('user', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='notification_channels', to=settings.AUTH_USER_MODEL)),
             ],
