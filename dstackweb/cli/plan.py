@@ -64,6 +64,8 @@ def show_outlines(plans: list[dict[str, Any]], stream: IO[str]) -> None:
     """Write a row for each run of a pipeline: what it asks for, and when it enters its queue."""
     columns = [Column("RUN"), Column("RESOURCES"), Column("START", wide=True)]
     show_table(columns, [_outline(plan) for plan in plans], stream)
+    if sum(not plan["reason"] and not plan.get("after_detail") for plan in plans) > 1:
+        echo(_("Each run is planned by itself: those that can start now may not all fit at once."), file=stream)
 
 
 def _outline(plan: dict[str, Any]) -> tuple[str, str, str]:

@@ -38,6 +38,7 @@ def test_apply_plans_each_run_and_submits_all(cli: Cli, project: Project, ada: U
     assert rows == ["RUN", "prepare", "train"]
     assert "Position 1 in queue default; can start now" in planned
     assert "Enters its queue after: prepare is done." in planned
+    assert "Each run is planned by itself" not in planned, "only one can start now"
     assert not Run.objects.exists()
     shown = cli("apply", "-f", cli.file(FILE), "-y", "--no-code")
     assert (shown.exit_code, shown.stdout.split()) == (0, ["prepare", "train"])
@@ -45,6 +46,14 @@ def test_apply_plans_each_run_and_submits_all(cli: Cli, project: Project, ada: U
     assert list(Run.objects.order_by("pk").values_list("name", "status")) == [
         ("prepare", "submitted"), ("train", "pending"),
     ]  # fmt: skip
+
+
+def test_runs_that_can_each_start_now_may_not_fit_together(cli: Cli, project: Project, ada: User) -> None:
+    make_host(gpus=1)
+    one = "type: task\nname: {}\ncommands: [x]\nresources:\n  gpu: 1\n"
+    planned = cli.ok("apply", "-f", cli.file(f"{one.format('a')}---\n{one.format('b')}"), "--no-code", "--dry-run")
+    assert planned.count("can start now\n") == 2
+    assert "Each run is planned by itself: those that can start now may not all fit at once." in planned
 
 
 def test_a_warning_names_its_run_and_asks_once(cli: Cli, project: Project, ada: User) -> None:

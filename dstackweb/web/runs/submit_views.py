@@ -133,7 +133,11 @@ def _errors(error: DomainError) -> dict[str, Any]:
 def _planned(request: PageRequest, submission: services.Submission) -> dict[str, Any]:
     """The plan of each run, and whether to ask before they are submitted."""
     plans = plan_all(request.project, request.user, request.role, submission)
-    return {"plans": [_plan(one) for one in plans], "ask": any(one.impossible for one in plans)}
+    return {
+        "plans": [_plan(one) for one in plans],
+        "ask": any(one.impossible for one in plans),
+        "several_start": sum(not one.waits and not one.follows for one in plans) > 1,
+    }
 
 
 def _plan(planned: Plan) -> dict[str, Any]:
