@@ -1,13 +1,14 @@
 """Requests to addresses that people have typed: to what they may reach, for a bounded time, and nowhere else.
 
 A name is resolved once, the address is checked, and the connection goes to that very address: a name server that
-answers differently the next time leads nowhere. Redirects are not followed, and answers are not read beyond their
-status.
+answers differently the next time leads nowhere. Redirects are not followed, and of an answer only its status and
+`Retry-After` are read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import ipaddress
 import re
 import socket
@@ -15,7 +16,7 @@ import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import httpcore
@@ -38,6 +39,13 @@ class Unreachable(Exception):
 
 class NoAnswer(Exception):
     """The connection broke before there was an answer: the request may have arrived or not."""
+
+
+class Answer(NamedTuple):
+    """`retry_after_s`: for so many seconds the receiver wants no further request; 0 if it doesn't say."""
+
+    status: int
+    retry_after_s: float = 0.0
 
 
 def check_url(url: str) -> str:
@@ -78,8 +86,8 @@ def is_public(address: Address) -> bool:
 
 def post(
     url: str, body: bytes, headers: Mapping[str, str], allowed: Sequence[Network] = (), timeout_s: float = TIMEOUT_S
-) -> int:
-    """Post `body`; returns the status, whatever it is. Raises Refused, Unreachable, NoAnswer.
+) -> Answer:
+    """Post `body`; returns the answer, whatever its status is. Raises Refused, Unreachable, NoAnswer.
 
     Private networks are reached if `allowed` has them; over plain http nothing else is. `timeout_s` is in seconds.
     """
@@ -88,11 +96,22 @@ def post(
         with httpcore.ConnectionPool(network_backend=backend, max_keepalive_connections=0) as pool:
             asked = list({"Host": urlsplit(url).netloc, **headers}.items())
             with pool.stream("POST", url, headers=asked, content=body) as response:
-                return int(response.status)
+                found = {name.lower(): value for name, value in response.headers}
+                return Answer(int(response.status), _seconds_until(found.get(b"retry-after", b"")))
     except (httpcore.ConnectError, httpcore.ConnectTimeout, OSError, UnicodeError) as error:
         raise Unreachable(str(error) or type(error).__name__) from None
     except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
         raise NoAnswer(str(error) or type(error).__name__) from None
+
+
+def _seconds_until(retry_after: bytes) -> float:
+    """A `Retry-After` in seconds or as a date; 0 for anything else."""
+    text = retry_after.decode("ascii", "replace").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    with contextlib.suppress(ValueError, OverflowError):
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    return 0.0
 
 
 class _Checked(httpcore.NetworkBackend):

@@ -50,18 +50,19 @@ MOST_ATTEMPTS = 12
 BASE_S, CAP_S = 30.0, 6 * 3600.0
 """The delay after the first failure, and the longest: all attempts take about a day."""
 HOLD_CAP_S = 600.0
-"""A channel that fails is left alone for at most this long."""
+"""A channel that fails is left alone for at most this long, unless it asks for more."""
 RETRIED = frozenset({408, 425, 429})
 """Answers below 500 after which people's messages are tried again; others mean that the address is wrong."""
 
 
 class SendResult(NamedTuple):
-    """What came of a message. `again`: whether the same may be tried later."""
+    """What came of a message. `again`: whether the same may be tried later, after `wait_s` if the receiver said so."""
 
     status: DeliveryStatus
     problem: DeliveryProblem | None = None
     answer: int | None = None
     again: bool = False
+    wait_s: float = 0.0
 
 
 def has_due() -> bool:
@@ -102,7 +103,7 @@ def send_next(channel_id: int, now: dt.datetime) -> bool:
     _drop_unreadable(channel)
     batch, found = _take(channel, now)
     if not found:
-        _release(channel, until)
+        Channel.objects.filter(pk=channel_id, held_until=until).update(held_until=None)
         return False
     result = _send(channel, batch, found, now)
     _note(channel, batch, found, result, now, until)
@@ -194,12 +195,14 @@ def _post(channel: Channel, url: str, request: Post) -> SendResult:
         if channel.kind in GROUPED:
             return SendResult(DeliveryStatus.UNKNOWN, DeliveryProblem.NO_ANSWER)
         return SendResult(DeliveryStatus.FAILED, DeliveryProblem.NO_ANSWER, again=True)
-    if 200 <= answer < 300:
-        return SendResult(DeliveryStatus.SENT, answer=answer)
-    if answer == 410:
-        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.GONE, answer)
-    again = channel.kind not in GROUPED or answer >= 500 or answer in RETRIED
-    return SendResult(DeliveryStatus.FAILED, DeliveryProblem.ANSWER, answer, again)
+    status = answer.status
+    if 200 <= status < 300:
+        return SendResult(DeliveryStatus.SENT, answer=status)
+    if status == 410:
+        return SendResult(DeliveryStatus.FAILED, DeliveryProblem.GONE, status)
+    again = channel.kind not in GROUPED or status >= 500 or status in RETRIED
+    wait_s = min(CAP_S, answer.retry_after_s)
+    return SendResult(DeliveryStatus.FAILED, DeliveryProblem.ANSWER, status, again, wait_s)
 
 
 def _note(
@@ -216,25 +219,19 @@ def _note(
         mine = Delivery.objects.filter(batch=batch, status=DeliveryStatus.SENDING)
         for one in found if result.again else ():
             if one.attempts < MOST_ATTEMPTS:
-                due = after_quiet(now + dt.timedelta(seconds=delay_s(one.attempts)), services.hours_of(channel))
+                wait = dt.timedelta(seconds=max(result.wait_s, delay_s(one.attempts)))
+                due = after_quiet(now + wait, services.hours_of(channel))
                 mine.filter(pk=one.pk).update(status=DeliveryStatus.WAITING, due_at=due, **facts)
         mine.update(status=result.status, **facts)
         if result.problem == DeliveryProblem.GONE:
             channel.enabled = False
             channel.save(update_fields=["enabled"])
-        _release(channel, until, failed=result.status != DeliveryStatus.SENT, now=now)
-
-
-def _release(channel: Channel, until: dt.datetime, *, failed: bool = False, now: dt.datetime | None = None) -> None:
-    """Let others have the channel, at once or after a pause."""
-    mine = Channel.objects.filter(pk=channel.pk, held_until=until)
-    if failed and now is not None:
-        pause = min(HOLD_CAP_S, delay_s(channel.failures + 1))
-        mine.update(failures=F("failures") + 1, held_until=now + dt.timedelta(seconds=pause))
-    elif now is not None:
-        mine.update(failures=0, held_until=now)  # when it had its turn
-    else:
-        mine.update(held_until=None)
+        mine_still = Channel.objects.filter(pk=channel.pk, held_until=until)
+        if result.status == DeliveryStatus.SENT:
+            mine_still.update(failures=0, held_until=now)  # when it had its turn
+        else:
+            pause = max(result.wait_s, min(HOLD_CAP_S, delay_s(channel.failures + 1)))
+            mine_still.update(failures=F("failures") + 1, held_until=now + dt.timedelta(seconds=pause))
 
 
 def delay_s(attempts: int) -> float:

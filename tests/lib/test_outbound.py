@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import email.utils
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -47,9 +49,24 @@ def test_this_machine_is_not_reached(receiver: Receiver, host: str) -> None:
     assert receiver.requests == []
 
 
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("", 0), ("120", 120), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
+    + [(odd, 0) for odd in ("-5", "1.5", "soon", "1" * 10, "Sat, 99 Nov 2026", "Fri, 31 Dec 99999 23:59:59 GMT")],
+)
+def test_an_answer_says_for_how_long_nothing_more_is_wanted(receiver: Receiver, header: str, seconds: float) -> None:
+    receiver.answers, receiver.retry_after = [429], header
+    assert outbound.post(receiver.url, b"", {}, LOCAL) == (429, seconds)
+
+
+def test_the_end_of_a_pause_may_be_a_date(receiver: Receiver) -> None:
+    receiver.retry_after = email.utils.formatdate(time.time() + 90, usegmt=True)
+    assert 80 <= outbound.post(receiver.url, b"", {}, LOCAL).retry_after_s <= 90
+
+
 def test_an_allowed_network_is_reached_and_no_redirect_followed(receiver: Receiver) -> None:
     receiver.answers = [302]
-    assert outbound.post(receiver.url, b"hello", {"X-Test": "1"}, LOCAL) == 302
+    assert outbound.post(receiver.url, b"hello", {"X-Test": "1"}, LOCAL).status == 302
     (request,) = receiver.requests
     assert (request.body, request.headers["x-test"]) == (b"hello", "1")
     assert request.headers["host"] == f"127.0.0.1:{receiver.port}"
@@ -121,7 +138,7 @@ def test_the_next_address_is_tried_where_one_leads_nowhere(receiver: Receiver, m
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    assert outbound.post(f"http://two.example:{receiver.port}/", b"", {}, LOCAL) == 204
+    assert outbound.post(f"http://two.example:{receiver.port}/", b"", {}, LOCAL).status == 204
     assert receiver.requests[0].headers["host"] == f"two.example:{receiver.port}"
 
 

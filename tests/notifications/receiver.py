@@ -20,11 +20,12 @@ class Request(NamedTuple):
 
 
 class Receiver:
-    """Keeps what it is sent, and answers with `answers` in turn, then with 204."""
+    """Keeps what it is sent, and answers with `answers` in turn, then with 204; with `retry_after` if there is one."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.answers: list[int] = []
+        self.retry_after = ""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -36,6 +37,8 @@ class Receiver:
                 self.send_response(status)
                 if status == 302:
                     self.send_header("Location", f"{receiver.url}moved")
+                if receiver.retry_after:
+                    self.send_header("Retry-After", receiver.retry_after)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 

@@ -231,6 +231,23 @@ def test_channels_take_turns_however_much_one_of_them_has_to_get(ann: User, fail
     assert [request.path for request in receiver.requests] == ["/a", "/b", "/a", "/b"]
 
 
+def test_a_receiver_that_names_a_time_is_left_alone_until_then(
+    channel_to: MakeChannel, fail: Fail, receiver: Receiver
+) -> None:
+    channel = channel_to(ChannelKind.SLACK)
+    fail("train")
+    now = later()
+    receiver.answers, receiver.retry_after = [429], "900"
+    sending.send_next(channel.pk, now)
+    (one,) = to(channel)
+    channel.refresh_from_db()
+    asked = now + dt.timedelta(seconds=900)
+    assert (one.status, one.answer, one.due_at, channel.held_until) == ("waiting", 429, asked, asked)
+    assert not sending.send_next(channel.pk, later(890))
+    assert sending.send_next(channel.pk, later(910))
+    assert statuses(channel) == ["sent"]
+
+
 @pytest.mark.django_db(transaction=True)
 def test_no_transaction_is_open_while_a_message_is_sent(
     channel_to: MakeChannel, fail: Fail, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
@@ -239,7 +256,7 @@ def test_no_transaction_is_open_while_a_message_is_sent(
     channel, open_ = channel_to(ChannelKind.SLACK), []
     real = outbound.post
 
-    def post(*args: Any, **more: Any) -> int:
+    def post(*args: Any, **more: Any) -> outbound.Answer:
         open_.append(connections["default"].in_atomic_block)
         return real(*args, **more)
 

@@ -89,7 +89,9 @@ def test_a_file_with_several_runs_is_planned_and_submitted_as_a_whole(
     assert page.count("Settings of") == 2
     assert "Each run is planned by itself" not in page
     twice = browser.post("/p/main/submit/plan/", {"config": PIPELINE.replace("after: hello\n", "")}, headers=HTMX)
-    assert "Each run is planned by itself: those that can start now may not all fit at once." in browser_text(twice.text)
+    assert "Each run is planned by itself: those that can start now may not all fit at once." in browser_text(
+        twice.text
+    )
     answer = browser.post("/p/main/submit/", {"config": PIPELINE}, headers=HTMX)
     assert answer.headers["HX-Redirect"] == "/p/main/runs/hello/"
     assert list(Run.objects.order_by("pk").values_list("name", "status")) == [
