@@ -29,8 +29,8 @@ COLUMNS = (
 MAX_KEPT = 2000
 READS = 20
 """The heads of very many shapes are read in so many steps: each step looks at all of them."""
-DECIDES_NOTHING: dict[str, Any] = {"commands": (), "init": None, "env": {}, "masked_env": (), "shell": "", "working_dir": None,
-                                   "entrypoint": None, "registry_auth": None}  # fmt: skip
+DECIDES_NOTHING: dict[str, Any] = {"commands": (), "init": None, "env": {}, "masked_env": (), "shell": "",
+                                   "working_dir": None, "entrypoint": None, "registry_auth": None}  # fmt: skip
 """What may be large, and says nothing about where a run fits."""
 
 _specs: dict[str, EffectiveSpec] = {}
