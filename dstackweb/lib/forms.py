@@ -12,14 +12,17 @@ class MergedForm(forms.BaseForm):
     """Changes only what its user has changed, where others have saved the same settings since it was opened.
 
     Each field also sends the value that was shown. One that was left as it was keeps the present value, and one that
-    two people have changed is refused. The form's initial values are the present ones.
+    two people have changed is refused. The form's initial values are the present ones. The form of something new has
+    none, however it was filled in before it was shown: it is saved as it was sent.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        instance = getattr(self, "instance", None)
+        self.merges = instance is None or instance.pk is not None
         for field in self.fields.values():
             # What was typed into a field for secrets must not come back on a page.
-            field.show_hidden_initial = not isinstance(field.widget, forms.PasswordInput)
+            field.show_hidden_initial = self.merges and not isinstance(field.widget, forms.PasswordInput)
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -31,7 +34,7 @@ class MergedForm(forms.BaseForm):
         cleaned = super().clean() or self.cleaned_data
         for name, field in self.fields.items():
             sent = self[name].html_initial_name
-            if name not in cleaned or sent not in self.data:
+            if not self.merges or name not in cleaned or sent not in self.data:
                 continue
             now = self.get_initial_for_field(field, name)
             if not _differs(field, now, field.hidden_widget().value_from_datadict(self.data, self.files, sent)):
