@@ -208,6 +208,18 @@ def test_settings_of_several_lines_are_not_taken_for_a_change_of_someone_else(ad
     assert aws.config["tags"] == {"team": "vision", "cost": "4711", "owner": "ada"}
 
 
+@pytest.mark.parametrize("name", ["aws", "aws-2"])
+def test_a_new_backend_is_saved_and_tested_as_a_browser_sends_its_form(admin: Client, name: str) -> None:
+    """The form suggests a name, which no stored backend has."""
+    sent = {**filled(admin, f"{reverse(ADD)}?kind=aws"), "name": name, "regions": ["eu-west-1"]}
+    sent = {**sent, "sign_in": "access_key_id", "access_key_id": ACCESS_KEY, "secret_access_key": ""}
+    tested = admin.post(f"{reverse('admin:backends_backend_test_new')}?kind=aws", sent)
+    assert [label for label, _id, _errors in tested.context["wrong"]] == ["Secret access key"]
+    saved = admin.post(f"{reverse(ADD)}?kind=aws", {**sent, "secret_access_key": SECRET})
+    assert saved.status_code == 302, errors(saved)
+    assert Backend.objects.get(name=name).config["regions"] == ["eu-west-1"]
+
+
 def test_the_name_of_a_backend_is_unique_and_cannot_be_changed(admin: Client, aws: Backend) -> None:
     assert "exists already" in errors(admin.post(reverse(ADD), FORM))["name"]
     admin.post(change(aws), {**WITH_KEY, "name": "other"})

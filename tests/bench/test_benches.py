@@ -48,7 +48,7 @@ def test_a_benchmark_prints_its_figures(name: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     figures = [line for line in done.stdout.splitlines()[1:] if re.search(r"\s\d", line)]
-    assert len(figures) > 2, done.stdout
+    assert figures, done.stdout
 
 
 def test_none_is_forgotten() -> None:

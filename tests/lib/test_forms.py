@@ -6,6 +6,7 @@ import pytest
 from django import forms
 
 from dstackweb.lib.forms import MergedForm
+from dstackweb.profiles.models import Profile
 
 
 class Settings(MergedForm, forms.Form):
@@ -42,3 +43,18 @@ def test_a_setting_that_two_have_changed_is_refused() -> None:
     form = Settings({**SHOWN, "most": "2"}, initial={"most": 5, "paused": False})
     assert not form.is_valid()
     assert list(form.errors) == ["most"]
+
+
+class New(MergedForm, forms.ModelForm[Profile]):
+    class Meta:
+        model = Profile
+        fields = ("name",)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("typed", ["suggested", "other"])
+def test_something_new_is_saved_as_it_was_sent_whatever_was_suggested(typed: str) -> None:
+    assert "initial-name" not in str(New(initial={"name": "suggested"}))
+    form = New({"name": typed, "initial-name": "suggested"})
+    assert form.is_valid(), form.errors
+    assert form.changes == {"name": typed}

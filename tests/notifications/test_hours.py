@@ -14,7 +14,7 @@ from dstackweb.notifications.hours import Hours, after_quiet, next_time, send_at
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONES = [ZoneInfo(name) for name in ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe")]
 MOMENTS = st.datetimes(dt.datetime(2026, 1, 1), dt.datetime(2027, 12, 31), timezones=st.just(dt.UTC))
-TIMES = st.times().map(lambda time: time.replace(second=0, microsecond=0))
+TIMES = st.times().map(lambda time: time.replace(second=0, microsecond=0, fold=0))
 
 
 def at(day: int, time: str, month: int = 11, fold: int = 0) -> dt.datetime:
