@@ -18,7 +18,7 @@ __all__ = ["cloud"]
 
 PASSWORD = "correct horse battery"
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def fill(page: Page, cloud: Cloud, secret: str) -> None:
@@ -62,6 +62,7 @@ def test_a_newcomer_sets_aws_up(
     assert Backend.objects.get().config["regions"] == ["us-east-1", "eu-west-1"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
 def test_pictures_of_the_form(
     live_server,

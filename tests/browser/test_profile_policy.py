@@ -18,7 +18,7 @@ from tests.factories import join, make_project, make_run, make_user
 PASSWORD = "correct horse battery"
 SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_changed_policy_is_applied_to_the_chosen_runs(
