@@ -12,7 +12,7 @@ from tests.browser import demo
 from tests.browser.support import sign_in
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_two_runs_chosen_in_the_list_are_compared_and_a_choice_outlives_its_renewal(

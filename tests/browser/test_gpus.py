@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.browser import gpu_demo
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = {
     "gpus": "gpus/",
     "gpus-hot": "gpus/?colour=temperature&sort=temperature",
@@ -24,6 +24,7 @@ PAGES = {
 }
 
 
+@pytest.mark.nightly
 def test_they_are_accessible_in_both_themes_and_widths(live_server, new_page: Callable[..., Page]) -> None:
     gpu_demo.build()
     page = new_page(reduced_motion="reduce")

@@ -16,7 +16,7 @@ from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, sign_in
 from tests.support import eventually
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 PATH = "/p/main/queues/default/history/"
 
 COLOURS = """

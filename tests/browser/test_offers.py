@@ -17,7 +17,7 @@ from tests.browser import cloud_demo, demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, check_pages, sign_in
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = {
     "offers": "/p/main/offers/",
     "offers-filtered": "/p/main/offers/?gpu=H100&spot=true",
@@ -47,6 +47,7 @@ def page(live_server, new_page: Callable[..., Page], cloud: Callable[[], Backend
     return page
 
 
+@pytest.mark.nightly
 def test_every_page_about_clouds_is_accessible_in_both_themes_and_widths(
     live_server, page: Page, cloud: Callable[[], Backend], complaints: Complaints
 ) -> None:

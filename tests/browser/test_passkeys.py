@@ -11,8 +11,6 @@ from tests.browser.conftest import Complaints
 from tests.browser.support import check_now, sign_in_by_form
 from tests.factories import join, make_project, make_user
 
-pytestmark = pytest.mark.nightly
-
 PASSWORD = "correct horse battery"
 DEVICE = {
     "protocol": "ctap2", "transport": "internal", "hasResidentKey": True, "hasUserVerification": True,

@@ -13,7 +13,7 @@ from tests.browser import progress_demo, task_demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 S = TaskState
 RUN = "runs/nightly-sweep/progress/"
 PAGES = {
@@ -36,6 +36,7 @@ def opened(page: Page, base: str, path: str) -> None:
     page.goto(f"{base}/p/main/{path}")
 
 
+@pytest.mark.nightly
 def test_they_are_accessible_in_both_themes_and_widths(live_server, new_page: Callable[..., Page]) -> None:
     progress_demo.build()
     page = new_page(reduced_motion="reduce")
@@ -128,6 +129,7 @@ def test_rows_that_do_not_fit_a_wall_are_counted_below_the_last_row(live_server,
     assert last.evaluate(bottom) <= more.evaluate("it => it.getBoundingClientRect().top")
 
 
+@pytest.mark.nightly
 def test_the_page_does_not_grow_over_hundreds_of_updates(live_server, new_page: Callable[..., Page]) -> None:
     """Heap and nodes 400 updates later: no more, but for what a heap breathes.
 

@@ -20,7 +20,7 @@ from tests.factories import join, make_host, make_project, make_run, make_user, 
 from tests.gpus.snapshots import sample
 from tests.web.watched import POLICY, watched
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def idles(place: int, ago_s: int) -> int:
@@ -146,6 +146,7 @@ def test_the_gpus_of_a_run_appear_on_its_open_page(page: Page, live_server, run:
     expect(page.locator('[data-read="utilization"] li').first).to_contain_text("77 %")
 
 
+@pytest.mark.nightly
 def test_they_are_accessible_and_fit_in_both_themes(page: Page, live_server) -> None:
     run_path = "runs/train-llama-sft/"
     pages = {"run": run_path, "table": f"{run_path}?as=table", "runs": "runs/", "queue": "queue/"}

@@ -13,7 +13,7 @@ from dstackweb.gpus.policy.exemptions import policies_of
 from tests.browser import policy_demo
 from tests.browser.support import check_pages, sign_in
 
-pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
@@ -52,5 +52,6 @@ def test_a_manager_has_policies_only_observe_and_confirms_that_they_count_again(
 TRIED = "?min_gpu_utilization=10&time_window=30m&scope=any&warmup=0s"
 
 
+@pytest.mark.nightly
 def test_it_is_accessible_in_both_themes_and_widths(page: Page) -> None:
     check_pages(page, {"utilization": page.url + TRIED})
