@@ -110,7 +110,7 @@ def test_the_same_as_a_table(project: Project, ann: User, as_user: SignIn) -> No
     run = watched(project, ann, "train", 5, second_idles)
     page = page_of(as_user(ann), run, "?as=table")
     assert "gpu-data" not in page
-    assert page.count("93 % ") >= 25
+    assert page.count("93&nbsp;% ") >= 25
     assert "19.5 GB" in page
 
 
