@@ -19,7 +19,7 @@ class MergedForm(forms.BaseForm):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         instance = getattr(self, "instance", None)
-        self.merges = instance is None or instance.pk is not None
+        self.merges = instance is None or not instance._state.adding
         for field in self.fields.values():
             # What was typed into a field for secrets must not come back on a page.
             field.show_hidden_initial = self.merges and not isinstance(field.widget, forms.PasswordInput)

@@ -103,24 +103,24 @@ class CredentialsFields(Keys):
     """How to sign in: boto3's default chain unless a key or a profile is set; then, optionally, as a role."""
 
     access_key_id: Annotated[Text, _like(_KEY_ID)] | None = key(
-        "the ID of an access key, such as AKIAIOSFODNN7EXAMPLE",
+        _("the ID of an access key, such as AKIAIOSFODNN7EXAMPLE"),
         _("In the AWS console: IAM, Users, the user for dstackweb, Security credentials, Create access key."),
         title=_("Access key ID"),
         default=None,
     )
     profile: Text | None = key(
-        "a profile's name",
+        _("the name of an AWS profile"),
         _("Profile name in ~/.aws/config or ~/.aws/credentials of the user who runs the server."),
         default=None,
     )
     role_arn: Annotated[Text, _like(_ROLE)] | None = key(
-        "a role's ARN, such as arn:aws:iam::123456789012:role/dstackweb",
+        _("a role's ARN, such as arn:aws:iam::123456789012:role/dstackweb"),
         _("Only to act as a role, for example in another account."),
         title=_("Role to assume"),
         default=None,
     )
     external_id: Text | None = key(
-        "text", _("Only if the role's trust policy requires one."), title=_("External ID"), default=None
+        _("text"), _("Only if the role's trust policy requires one."), title=_("External ID"), default=None
     )
 
     @model_validator(mode="after")
@@ -137,24 +137,26 @@ class AwsConfig(Keys):
     regions, or a mapping from regions."""
 
     regions: Annotated[Names, _all_like(_REGION)] = key(
-        "a list of at least one region, such as eu-west-1",
+        _("a list of at least one region, such as eu-west-1"),
         _("Where runs may start. Prices, quotas and GPUs differ by region; start with two or three near you."),
     )
     credentials: CredentialsFields = key(
-        "`default`, or a mapping with an access_key_id and its secret_access_key, or a profile; and maybe a role_arn",
+        _("`default`, or a mapping with access_key_id and secret_access_key, or a profile, and maybe role_arn"),
         _("Sign in with"),
         default=CredentialsFields(),
     )
     families: Annotated[Names, _all_like(_FAMILY)] | None = key(
-        "a list of families, such as g5 and p4d", _("Offer only these, such as g5, g6, p5. Empty: all."), default=None
+        _("a list of families, such as g5 and p4d"),
+        _("Offer only these, such as g5, g6, p5. Empty: all."),
+        default=None,
     )
     instance_types: Annotated[Names, _all_like(_INSTANCE_TYPE)] | None = key(
-        "a list of instance types, such as g5.xlarge",
+        _("a list of instance types, such as g5.xlarge"),
         _("Offer these in addition to the families, such as g5.xlarge. Empty: all."),
         default=None,
     )
     architectures: Annotated[tuple[Literal["x86_64", "arm64"], ...], Field(min_length=1)] = key(
-        "a list of x86_64, arm64 or both",
+        _("a list of x86_64, arm64 or both"),
         _(
             "x86_64 is Intel and AMD, arm64 is Graviton. Run files cannot choose a processor, and few programs run on "
             "both. Choose one."
@@ -163,12 +165,12 @@ class AwsConfig(Keys):
         default=("x86_64",),
     )
     subnets: TextsByRegion = key(
-        "a subnet's ID, a list of them, or a mapping from regions to these",
+        _("a subnet's ID, a list of them, or a mapping from regions to these"),
         _("Subnet IDs. Empty: the default VPC's subnets."),
         default={},
     )
     security_groups: TextsByRegion = key(
-        "a security group's ID, a list of them, or a mapping from regions to these",
+        _("a security group's ID, a list of them, or a mapping from regions to these"),
         _(
             "Group IDs. Empty: the VPC's default group. Instances need only outgoing HTTPS to this server. For runs "
             "with several nodes, members of the group must reach each other."
@@ -176,30 +178,30 @@ class AwsConfig(Keys):
         default={},
     )
     instance_profile: TextByRegion = key(
-        "an instance profile's name or ARN, or a mapping from regions to these",
+        _("an instance profile's name or ARN, or a mapping from regions to these"),
         _("Name or ARN of the instance profile for runs, for example to read a bucket. Empty: none."),
         default={},
     )
     ami: TextByRegion = key(
-        "an AMI's ID, or a mapping from regions to these",
+        _("an AMI's ID, or a mapping from regions to these"),
         _("Image ID. It needs Python 3.9 or later, and the NVIDIA driver for GPUs. Empty: an AWS image."),
         title=_("AMI"),
         default={},
     )
     ssh_key: TextByRegion = key(
-        "a key pair's name, or a mapping from regions to these",
+        _("a key pair's name, or a mapping from regions to these"),
         _("Name of the key pair for SSH login. Empty: no login."),
         title=_("SSH key pair"),
         default={},
     )
     public_ip: bool = key(
-        "true or false",
+        _("true or false"),
         _("Without one, subnets need a NAT gateway so that instances can reach this server."),
         title=_("Instances get a public IP address"),
         default=True,
     )
     disk_gb: Annotated[int, Field(strict=True, ge=8, le=16384)] = key(
-        "a whole number from 8 to 16384",
+        _("a whole number from 8 to 16384"),
         _("Per instance. Deleted with the instance."),
         title=_("Disk in GB"),
         default=100,
@@ -208,12 +210,12 @@ class AwsConfig(Keys):
         dict[Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=256)]],
         AfterValidator(_tags),
     ] = key(
-        "a mapping from names to texts",
+        _("a mapping from names to texts"),
         _("One name=value per line, for every instance and disk, for example for cost reports."),
         default={},
     )
     containers: bool = key(
-        "true or false",
+        _("true or false"),
         _(
             "With Docker from the image, else with the distribution's package, which is installed for the first run "
             "that needs it. For GPUs the image needs NVIDIA's container toolkit, as AWS's have it."
@@ -222,13 +224,13 @@ class AwsConfig(Keys):
         default=True,
     )
     allow_private_url: bool = key(
-        "true or false",
+        _("true or false"),
         _("Only if a VPN or peering connects the subnets to this server."),
         title=_("Instances can reach a private DSTACKWEB_PUBLIC_URL"),
         default=False,
     )
     endpoint_url: Annotated[str, AfterValidator(_url)] | None = key(
-        "an http(s) URL",
+        _("an http(s) URL"),
         _("An AWS-compatible endpoint for tests. Empty: AWS."),
         title=_("Endpoint URL"),
         default=None,
