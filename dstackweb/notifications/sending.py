@@ -226,12 +226,12 @@ def _note(
         if result.problem == DeliveryProblem.GONE:
             channel.enabled = False
             channel.save(update_fields=["enabled"])
-        mine_still = Channel.objects.filter(pk=channel.pk, held_until=until)
+        claimed = Channel.objects.filter(pk=channel.pk, held_until=until)
         if result.status == DeliveryStatus.SENT:
-            mine_still.update(failures=0, held_until=now)  # when it had its turn
+            claimed.update(failures=0, held_until=now)  # when it had its turn
         else:
             pause = max(result.wait_s, min(HOLD_CAP_S, delay_s(channel.failures + 1)))
-            mine_still.update(failures=F("failures") + 1, held_until=now + dt.timedelta(seconds=pause))
+            claimed.update(failures=F("failures") + 1, held_until=now + dt.timedelta(seconds=pause))
 
 
 def delay_s(attempts: int) -> float:

@@ -57,38 +57,38 @@ def log_of_a_run() -> Changing:
 
 
 def tasks_of_a_run() -> Changing:
-    """A run's tasks in short, with three prefixes that get on."""
-    _project, run = progress_demo.build()
-    return Changing(f"runs/{run.name}/", "#run-tasks", _getting_on(run))
-
-
-def gpus_of_a_run() -> Changing:
-    """The charts of a run's GPUs, with new samples."""
-    gpu_demo.build()
-    return Changing("runs/train-llama-sft/", "#run-gpus", _new_samples)
+    """A run's tasks in short."""
+    return _of_tasks("", "#run-tasks")
 
 
 def progress() -> Changing:
-    """Eleven bars, three of which change."""
+    """Eleven bars."""
+    return _of_tasks("progress/", "#progress")
+
+
+def _of_tasks(page: str, part: str) -> Changing:
+    """A page of a run with tasks, of which three prefixes get on."""
     _project, run = progress_demo.build()
-    return Changing(f"runs/{run.name}/progress/", "#progress", _getting_on(run))
-
-
-def gpus() -> Changing:
-    """The map of all GPUs, with new samples of a host."""
-    gpu_demo.build()
-    return Changing("gpus/", "[data-poll]", _new_samples)
-
-
-def _getting_on(run: Run) -> Callable[[int], object]:
     scope = task_demo.ensure_scope(run)
     moved = Delta({S.QUEUED: -1, S.MEMORY: 1})
     at = {(name, f"{name}-1"): moved for name in ("train-baseline", "evaluate-checkpoint", "shuffle")}
-    return lambda _number: task_demo.shift(scope, at)
+    return Changing(f"runs/{run.name}/{page}", part, lambda _number: task_demo.shift(scope, at))
 
 
-def _new_samples(number: int) -> None:
-    gpu_demo.seen("box-1", g3=40 + number, g1=20 + number)
+def gpus_of_a_run() -> Changing:
+    """The charts of a run's GPUs."""
+    return _of_gpus("runs/train-llama-sft/", "#run-gpus")
+
+
+def gpus() -> Changing:
+    """The map of all GPUs."""
+    return _of_gpus("gpus/", "[data-poll]")
+
+
+def _of_gpus(path: str, part: str) -> Changing:
+    """A page about GPUs, with new samples of a host."""
+    gpu_demo.build()
+    return Changing(path, part, lambda number: gpu_demo.seen("box-1", g3=40 + number, g1=20 + number))
 
 
 PAGES = (queue, running_run, log_of_a_run, tasks_of_a_run, gpus_of_a_run, progress, gpus)

@@ -19,7 +19,7 @@ from django.utils.translation import to_locale
 from dstackweb.backends import registry
 from dstackweb.spec.fields import Keys
 from dstackweb.spec.run_fields import RunFields
-from dstackweb.spec.wording import keys_at
+from dstackweb.spec.wording import expected, keys_at
 from tools import messages
 
 LOCALES = [to_locale(code) for code, _name in settings.LANGUAGES if code != "en"]
@@ -59,18 +59,18 @@ def keys(found: Catalog) -> set[tuple[str | None, str]]:
     return {(entry.context, "|".join(texts(entry))) for entry in entries(found)}
 
 
-def expected(schema: type[Keys]) -> Iterator[str]:
+def all_expected(schema: type[Keys]) -> Iterator[str]:
     """What the keys of a mapping should be, and those of the mappings in it."""
     for name, info in schema.model_fields.items():
-        yield info.json_schema_extra["expects"]  # type: ignore[call-overload,index]
+        yield expected(info)
         if inner := keys_at(schema, (name,)):
-            yield from expected(inner)
+            yield from all_expected(inner)
 
 
 @pytest.mark.parametrize("schema", [RunFields, *(kind.schema for kind in registry.KINDS.values())])
 def test_errors_say_what_a_setting_should_be_in_each_language(schema: type[Keys]) -> None:
     texts_there = {text for entry in entries(catalogue(LOCALES[0])) for text in texts(entry)}
-    assert set(expected(schema)) - texts_there == set()
+    assert set(all_expected(schema)) - texts_there == set()
 
 
 @pytest.mark.parametrize("locale", LOCALES)
