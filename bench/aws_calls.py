@@ -2,7 +2,7 @@
 
     python bench/aws_calls.py [sqlite|postgres]
 
-The AWS is the small one of dstackweb/devtools/aws. Minutes of throttling are simulated: the clock that the code reads
+The AWS is the small one of standins/aws. Minutes of throttling are simulated: the clock that the code reads
 is moved by 5 s between ticks, while calls, repeats and their waits are real. The database cache goes with SQLite, Redis
 with PostgreSQL.
 """
@@ -51,7 +51,7 @@ def measure() -> None:
 
     logging.disable(logging.WARNING)
     call_command("migrate", verbosity=0)
-    from dstackweb.devtools.aws import Cloud
+    from standins.aws import Cloud
 
     cloud = Cloud.start()
     os.environ |= cloud.env

@@ -86,7 +86,7 @@ def _show(title: str, said: dict[str, Any]) -> None:
 
 
 def main(polls: int) -> None:
-    from dstackweb.devtools.nvml import FakeGpu, Nvml
+    from standins.nvml import FakeGpu, Nvml
 
     print(f"{sides.cpu()}, {os.cpu_count()} cores; load {os.getloadavg()[0]:.1f} at the start; {polls} polls")
     with tempfile.TemporaryDirectory(prefix="dw-bench-") as folder:

@@ -27,8 +27,8 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dstackweb.devtools.dask import Dask  # noqa: E402
-from dstackweb.devtools.slurm import Slurm  # noqa: E402
+from standins.dask import Dask  # noqa: E402
+from standins.slurm import Slurm  # noqa: E402
 from tests import containers  # noqa: E402
 from tests.server import Server  # noqa: E402
 from tests.support import eventually  # noqa: E402

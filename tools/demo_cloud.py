@@ -1,6 +1,6 @@
 """`make demo-cloud`: the server with a simulated AWS account.
 
-A small AWS on this machine (dstackweb/devtools/aws) replaces the real one: instance types, prices, spot prices, quotas,
+A small AWS on this machine (standins/aws) replaces the real one: instance types, prices, spot prices, quotas,
 and instances that run their user data, each in a folder of its own. It uses no network and costs nothing. The server's
 files are in `var/demo-cloud`, apart from those of `make run`; the cloud's are deleted when it ends.
 """
@@ -20,7 +20,7 @@ def main() -> int:
     """Runs until Ctrl-C; returns the server's exit status."""
     demo = Demo("cloud")
 
-    from dstackweb.devtools.aws import Cloud
+    from standins.aws import Cloud
 
     print("Starting a small AWS on this machine …", flush=True)
     cloud = Cloud.start()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from served import ROOT, Demo, complain
 
 if TYPE_CHECKING:
-    from dstackweb.devtools.dask import Dask
+    from standins.dask import Dask
 
 PROFILE = """
 from dstackweb.profiles.models import Profile
@@ -27,7 +27,7 @@ def main() -> int:
     """Runs until Ctrl-C; returns the server's exit status."""
     demo = Demo("dask")
 
-    from dstackweb.devtools.dask import Dask
+    from standins.dask import Dask
 
     with tempfile.TemporaryDirectory(prefix="demo-dask-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)

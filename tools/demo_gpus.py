@@ -1,6 +1,6 @@
 """`make demo-gpus`: the server on a machine with eight simulated GPUs.
 
-A small library (dstackweb/devtools/nvml/stub.c) replaces NVIDIA's and reports scripted loads of eight GPUs: busy ones,
+A small library (standins/nvml/stub.c) replaces NVIDIA's and reports scripted loads of eight GPUs: busy ones,
 an idle one, one that gets hot, one that another program uses, one that is lost for a while. Sampling, policies and
 pages are real. Runs that compute nothing hold some of them. The server's files are in `var/demo-gpus`, apart from
 those of `make run`. It needs gcc.
@@ -36,7 +36,7 @@ def waves(least: int, most: int, period_s: int, step_s: int = 30) -> str:
 
 def gpus(other_pid: int) -> list[Any]:
     """The eight GPUs with their loads."""
-    from dstackweb.devtools.nvml import FakeGpu
+    from standins.nvml import FakeGpu
 
     def gpu(index: int, **does: Any) -> Any:
         return FakeGpu(f"GPU-demo-{index}", NAME, SIZE_MIB, limit=400, **does)
@@ -63,7 +63,7 @@ def main() -> int:
     library = demo.home / "nvml"
     library.mkdir(exist_ok=True)
 
-    from dstackweb.devtools.nvml import Nvml
+    from standins.nvml import Nvml
 
     other = subprocess.Popen(["sleep", "infinity"])
     nvml = Nvml(library)

@@ -16,7 +16,7 @@ def main() -> int:
     """Runs until Ctrl-C; returns the server's exit status."""
     demo = Demo("ray")
 
-    from dstackweb.devtools.ray import Ray
+    from standins.ray import Ray
 
     if Ray.missing():
         sys.exit("Ray is not installed: make .venv/.ray")

@@ -16,7 +16,7 @@ def main() -> int:
     """Runs until Ctrl-C; returns the server's exit status."""
     demo = Demo("slurm")
 
-    from dstackweb.devtools.slurm import PACKAGES, Slurm
+    from standins.slurm import PACKAGES, Slurm
 
     if Slurm.missing():
         sys.exit(f"Slurm is not installed: apt-get install --no-install-recommends {' '.join(PACKAGES)}")

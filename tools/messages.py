@@ -23,8 +23,6 @@ from tools.catalogues import LANGUAGE, empty, mo_bytes, po_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = ROOT / "locale" / LANGUAGE / "LC_MESSAGES" / "django.po"
-ELSEWHERE = ("cli", "devtools")
-"""Packages whose texts are not in this catalogue."""
 
 
 def extracted(folder: Path) -> Catalog:
@@ -56,7 +54,8 @@ def _plain(merged: Catalog) -> Catalog:
 
 
 def _no_texts(path: str, names: list[str]) -> list[str]:
-    left_out = ("__pycache__", "migrations", *(ELSEWHERE if Path(path) == ROOT / "dstackweb" else ()))
+    """The command line's texts have a catalogue of their own."""
+    left_out = ("__pycache__", "migrations", *(["cli"] if Path(path) == ROOT / "dstackweb" else ()))
     return [name for name in names if name in left_out]
 
 

@@ -19,11 +19,11 @@ from dstackweb.backends.aws.check import Finding, FindingState
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend, Instance
-from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from dstackweb.profiles.models import Profile
+from standins.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from tests import factories
-from tests.devtools.fixtures import cloud
 from tests.forms import filled
+from tests.standins.fixtures import cloud
 
 __all__ = ["cloud"]
 

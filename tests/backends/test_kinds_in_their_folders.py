@@ -24,8 +24,7 @@ def test_no_module_outside_its_folder_names_a_kind() -> None:
     found = set()
     for path in PACKAGE.rglob("*.py"):
         name = path.relative_to(PACKAGE).as_posix()
-        if not name.startswith("devtools/"):
-            found |= {(name, kind) for kind in texts(path.read_text()) if not name.startswith(f"backends/{kind}/")}
+        found |= {(name, kind) for kind in texts(path.read_text()) if not name.startswith(f"backends/{kind}/")}
     assert found == EXAMPLES
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from dstackweb.devtools.dask import Dask
-from dstackweb.devtools.nvml import FakeGpu, Nvml
-from dstackweb.devtools.slurm import Slurm
+from standins.dask import Dask
+from standins.nvml import FakeGpu, Nvml
+from standins.slurm import Slurm
 from tests import containers
 from tests.server import Server
 from tests.support import eventually

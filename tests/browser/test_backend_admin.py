@@ -8,11 +8,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
+from standins.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from tests.browser.conftest import Complaints
 from tests.browser.support import accessibility_faults, check_fits, sign_in
-from tests.devtools.fixtures import cloud
 from tests.factories import make_user
+from tests.standins.fixtures import cloud
 
 __all__ = ["cloud"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.devtools.nvml import FakeGpu, Nvml
+from standins.nvml import FakeGpu, Nvml
 from tests.cli.conftest import Cli
 from tests.server import TOKEN, Server
 from tests.support import eventually

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.devtools.aws import Cloud
+from standins.aws import Cloud
 from tests.server import Server
 from tests.support import eventually
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.devtools.nvml import FakeGpu, Nvml
+from standins.nvml import FakeGpu, Nvml
 from tests.server import Server
 from tests.support import eventually
 

@@ -13,13 +13,13 @@ from django.db import connections
 
 from dstackweb.backends.models import Instance, InstanceStatus
 from dstackweb.backends.user_data import user_data
-from dstackweb.devtools.aws import Cloud
 from dstackweb.runner.pyz import pyz
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.cloud.agents import join_token
-from tests.devtools.fixtures import cloud
+from standins.aws import Cloud
 from tests.factories import cloud_job, join, make_project, make_run, make_user
 from tests.runner.machines import processes_of, short_waits
+from tests.standins.fixtures import cloud
 from tests.support import eventually
 
 __all__ = ["cloud"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.devtools.aws import Cloud
 from dstackweb.runs import files
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.cloud.agents import join_token
+from standins.aws import Cloud
 from tests.runner.test_agent_on_a_cloud import boot, cloud, instance_of, place, server
 from tests.support import eventually
 

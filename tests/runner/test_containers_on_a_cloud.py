@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.devtools.aws import Cloud
 from dstackweb.runs.models import Job
 from dstackweb.wording import statuses
+from standins.aws import Cloud
 from tests.containers import IMAGE, Docker
-from tests.devtools.fixtures import cloud
 from tests.runner.test_agent_on_a_cloud import boot, instance_of, place, server
+from tests.standins.fixtures import cloud
 from tests.support import eventually
 
 __all__ = ["cloud", "server"]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from dstackweb.api.runner_schemas import SamplesIn
-from dstackweb.devtools.nvml import CRASHES, HANGS, FakeGpu, Nvml
 from dstackweb.runner import samples
 from dstackweb.runner.client import Unreachable
+from standins.nvml import CRASHES, HANGS, FakeGpu, Nvml
 from tests.runner.conftest import Box, runs
 from tests.support import eventually
 

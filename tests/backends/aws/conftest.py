@@ -7,8 +7,8 @@ import pytest
 from dstackweb.backends.aws import client, config, quotas, rate_limits
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
-from tests.devtools.fixtures import cloud
+from standins.aws import ACCESS_KEY, SECRET_KEY, Cloud
+from tests.standins.fixtures import cloud
 
 __all__ = ["cloud"]
 

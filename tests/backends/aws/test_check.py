@@ -8,7 +8,7 @@ import pytest
 
 from dstackweb.backends.aws import check, check_words, config, public_url, quotas
 from dstackweb.backends.aws.check import Finding, FindingState
-from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
+from standins.aws import ACCESS_KEY, SECRET_KEY, Cloud
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,8 +16,8 @@ from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.rate_limits import RateLimit
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from dstackweb.lib.models import Bucket, Circuit
+from standins.aws import ACCESS_KEY, SECRET_KEY, Cloud
 
 REGION = "us-east-1"
 TWO_TRIES = Patience("standard", attempts=2, connect_s=3, read_s=10, turn_s=3)

@@ -13,8 +13,8 @@ from dstackweb.backends.aws import ami, client
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import InstanceOrder
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import Cloud
 from dstackweb.lib.models import Circuit
+from standins.aws import Cloud
 from tests.backends.aws.conftest import REGION
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract

@@ -13,9 +13,9 @@ from dstackweb.backends.aws import client
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import Availability, SourceKey, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import Cloud
 from dstackweb.offers import catalog, sources
 from dstackweb.spec.effective import Requirements
+from standins.aws import Cloud
 from tests.backends.kinds import use_driver
 from tests.offers.cloud_stub import read
 

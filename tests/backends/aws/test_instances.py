@@ -15,7 +15,7 @@ from dstackweb.backends.aws import ami, client, config, instances
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import CloudInstance, InstanceOrder, InstanceState, LaunchFailed, SourceFailed
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import Cloud
+from standins.aws import Cloud
 from tests.backends.aws.conftest import REGION
 from tests.support import eventually
 

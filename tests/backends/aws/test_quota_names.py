@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dstackweb.backends import registry
 from dstackweb.backends.aws import quotas
-from dstackweb.devtools.aws.quotas import ON_DEMAND, SPOT
+from standins.aws.quotas import ON_DEMAND, SPOT
 
 
 def test_every_quota_that_is_read_has_its_name() -> None:

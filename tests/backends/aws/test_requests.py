@@ -21,7 +21,7 @@ from dstackweb.backends.aws.client import Aws
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import InstanceOrder, LaunchFailed
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, Cloud
+from standins.aws import ACCESS_KEY, SECRET_KEY, Cloud
 from tests.backends.aws.conftest import REGION
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("unlimited_launches")]

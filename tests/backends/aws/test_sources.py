@@ -14,8 +14,8 @@ from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import Availability, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.devtools.aws import Cloud
 from dstackweb.spec.effective import Requirements
+from standins.aws import Cloud
 
 REGION = "us-east-1"
 G, SPOT_G = "L-DB2E81BA", "L-3819A6DF"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.devtools.dask import Dask
+from standins.dask import Dask
 
 
 @pytest.fixture(scope="module")

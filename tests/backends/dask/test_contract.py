@@ -11,7 +11,7 @@ from distributed import Client, Future
 
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Cloud, InstanceOrder
-from dstackweb.devtools.dask import Dask
+from standins.dask import Dask
 from tests.backends.contract.engine import DEPLOYMENT, Engine
 from tests.backends.contract.suite import OTHER, CloudContract
 from tests.backends.dask.relay import Relay

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import Client, Future
 
-from dstackweb.devtools.dask import WORKERS, Dask
+from standins.dask import WORKERS, Dask
 from tests.backends.dask.relay import Relay
 from tests.server import Server
 from tests.support import eventually

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dstackweb.devtools.nvml import FakeGpu, Nvml
 from dstackweb.runner import probe as probing
+from standins.nvml import FakeGpu, Nvml
 
 OURS = 'lambda pid: pid in {int(word) for word in os.environ.get("OURS", "").split()}'
 PROBE = f"""

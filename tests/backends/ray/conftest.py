@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.devtools.ray import Ray
+from standins.ray import Ray
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Cloud, InstanceOrder
-from dstackweb.devtools.ray import Ray
+from standins.ray import Ray
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
 from tests.backends.ray.way import Way

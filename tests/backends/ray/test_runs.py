@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dstackweb.devtools.ray import Ray
+from standins.ray import Ray
 from tests.backends.ray.way import Way
 from tests.server import Server
 from tests.support import eventually

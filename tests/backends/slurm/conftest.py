@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.devtools.slurm import PACKAGES, Slurm
+from standins.slurm import PACKAGES, Slurm
 
 
 @pytest.fixture

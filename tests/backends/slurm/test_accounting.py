@@ -13,8 +13,8 @@ import pytest
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import InstanceUsage, SourceFailed, SourceFailure
 from dstackweb.backends.slurm import cluster
-from dstackweb.devtools.slurm import ACCOUNTING_PACKAGES, PACKAGES, Slurm
 from dstackweb.wording import accounting
+from standins.slurm import ACCOUNTING_PACKAGES, PACKAGES, Slurm
 from tests.server import Server
 from tests.support import eventually
 

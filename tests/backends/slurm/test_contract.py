@@ -13,7 +13,7 @@ import pytest
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Cloud, InstanceOrder
 from dstackweb.backends.slurm import cluster
-from dstackweb.devtools.slurm import Slurm
+from standins.slurm import Slurm
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
 

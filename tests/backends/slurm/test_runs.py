@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from dstackweb.devtools.slurm import Slurm
 from dstackweb.runner import tree
+from standins.slurm import Slurm
 from tests.server import Server, kill
 from tests.support import eventually
 

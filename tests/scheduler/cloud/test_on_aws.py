@@ -11,15 +11,15 @@ from pytest_django import Settings
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import SourceKey
 from dstackweb.backends.models import Backend, Instance
-from dstackweb.devtools.aws import Cloud
 from dstackweb.offers import sources
 from dstackweb.offers.models import SourceRow
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.cloud import watch as cloud_watch
+from standins.aws import Cloud
 from tests.backends.aws.conftest import REGION, as_a_new_process, backend
-from tests.devtools.fixtures import cloud
 from tests.factories import make_run, place_all
+from tests.standins.fixtures import cloud
 
 __all__ = ["as_a_new_process", "backend", "cloud"]
 

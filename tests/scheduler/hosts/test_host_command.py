@@ -14,9 +14,9 @@ import pytest
 from django.db import connection
 
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.devtools.nvml import FakeGpu, Nvml
 from dstackweb.runner.probe import boot_id, probe
 from dstackweb.scheduler.management.commands import host as host_command
+from standins.nvml import FakeGpu, Nvml
 from tests import factories
 from tests.support import REPO, eventually, free_port
 

@@ -15,8 +15,8 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from dstackweb.devtools.aws import catalog
-from dstackweb.devtools.aws.wire import AwsError, Call, page
+from standins.aws import catalog
+from standins.aws.wire import AwsError, Call, page
 
 _LINUX = "Linux/UNIX"
 ENDPOINTS = {"us-east-1", "eu-central-1", "ap-south-1"}

@@ -18,8 +18,8 @@ from urllib.parse import parse_qs
 
 from moto.ec2.models.instances import Instance, InstanceState, StateReason
 
-from dstackweb.devtools.aws.catalog import gpu_count
-from dstackweb.devtools.aws.wire import Response
+from standins.aws.catalog import gpu_count
+from standins.aws.wire import Response
 
 HERE = Path(__file__).parent
 PYTHON = os.path.realpath(sys.executable)

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dstackweb.devtools.processes import free_ports, until
+from standins.processes import free_ports, until
 
 RAY = Path(sys.executable).parent / "ray"
 CPUS, GPUS, MODEL = 6, 2, "A100"

@@ -23,8 +23,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from dstackweb.devtools.aws import ACCESS_KEY, REPO, SECRET_KEY, Cloud
-from dstackweb.devtools.aws.rules import Bucket
+from standins.aws import ACCESS_KEY, REPO, SECRET_KEY, Cloud
+from standins.aws.rules import Bucket
 from tests.support import eventually
 
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -535,7 +535,7 @@ class TestProcess:
     @pytest.fixture
     def command(self, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dstackweb.devtools.aws", "--home", str(tmp_path)],
+            [sys.executable, "-m", "standins.aws", "--home", str(tmp_path)],
             cwd=REPO,
             text=True,
             stdout=subprocess.PIPE,

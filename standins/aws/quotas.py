@@ -7,9 +7,9 @@ import re
 from functools import cache
 from typing import Any
 
-from dstackweb.devtools.aws import catalog
-from dstackweb.devtools.aws.catalog import ACCOUNT
-from dstackweb.devtools.aws.wire import AwsError, Call, page
+from standins.aws import catalog
+from standins.aws.catalog import ACCOUNT
+from standins.aws.wire import AwsError, Call, page
 
 ON_DEMAND = {
     "Standard": ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 256),

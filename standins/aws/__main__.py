@@ -1,4 +1,4 @@
-"""`python -m dstackweb.devtools.aws`: runs the cloud, and prints boto3's environment for it."""
+"""`python -m standins.aws`: runs the cloud, and prints boto3's environment for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m dstackweb.devtools.aws", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m standins.aws", description=__doc__)
     parser.add_argument("--home", type=Path, help="its folder; without it, a temporary one")
     options = parser.parse_args()
     os.environ |= {"MOTO_DISABLE_GLOBAL_CORS": "true", "MOTO_EC2_LOAD_DEFAULT_AMIS": "false"}
 
-    from dstackweb.devtools.aws import env, server
+    from standins.aws import env, server
 
     home = options.home or Path(tempfile.mkdtemp(prefix="cloud-"))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dstackweb.devtools.aws.wire import AwsError, Call
+from standins.aws.wire import AwsError, Call
 
 USER = "arn:aws:iam::123456789012:user/dstackweb"
 SIGNATURE = (

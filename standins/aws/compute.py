@@ -17,10 +17,10 @@ from moto.ec2 import utils as moto_utils
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance, Reservation
 
-from dstackweb.devtools.aws import catalog, quotas
-from dstackweb.devtools.aws.machines import USER_SHUTDOWN, Fleet
-from dstackweb.devtools.aws.pricing import SpotPrices
-from dstackweb.devtools.aws.wire import AwsError, Call, Response, Xml, ec2_model, page, xml
+from standins.aws import catalog, quotas
+from standins.aws.machines import USER_SHUTDOWN, Fleet
+from standins.aws.pricing import SpotPrices
+from standins.aws.wire import AwsError, Call, Response, Xml, ec2_model, page, xml
 
 USER_DATA_BYTES = 16384
 _NOT_COMPARED = {"Action", "Version", "ClientToken"}

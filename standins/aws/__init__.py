@@ -23,7 +23,7 @@ from dstackweb.lib.process import die_with_parent
 ACCESS_KEY = "TESTCLOUDACCESSKEY00"
 SECRET_KEY = "the secret of a cloud on loopback"
 REGION = "us-east-1"
-REPO = Path(__file__).resolve().parents[3]
+REPO = Path(__file__).resolve().parents[2]
 ANY = "*"
 
 
@@ -56,7 +56,7 @@ class Cloud:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
         with open(log, "ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dstackweb.devtools.aws", "--home", str(home)],
+                [sys.executable, "-m", "standins.aws", "--home", str(home)],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=REPO, env=clean, preexec_fn=die_with_parent,
                 start_new_session=True,  # Ctrl-C is for its user, who ends it last
             )  # fmt: skip

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from dstackweb.devtools.aws import Cloud
+from standins.aws import Cloud
 
 
 @cache

@@ -21,13 +21,13 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from moto.sts.models import sts_backends
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from dstackweb.devtools.aws import ACCESS_KEY, SECRET_KEY, catalog, rules
-from dstackweb.devtools.aws.catalog import ACCOUNT
-from dstackweb.devtools.aws.compute import Capacity, Compute
-from dstackweb.devtools.aws.machines import Fleet
-from dstackweb.devtools.aws.pricing import SpotPrices, get_products
-from dstackweb.devtools.aws.quotas import Quotas
-from dstackweb.devtools.aws.wire import (
+from standins.aws import ACCESS_KEY, SECRET_KEY, catalog, rules
+from standins.aws.catalog import ACCOUNT
+from standins.aws.compute import Capacity, Compute
+from standins.aws.machines import Fleet
+from standins.aws.pricing import SpotPrices, get_products
+from standins.aws.quotas import Quotas
+from standins.aws.wire import (
     AwsError,
     Call,
     Response,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from dstackweb.devtools.processes import free_ports, until
+from standins.processes import free_ports, until
 
 START_S = 30.0
 WORKERS = ("w1", "w2")

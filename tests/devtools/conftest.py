@@ -1,3 +1,0 @@
-from tests.devtools.fixtures import cloud
-
-__all__ = ["cloud"]

@@ -1,0 +1,3 @@
+from tests.standins.fixtures import cloud
+
+__all__ = ["cloud"]
