@@ -5,11 +5,31 @@ A status is written by `transitions` alone; a rank is written behind the row of 
 
 from __future__ import annotations
 
-from dstackweb.runs.models.activity import RunActivity, ServiceHealth
-from dstackweb.runs.models.base import MAX_LIMIT, StatusCount
-from dstackweb.runs.models.files import Artifact, ProjectArtifacts, ProjectLogs, RunArtifacts
-from dstackweb.runs.models.jobs import Allocation, Job, JobQuerySet
+from dstackweb.runs.models.counts import (
+    BudgetMark,
+    LearnedDuration,
+    QueueHour,
+    QueueSlot,
+    QueueSpan,
+    RemovedRun,
+    RemovedSpend,
+    RemovedUsage,
+    StartEstimate,
+    StartScore,
+    UsageDay,
+)
+from dstackweb.runs.models.jobs import (
+    Allocation,
+    Artifact,
+    Job,
+    ProjectArtifacts,
+    ProjectLogs,
+    RunActivity,
+    RunArtifacts,
+    ServiceHealth,
+)
 from dstackweb.runs.models.queues import (
+    MAX_LIMIT,
     DisplacedWork,
     MemberShare,
     Move,
@@ -21,45 +41,3 @@ from dstackweb.runs.models.queues import (
     Verdict,
 )
 from dstackweb.runs.models.runs import Archive, Dependency, Run, RunEvent, Sweep, SweepCount
-from dstackweb.runs.models.usage import BudgetMark, RemovedRun, RemovedSpend, RemovedUsage, UsageDay
-from dstackweb.runs.models.waits import LearnedDuration, QueueHour, QueueSlot, QueueSpan, StartEstimate, StartScore
-
-__all__ = [
-    "MAX_LIMIT",
-    "Allocation",
-    "Archive",
-    "Artifact",
-    "BudgetMark",
-    "Dependency",
-    "DisplacedWork",
-    "Job",
-    "JobQuerySet",
-    "LearnedDuration",
-    "MemberShare",
-    "Move",
-    "PastPlace",
-    "PastVerdict",
-    "ProjectArtifacts",
-    "ProjectLogs",
-    "Queue",
-    "QueueCount",
-    "QueueEvent",
-    "QueueHour",
-    "QueueSlot",
-    "QueueSpan",
-    "RemovedRun",
-    "RemovedSpend",
-    "RemovedUsage",
-    "Run",
-    "RunActivity",
-    "RunArtifacts",
-    "RunEvent",
-    "ServiceHealth",
-    "StartEstimate",
-    "StartScore",
-    "StatusCount",
-    "Sweep",
-    "SweepCount",
-    "UsageDay",
-    "Verdict",
-]

@@ -1,8 +1,9 @@
-"""Jobs, and the GPUs that they hold."""
+"""Jobs: what they hold of hosts, the files that they leave, and the use and health of what they serve."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from django.db import models
@@ -11,8 +12,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
+from dstackweb.accounts.models import Project
 from dstackweb.lib.models import watch_time
-from dstackweb.runs.models.base import status_field, status_values
+from dstackweb.runs.models.queues import count_field, status_field, status_values
 from dstackweb.runs.models.runs import Run
 from dstackweb.runs.states import JobStatus
 
@@ -118,3 +120,118 @@ class Allocation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job}: {self.gpu or f'{self.cpus} × CPU'}"
+
+
+class _ProjectBytes(models.Model):
+    """What files of one kind of a project take."""
+
+    project = models.OneToOneField("accounts.Project", on_delete=models.CASCADE, primary_key=True, related_name="+")
+    bytes = models.BigIntegerField(default=0)
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.project}: {self.bytes} bytes"
+
+    @classmethod
+    def used(cls, project: Project) -> int:
+        """What they count as, in bytes."""
+        return cls._default_manager.filter(pk=project.pk).values_list("bytes", flat=True).first() or 0
+
+    @classmethod
+    def take(cls, project_id: int, size: int, most: int) -> bool:
+        """Count `size` bytes more, unless that makes more than `most`; whether it was done. The row is there."""
+        return bool(cls._default_manager.filter(pk=project_id, bytes__lte=most - size).update(bytes=F("bytes") + size))
+
+    @classmethod
+    def uncount(cls, freed: Mapping[int, int]) -> None:
+        """Take bytes, by project, out of the counts. Call inside a transaction that has locked what they are of."""
+        for project_id, size in sorted(freed.items()):
+            if size:
+                cls._default_manager.filter(pk=project_id).update(bytes=F("bytes") - size)
+
+
+class ProjectLogs(_ProjectBytes):
+    """The sum of `log_counted` of its jobs."""
+
+
+class Artifact(models.Model):
+    """A file that a job left in its artifacts directory. It is there once `stored_at` is set; it counts from before."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="artifacts")
+    path = models.CharField(max_length=512)
+    size = models.BigIntegerField(help_text="Bytes")
+    sha256 = models.CharField(max_length=64)
+    key = models.CharField(max_length=100, help_text="Its file in the storage")
+    content_type = models.CharField(max_length=100, help_text="As guessed from its name")
+    created_at = models.DateTimeField(default=timezone.now)
+    stored_at = models.DateTimeField(null=True, help_text="When all of it had arrived")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["job", "path"], name="artifact_once_in_job")]
+        # The ones to prune, oldest first.
+        indexes = [models.Index("created_at", name="artifact_by_age")]
+
+    def __str__(self) -> str:
+        return f"{self.job}: {self.path}"
+
+    @property
+    def name(self) -> str:
+        """Without its folders."""
+        return self.path.rpartition("/")[2]
+
+
+class RunArtifacts(models.Model):
+    """How many artifacts a run has, and what they take. The row stays when they were removed because they were old."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="artifacts")
+    files = count_field()
+    bytes = models.BigIntegerField(default=0)
+    removed_at = models.DateTimeField(null=True, help_text="When old ones were removed")
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.files} files, {self.bytes} bytes"
+
+
+class ProjectArtifacts(_ProjectBytes):
+    """The sum of the sizes of its artifacts."""
+
+
+class RunActivity(models.Model):
+    """What the gateway knows of one attempt of a run, as of its last look, every few seconds.
+
+    `idle_s` counts only while its runner was connected: what the gateway can't see is not idleness.
+    """
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="activity")
+    attempt = models.PositiveIntegerField()
+    connected_at = models.DateTimeField(null=True, help_text="When its runner was last connected to the gateway")
+    used_at = models.DateTimeField(null=True, help_text="When a person last used it")
+    idle_s = models.FloatField(default=0, help_text="Seconds without use since then, while it was connected")
+    warned = models.BooleanField(default=False, help_text="That it stops soon, since it was last used")
+
+    class Meta:
+        verbose_name_plural = "run activities"
+
+    def __str__(self) -> str:
+        return f"{self.run}: idle for {self.idle_s:.0f} s"
+
+
+class ServiceHealth(models.Model):
+    """What the gateway's checks found of one attempt of a service. It is unknown once they are too old."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="service_health")
+    attempt = models.PositiveIntegerField()
+    state = models.CharField(max_length=20, help_text="runs.service_codes.ServiceState")
+    since = models.DateTimeField(help_text="Since when it has this state")
+    checked_at = models.DateTimeField(help_text="When it was last checked")
+    failures = models.PositiveIntegerField(default=0, help_text="How many of the last checks have failed in a row")
+    error = models.CharField(max_length=20, blank=True, help_text="Why the last check failed, if it did (CheckFailure)")
+    error_data: models.JSONField[Any, Any] = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        verbose_name_plural = "service health"
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.state}"

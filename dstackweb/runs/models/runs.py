@@ -11,8 +11,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from dstackweb.runs.codes import DependencyOutcome
-from dstackweb.runs.models.base import StatusCount, status_field, status_values
-from dstackweb.runs.models.queues import Queue
+from dstackweb.runs.models.queues import Queue, StatusCount, status_field, status_values
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.states import ACTIVE, RunStatus
 
