@@ -37,10 +37,10 @@ def measure(sizes: list[int]) -> None:
 
     django.setup()
     from bench.watched import Watched
+    from dstackweb.gpus import averages
     from dstackweb.gpus.models import GpuSeries
-    from dstackweb.gpus.policy.policy_status import policy_statuses
-    from dstackweb.gpus.samples import averages
-    from dstackweb.gpus.samples.selectors import columns
+    from dstackweb.gpus.policy_status import policy_statuses
+    from dstackweb.gpus.selectors import columns
     from dstackweb.lib.times import to_moment
     from dstackweb.runs.models import Run
 
@@ -86,7 +86,7 @@ def rounds(watched: Any) -> dict[str, str]:
     """What a few rounds cost, per round."""
     from django.db import connection
 
-    from dstackweb.gpus.policy import window
+    from dstackweb.gpus import window
 
     number = len(watched.jobs)
     watched.round()  # the first makes the series
@@ -113,7 +113,7 @@ def rounds(watched: Any) -> dict[str, str]:
         here.append((time.process_time() - began[1]) / ROUNDS / EVERY_MS * 1000 * 100)
         database.append((watched.database_cpu_s() - began[2]) / ROUNDS / EVERY_MS * 1000 * 100)
         rates.append(number * ROUNDS / wall_s)
-    with connection.execute_wrapper(count), mock.patch("dstackweb.gpus.policy.window.judge", judge):
+    with connection.execute_wrapper(count), mock.patch("dstackweb.gpus.window.judge", judge):
         watched.round()
     sides.must_be(judged, number)
     return {
@@ -127,7 +127,7 @@ def rounds(watched: Any) -> dict[str, str]:
 
 def verdicts() -> None:
     """What a sample costs in pure code: its fold, and the verdict on its job."""
-    from dstackweb.gpus.policy.window import NOTHING, Window, fold, judge
+    from dstackweb.gpus.window import NOTHING, Window, fold, judge
 
     window = Window(1_800_000, "any", 0)
     rows: dict[str, list[str]] = {}

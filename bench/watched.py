@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from bench import sides
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus import intake
 from dstackweb.gpus.models import GpuSample, GpuSeries
-from dstackweb.gpus.samples import intake
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runs.models import Allocation, Job, Run

@@ -20,7 +20,7 @@ from dstackweb.api.app import Username, admin, auth_of, caller, refusals
 from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import HostInvite
 from dstackweb.gpus.models import HostSampling
-from dstackweb.gpus.samples.selectors import newest, throttle_reasons
+from dstackweb.gpus.selectors import newest, throttle_reasons
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment
 from dstackweb.runs.models import Run

@@ -15,8 +15,8 @@ from ninja import Field, P, Path, QueryEx, Router, Schema
 from dstackweb.api.app import ready, refusals, run_of
 from dstackweb.api.utilization import PolicyOut
 from dstackweb.gpus.models import GpuSeries
-from dstackweb.gpus.policy.policy_status import policy_status
-from dstackweb.gpus.samples.selectors import MEASURED, Columns, samples_of
+from dstackweb.gpus.policy_status import policy_status
+from dstackweb.gpus.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job, Run

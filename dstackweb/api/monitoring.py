@@ -22,7 +22,7 @@ from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
 from dstackweb.gpus.models import HostSampling, PolicyStop
-from dstackweb.gpus.samples.selectors import is_fresh, newest
+from dstackweb.gpus.selectors import is_fresh, newest
 from dstackweb.lib.latency import Latency
 from dstackweb.lib.times import to_ms
 from dstackweb.offers import counts, freshness, sources

@@ -12,7 +12,7 @@ from ninja import Field, Schema
 from dstackweb.api.app import Id, Name, NameOrNull, Username, UsernameOrNull
 from dstackweb.api.connect_schemas import ConnectOut, ServiceOut
 from dstackweb.api.utilization import PolicyOut
-from dstackweb.gpus.policy.policy_status import policy_status
+from dstackweb.gpus.policy_status import policy_status
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import DependencyOutcome
 from dstackweb.runs.comparison import LineOf, Side, current_spec

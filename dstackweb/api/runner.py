@@ -15,7 +15,7 @@ from dstackweb.api import tasks
 from dstackweb.api.app import auth_of
 from dstackweb.api.runner_schemas import ClaimIn, ExitIn, HeartbeatIn, HeartbeatsIn, SamplesIn, StartedIn
 from dstackweb.api.tasks import TasksOut
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus import intake
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound
 from dstackweb.lib.storage import Gap
 from dstackweb.runner.artifact_paths import PATH_MAX

@@ -12,11 +12,10 @@ from pydantic import BeforeValidator
 
 from dstackweb.accounts.models import Project
 from dstackweb.api.app import Id, Name, Username, UsernameOrNull, caller, project_of, refusals, run_of
-from dstackweb.gpus.policy.exemptions import exempt, policies_of
-from dstackweb.gpus.policy.ledger import StopEntry, ledger, set_observe_only
-from dstackweb.gpus.policy.policy_status import PolicyStatus
-from dstackweb.gpus.policy.simulation import WhatIf, parse_policy
-from dstackweb.gpus.policy.simulation import what_if as apply_policy
+from dstackweb.gpus.exemptions import exempt, policies_of, set_observe_only
+from dstackweb.gpus.policy_status import PolicyStatus
+from dstackweb.gpus.savings import StopEntry, WhatIf, ledger, parse_policy
+from dstackweb.gpus.savings import what_if as apply_policy
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 
 router = Router(tags=["utilization"])

@@ -20,8 +20,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from dstackweb.accounts.models import User
+from dstackweb.gpus import rollout
 from dstackweb.gpus.models import ProjectPolicies
-from dstackweb.gpus.policy import rollout
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.admin import ProfileAdmin
 from dstackweb.profiles.models import Profile

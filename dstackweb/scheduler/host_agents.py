@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from dstackweb.backends.hosts import inventory, starts
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus import intake
 from dstackweb.lib.errors import Forbidden
 from dstackweb.lib.secrets import digest
 from dstackweb.lib.times import to_ms

@@ -23,7 +23,7 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import Hosts, LaunchSpec, Presence, StartFailed
 from dstackweb.backends.hosts import local, starts
 from dstackweb.backends.models import Host
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus import intake
 from dstackweb.lib.process import try_lock
 from dstackweb.lib.sql import for_each
 from dstackweb.lib.times import to_ms

@@ -18,8 +18,8 @@ from django.utils.translation import ngettext
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus import selectors as samples
 from dstackweb.gpus.models import GpuSeries, HostSampling
-from dstackweb.gpus.samples import selectors as samples
 from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE

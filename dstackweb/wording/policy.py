@@ -8,7 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from dstackweb.gpus.samples.selectors import ThrottleReason
+from dstackweb.gpus.selectors import ThrottleReason
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.wording.sentence import Sentence, capitalized, fill, words

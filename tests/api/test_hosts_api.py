@@ -19,7 +19,7 @@ from dstackweb.accounts.services import create_token
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from dstackweb.backends.hosts import joining, starts
 from dstackweb.backends.models import Host, HostEvent, HostInvite
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus import intake
 from dstackweb.lib.secrets import digest
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Snapshot

@@ -26,7 +26,7 @@ from dstackweb.audit.log import AuditFilter
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from dstackweb.backends import services as backends
 from dstackweb.backends.hosts import inventory
-from dstackweb.gpus.policy.ledger import set_observe_only
+from dstackweb.gpus.exemptions import set_observe_only
 from dstackweb.lib import exports, sql
 from dstackweb.lib.errors import NotFound
 from dstackweb.notifications import channels

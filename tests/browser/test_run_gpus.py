@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from dstackweb.gpus import intake
 from dstackweb.gpus.models import JobPolicy, PolicyExemption
-from dstackweb.gpus.samples import intake
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Run
 from dstackweb.web.gpus import alerts

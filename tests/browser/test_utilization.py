@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import Project
-from dstackweb.gpus.policy.exemptions import policies_of
+from dstackweb.gpus.exemptions import policies_of
 from tests.browser import policy_demo
 from tests.browser.support import check_pages, sign_in
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.gpus.policy.window import PolicyAction
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus import intake
+from dstackweb.gpus.window import PolicyAction
 from dstackweb.lib.times import to_moment
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs import attempts

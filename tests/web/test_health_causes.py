@@ -20,8 +20,8 @@ from dstackweb.backends import registry
 from dstackweb.backends.hosts import starts
 from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Backend, Gpu, Host
+from dstackweb.gpus import intake
 from dstackweb.gpus.models import HostSampling
-from dstackweb.gpus.samples import intake
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.scheduler.models import PeriodicJob

@@ -9,7 +9,7 @@ from typing import Any
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus import intake
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_run, place_all, placed_job, start
 from tests.gpus.snapshots import EVERY_MS, sample

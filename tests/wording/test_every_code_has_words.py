@@ -12,7 +12,7 @@ from django.utils import translation
 
 from dstackweb.backends.contract import Availability, InstanceEnd, LaunchFailure, PlaceCode
 from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEventKind, Isolation
-from dstackweb.gpus.samples.selectors import ThrottleReason
+from dstackweb.gpus.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runner.archive import Fault
 from dstackweb.runner.artifact_paths import ArtifactLeft

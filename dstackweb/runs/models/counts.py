@@ -84,7 +84,7 @@ class UsageDay(_Used):
     """What a member used in a queue on one day, shifted where jobs and runs end; never computed from runs.
 
     `measured_ms` is the part of the GPU-milliseconds that samples cover, and `idle_ms` the idle part of that
-    (`gpus.samples.idle`).
+    (`gpus.averages`).
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="+")

@@ -19,10 +19,10 @@ from uuid import UUID
 
 from django.db import transaction
 
+from dstackweb.gpus import binding, exemptions
 from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
-from dstackweb.gpus.policy import binding, exemptions
-from dstackweb.gpus.policy.policy_status import index_of
-from dstackweb.gpus.policy.window import (
+from dstackweb.gpus.policy_status import index_of
+from dstackweb.gpus.window import (
     Enforcement,
     PolicyAction,
     PolicyVerdict,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dstackweb.gpus.policy.rollout import using
+from dstackweb.gpus.rollout import using
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.models import Profile
 from dstackweb.profiles.resolve import ProfileData, resolve

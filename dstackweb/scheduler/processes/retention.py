@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from dstackweb.audit.models import AuditEntry
 from dstackweb.backends.models import HostEvent
-from dstackweb.gpus.samples import averages
+from dstackweb.gpus import averages
 from dstackweb.lib.storage import storage
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_q.brokers import Broker, get_broker
 from django_q.tasks import async_task
 
-from dstackweb.gpus.samples import averages, idle
+from dstackweb.gpus import averages
 from dstackweb.lib import logs
 from dstackweb.lib.process import try_lock
 from dstackweb.lib.storage import storage
@@ -77,7 +77,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("fair-shares", lambda: queues.count_shares(now()), 60.0, control, when=queues.has_fair_queues),
         Periodic("budgets", lambda: spend.mark_budgets(now()), 30.0, control, when=spend.has_budgets),
         Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
-        Periodic("gpu-usage", idle.count, 60.0, control, when=idle.has_uncounted),
+        Periodic("gpu-usage", averages.count_idle, 60.0, control, when=averages.has_uncounted),
         Periodic("ended-tasks", lambda: watch.settle_tasks(now()), 30.0, control, when=watch.has_unsettled_tasks),
         Periodic("housekeeping", housekeeping.keep_house, 600.0, control),
         Periodic("storage", keep_storage, 30.0, clouds),

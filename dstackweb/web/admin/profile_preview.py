@@ -15,8 +15,8 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.policy import rollout
-from dstackweb.gpus.policy.simulation import WhatIf, what_if
+from dstackweb.gpus import rollout
+from dstackweb.gpus.savings import WhatIf, what_if
 from dstackweb.profiles.models import Profile
 from dstackweb.scheduler.passes.profile_impact import Affected, Impact, impact
 from dstackweb.spec.effective import UtilizationPolicy

@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import GpuSeries
-from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_statuses
-from dstackweb.gpus.policy.window import VerdictKind
+from dstackweb.gpus.policy_status import PolicyStatus, policy_statuses
+from dstackweb.gpus.window import VerdictKind
 from dstackweb.lib.times import to_ms
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run

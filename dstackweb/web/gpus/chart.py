@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dstackweb.gpus.samples.selectors import Columns
+from dstackweb.gpus.selectors import Columns
 from dstackweb.lib.times import to_moment, to_ms
 
 POINTS = 360

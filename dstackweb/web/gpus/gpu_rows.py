@@ -17,8 +17,8 @@ from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host
+from dstackweb.gpus import selectors as samples
 from dstackweb.gpus.models import GpuSeries
-from dstackweb.gpus.samples import selectors as samples
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs import run_places
 from dstackweb.runs.models import Run

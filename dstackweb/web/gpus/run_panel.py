@@ -15,13 +15,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
+from dstackweb.gpus import exemptions, selectors
+from dstackweb.gpus.binding import policy_of
 from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyExemption, PolicyStop
-from dstackweb.gpus.policy import exemptions
-from dstackweb.gpus.policy.binding import policy_of
-from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_status
-from dstackweb.gpus.policy.window import VerdictKind
-from dstackweb.gpus.samples import selectors
-from dstackweb.gpus.samples.selectors import Columns, is_fresh, throttle_reasons
+from dstackweb.gpus.policy_status import PolicyStatus, policy_status
+from dstackweb.gpus.selectors import Columns, is_fresh, throttle_reasons
+from dstackweb.gpus.window import VerdictKind
 from dstackweb.lib.numbers import whole_number
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles import services as profiles

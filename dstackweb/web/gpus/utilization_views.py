@@ -15,9 +15,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
-from dstackweb.gpus.policy.exemptions import policies_of
-from dstackweb.gpus.policy.ledger import StopEntry, ledger, set_observe_only
-from dstackweb.gpus.policy.simulation import LOOKS_BACK, parse_policy, what_if
+from dstackweb.gpus.exemptions import policies_of, set_observe_only
+from dstackweb.gpus.savings import LOOKS_BACK, StopEntry, ledger, parse_policy, what_if
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles import services as profiles
 from dstackweb.spec.codes import UtilizationScope

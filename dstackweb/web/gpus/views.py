@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.models import Gpu
 from dstackweb.gpus.models import GpuSeries, HostSampling
-from dstackweb.gpus.samples.selectors import MEASURED, Columns, columns
+from dstackweb.gpus.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_ms
 from dstackweb.scheduler.selectors import list_hosts

@@ -5,9 +5,9 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus import binding
 from dstackweb.gpus.models import GpuSeries, JobPolicy
-from dstackweb.gpus.policy import binding
-from dstackweb.gpus.policy.window import VerdictKind
+from dstackweb.gpus.window import VerdictKind
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_host, make_run, place_all, placed_job

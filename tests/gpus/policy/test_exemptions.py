@@ -7,8 +7,8 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.exemptions import exempt, policies_of
 from dstackweb.gpus.models import PolicyExemption, ProjectPolicies
-from dstackweb.gpus.policy.exemptions import exempt, policies_of
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid
 from dstackweb.runs.models import QueueCount, Run
 from dstackweb.wording.events import event_text

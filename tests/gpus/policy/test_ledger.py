@@ -10,9 +10,9 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.exemptions import policies_of, set_observe_only
 from dstackweb.gpus.models import PolicyStop
-from dstackweb.gpus.policy.exemptions import policies_of
-from dstackweb.gpus.policy.ledger import ledger, set_observe_only
+from dstackweb.gpus.savings import ledger
 from dstackweb.lib.errors import Forbidden
 from dstackweb.runs.models import Run
 from tests.factories import make_run

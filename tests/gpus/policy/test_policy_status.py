@@ -8,8 +8,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies
-from dstackweb.gpus.policy.policy_status import PolicyStatus, policy_status, policy_statuses
-from dstackweb.gpus.policy.window import VerdictKind
+from dstackweb.gpus.policy_status import PolicyStatus, policy_status, policy_statuses
+from dstackweb.gpus.window import VerdictKind
 from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.models import Job, Run

@@ -12,9 +12,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus import rollout
 from dstackweb.gpus.models import GpuSeries, JobPolicy
-from dstackweb.gpus.policy import rollout
-from dstackweb.gpus.policy.window import PolicyAction
+from dstackweb.gpus.window import PolicyAction
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.gpus.policy.simulation import Stop, first_stop
-from dstackweb.gpus.policy.window import MAX_GAP, VerdictKind, Window, judge, replay
+from dstackweb.gpus.savings import Stop, first_stop
+from dstackweb.gpus.window import MAX_GAP, VerdictKind, Window, judge, replay
 
 EVERY = 10
 """Milliseconds between samples: small numbers read better."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.gpus.policy.window import (
+from dstackweb.gpus.window import (
     UNKNOWN,
     USED,
     Enforcement,

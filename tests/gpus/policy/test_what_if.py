@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.policy import simulation
-from dstackweb.gpus.policy.simulation import parse_policy, what_if
+from dstackweb.gpus import savings
+from dstackweb.gpus.savings import parse_policy, what_if
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import holds
 from dstackweb.runs.models import Job
@@ -106,7 +106,7 @@ def test_the_work_is_bounded_and_omitted_runs_are_counted(
 ) -> None:
     for number in range(3):
         past_run(project, member, f"idle-{number}", [HALF_AN_HOUR], now=now)
-    monkeypatch.setattr(simulation, "MOST_SAMPLES", 400)
+    monkeypatch.setattr(savings, "MOST_SAMPLES", 400)
     found = what_if(project, POLICY, now)
     assert (found.runs, found.left_out, found.samples) == (2, 1, 360)
     assert sorted(stop.run.name for stop in found.stops) == ["idle-1", "idle-2"]
@@ -126,7 +126,7 @@ def test_many_runs_are_read_in_batches(
 ) -> None:
     for number in range(3):
         past_run(project, member, f"idle-{number}", [HALF_AN_HOUR], now=now)
-    monkeypatch.setattr(simulation, "_AT_ONCE", 200)
+    monkeypatch.setattr(savings, "_AT_ONCE", 200)
     assert len(what_if(project, POLICY, now).stops) == 3
 
 

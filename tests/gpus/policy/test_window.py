@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dstackweb.gpus.policy.window import NOTHING, Stretch, VerdictKind, Window, fold, judge, replay
+from dstackweb.gpus.window import NOTHING, Stretch, VerdictKind, Window, fold, judge, replay
 from tests.support import examples
 
 EVERY = 10

@@ -7,9 +7,9 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
+from dstackweb.gpus import averages, intake
+from dstackweb.gpus.averages import BUCKET_MS
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
-from dstackweb.gpus.samples import averages, intake
-from dstackweb.gpus.samples.averages import BUCKET_MS
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.processes import tasks

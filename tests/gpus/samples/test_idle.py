@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
+from dstackweb.gpus import averages, intake
 from dstackweb.gpus.models import GpuSample, GpuSeries, interval_ms
-from dstackweb.gpus.policy.window import MAX_GAP
-from dstackweb.gpus.samples import idle, intake
+from dstackweb.gpus.window import MAX_GAP
 from dstackweb.lib.times import to_ms
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run, UsageDay
@@ -40,7 +40,7 @@ def brute_force(taken: list[tuple[int, int | None]]) -> dict[str, list[int]]:
             covered = min(at_ms, (day + 1) * DAY_MS) - max(before_ms, day * DAY_MS)
             if covered > 0:
                 found[str(day)][0] += covered
-                found[str(day)][1] += covered if used < idle.IDLE_BELOW else 0
+                found[str(day)][1] += covered if used < averages.IDLE_BELOW else 0
     return dict(found)
 
 
@@ -50,7 +50,7 @@ def test_what_is_noted_equals_a_brute_force_reading(first_ms: int, following: li
     taken: list[tuple[int, int | None]] = []
     for step_ms, used in [(0, 50), *following]:
         at_ms += step_ms
-        noted = idle.with_sample(noted, before_ms, at_ms, used, STEP_MS)
+        noted = averages.with_sample(noted, before_ms, at_ms, used, STEP_MS)
         before_ms = at_ms
         taken.append((at_ms, used))
     assert {day: list(numbers) for day, numbers in (noted or {}).items()} == brute_force(taken)
@@ -76,14 +76,14 @@ def test_samples_of_a_job_are_moved_into_its_members_usage(project: Project, mem
     begin_ms, step_ms = to_ms(job.started_at), interval_ms()
     for number, used in enumerate([50, 0, 4, 5, None, 0]):
         intake.add_snapshot(host, snapshot(g0=used, g1=100), begin_ms + number * step_ms)
-    assert idle.has_uncounted()
-    assert idle.count() == 2
-    assert not idle.has_uncounted()
+    assert averages.has_uncounted()
+    assert averages.count_idle() == 2
+    assert not averages.has_uncounted()
     rows = UsageDay.objects.all()
     assert sum(row.measured_ms for row in rows) == (4 + 5) * step_ms
     assert sum(row.idle_ms for row in rows) == 3 * step_ms
     attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0)
-    assert idle.count() == 0
+    assert averages.count_idle() == 0
     assert list(differences()) == []
     assert sum(row.gpu_ms for row in UsageDay.objects.all()) > sum(row.measured_ms for row in rows)
 
@@ -94,7 +94,7 @@ def test_a_gap_is_unknown_and_a_late_sample_counts_nothing_twice(project: Projec
     begin_ms, step_ms = to_ms(job.started_at), interval_ms()
     for number in (0, 1, 2 + MAX_GAP, 2, 3 + MAX_GAP):
         intake.add_snapshot(host, snapshot(g0=0), begin_ms + number * step_ms)
-    idle.count()
+    averages.count_idle()
     assert sum(row.idle_ms for row in UsageDay.objects.all()) == 2 * step_ms
     assert GpuSample.objects.count() == 5
 
@@ -103,7 +103,7 @@ def test_time_of_a_gpu_that_no_job_holds_is_nobodys(project: Project, member: Us
     host = make_host(gpus=1)
     for number in range(3):
         intake.add_snapshot(host, snapshot(g0=0), to_ms(timezone.now()) + number * interval_ms())
-    assert not idle.has_uncounted()
+    assert not averages.has_uncounted()
 
 
 def test_what_a_removed_run_has_left_is_dropped(project: Project, member: User) -> None:
@@ -114,5 +114,5 @@ def test_what_a_removed_run_has_left_is_dropped(project: Project, member: User) 
     Run.objects.filter(pk=job.run_id).update(status="done")
     Job.objects.filter(pk=job.pk).update(status="done")
     GpuSeries.objects.filter(job=job).update(job=None, gpu=None)
-    assert idle.count() == 1
+    assert averages.count_idle() == 1
     assert not UsageDay.objects.exists()

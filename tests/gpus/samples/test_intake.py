@@ -6,9 +6,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, HostEvent
+from dstackweb.gpus import binding, intake, window
 from dstackweb.gpus.models import GpuSample, GpuSeries, HostSampling, JobPolicy
-from dstackweb.gpus.policy import binding, window
-from dstackweb.gpus.samples import intake
 from dstackweb.lib.times import to_moment
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job, Run

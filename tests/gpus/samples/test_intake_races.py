@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 from django.db import connection, transaction
 
+from dstackweb.gpus import averages, binding, intake
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, JobPolicy
-from dstackweb.gpus.policy import binding
-from dstackweb.gpus.policy.window import Stretch, replay
-from dstackweb.gpus.samples import averages, intake
+from dstackweb.gpus.window import Stretch, replay
 from dstackweb.lib.times import to_moment
 from dstackweb.runs.models import Job, Run
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, start

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus import averages
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
-from dstackweb.gpus.samples import averages
-from dstackweb.gpus.samples.selectors import Columns, samples_of
+from dstackweb.gpus.selectors import Columns, samples_of
 from dstackweb.lib.times import to_moment
 from dstackweb.runs.models import Job
 from tests.factories import cloud_job, make_run

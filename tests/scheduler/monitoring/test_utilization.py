@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus import exemptions, intake
 from dstackweb.gpus.models import (
     GpuSample,
     GpuSeries,
@@ -18,9 +19,7 @@ from dstackweb.gpus.models import (
     PolicyStop,
     ProjectPolicies,
 )
-from dstackweb.gpus.policy import exemptions
-from dstackweb.gpus.policy.window import PolicyAction
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus.window import PolicyAction
 from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts, heartbeats

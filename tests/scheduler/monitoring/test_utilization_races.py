@@ -7,10 +7,9 @@ import functools
 import pytest
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus import exemptions, intake, rollout
 from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyExemption, PolicyStop
-from dstackweb.gpus.policy import exemptions, rollout
-from dstackweb.gpus.policy.window import PolicyAction
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus.window import PolicyAction
 from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services

@@ -11,8 +11,8 @@ from django.urls import get_resolver
 
 from dstackweb.accounts.models import Membership, Project, User
 from dstackweb.backends.models import Host
+from dstackweb.gpus.exemptions import set_observe_only
 from dstackweb.gpus.models import ProjectPolicies
-from dstackweb.gpus.policy.ledger import set_observe_only
 from dstackweb.runs.models import Queue
 from tests.factories import join, make_host, make_user
 from tests.test_every_address import pages

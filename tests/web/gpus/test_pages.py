@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host, HostEvent
-from dstackweb.gpus.samples import intake
+from dstackweb.gpus import intake
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job, Run

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host
+from dstackweb.gpus import intake
 from dstackweb.gpus.models import HostSampling, JobPolicy, PolicyExemption, PolicyStop, ProjectPolicies
-from dstackweb.gpus.samples import intake
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run

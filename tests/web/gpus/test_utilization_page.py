@@ -11,8 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.exemptions import policies_of
 from dstackweb.gpus.models import PolicyStop
-from dstackweb.gpus.policy.exemptions import policies_of
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from tests.factories import join, make_project, make_run, make_user

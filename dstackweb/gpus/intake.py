@@ -18,10 +18,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from dstackweb.backends.models import Host, HostEvent, HostEventKind
+from dstackweb.gpus import averages, binding, window
 from dstackweb.gpus.models import GpuSeries, HostSampling, interval_ms
-from dstackweb.gpus.policy import binding, window
-from dstackweb.gpus.samples import idle
-from dstackweb.gpus.samples.averages import KEPT_MS, bucket_of
 from dstackweb.lib import bulk, sql
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runner.nvml import Sample, Snapshot
@@ -129,7 +127,7 @@ def add_samples(job: Job, samples: Sequence[tuple[int, Sequence[Sample]]], now_m
     now_ms = to_ms(timezone.now()) if now_ms is None else now_ms
     if job.started_at is None or job.status not in JOB_ACTIVE:
         return []
-    job_id, since_ms = db_id(job.pk), max(to_ms(job.started_at), now_ms - KEPT_MS)
+    job_id, since_ms = db_id(job.pk), max(to_ms(job.started_at), now_ms - averages.KEPT_MS)
     own = [
         TimedSample((job_id, sample.uuid), None, min(at_ms, now_ms), sample)
         for at_ms, of_moment in sorted(samples, key=lambda timed: timed[0])
@@ -237,10 +235,12 @@ def _fold(series: SeriesRow, timed: TimedSample, minimum: int | None, step_ms: i
     """Add one sample to a series' state; a late one never replaces newer values."""
     sample, at_ms = timed.sample, timed.at_ms
     series.first_ms = at_ms if series.first_ms is None else min(series.first_ms, at_ms)
-    series.averaged_ms = min(series.averaged_ms, bucket_of(at_ms))
+    series.averaged_ms = min(series.averaged_ms, averages.bucket_of(at_ms))
     if series.last_ms is None or at_ms > series.last_ms:
         if series.job_id is not None:
-            series.uncounted = idle.with_sample(series.uncounted, series.last_ms, at_ms, sample.utilization, step_ms)
+            series.uncounted = averages.with_sample(
+                series.uncounted, series.last_ms, at_ms, sample.utilization, step_ms
+            )
         series.last_ms = at_ms
         series.index, series.name, series.memory_mib = sample.index, sample.name, sample.memory_mib
         series.power_limit_w = sample.power_limit_w

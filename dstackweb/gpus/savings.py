@@ -1,8 +1,5 @@
-"""What a policy would have stopped, from the samples of a project's runs in the last day.
-
-It changes nothing, and the runs' own policies are ignored. The work is bounded: newest runs first, up to `MOST_SAMPLES`
-samples, and the answer says how many runs were left out.
-"""
+"""What utilization policies save: the ledger of the runs that they stopped, or would have, and what another policy
+would have stopped in the last day."""
 
 from __future__ import annotations
 
@@ -17,14 +14,18 @@ from typing import Any
 from django.db.models import Q
 
 from dstackweb.accounts.models import Project
-from dstackweb.gpus.models import GpuSample, GpuSeries, interval_ms
-from dstackweb.gpus.policy.window import MAX_GAP, Stretch, VerdictKind, Window, judge
+from dstackweb.gpus.models import GpuSample, GpuSeries, PolicyStop, interval_ms
+from dstackweb.gpus.window import MAX_GAP, Stretch, VerdictKind, Window, judge
 from dstackweb.lib.errors import FieldError, Invalid
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job, Run
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.spec.run_file import parse_profile_settings
 
+DAYS = 30
+SHOWN = 50
+MOST_STOPS = 5000
+"""Newest entries that are summed up."""
 LOOKS_BACK = dt.timedelta(hours=24)
 """As long as single samples are kept."""
 MOST_SAMPLES = 1_000_000
@@ -33,6 +34,84 @@ MOST_RUNS = 2000
 _AT_ONCE = 100_000
 """Samples in memory at a time; a single run may have more."""
 _SERIES_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class StopEntry:
+    """One stop, with the hours for which its GPUs were, or would have been, free for others; None if unknown."""
+
+    stop: PolicyStop
+    hours: float | None
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return None if self.hours is None else self.hours * len(self.stop.gpus)
+
+    @property
+    def usd(self) -> float | None:
+        return None if self.hours is None else self.hours * float(self.stop.price)
+
+
+@dataclass(frozen=True)
+class Total:
+    """Sums of entries; the hours and money of `unknown` entries are not included."""
+
+    runs: int
+    gpu_hours: float
+    usd: float
+    unknown: int
+
+    @classmethod
+    def of(cls, entries: Sequence[StopEntry]) -> Total:
+        return cls(
+            runs=len(entries),
+            gpu_hours=sum(entry.gpu_hours or 0 for entry in entries),
+            usd=sum(entry.usd or 0 for entry in entries),
+            unknown=sum(entry.hours is None for entry in entries),
+        )
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The last `days`: the newest entries, and the totals of stopped and of only observed runs."""
+
+    days: int
+    entries: list[StopEntry]
+    stopped: Total
+    observed: Total
+
+
+def ledger(project: Project, now: dt.datetime, days: int = DAYS) -> Ledger:
+    """The project's ledger. A run that was only observed counts once: its first stop would have ended it."""
+    since = now - dt.timedelta(days=days)
+    rows = PolicyStop.objects.filter(project=project, at__gte=since).select_related("run", "next_run", "user")
+    seen: set[int] = set()
+    entries = []
+    for stop in reversed(rows[:MOST_STOPS]):
+        if stop.observed and stop.run_id is not None:
+            if stop.run_id in seen:
+                continue
+            seen.add(stop.run_id)
+        entries.append(StopEntry(stop, _reclaimed_hours(stop, now)))
+    entries.reverse()
+    return Ledger(
+        days=days,
+        entries=entries[:SHOWN],
+        stopped=Total.of([entry for entry in entries if not entry.stop.observed]),
+        observed=Total.of([entry for entry in entries if entry.stop.observed]),
+    )
+
+
+def _reclaimed_hours(stop: PolicyStop, now: dt.datetime) -> float | None:
+    """Hours so far that others got, or would have got, the GPUs instead of the run; None if unknown.
+
+    For a stopped run they end with its `max_duration`; without one they are unknown. A run that was only observed held
+    its GPUs until it ended, which is known while its row exists.
+    """
+    until = stop.until
+    if stop.observed:
+        until = (stop.run.ended_at or now) if stop.run else None
+    return None if until is None else max(0.0, (min(until, now) - stop.at).total_seconds() / 3600)
 
 
 @dataclass(frozen=True)
@@ -102,7 +181,10 @@ def _bare(text: str) -> str:
 
 
 def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> WhatIf:
-    """Apply a policy to what the project's runs did in the last 24 hours."""
+    """Apply a policy, instead of their own, to what the project's runs did in the last 24 hours. Changes nothing.
+
+    The work is bounded: newest runs first, up to MOST_SAMPLES samples, and the answer says how many runs were left out.
+    """
     since = now - LOOKS_BACK
     by_run = _jobs(project, policy, since, now)
     runs = Run.objects.filter(pk__in=by_run).select_related("user").defer("provenance", "config_text").order_by("-pk")

@@ -1,4 +1,4 @@
-"""Averaging and pruning: samples are kept for a day, their five-minute averages for a month.
+"""What samples add up to: five-minute averages, kept for a month, and how much of the time GPUs of jobs are idle.
 
 In small transactions, each with the rows of a few series locked: after an interruption the next call continues.
 """
@@ -6,15 +6,17 @@ In small transactions, each with the rows of a few series locked: after an inter
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Avg, Count, Exists, F, Max, OuterRef, Q, QuerySet, Subquery
 
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries
+from dstackweb.gpus.window import MAX_GAP
 from dstackweb.lib import sql
 from dstackweb.lib.times import to_ms
+from dstackweb.runs import usage
 
 BUCKET_MS = 5 * 60_000
 KEPT_MS = settings.DSTACKWEB_SAMPLES_DAYS * 24 * 3_600_000
@@ -32,6 +34,14 @@ MOST_STEPS = 100
 AVERAGED = [
     "samples", "utilization", "utilization_max", "memory_used_mib", "memory_max_mib", "power_w", "temperature_max_c",
 ]  # fmt: skip
+
+IDLE_BELOW = 5
+"""Percent."""
+COUNTED_AT_ONCE = 200
+OF_RUN = ("job__run__project_id", "job__run__user_id", "job__run__queue_id")
+
+Uncounted = Mapping[str, Sequence[int]]
+"""By day (its number since 1970), milliseconds that samples cover, and those of them in which the GPU was idle."""
 
 
 def bucket_of(at_ms: int) -> int:
@@ -145,3 +155,49 @@ def _old(now: dt.datetime) -> QuerySet[GpuAverage]:
 
 def _before_ms(now: dt.datetime) -> int:
     return to_ms(now - AVERAGES_KEPT)
+
+
+def with_sample(
+    uncounted: Uncounted | None, before_ms: int | None, at_ms: int, utilization: int | None, step_ms: int
+) -> Uncounted | None:
+    """With the time that a sample stands for: since the one at `before_ms`, unless a verdict would call that a gap.
+
+    The GPU was idle in it if its utilization was below IDLE_BELOW. All other time is unknown: before the first sample,
+    in gaps, where the utilization could not be read, and on machines without samples.
+    """
+    if before_ms is None or utilization is None or not 0 < at_ms - before_ms <= MAX_GAP * step_ms:
+        return uncounted
+    found = dict(uncounted or {})
+    for _day, since_ms, until_ms in usage.split_days(before_ms, at_ms):
+        covered_ms = until_ms - since_ms
+        measured_ms, idle_ms = found.get(day := str(since_ms // usage.DAY_MS), (0, 0))
+        found[day] = [measured_ms + covered_ms, idle_ms + covered_ms * (utilization < IDLE_BELOW)]
+    return found
+
+
+def has_uncounted() -> bool:
+    return GpuSeries.objects.filter(uncounted__isnull=False).exists()
+
+
+def count_idle() -> int:
+    """Move what samples have noted into usage; returns of how many series."""
+    counted = 0
+    while some := _count_some():
+        counted += some
+    return counted
+
+
+def _count_some() -> int:
+    deltas = usage.UsageDeltas()
+    with transaction.atomic():
+        due = GpuSeries.objects.filter(uncounted__isnull=False)
+        locked = due.select_for_update(of=("self",), no_key=True).select_related("job__run").order_by("pk")
+        series = list(locked.only("uncounted", *OF_RUN)[:COUNTED_AT_ONCE])
+        for one in series:
+            if one.job is None:  # removed: nothing says whose time that was
+                continue
+            for number, (measured_ms, idle_ms) in one.uncounted.items():
+                deltas.add_measured(one.job.run, usage.EPOCH + dt.timedelta(days=int(number)), measured_ms, idle_ms)
+        GpuSeries.objects.filter(pk__in=[one.pk for one in series]).update(uncounted=None)
+        deltas.write()
+    return len(series)

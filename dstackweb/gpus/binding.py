@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from dstackweb.gpus.models import GpuSample, GpuSeries, JobPolicy, interval_ms
-from dstackweb.gpus.policy.window import MAX_GAP, NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
+from dstackweb.gpus.window import MAX_GAP, NOTHING, UNKNOWN, PolicyVerdict, Stretch, Window, judge, replay
 from dstackweb.lib import sql
 from dstackweb.lib.times import to_ms
 from dstackweb.runs.models import Job, Run

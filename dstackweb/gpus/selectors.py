@@ -13,9 +13,9 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast
 
 from dstackweb.backends.models import Gpu
+from dstackweb.gpus.averages import BUCKET_MS
 from dstackweb.gpus.models import GpuAverage, GpuSample, GpuSeries, interval_ms
-from dstackweb.gpus.policy.window import MAX_GAP
-from dstackweb.gpus.samples.averages import BUCKET_MS
+from dstackweb.gpus.window import MAX_GAP
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from django.db.models import F
 
+from dstackweb.gpus.binding import verdict_of
+from dstackweb.gpus.exemptions import policies_by_project
 from dstackweb.gpus.models import GpuSeries, PolicyExemption, ProjectPolicies
-from dstackweb.gpus.policy.binding import verdict_of
-from dstackweb.gpus.policy.exemptions import policies_by_project
-from dstackweb.gpus.policy.window import UNKNOWN, PolicyVerdict, StopWarning, VerdictKind, stop_warning
+from dstackweb.gpus.window import UNKNOWN, PolicyVerdict, VerdictKind, stop_warning
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus
@@ -46,24 +46,6 @@ class PolicyStatus:
     exemption: PolicyExemption | None
     exemptions_left: int
     observe_only: bool
-
-
-@dataclass(frozen=True)
-class _NodeStatus:
-    """One job with its verdict."""
-
-    job: Job
-    verdict: PolicyVerdict
-    warning: StopWarning
-    noticed: bool
-    gpu_index: int | None
-
-    @property
-    def urgency(self) -> tuple[int, int]:
-        """Ascending: nodes by when they would be stopped, then unknown ones, then used ones."""
-        if self.verdict.stops_ms is not None:
-            return 0, self.verdict.stops_ms
-        return (1 if self.verdict.kind == VerdictKind.UNKNOWN else 2), self.job.node
 
 
 def policy_statuses(runs: Collection[Run], now: dt.datetime) -> dict[int, PolicyStatus]:
@@ -129,17 +111,21 @@ def _status_of_run(
 ) -> PolicyStatus:
     until = max((exemption.until for exemption in exemptions), default=None)
     paused_until = until if until is not None and until > now else None
-    node = min((_node(job, series[job.pk], until, now) for job in jobs), key=lambda node: node.urgency)
+    verdicts = [(job, _verdict(job, series[job.pk], to_ms(now))) for job in jobs]
+    job, verdict = min(verdicts, key=_urgency)
+    bound = getattr(job, "policy", None)
+    window_ms = bound.time_window_s * 1000 if bound else 0
+    warning = stop_warning(verdict, window_ms, to_ms(until) if until else None, to_ms(now))
     return PolicyStatus(
         policy=policy,
         source=source,
-        verdict=node.verdict,
-        badge=node.warning.badge,
-        noticed=node.noticed,
-        low_since=_moment(node.verdict.low_since_ms),
-        stops_at=_moment(node.warning.stops_ms),
-        gpu_index=node.gpu_index,
-        node=node.job.node,
+        verdict=verdict,
+        badge=warning.badge,
+        noticed=bound is not None and bound.noticed_ms == verdict.low_since_ms is not None,
+        low_since=_moment(verdict.low_since_ms),
+        stops_at=_moment(warning.stops_ms),
+        gpu_index=index_of(job, series[job.pk], verdict),
+        node=job.node,
         paused_until=paused_until,
         exemption=exemptions[0] if exemptions and paused_until else None,
         exemptions_left=max(0, rules.max_exemptions - len(exemptions)),
@@ -147,16 +133,19 @@ def _status_of_run(
     )
 
 
-def _node(job: Job, series: Sequence[GpuSeries], paused_until: dt.datetime | None, now: dt.datetime) -> _NodeStatus:
+def _verdict(job: Job, series: Sequence[GpuSeries], now_ms: int) -> PolicyVerdict:
     bound = getattr(job, "policy", None)
-    if bound is None or bound.min_gpu_utilization is None or job.status != JobStatus.RUNNING:
-        return _NodeStatus(job, UNKNOWN, StopWarning(), False, None)
-    now_ms = to_ms(now)
-    verdict = verdict_of(bound, job.gpus, series, now_ms)
-    paused_ms = to_ms(paused_until) if paused_until else None
-    warning = stop_warning(verdict, bound.time_window_s * 1000, paused_ms, now_ms)
-    noticed = verdict.low_since_ms is not None and bound.noticed_ms == verdict.low_since_ms
-    return _NodeStatus(job, verdict, warning, noticed, index_of(job, series, verdict))
+    if bound is None or job.status != JobStatus.RUNNING:
+        return UNKNOWN
+    return verdict_of(bound, job.gpus, series, now_ms)
+
+
+def _urgency(judged: tuple[Job, PolicyVerdict]) -> tuple[int, int]:
+    """Ascending: nodes by when they would be stopped, then unknown ones, then used ones."""
+    job, verdict = judged
+    if verdict.stops_ms is not None:
+        return 0, verdict.stops_ms
+    return (1 if verdict.kind == VerdictKind.UNKNOWN else 2), job.node
 
 
 def index_of(job: Job, series: Sequence[GpuSeries], verdict: PolicyVerdict) -> int | None:

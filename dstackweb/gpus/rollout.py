@@ -21,7 +21,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.gpus.policy import binding
+from dstackweb.gpus import binding
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles.models import Profile

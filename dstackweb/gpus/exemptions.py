@@ -1,4 +1,7 @@
-"""Exempting a run from its utilization policy for a limited time, with a reason. The verdict is unaffected."""
+"""How a project enforces its utilization policies, and exempting a run from its own for a limited time, with a reason.
+
+Verdicts are unaffected.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import allows, may_change
 from dstackweb.accounts.models import Project, User
+from dstackweb.gpus.binding import policy_of
 from dstackweb.gpus.models import PolicyExemption, ProjectPolicies
-from dstackweb.gpus.policy.binding import policy_of
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import Run
@@ -36,6 +39,16 @@ def policies_by_project(project_ids: Collection[int]) -> dict[int, ProjectPolici
     """The same for several projects, by ID, in one query."""
     found = ProjectPolicies.objects.in_bulk(set(project_ids))
     return {pk: found.get(pk) or ProjectPolicies(project_id=pk) for pk in project_ids}
+
+
+def set_observe_only(project: Project, role: str, observe_only: bool) -> ProjectPolicies:
+    """Have a project's policies only report, or be enforced again. Raises Forbidden."""
+    if not allows(role, "manager"):
+        raise Forbidden(
+            _("only managers of %(project)s can change whether its utilization policies are enforced")
+            % {"project": project}
+        )
+    return ProjectPolicies.objects.update_or_create(project=project, defaults={"observe_only": observe_only})[0]
 
 
 def exempt_until(run_id: int) -> dt.datetime | None:

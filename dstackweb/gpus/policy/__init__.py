@@ -1,1 +1,0 @@
-"""Utilization policies: what they say, how samples are judged by them, and what follows."""

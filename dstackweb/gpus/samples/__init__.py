@@ -1,1 +1,0 @@
-"""GPU samples: read, stored, averaged and looked up."""
