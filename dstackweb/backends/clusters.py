@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -16,13 +16,19 @@ from pydantic import AfterValidator
 from dstackweb.backends.contract import (
     Availability,
     Cloud,
+    CloudInstance,
+    InstanceOrder,
+    LaunchFailed,
+    LaunchFailure,
     Offer,
     SourceFailed,
     SourceFailure,
     SourceKey,
     SourceReading,
+    SourceSpec,
 )
 from dstackweb.backends.kinds import ConnectionReport, Kind, ReportLine, ReportPart
+from dstackweb.backends.models import Backend
 from dstackweb.spec.effective import Requirements
 from dstackweb.spec.fields import Text
 from dstackweb.spec.units import parse_memory
@@ -30,10 +36,6 @@ from dstackweb.spec.units import parse_memory
 REGION = "cluster"
 """Of an engine whose clusters have no parts."""
 FRESH_S = 10.0
-OWN_USER = (
-    "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other machines, or "
-    "set DSTACKWEB_SHARED_UID=1 where everyone who may submit runs is trusted"
-)
 PROJECTS = (
     gettext_noop("a list of projects, such as team-a"),
     gettext_noop("Projects that may use it. Their jobs have one user: they can read each other's files and secrets"),
@@ -43,22 +45,57 @@ AVAILABILITY = {"cluster_free": Availability.AVAILABLE, "cluster_uncounted": Ava
 """By the code of an offer; of others nothing is free now."""
 
 
-class EngineRefused(Exception):
-    """The engine answers that it did not do it: `text` is the last line of what it says."""
+class EngineRefused(SourceFailed):
+    """The engine answers that it did not do it: `text` is the last line of what it says.
+
+    For a question that is no answer, as any SourceFailed.
+    """
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        super().__init__(SourceFailure.SERVICE_ERROR, text=text)
         self.text = text
+
+
+def unreachable(endpoint: str, text: str) -> SourceFailed:
+    return SourceFailed(SourceFailure.UNREACHABLE, endpoint=endpoint, text=text[:300])
 
 
 class ClusterBackend(Cloud):
     """The driver of one cluster, with one source of offers: `found_offers` makes them of its value."""
 
-    name: str
-    key: ClassVar[SourceKey]
+    sources: ClassVar[Mapping[str, SourceSpec]]
+    own_user: ClassVar[str] = (
+        "jobs on the server's own machine may have its user, and reach its secret key: use a cluster on other "
+        "machines, or set DSTACKWEB_SHARED_UID=1 where everyone who may submit runs is trusted"
+    )
+    """Why jobs may not have the server's user."""
 
-    def regions(self) -> Sequence[str]:
-        return [REGION]
+    def __init__(self, backend: Backend) -> None:
+        self.name = backend.name
+        self.gpu_memory = gpu_memory(backend.config.get("gpu_memory") or ())
+
+    @property
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Whether its jobs may run where the server's files are."""
+
+    @property
+    def shares_servers_user(self) -> bool:
+        """Whether jobs would have the server's own user, and no one has allowed it.
+
+        Where that is root, the agent gives jobs another user.
+        """
+        return self.is_here and os.getuid() != 0 and not settings.DSTACKWEB_SHARED_UID
+
+    @abstractmethod
+    def check(self) -> Iterable[ReportLine]:
+        """What the cluster says of itself, for a connection test. Changes nothing. Raises SourceFailed."""
+
+    # Offers: `fetch` asks the cluster, in the background; `join` never does.
+
+    @property
+    def key(self) -> SourceKey:
+        return SourceKey(next(iter(self.sources)), "")
 
     def wanted(self) -> Sequence[SourceKey]:
         return [self.key]
@@ -76,25 +113,69 @@ class ClusterBackend(Cloud):
     def found_offers(self, found: Any, needs: Requirements, image: str | None) -> Iterable[Offer]:
         """One offer for each type of GPU, or one without: those that could ever fit on one of its machines."""
 
-    def offer(self, needs: Requirements, image: str | None, detail: dict[str, Any], **what: Any) -> Offer:
-        """What a node of the run would get: just what it needs. `what` are the offer's place and GPUs."""
-        availability = AVAILABILITY.get(detail["code"], Availability.BUSY)
+    def offer(
+        self,
+        needs: Requirements,
+        image: str | None,
+        gpu: str,
+        *,
+        code: str = "",
+        fits: int,
+        free: float,
+        total: float,
+        region: str = REGION,
+        gpu_name: str = "",
+        gpu_memory_mib: int = 0,
+        **more: int,
+    ) -> Offer:
+        """What a node of the run would get: just what it needs. `gpu` is a type of GPU by the engine's name.
+
+        `fits` jobs of this size may start now; `free` of `total` GPUs, or CPUs, are free.
+        """
+        count = needs.gpu_count_min
+        code = code or ("cluster_free" if fits else "cluster_busy")
+        availability = AVAILABILITY.get(code, Availability.BUSY)
+        what = "gpu" if count else "cpu"
+        detail = {"code": code, "fits": fits, "free": int(free), "total": int(total), "what": what, **more}
         if image is not None:
             availability, detail = Availability.NOT_AVAILABLE, {"code": "image_not_supported"}
         return Offer(
             backend=self.name,
+            region=region,
+            instance_type=f"gpu:{gpu}" if gpu else "gpu" if count else "cpu",
             cpus=needs.cpu_min,
             memory_mib=needs.memory_min_mib,
-            gpu_count=needs.gpu_count_min,
+            gpu_name=gpu_name or gpu.upper(),
+            gpu_count=count,
+            gpu_memory_mib=gpu_memory_mib or (self.gpu_memory.get(gpu.lower(), 0) if count else 0),
             availability=availability,
             detail=detail,
-            **what,
         )
 
+    # Instances: each call may be repeated, doubled or lost.
 
-class ClusterKind(Kind, ABC):
-    """A kind of cluster. A connection test asks it by `check`."""
+    def regions(self) -> Sequence[str]:
+        return [REGION]
 
+    def launch(self, order: InstanceOrder) -> CloudInstance:
+        if self.shares_servers_user:
+            raise LaunchFailed(LaunchFailure.NOT_ALLOWED, self.own_user)
+        return self.submit(order)
+
+    @abstractmethod
+    def submit(self, order: InstanceOrder) -> CloudInstance:
+        """As `Cloud.launch`."""
+
+
+def gpu_of(order: InstanceOrder) -> str:
+    """The type of GPU by the engine's name; empty for any."""
+    return order.instance_type.partition(":")[2]
+
+
+class ClusterKind(Kind):
+    """A kind of cluster. A connection test asks its driver's `check`."""
+
+    driver_class: type[ClusterBackend]
     costs_money = False
     is_machine = False
     can_test = True
@@ -104,8 +185,6 @@ class ClusterKind(Kind, ABC):
     """What answers, as a line of the test."""
     answers: ClassVar[str | Promise]
     """The summary of a test that went well."""
-    own_user = OWN_USER
-    """Why jobs may not have the server's user."""
 
     def projects(self, config: Mapping[str, Any]) -> Sequence[str]:
         return tuple(config.get("projects") or ())
@@ -119,37 +198,22 @@ class ClusterKind(Kind, ABC):
                 return _("Runs with an image need hosts with Docker or Podman.")
         return super().offer_detail(detail)
 
-    @abstractmethod
-    def is_here(self, config: Mapping[str, Any]) -> bool:
-        """Whether its jobs may run where the server's files are."""
-
-    @abstractmethod
-    def check(self, config: Mapping[str, Any], secret: str) -> Iterable[ReportLine]:
-        """What the cluster says of itself. Changes nothing. Raises SourceFailed, EngineRefused."""
-
     def test_connection(self, config: Mapping[str, Any], secret: str) -> ConnectionReport:
+        driver = self.driver_class(Backend(config=config, secret=secret))
         try:
-            if shares_servers_user(self.is_here(config)):
-                lines = [ReportLine(_("Jobs' user"), "failed", "✗", self.own_user)]
+            if driver.shares_servers_user:
+                lines = [ReportLine(_("Jobs' user"), "failed", "✗", driver.own_user)]
             else:
-                lines = list(self.check(config, secret))
+                lines = list(driver.check())
+        except EngineRefused as error:
+            lines = [ReportLine(str(self.engine), "failed", "✗", error.text)]
         except SourceFailed as error:
             said = self.source_failure({"code": error.code, **error.data})
             lines = [ReportLine(str(self.engine), "failed", "✗", said)]
-        except EngineRefused as error:
-            lines = [ReportLine(str(self.engine), "failed", "✗", error.text)]
         states = {line.state for line in lines}
         state = next((one for one in ("failed", "warning") if one in states), "ok")
         summary = _("This cannot be used as it is.") if state == "failed" else str(self.answers)
         return ConnectionReport(state, summary, (ReportPart(str(self.part), tuple(lines), state),))
-
-
-def shares_servers_user(is_here: bool) -> bool:
-    """Whether jobs of a cluster that `is_here` would have the server's own user, and no one has allowed it.
-
-    Where that is root, the agent gives jobs another user.
-    """
-    return is_here and os.getuid() != 0 and not settings.DSTACKWEB_SHARED_UID
 
 
 def gpu_memory(lines: Sequence[str]) -> dict[str, int]:

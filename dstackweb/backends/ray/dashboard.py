@@ -1,18 +1,21 @@
-"""Calls of Ray's dashboard, which serves the Jobs API and the state of the cluster."""
+"""Calls of Ray's dashboard, which serves the Jobs API and the state of the cluster, and its answers as plain data."""
 
 from __future__ import annotations
 
+import datetime as dt
 import email.utils
 import functools
 import json
 import math
 import ssl
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from dstackweb.backends.clusters import EngineRefused
-from dstackweb.backends.contract import SourceFailed, SourceFailure
+from dstackweb.backends.clusters import EngineRefused, unreachable
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, SourceFailed, SourceFailure
 
 if TYPE_CHECKING:
     import httpx
@@ -21,6 +24,22 @@ CONNECT_S, READ_S, TOTAL_S = 5.0, 20.0, 40.0
 ANSWER_MAX = 64 << 20
 """Bytes: the list of jobs has all that Ray keeps."""
 DENIED, THROTTLED, NOT_FOUND, AWAY = (401, 403), 429, 404, (502, 503, 504)
+
+MODEL = "accelerator_type:"
+"""The resource that names a node's GPUs; a node has one of it, and a job takes a thousandth."""
+MODEL_SHARE = 0.001
+MIB = 1 << 20
+NEW_S = 1.0
+"""How much older than a snapshot of the cluster a job has to be to be counted in it."""
+DYING_S = 5.0
+"""How long the agent of a dead supervisor may take to end its job: it looks every half second."""
+DEPLOYMENT, SIZE, SCRIPT = "dstackweb", "dstackweb_size", "dstackweb_script"
+"""Keys of a job's metadata."""
+LOST = "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
+DIED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_FAILURE", LOST)
+"""Failures of the process that watches over a job's command, not of the command."""
+
+Resources = Mapping[str, float]
 
 
 class CallFailed(EngineRefused):
@@ -61,7 +80,7 @@ class Dashboard:
             ):
                 return self._read(response, _content(response))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise self._unreachable(str(error) or type(error).__name__) from error
+            raise unreachable(self.address, str(error) or type(error).__name__) from error
 
     def _read(self, response: httpx.Response, content: bytes) -> Answer:
         status = response.status_code
@@ -73,7 +92,7 @@ class Dashboard:
         if status == THROTTLED:
             raise SourceFailed(SourceFailure.THROTTLED, api="Ray", endpoint=self.address)
         if status in AWAY:
-            raise self._unreachable(text)
+            raise unreachable(self.address, text)
         at = _time(response.headers.get("Date", ""))
         if status == NOT_FOUND:
             return Answer(None, at)
@@ -83,9 +102,6 @@ class Dashboard:
             return Answer(json.loads(content, parse_float=_finite, parse_constant=_finite), at)
         except (ValueError, RecursionError) as error:
             raise SourceFailed(SourceFailure.SERVICE_ERROR, text=f"no JSON: {text}") from error
-
-    def _unreachable(self, text: str) -> SourceFailed:
-        return SourceFailed(SourceFailure.UNREACHABLE, endpoint=self.address, text=text[:300])
 
 
 def _content(response: httpx.Response) -> bytes:
@@ -121,3 +137,169 @@ def _time(date: str) -> float:
         return email.utils.parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError, TypeError, IndexError):
         return time.time()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living node: what it has of each resource by Ray's names, and what of it is free. Memory is in bytes."""
+
+    total: dict[str, float]
+    free: dict[str, float]
+    gpu: str = ""
+    """The model of its GPUs, if Ray knows it."""
+
+    def fits(self, size: Resources, *, empty: bool = False) -> int:
+        """How many jobs of this size fit: now, or when the node is `empty`."""
+        there = self.total if empty else self.free
+        return max(0, min(int((there.get(name, 0.0) + 1e-6) // amount) for name, amount in size.items()))
+
+    def take(self, size: Resources, sign: int = 1) -> Node:
+        """The node with this less free; more with the sign -1."""
+        free = {name: self.free.get(name, 0.0) - sign * size.get(name, 0.0) for name in self.total}
+        return replace(self, free={name: max(0.0, min(amount, self.total[name])) for name, amount in free.items()})
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`is_counted`: whether Ray says how much of its nodes is used; else only our own jobs are counted."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    is_counted: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of some deployment of ours. Times are seconds since 1970 by the clock of Ray's head."""
+
+    name: str
+    deployment: str
+    status: str
+    submitted: float
+    ended: float | None
+    node: str
+    address: str
+    error: str
+    message: str
+    size: dict[str, float]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its status is one of Ray's last ones."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
+
+    @property
+    def died(self) -> bool:
+        """Whether its supervisor ended without a word about the command, as with its node."""
+        return self.status == "FAILED" and self.error in DIED and bool(self.node)
+
+
+def size(cpus: int, memory_mib: int, model: str, gpus: int, more: Resources) -> dict[str, float]:
+    """What a job of an order takes, by Ray's names."""
+    found = {**more, "CPU": float(max(cpus, 1)), "memory": float(memory_mib * MIB), "GPU": float(gpus)}
+    if gpus and model:
+        found[MODEL + model] = MODEL_SHARE
+    return {name: amount for name, amount in found.items() if amount > 0}
+
+
+def cluster(nodes: Any, status: Any, jobs: Iterable[Job]) -> Cluster:
+    """From `/api/v0/nodes`, `/api/cluster_status` and our own jobs. Raises LookupError, TypeError, ValueError.
+
+    Ray writes down what is used every five seconds: jobs that were started or have ended since then are counted here.
+    """
+    found = {
+        str(node["node_id"]): Node(total, dict(total), _model(total))
+        for node in nodes["data"]["result"]["result"]
+        if node["state"] == "ALIVE"
+        for total in [{str(name): float(amount) for name, amount in node["resources_total"].items()}]
+    }
+    shown = status["data"]["clusterStatus"]
+    used = shown["loadMetricsReport"]["usageByNode"] if shown else None
+    for id, node in found.items():
+        usage = (used or {}).get(id) or {}
+        found[id] = node.take({name: float(usage[key][0]) for name in node.total if (key := _camel(name)) in usage})
+    _correct(found, float(shown["time"]) if used is not None else None, jobs)
+    return Cluster(found, used is not None)
+
+
+def _correct(nodes: dict[str, Node], at: float | None, jobs: Iterable[Job]) -> None:
+    """Count our jobs that a snapshot of that time does not have yet, or has still; without one all that live."""
+    for job in jobs:
+        is_counted = at is not None and job.submitted <= at - NEW_S
+        if job.is_over:
+            sign = -1 if at is not None and is_counted and (job.ended or 0.0) > at else 0
+        else:
+            sign = 0 if is_counted else 1
+        where = job.node or next((id for id, node in nodes.items() if job.size and node.fits(job.size)), "")
+        if sign and where in nodes:
+            nodes[where] = nodes[where].take(job.size, sign)
+
+
+def jobs(answer: Any) -> Iterator[Job]:
+    """The jobs of `/api/jobs/` that are ours or another deployment's; others' are left out. Raises as `cluster`."""
+    if not isinstance(answer, list):
+        raise TypeError("no list of jobs")  # nothing has ended because of that
+    for shown in answer:
+        marks = shown.get("metadata") or {}
+        if shown.get("submission_id") and DEPLOYMENT in marks:
+            yield job(shown)
+
+
+def job(shown: Any) -> Job:
+    """One job as the API shows it. Raises as `cluster`."""
+    marks = shown.get("metadata") or {}
+    ended = shown.get("end_time")
+    return Job(
+        name=str(shown["submission_id"]),
+        deployment=str(marks.get(DEPLOYMENT, "")),
+        status=str(shown["status"]),
+        submitted=float(shown["start_time"]) / 1000,
+        ended=float(ended) / 1000 if ended else None,
+        node=str(shown.get("driver_node_id") or ""),
+        address=urlsplit(shown.get("driver_agent_http_address") or "").hostname or "",
+        error=str(shown.get("error_type") or ""),
+        message=" ".join(str(shown.get("message") or "").split())[:300],
+        size=_size(marks.get(SIZE)),
+    )
+
+
+def _size(text: Any) -> dict[str, float]:
+    """Anyone who uses the cluster can write metadata: what is no size takes nothing."""
+    try:
+        found = {str(name): float(amount) for name, amount in json.loads(text or "{}").items()}
+    except (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
+        return {}
+    return found if all(math.isfinite(amount) and amount > 0 for amount in found.values()) else {}
+
+
+def instance(found: Job, region: str, now: float) -> CloudInstance:
+    """A job in our words; `now` is the time of the head's clock. Raises as `cluster`, ArithmeticError, OSError."""
+    state, why = _state(found, now)
+    at = dt.datetime.fromtimestamp(found.submitted, dt.UTC)
+    text = f"Ray: {found.message}" if found.message and (why or state is InstanceState.STARTING) else ""
+    return CloudInstance(found.name, found.name, region, state, "", found.address, at, why, text)
+
+
+def _state(found: Job, now: float) -> tuple[InstanceState, str]:
+    if found.status == "PENDING":
+        return InstanceState.STARTING, ""
+    if not found.is_over:
+        return InstanceState.RUNNING, ""
+    if found.died:
+        is_dying = found.ended is not None and now - found.ended < DYING_S
+        return InstanceState.ENDING if is_dying else InstanceState.GONE, InstanceEnd.INTERRUPTED
+    return InstanceState.GONE, InstanceEnd.CLOUD
+
+
+def models(nodes: Iterable[Node]) -> Sequence[str]:
+    """The models of GPUs that there are; `` for those without a name."""
+    return sorted({node.gpu for node in nodes if node.total.get("GPU")})
+
+
+def _model(total: Resources) -> str:
+    return next((name.removeprefix(MODEL) for name in sorted(total) if name.startswith(MODEL)), "")
+
+
+def _camel(name: str) -> str:
+    """A resource's name as the dashboard writes it where it is a key."""
+    first, *others = name.split("_")
+    return first + "".join(part.title() for part in others)

@@ -1,16 +1,19 @@
-"""Calls of Slurm's commands, on this machine or over SSH."""
+"""Slurm's commands, called on this machine or over SSH, and what they print as plain data."""
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from dstackweb.backends.clusters import EngineRefused
-from dstackweb.backends.contract import SourceFailed, SourceFailure
+from dstackweb.backends.clusters import EngineRefused, unreachable
+from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, InstanceUsage
 
 TIMEOUT_S = 20.0
 SSH_FAILED, NOT_FOUND = 255, 127
@@ -23,6 +26,26 @@ AWAY = re.compile(
     re.IGNORECASE,
 )
 """What Slurm's commands say where nothing was decided."""
+
+_FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|$)")
+_JOB = re.compile(r"\d{1,12}(_\d{1,12})?", re.ASCII)
+_GPU = re.compile(r"gpu:(?:([^:(,]+):)?(\d+)")
+_CPU_TIME = re.compile(r"(?:(?:(\d{1,6})-)?(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)", re.ASCII)
+"""`[[days-]hours:]minutes:seconds`."""
+_MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([KMGTP]?)", re.ASCII)
+_MIB = {"": 2**-20, "K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "P": 2**30}
+_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL",
+          "DEADLINE", "REVOKED"}  # fmt: skip
+"""States of jobs whose accounts are complete."""
+_UNUSABLE = {"DOWN", "DRAIN", "FAIL", "MAINT", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT", "UNKNOWN",
+             "RESERVED", "PLANNED", "FUTURE"}  # fmt: skip
+"""States of nodes that take no jobs now; `+` and `*` join and end them."""
+
+JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
+"""squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
+USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"
+"""sacct's. The name is last: users write it."""
+MARK = "dstackweb:"
 
 
 @dataclass(frozen=True)
@@ -44,14 +67,14 @@ class Commands:
                 check=False, env=None if self.host else {k: v for k, v in os.environ.items() if PASSED.match(k)},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise self._unreachable(str(error)) from error
+            raise unreachable(self.host or "Slurm", str(error)) from error
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         last = said[-1] if said else f"{name} ended with exit code {done.returncode}"
         if done.returncode == 0:
             return done.stdout
         failed = done.returncode < 0 or done.returncode == NOT_FOUND or (self.host and done.returncode == SSH_FAILED)
         if failed or AWAY.search("\n".join(said)):
-            raise self._unreachable(last)
+            raise unreachable(self.host or "Slurm", last)
         raise EngineRefused(last)
 
     def _over_ssh(self, argv: Sequence[str]) -> list[str]:
@@ -60,5 +83,227 @@ class Commands:
         options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *(["-i", self.key_file] if self.key_file else [])]
         return ["ssh", *options, "--", self.host, shlex.join(argv)]
 
-    def _unreachable(self, text: str) -> SourceFailed:
-        return SourceFailed(SourceFailure.UNREACHABLE, endpoint=self.host or "Slurm", text=text[:300])
+
+@dataclass(frozen=True)
+class Node:
+    """A node's resources, and how much of them is allocated. `gpus` and `gpus_used` are counts by type."""
+
+    cpus: int
+    cpus_used: int
+    memory_mib: int
+    memory_used_mib: int
+    gpus: dict[str, int] = field(default_factory=dict)
+    gpus_used: dict[str, int] = field(default_factory=dict)
+    usable: bool = True
+
+    def fits(
+        self, cpus: int, memory_mib: int, gpu: str, count: int, *, empty: bool = False, whole: bool = False
+    ) -> int:
+        """How many allocations of this size fit: now, or when the node is `empty`. `whole`: one at a time."""
+        if not empty and (not self.usable or (whole and self.cpus_used)):
+            return 0
+        free = [(self.cpus - (0 if empty else self.cpus_used)) // max(cpus, 1)]
+        if memory_mib:
+            free.append((self.memory_mib - (0 if empty else self.memory_used_mib)) // memory_mib)
+        if count:
+            free.append((self.gpus.get(gpu, 0) - (0 if empty else self.gpus_used.get(gpu, 0))) // count)
+        return max(0, min(1, *free) if whole else min(free))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition with its nodes. Pending jobs of anyone: `waiting`, and `new` if not judged yet."""
+
+    name: str
+    up: bool
+    exclusive: bool
+    nodes: dict[str, Node]
+    waiting: int = 0
+    new: int = 0
+
+
+def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:
+    """`scontrol show nodes --oneliner --details`: each node, and its partitions."""
+    found = {}
+    for shown in _records(text, "NodeName"):
+        states = set(re.split(r"[+*~#!%$@^-]+", shown.get("State", "UNKNOWN")))
+        node = Node(
+            cpus=int(shown.get("CPUTot", 0)),
+            cpus_used=int(shown.get("CPUAlloc", 0)),
+            memory_mib=int(shown.get("RealMemory", 0)),
+            memory_used_mib=int(shown.get("AllocMem", 0)),
+            gpus=gpus(shown.get("Gres", "")),
+            gpus_used=gpus(shown.get("GresUsed", "")),
+            usable=not states & _UNUSABLE and "*" not in shown.get("State", ""),
+        )
+        found[shown["NodeName"]] = (node, [name for name in shown.get("Partitions", "").split(",") if name])
+    return found
+
+
+def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: str) -> dict[str, Partition]:
+    """`scontrol show partitions --oneliner` with its nodes, and pending jobs' partitions and reasons (`%P|%r`)."""
+    waiting: Counter[str] = Counter()
+    new: Counter[str] = Counter()
+    for line in queue.splitlines():
+        names, _, reason = line.partition("|")
+        (new if reason == "None" else waiting).update(names.split(","))
+    return {
+        shown["PartitionName"]: Partition(
+            name=shown["PartitionName"],
+            up=shown.get("State") == "UP",
+            exclusive=shown.get("OverSubscribe") == "EXCLUSIVE",
+            nodes={name: node for name, (node, of) in there.items() if shown["PartitionName"] in of},
+            waiting=waiting[shown["PartitionName"]],
+            new=new[shown["PartitionName"]],
+        )
+        for shown in _records(text, "PartitionName")
+    }
+
+
+def gpus(gres: str) -> dict[str, int]:
+    """Counts by type of a GRES list such as `gpu:a100:4(S:0-1),gpu:v100:2`; a type of `` has no name."""
+    found: dict[str, int] = {}
+    for kind, count in _GPU.findall(gres):
+        found[kind] = found.get(kind, 0) + int(count)
+    return found
+
+
+def comment(deployment: str, project: str, run: str) -> str:
+    """A job's comment: whose it is, and for people what it is for."""
+    return f"{MARK}{deployment} {project}/{run}"
+
+
+def cloud_id(job: str, instance: str) -> str:
+    """Slurm's number of a job, and the beginning of its name: a controller that lost its state counts anew."""
+    return f"{job}-{instance[:8]}"
+
+
+def number(cloud_id: str) -> str:
+    """Slurm's number in a cloud ID."""
+    return cloud_id.partition("-")[0]
+
+
+def jobs(text: str, deployment: str = "") -> list[CloudInstance]:
+    """Lines of JOB_FORMAT as instances, those of a deployment if one is named; others' jobs are left out.
+
+    A job's name may have line breaks, and what follows looks like a line: what has no id, which becomes an argument of
+    `scancel`, is left out too.
+    """
+    found = []
+    for line in text.splitlines():
+        job, name, state, partition, submitted, started, node, reason, said = (line.split("|", 8) + [""] * 9)[:9]
+        owner = said.removeprefix(MARK).split(" ")[0] if said.startswith(MARK) else ""
+        if _JOB.fullmatch(job) and owner and owner == (deployment or owner):
+            now, why = _state(state)
+            at = _moment(started if now is InstanceState.RUNNING else submitted) or _moment(submitted)
+            text, waits = f"Slurm: {state}" if why else "", _waits(reason) if state == "PENDING" else ""
+            found.append(CloudInstance(name, cloud_id(job, name), partition, now, node, "", at, why, text, waits))
+    return found
+
+
+def _waits(reason: str) -> str:
+    """The code of a reason such as `ReqNodeNotAvail, UnavailableNodes:n1`; empty before Slurm has looked at the job."""
+    code = re.match(r"\w{0,60}", reason.strip("( "), re.ASCII)
+    return code[0] if code and code[0] != "None" else ""
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """`measured`: of what an ended job used, CPU time and memory are of all its processes.
+
+    Slurm's other plug-ins see those alone that have not left their parents, as the runner of a job has.
+    """
+
+    kept: bool
+    measured: bool
+
+
+def accounting(config: str) -> Accounting:
+    """What `scontrol show config` says of accounting."""
+    found = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in config.splitlines())}
+    kept = found.get("AccountingStorageType") not in ("accounting_storage/none", "(null)")
+    return Accounting(kept, found.get("JobAcctGatherType") == "jobacct_gather/cgroup")
+
+
+def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:
+    """Lines of USAGE_FORMAT as what ended jobs used, by cloud ID: a line for each job, and for each of its steps.
+
+    What is missing, or zero where a job can't have used nothing, is unknown, and so are CPU time and memory unless all
+    its processes were `measured`.
+    """
+    peaks: dict[str, int] = {}
+    cpu_s: dict[str, float] = {}
+    ended = {}
+    for line in text.splitlines():
+        fields = line.split("|", USAGE_FORMAT.count(","))
+        if len(fields) != USAGE_FORMAT.count(",") + 1:
+            continue
+        job, _, step = fields[0].partition(".")
+        if measured:
+            peaks[job] = max(peaks.get(job, 0), _mebibytes(fields[5]))
+            cpu_s[job] = cpu_s.get(job, 0) + _step_seconds(fields[4] if step else "", fields[8])
+        if not step and _JOB.fullmatch(job) and fields[1].split(" ")[0] in _ENDED:
+            ended[job] = fields
+    return {cloud_id(job, fields[-1]): _usage(fields, cpu_s.get(job), peaks.get(job)) for job, fields in ended.items()}
+
+
+def _step_seconds(total: str, measured: str) -> float:
+    """CPU time of a step. `total` lacks processes that no one waited for; the sum of samples is in whole seconds."""
+    sampled = re.search(r"(?:^|,)cpu=([\d:.-]+)(?:,|$)", measured, re.ASCII)
+    return max(_seconds(total), _seconds(sampled[1]) if sampled else 0)
+
+
+def _usage(fields: Sequence[str], used_s: float | None, peak_mib: int | None) -> InstanceUsage:
+    _job, _state, elapsed, reserved, _used, _peak, allocated, energy, _measured, _name = fields
+    elapsed_s, units = _number(elapsed), re.search(r"(?:^|,)billing=(\d{1,15})(?:,|$)", allocated, re.ASCII)
+    return InstanceUsage(
+        elapsed_s=elapsed_s,
+        cpu_reserved_s=_number(reserved),
+        cpu_used_s=round(used_s, 3) if used_s else None,
+        memory_peak_mib=peak_mib or None,
+        billed_h=round(int(units[1]) * elapsed_s / 3600, 3) if units and elapsed_s is not None else None,
+        energy_j=_number(energy) or None,
+    )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,15}", text, re.ASCII) else None
+
+
+def _seconds(text: str) -> float:
+    """0 for what is no CPU time."""
+    if (found := _CPU_TIME.fullmatch(text)) is None:
+        return 0
+    days, hours, minutes, seconds = found.groups(default="0")
+    return ((int(days) * 24 + int(hours)) * 60 + int(minutes)) * 60 + float(seconds)
+
+
+def _mebibytes(text: str) -> int:
+    """Rounded up; 0 for what is no size."""
+    found = _MEMORY.fullmatch(text)
+    return math.ceil(float(found[1]) * _MIB[found[2]]) if found else 0
+
+
+def _state(state: str) -> tuple[InstanceState, str]:
+    match state:
+        case "PENDING" | "CONFIGURING" | "REQUEUE_HOLD" | "RESV_DEL_HOLD" | "SPECIAL_EXIT":
+            return InstanceState.STARTING, ""
+        case "RUNNING" | "SUSPENDED" | "STOPPED" | "SIGNALING" | "RESIZING":
+            return InstanceState.RUNNING, ""
+        case "COMPLETING" | "STAGE_OUT":
+            return InstanceState.ENDING, InstanceEnd.CLOUD
+        case "PREEMPTED" | "NODE_FAIL" | "REQUEUED" | "REQUEUE_FED" | "REVOKED":
+            return InstanceState.GONE, InstanceEnd.INTERRUPTED
+    return InstanceState.GONE, InstanceEnd.CLOUD
+
+
+def _moment(text: str) -> dt.datetime | None:
+    """Seconds since 1970, as `Commands` asks for; None for `N/A`."""
+    return dt.datetime.fromtimestamp(int(text), dt.UTC) if text.isdecimal() and len(text) < 12 else None
+
+
+def _records(text: str, first: str) -> Iterator[dict[str, str]]:
+    for line in text.splitlines():
+        found = dict(_FIELD.findall(line))
+        if first in found:
+            yield found

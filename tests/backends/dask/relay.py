@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 
-from dstackweb.backends.dask.wire import HANDSHAKE, pack
+from dstackweb.backends.dask.scheduler import HANDSHAKE, pack
 from tests.backends.contract.gate import Gate
 
 HANDSHAKE_BYTES = len(pack(HANDSHAKE))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dstackweb.backends import registry, services
-from dstackweb.backends.clusters import shares_servers_user
 from dstackweb.backends.contract import InstanceOrder, LaunchFailed
+from dstackweb.backends.dask.kind import DaskBackend
+from dstackweb.backends.models import Backend
 
 
 @pytest.mark.django_db
@@ -21,6 +22,6 @@ def test_no_job_gets_the_servers_user_unless_an_admin_allows_it(monkeypatch: pyt
     with pytest.raises(LaunchFailed, match="DSTACKWEB_SHARED_UID"):
         registry.cloud(backend).launch(InstanceOrder("u-1", "mine", "cluster", "cpu", False, ""))
     assert registry.KINDS["dask"].test_connection(config, "").state == "failed"
-    assert not registry.KINDS["dask"].is_here({"scheduler": "tcp://dask.example:8786"})
+    assert not DaskBackend(Backend(config={"scheduler": "tcp://dask.example:8786"})).shares_servers_user
     settings.DSTACKWEB_SHARED_UID = True
-    assert not shares_servers_user(registry.KINDS["dask"].is_here(config))
+    assert not DaskBackend(backend).shares_servers_user

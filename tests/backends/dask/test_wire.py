@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from dstackweb.backends.contract import SourceFailed, SourceFailure
-from dstackweb.backends.dask.driver import Row, Worker
-from dstackweb.backends.dask.scheduler import Code, Scheduler
-from dstackweb.backends.dask.wire import MAX_BYTES, ProtocolError, pack, read
+from dstackweb.backends.dask.kind import Row, Worker
+from dstackweb.backends.dask.scheduler import MAX_BYTES, Code, ProtocolError, Scheduler, pack, read
 from tests.support import examples
 
 PLAIN = st.recursive(

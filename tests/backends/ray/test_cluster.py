@@ -28,9 +28,8 @@ from dstackweb.backends.contract import (
     SourceState,
 )
 from dstackweb.backends.matching import meets
-from dstackweb.backends.ray import cluster, dashboard
-from dstackweb.backends.ray.cluster import Cluster
-from dstackweb.backends.ray.dashboard import CallFailed, Dashboard
+from dstackweb.backends.ray import dashboard
+from dstackweb.backends.ray.dashboard import CallFailed, Cluster, Dashboard
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import store
 from dstackweb.spec.effective import Requirements
@@ -73,7 +72,7 @@ def shown(name: str, status: str = "RUNNING", deployment: str = "mine", **more: 
 
 
 def read(*jobs: dict[str, Any], status: Any = STATUS) -> Cluster:
-    return cluster.cluster(NODES, status, cluster.jobs(list(jobs)))
+    return dashboard.cluster(NODES, status, dashboard.jobs(list(jobs)))
 
 
 def free(*jobs: dict[str, Any], status: Any = STATUS) -> tuple[float, float]:
@@ -113,7 +112,7 @@ def test_without_rays_count_only_our_own_jobs_are_counted() -> None:
      ((1, 0, "L4", 1), 0), ((6, 0, "A100", 1), 0), ((0, 0, "", 0), 13)],
 )  # fmt: skip
 def test_what_fits_is_what_the_nodes_have_left(asked: tuple[int, int, str, int], fits: int) -> None:
-    assert sum(node.fits(cluster.size(*asked, {})) for node in read().nodes.values()) == fits
+    assert sum(node.fits(dashboard.size(*asked, {})) for node in read().nodes.values()) == fits
 
 
 @pytest.fixture
@@ -157,15 +156,15 @@ def test_custom_resources_of_the_settings_keep_runs_on_nodes_that_have_them(db: 
 
 
 def state(*args: Any, now: float = AT, **more: Any) -> tuple[InstanceState, str]:
-    [found] = cluster.jobs([shown("u-1", *args, **more)])
-    made = cluster.instance(found, "cluster", now)
+    [found] = dashboard.jobs([shown("u-1", *args, **more)])
+    made = dashboard.instance(found, "cluster", now)
     assert (made.instance, made.cloud_id, made.address) == ("u-1", "u-1", "192.0.2.2")
     return made.state, made.why
 
 
 def test_jobs_of_others_are_left_out_and_states_are_said_in_our_words() -> None:
     driver = {"type": "DRIVER", "submission_id": None, "metadata": {}, "status": "RUNNING"}
-    assert list(cluster.jobs([driver, shown("x", metadata=None), shown("y", metadata={"job_name": "y"})])) == []
+    assert list(dashboard.jobs([driver, shown("x", metadata=None), shown("y", metadata={"job_name": "y"})])) == []
     assert state("PENDING") == (InstanceState.STARTING, "")
     assert state("RUNNING") == (InstanceState.RUNNING, "")
     assert state("SUCCEEDED") == state("STOPPED") == state("FAILED") == (InstanceState.GONE, InstanceEnd.CLOUD)
@@ -307,12 +306,12 @@ def test_a_job_with_an_odd_time_is_a_failure_of_the_source(backend: Any, monkeyp
 )
 def test_what_others_write_as_a_jobs_size_takes_nothing_and_hides_no_job(size: Any) -> None:
     marks = {"dstackweb": "mine", "dstackweb_size": size}
-    found = cluster.cluster(NODES, STATUS, cluster.jobs([shown("x", metadata=marks), shown("y")]))
-    assert found == cluster.cluster(NODES, STATUS, cluster.jobs([shown("y")]))
+    found = dashboard.cluster(NODES, STATUS, dashboard.jobs([shown("x", metadata=marks), shown("y")]))
+    assert found == dashboard.cluster(NODES, STATUS, dashboard.jobs([shown("y")]))
 
 
 def test_ended_jobs_are_deleted_after_an_hour_and_lost_ones_are_looked_for(backend: Any, monkeypatch: Any) -> None:
-    lost = {"error_type": cluster.LOST}
+    lost = {"error_type": dashboard.LOST}
     listed = [
         shown("new", "SUCCEEDED"),
         shown("old", "SUCCEEDED", end_time=int(AT * 1000) - 3_700_000),

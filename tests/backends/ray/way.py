@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from dstackweb.backends.ray.cluster import DEPLOYMENT
+from dstackweb.backends.ray.dashboard import DEPLOYMENT
 from tests.backends.contract.gate import Gate
 
 

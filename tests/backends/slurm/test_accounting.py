@@ -12,7 +12,7 @@ import pytest
 
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import InstanceUsage, SourceFailed, SourceFailure
-from dstackweb.backends.slurm import cluster
+from dstackweb.backends.slurm import commands
 from dstackweb.wording import accounting
 from standins.slurm import ACCOUNTING_PACKAGES, PACKAGES, Slurm
 from tests.server import Server
@@ -33,7 +33,7 @@ SEVEN = InstanceUsage(3600, 28800, 10800.0, 11264, 12.0, 540000)
 
 
 def test_sacct_reports_what_ended_jobs_used() -> None:
-    assert cluster.usage(LINES, measured=True) == {
+    assert commands.usage(LINES, measured=True) == {
         "7-u-7": SEVEN,
         "8-u-8": InstanceUsage(10, 40, None, None, 0.011, None),
         "11-u-11": InstanceUsage(90000, 90000, 88200.5, 215, None, None),
@@ -41,7 +41,7 @@ def test_sacct_reports_what_ended_jobs_used() -> None:
 
 
 def test_what_slurm_has_measured_of_a_part_of_the_processes_is_unknown() -> None:
-    assert cluster.usage(LINES, measured=False)["7-u-7"] == InstanceUsage(3600, 28800, None, None, 12.0, 540000)
+    assert commands.usage(LINES, measured=False)["7-u-7"] == InstanceUsage(3600, 28800, None, None, 12.0, 540000)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_slurm_has_measured_of_a_part_of_the_processes_is_unknown() -> None
 )  # fmt: skip
 def test_a_line_that_is_no_jobs_is_left_out(line: str) -> None:
     seven = "7|COMPLETED|1|2|00:01||billing=3600|4||u-7\n7.batch|COMPLETED|1|2|00:01|3K||4||batch"
-    assert cluster.usage(f"{line}\n{seven}\n", measured=True) == {"7-u-7": InstanceUsage(1, 2, 1.0, 1, 1.0, 4)}
+    assert commands.usage(f"{line}\n{seven}\n", measured=True) == {"7-u-7": InstanceUsage(1, 2, 1.0, 1, 1.0, 4)}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_line_that_is_no_jobs_is_left_out(line: str) -> None:
 def test_what_is_no_number_is_unknown(odd: str) -> None:
     rest = "|".join([odd] * 7)
     lines = f"7|FAILED|{rest}|u-7\n7.batch|FAILED|{rest}|batch"
-    assert cluster.usage(lines, measured=True) == {"7-u-7": InstanceUsage()}
+    assert commands.usage(lines, measured=True) == {"7-u-7": InstanceUsage()}
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,10 @@ from dstackweb.backends.contract import (
     SourceState,
 )
 from dstackweb.backends.matching import meets
-from dstackweb.backends.slurm import cluster
+from dstackweb.backends.models import Backend
+from dstackweb.backends.slurm import commands
 from dstackweb.backends.slurm.commands import Commands
+from dstackweb.backends.slurm.kind import SlurmBackend
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import store
 from dstackweb.spec.effective import Requirements
@@ -42,13 +44,13 @@ PartitionName=gpu Default=YES OverSubscribe=NO State=UP Nodes=n[1-3]
 PartitionName=short OverSubscribe=EXCLUSIVE State=UP Nodes=n[1,4]
 PartitionName=old OverSubscribe=NO State=DOWN Nodes=
 """
-FOUND = cluster.partitions(PARTITIONS, cluster.nodes(NODES), "gpu|None\nshort,old|Resources\n")
+FOUND = commands.partitions(PARTITIONS, commands.nodes(NODES), "gpu|None\nshort,old|Resources\n")
 
 
 def test_nodes_belong_to_their_partitions_with_what_is_used() -> None:
     gpu = FOUND["gpu"]
     assert set(gpu.nodes) == {"n1", "n2", "n3"}
-    assert gpu.nodes["n1"] == cluster.Node(8, 3, 64000, 4000, {"a100": 4}, {"a100": 1})
+    assert gpu.nodes["n1"] == commands.Node(8, 3, 64000, 4000, {"a100": 4}, {"a100": 1})
     assert gpu.nodes["n2"].gpus_used == {"a100": 0, "v100": 2}
     assert [node.usable for node in FOUND["short"].nodes.values()] == [True, False], "n4 does not answer"
     assert not gpu.nodes["n3"].usable
@@ -115,7 +117,7 @@ def test_jobs_of_others_are_left_out_and_states_are_said_in_our_words() -> None:
         "15|u-9|RUNNING|gpu|17954665869999999|99999999999999999999|n1|None|dstackweb:mine main/a",
         "",
     ]
-    found = cluster.jobs("\n".join(lines), "mine")
+    found = commands.jobs("\n".join(lines), "mine")
     assert [(job.instance, job.cloud_id, job.state.value, job.why) for job in found] == [
         ("u-1", "7-u-1", "running", ""), ("u-2", "8-u-2", "starting", ""), ("u-3", "9-u-3", "gone", "interrupted"),
         ("u-4", "10-u-4", "ending", "cloud"), ("u-5", "11-u-5", "gone", "cloud"), ("u-9", "15-u-9", "running", ""),
@@ -132,7 +134,7 @@ def test_jobs_of_others_are_left_out_and_states_are_said_in_our_words() -> None:
      ("ReqNodeNotAvail, UnavailableNodes:n1", "ReqNodeNotAvail"), ("<b>x</b>", ""), ("A" * 90, "A" * 60)],
 )  # fmt: skip
 def test_why_slurm_keeps_a_job_waiting_is_a_code(reason: str, waits: str) -> None:
-    [job] = cluster.jobs(f"8|u-2|PENDING|gpu|1795466586|N/A||{reason}|dstackweb:mine main/first")
+    [job] = commands.jobs(f"8|u-2|PENDING|gpu|1795466586|N/A||{reason}|dstackweb:mine main/first")
     assert job.waits == waits
 
 
@@ -160,8 +162,9 @@ def test_no_answer_is_distinguished_from_a_refusal(
     ssh.write_text(f"#!/bin/sh\n{script}\n")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(raised):
+    with pytest.raises(SourceFailed) as failed:
         Commands("login.example").run("squeue")
+    assert type(failed.value) is raised
 
 
 def test_a_job_gets_nothing_of_the_servers_environment_but_what_slurm_needs(monkeypatch: Any) -> None:
@@ -233,7 +236,7 @@ def test_jobs_do_not_get_the_servers_own_user_unless_it_is_shared(
     with pytest.raises(LaunchFailed, match="DSTACKWEB_SHARED_UID"):
         registry.cloud(backend).launch(InstanceOrder("u-1", "mine", "gpu", "cpu", False, ""))
     assert registry.KINDS["slurm"].test_connection(config, "").state == "failed"
-    assert not registry.KINDS["slurm"].is_here({**config, "ssh_host": "slurm@login.example"})
+    assert not SlurmBackend(Backend(config={**config, "ssh_host": "slurm@login.example"})).shares_servers_user
 
 
 @pytest.mark.django_db
@@ -250,6 +253,6 @@ def test_an_instance_whose_number_slurm_gave_to_another_job_ends_nothing(tmp_pat
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     cloud = registry.cloud(backend)
     found = [one.cloud_id for one in cloud.instances("gpu", "mine")]
-    assert found == [cluster.cloud_id("4", new), cluster.cloud_id("5", same)]
-    cloud.terminate("gpu", [cluster.cloud_id("4", old), cluster.cloud_id("5", same)])
+    assert found == [commands.cloud_id("4", new), commands.cloud_id("5", same)]
+    cloud.terminate("gpu", [commands.cloud_id("4", old), commands.cloud_id("5", same)])
     assert (tmp_path / "ended").read_text() == "5\n"

@@ -12,7 +12,7 @@ import pytest
 
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Cloud, InstanceOrder
-from dstackweb.backends.slurm import cluster
+from dstackweb.backends.slurm import commands
 from standins.slurm import Slurm
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
@@ -42,7 +42,7 @@ class SlurmEngine(Engine):
         return len([why for why in reasons if why != "BadConstraints"])  # Slurm's list has those it refused
 
     def end(self, cloud_id: str) -> None:
-        self.slurm.command("scancel", cluster.number(cloud_id))
+        self.slurm.command("scancel", commands.number(cloud_id))
 
     @contextmanager
     def unreachable(self) -> Iterator[None]:
