@@ -67,7 +67,7 @@ def twenty_at_once(cloud: Any) -> None:
     from django.db.models import Sum
     from django.utils import timezone
 
-    from dstackweb.offers import catalog, counts, source_values, sources, store
+    from dstackweb.offers import catalog, counts, source_rows, sources, store
     from dstackweb.offers.models import CacheCount
     from dstackweb.scheduler.passes.decision import plan
 
@@ -88,7 +88,7 @@ def twenty_at_once(cloud: Any) -> None:
             module.forget()
         backend.source_rows.all().delete()
         backend.results.all().delete()
-        store.restamp(source_values.catalog_name(backend.pk))
+        store.restamp(source_rows.catalog_name(backend.pk))
         found = []
         for _ in ("cold", "warm"):
             cloud.forget_calls()

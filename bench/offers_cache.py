@@ -42,7 +42,7 @@ def measure(number: int) -> None:
     from dstackweb.backends import registry
     from dstackweb.backends.contract import Availability, Offer, SourceKey, SourceReading, SourceSpec
     from dstackweb.backends.models import Backend
-    from dstackweb.offers import catalog, source_values, sources, store
+    from dstackweb.offers import catalog, source_rows, sources, store
     from dstackweb.spec.effective import Requirements
     from tests.backends.kinds import kind_with
 
@@ -110,7 +110,7 @@ def measure(number: int) -> None:
         for backend in (aws, dask):
             backend.source_rows.all().delete()
             backend.results.all().delete()
-            store.restamp(source_values.catalog_name(backend.pk))
+            store.restamp(source_rows.catalog_name(backend.pk))
         found = []
         for _ in ("cold", "warm"):
             log.write_bytes(b"")
@@ -129,7 +129,7 @@ def measure(number: int) -> None:
     }
     sides.table(f"{sides.database()}, calls of {REQUESTS} looks, cold / warm:", ["1 process", "4 processes"], rows)
 
-    driver, name = catalog.CachedDriver(aws), source_values.catalog_name(aws.pk)
+    driver, name = catalog.CachedDriver(aws), source_rows.catalog_name(aws.pk)
     from_sources(1)
     cache = caches["offers"]
     acts: dict[str, Callable[[], object]] = {

@@ -25,7 +25,7 @@ from dstackweb.gpus.models import HostSampling, PolicyStop
 from dstackweb.gpus.selectors import is_fresh, newest
 from dstackweb.lib.latency import Latency
 from dstackweb.lib.times import to_ms
-from dstackweb.offers import counts, freshness, sources
+from dstackweb.offers import counts, source_rows, sources
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import AS_ENDED, AS_REPORTED, TaskState, folded
 from dstackweb.runs import spend
@@ -185,7 +185,7 @@ def _offers(now: dt.datetime) -> Iterator[Metric]:
 def _sources(now: dt.datetime) -> Iterator[Metric]:
     labels = ["backend", "source", "region"]
     found = [
-        ((one.backend, one.source, one.region), one) for one in freshness.of_backends(sources.sourced_backends(), now)
+        ((one.backend, one.source, one.region), one) for one in source_rows.of_backends(sources.sourced_backends(), now)
     ]
     ages = [(names, (now - one.fetched_at).total_seconds()) for names, one in found if one.fetched_at is not None]
     yield _gauge("source_age_seconds", "Age of a source's data", labels, ages)

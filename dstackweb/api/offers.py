@@ -21,9 +21,9 @@ from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import counts, filters, listing
-from dstackweb.offers.freshness import Freshness
+from dstackweb.offers import counts, listing
 from dstackweb.offers.listing import RegionQuotas
+from dstackweb.offers.source_rows import Freshness
 from dstackweb.scheduler.cloud.backend_offers import idle_offers
 from dstackweb.scheduler.placement.offers import matching_idle
 from dstackweb.spec.effective import Requirements
@@ -181,7 +181,7 @@ def offers(
     spot: QueryEx[str, P(description="`true`, `false`; without it, or `auto`, both")] = "",
     max_price: QueryEx[str, P(description="USD per hour")] = "",
     backend: Several = None,
-    sort: QueryEx[str, P(description=f"{', '.join(filters.SORTS)}; `-price` for the largest first")] = "price",
+    sort: QueryEx[str, P(description=f"{', '.join(listing.SORTS)}; `-price` for the largest first")] = "price",
     limit: QueryEx[int, P(ge=1, le=2000)] = 500,
     cursor: str = "",
 ) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def offers(
     instance that is kept for the project's next run is `idle`, with its `instance` in `detail`.
     """
     owner, _role = project_of(request, project)
-    order = filters.read_order(sort, within=QUERY)
-    wanted = filters.read(
+    order = listing.read_order(sort, within=QUERY)
+    wanted = listing.read_filter(
         gpu=gpu, cpu=cpu, memory=memory, regions=region or (), backends=backend or (), spot=spot, max_price=max_price,
         within=QUERY,
     )  # fmt: skip
@@ -200,7 +200,7 @@ def offers(
     found = listing.find_offers(wanted, now)
     kept = matching_idle(idle_offers(now)(owner.pk), wanted.requirements)
     all_offers = [*found.offers, *filter(wanted.takes, kept)]
-    items, following = filters.page(all_offers, order, limit, cursor, within=QUERY)
+    items, following = listing.page(all_offers, order, limit, cursor, within=QUERY)
     return {
         "items": [_with_message(offer, wanted.requirements) for offer in items],
         "next": following,

@@ -26,9 +26,9 @@ from dstackweb.spec.source import Source
 from dstackweb.spec.wording import field_errors
 
 if TYPE_CHECKING:
-    from dstackweb.backends.admin.forms import BackendForm
     from dstackweb.backends.contract import Backend as Driver
     from dstackweb.backends.contract import Sourced
+    from dstackweb.backends.forms import BackendForm
     from dstackweb.backends.models import Backend
 
 ENTRY_POINTS = "dstackweb.backends"
@@ -187,7 +187,7 @@ class Kind:
             return {}
 
     def form(self) -> type[BackendForm]:
-        from dstackweb.backends.admin.forms import schema_form
+        from dstackweb.backends.forms import schema_form
 
         return schema_form(self)
 

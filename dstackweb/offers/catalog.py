@@ -21,7 +21,7 @@ from django.utils import timezone
 from dstackweb.backends import contract, registry
 from dstackweb.backends.contract import Hidden, Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, single_flight, source_values, sources, store
+from dstackweb.offers import counts, single_flight, source_rows, sources, store
 from dstackweb.offers.models import Result, SourceRow
 from dstackweb.spec.effective import Requirements
 
@@ -174,7 +174,7 @@ class _Lookup:
                 raise
             made = CachedOffers(token, timezone.now().timestamp(), offers, 1, False, self.digest)
             with transaction.atomic():
-                is_current = source_values.is_current(self.backend, lead)
+                is_current = source_rows.is_current(self.backend, lead)
             if is_current:
                 self._keep(made)
             return made
@@ -251,18 +251,18 @@ def backend_changed(instance: Backend, **_signal: Any) -> None:
         SourceRow.objects.filter(backend=instance).delete()
         Result.objects.filter(backend=instance).delete()
         return
-    transaction.on_commit(lambda: store.restamp(source_values.catalog_name(instance.pk)))
+    transaction.on_commit(lambda: store.restamp(source_rows.catalog_name(instance.pk)))
 
 
 def backend_deleted(instance: Backend, **_signal: Any) -> None:
     """A backend is about to be deleted: drop its offers everywhere."""
     pk = instance.pk
-    names = [*source_values.objects_of(pk), *(_object(pk, slot) for slot in range(SLOTS))]
+    names = [*source_rows.objects_of(pk), *(_object(pk, slot) for slot in range(SLOTS))]
 
     def drop() -> None:
-        store.restamp(source_values.catalog_name(pk))
+        store.restamp(source_rows.catalog_name(pk))
         store.delete(*names)
-        source_values.drop(pk)
+        source_rows.drop(pk)
         _local.drop(lambda key: key[0] == pk)
 
     transaction.on_commit(drop)
@@ -284,7 +284,7 @@ def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key
 
 def _token(backend: Backend) -> str:
     """Results made under another token are outdated: it changes with each refresh by hand and each new value."""
-    return f"{backend.refresh_generation}:{store.stamp(source_values.catalog_name(backend.pk))}"
+    return f"{backend.refresh_generation}:{store.stamp(source_rows.catalog_name(backend.pk))}"
 
 
 def _object(backend_id: int, slot: int) -> str:

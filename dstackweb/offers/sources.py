@@ -25,7 +25,7 @@ from dstackweb.backends.contract import (
     SourceState,
 )
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, freshness, single_flight, source_values, store
+from dstackweb.offers import counts, single_flight, source_rows, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
 
@@ -70,13 +70,13 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     While the cache is down, this process refreshes what it lacks by itself, in the background.
     """
     now = timezone.now()
-    rows = source_values.rows_of(backend)
+    rows = source_rows.rows_of(backend)
     _record_use([row for key in keys if (row := rows.get(key)) is not None], now)
-    found = {key: source_values.reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
+    found = {key: source_rows.reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
     if store.is_down():
         for key in keys:
-            known = source_values.known_row(backend, key, rows.get(key))
-            if freshness.is_due(backend, known, driver.sources[key.source], now):
+            known = source_rows.known_row(backend, key, rows.get(key))
+            if source_rows.is_due(backend, known, driver.sources[key.source], now):
                 _start_refresh(backend, key, 1.0)
     return found
 
@@ -96,14 +96,14 @@ def refresh(
     called = False
 
     def known() -> SourceReading:
-        return source_values.reading(backend, key, source_values.row_of(backend, key), spec, timezone.now())
+        return source_rows.reading(backend, key, source_rows.row_of(backend, key), spec, timezone.now())
 
     def find() -> SourceReading | None:
-        row = source_values.row_of(backend, key)
+        row = source_rows.row_of(backend, key)
         now = timezone.now()
-        if freshness.is_due(backend, source_values.known_row(backend, key, row), spec, now, share):
+        if source_rows.is_due(backend, source_rows.known_row(backend, key, row), spec, now, share):
             return None
-        return source_values.reading(backend, key, row, spec, now)
+        return source_rows.reading(backend, key, row, spec, now)
 
     def call(lead: Lead) -> SourceReading:
         nonlocal called
@@ -127,7 +127,7 @@ def refresh_now(backend: Backend) -> None:
     """
 
     def publish() -> None:
-        store.restamp(source_values.catalog_name(backend.pk))
+        store.restamp(source_rows.catalog_name(backend.pk))
         refresh_requested.send_robust(sender=Backend, backend_id=backend.pk)
 
     with transaction.atomic():
@@ -151,15 +151,15 @@ def refresh_due(now: dt.datetime) -> int:
     """
     started: list[Future[None]] = []
     for backend, driver in sourced_backends():
-        wanted, rows = driver.wanted(), source_values.rows_of(backend)
+        wanted, rows = driver.wanted(), source_rows.rows_of(backend)
         for key in wanted:
             row = rows.get(key)
-            known = source_values.known_row(backend, key, row)
+            known = source_rows.known_row(backend, key, row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
-            if freshness.must_refresh(backend, known, driver.sources[key.source], now) or (
-                in_use and freshness.is_due(backend, known, driver.sources[key.source], now, freshness.AHEAD)
+            if source_rows.must_refresh(backend, known, driver.sources[key.source], now) or (
+                in_use and source_rows.is_due(backend, known, driver.sources[key.source], now, source_rows.AHEAD)
             ):
-                started.append(_start_refresh(backend, key, freshness.AHEAD))
+                started.append(_start_refresh(backend, key, source_rows.AHEAD))
         gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
         if gone:
             SourceRow.objects.filter(pk__in=gone).delete()
@@ -195,7 +195,7 @@ def has_sourced_backends() -> bool:
 
 
 def forget() -> None:
-    source_values.forget()
+    source_rows.forget()
     _refreshes.clear()
 
 
@@ -221,17 +221,17 @@ def _fetch(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> Non
     counts.add(backend.pk, calls=1)
     spec = driver.sources[key.source]
     if lead.holder is not None:
-        source_values.note_call(backend, key, lead)
+        source_rows.note_call(backend, key, lead)
     try:
         value = store.checked(driver.fetch(key), spec.type)
     except SourceFailed as failure:
-        source_values.store_error(backend, key, spec, lead, {"code": failure.code, **failure.data})
+        source_rows.store_error(backend, key, spec, lead, {"code": failure.code, **failure.data})
     except Exception as failure:
         log.exception("backend %s: %s %s can't be read", backend.name, key.source, key.region)
         text = f"{type(failure).__name__}: {failure}"
-        source_values.store_error(backend, key, spec, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
+        source_rows.store_error(backend, key, spec, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        if source_values.store_value(backend, key, spec, lead, value):
+        if source_rows.store_value(backend, key, spec, lead, value):
             source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 

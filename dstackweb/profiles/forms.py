@@ -18,9 +18,9 @@ from dstackweb.lib.forms import MergedForm
 from dstackweb.profiles.models import Profile
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.fields import Keys
-from dstackweb.spec.run_fields import RETRY_EVENTS, ProfileFields, RetryFields, UtilizationFields
+from dstackweb.spec.mappings import RETRY_EVENTS, RetryFields, ScheduleFields, UtilizationFields
+from dstackweb.spec.run_fields import ProfileFields
 from dstackweb.spec.run_file import parse_profile_settings
-from dstackweb.spec.schedule import ScheduleFields
 from dstackweb.spec.source import read
 
 OWN = ("name", "project", "is_default", "description")

@@ -9,17 +9,17 @@ from typing import Any
 from dstackweb.spec.array import Array, ArrayFields
 from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.effective import EffectiveSpec, HealthCheck, Requirements, Retry, UtilizationPolicy
-from dstackweb.spec.run_fields import (
+from dstackweb.spec.mappings import (
     AfterFields,
-    ProfileFields,
+    HealthCheckFields,
     RegistryAuthFields,
     ResourcesFields,
     RetryFields,
+    ScheduleFields,
     UtilizationFields,
 )
+from dstackweb.spec.run_fields import ProfileFields
 from dstackweb.spec.run_file import RunFile
-from dstackweb.spec.schedule import ScheduleFields
-from dstackweb.spec.service import HealthCheckFields
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.backends.hosts import starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
@@ -72,7 +72,7 @@ def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
             facts = {"where": where}
             record(job.run, RunEventKind.CLAIMED, facts, node=job.node, attempt=job.attempt, at=now, is_locked=True)
             if job.host is not None and job.host.start_failures:
-                starts.clear(job.host.pk, now)
+                inventory.clear_failed_starts(job.host.pk, now)
     if job.claim_nonce != nonce or job.status not in JOB_ACTIVE:
         raise Conflict(_("another runner has this job, or it has ended"))
     return job
@@ -207,7 +207,7 @@ def return_job(
             return False
         settle_run(job.run)
         if failed_start and job.host_id is not None:
-            starts.count_failure(job.host_id, message, now)
+            inventory.count_failed_start(job.host_id, message, now)
     return True
 
 

@@ -18,8 +18,7 @@ from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.run_places import placement_summary
 from dstackweb.runs.spend import costs_by_run
-from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.texts import flat, value_text
+from dstackweb.spec.effective import EffectiveSpec, flat, value_text
 
 CHANGEABLE = ("priority", "queue", "max_duration_s")
 """Settings that people change after a run was submitted."""

@@ -21,8 +21,7 @@ from dstackweb.runs.states import ACTIVE
 from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.runs.sweeps.validation import run_name
 from dstackweb.spec.array import Array
-from dstackweb.spec.pipeline import Cycle, PipelineFile, in_order, split
-from dstackweb.spec.run_file import parse_run_file
+from dstackweb.spec.run_file import Cycle, PipelineFile, in_order, parse_run_file, split
 
 
 @dataclass(frozen=True)

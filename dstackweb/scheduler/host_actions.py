@@ -6,7 +6,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
-from dstackweb.backends.hosts import starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Host, HostEvent, HostEventKind
 from dstackweb.lib.errors import Conflict, Invalid
@@ -22,7 +22,7 @@ MAX_REASON = 300
 
 def take_jobs_again(host: Host, by: User) -> bool:
     """Place jobs on a host that is held back because starts failed. False if it was not held back."""
-    cleared = starts.clear(host.pk, timezone.now(), by=by)
+    cleared = inventory.clear_failed_starts(host.pk, timezone.now(), by=by)
     if cleared:
         wakeups.request_pass()
     host.refresh_from_db()

@@ -20,7 +20,7 @@ from django.db import connection, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
-from dstackweb.backends.hosts import inventory, starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus import intake
 from dstackweb.lib.errors import Forbidden
@@ -183,8 +183,8 @@ def _store_samples(host: Host, samples: Sequence[tuple[float, Snapshot]]) -> Non
 def _note_probe(host: Host, error: str | None) -> None:
     """The outcome of a start without a job."""
     if error:
-        starts.note_probe_failure(host.pk, error)
-    elif error is not None and starts.clear(host.pk, timezone.now(), after_probe=True):
+        inventory.note_failed_probe(host.pk, error)
+    elif error is not None and inventory.clear_failed_starts(host.pk, timezone.now(), after_probe=True):
         wakeups.request_pass()
 
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Hosts, LaunchSpec, Presence, StartFailed
-from dstackweb.backends.hosts import local, starts
+from dstackweb.backends.hosts import inventory, local
 from dstackweb.backends.models import Host
 from dstackweb.gpus import intake
 from dstackweb.lib.process import try_lock
@@ -108,9 +108,9 @@ def probe_start(name: str) -> None:
         local.probe_runner(host.runs_dir, job_id, job_token(job_id))
     except Exception as error:
         log.warning("host %s: a start still fails: %s", name, error)
-        starts.note_probe_failure(host.pk, _why(error))
+        inventory.note_failed_probe(host.pk, _why(error))
         return
-    if starts.clear(host.pk, timezone.now(), after_probe=True):
+    if inventory.clear_failed_starts(host.pk, timezone.now(), after_probe=True):
         wakeups.request_pass()
 
 

@@ -10,8 +10,15 @@ from pydantic import BaseModel, ConfigDict
 
 from dstackweb.spec.array import Array
 from dstackweb.spec.codes import Ide, On, Otherwise, RunType, UtilizationAction, UtilizationScope
-from dstackweb.spec.run_fields import ResourcesFields, RetryEvent, UtilizationFields
-from dstackweb.spec.service import INTERVAL_S, TIMEOUT_S, UNHEALTHY_AFTER, HealthCheckFields
+from dstackweb.spec.mappings import (
+    INTERVAL_S,
+    TIMEOUT_S,
+    UNHEALTHY_AFTER,
+    HealthCheckFields,
+    ResourcesFields,
+    RetryEvent,
+    UtilizationFields,
+)
 from dstackweb.spec.units import Range, format_duration, format_gpu, format_memory, format_range
 
 MASK = "********"
@@ -335,3 +342,30 @@ def _labels(required: dict[str, tuple[str, ...]] | None) -> dict[str, str | list
 
 def _unordered(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else sorted(names)
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """`resources` as `resources.cpu` and so on, as provenance names them."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= {f"resources.{part}": inner for part, inner in value.items()} if key == "resources" else {key: value}
+    return found
+
+
+def value_text(value: Any) -> str:
+    """A value of a run file, one line per key of a mapping and per command."""
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {value_text(inner).replace(chr(10), ' ')}" for key, inner in value.items())
+    if isinstance(value, list):
+        parts = [_short(part) for part in value]
+        return ("\n" if any(" " in part for part in parts) else ", ").join(parts)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _short(value: Any) -> str:
+    """An item of a list on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {inner}" for key, inner in value.items()) + "}"
+    return str(value)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from dstackweb.lib.language import gettext as _
 from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.array import ArrayFields, read_array
-from dstackweb.spec.codes import Ide, On, Otherwise, RunType, UtilizationAction, UtilizationScope
-from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Password, Username, Volume
+from dstackweb.spec.codes import Ide, RunType
+from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Volume
 from dstackweb.spec.env import read_env
-from dstackweb.spec.fields import Cores, Keys, Memory, Names, Seconds, SecondsOrOff, Text, key, read_text
+from dstackweb.spec.fields import Keys, Names, Seconds, SecondsOrOff, Text, key
 from dstackweb.spec.labels import MOST, MOST_VALUES, check_name, check_value
-from dstackweb.spec.schedule import ScheduleFields
-from dstackweb.spec.service import HealthCheckFields, check_auth, read_health_check
-from dstackweb.spec.units import Range, parse_gpu, parse_gpu_count, parse_gpu_memory, parse_names
+from dstackweb.spec.mappings import (
+    AfterFields,
+    HealthCheckFields,
+    RegistryAuthFields,
+    ResourcesFields,
+    RetryFields,
+    ScheduleFields,
+    UtilizationFields,
+)
 
-RetryEvent = Literal["no-capacity", "interruption", "error"]
-RETRY_EVENTS: tuple[RetryEvent, ...] = ("no-capacity", "interruption", "error")
-MIN_TIME_WINDOW_S = 60
 SHELLS = {"sh": "/bin/sh", "bash": "/bin/bash"}
 PRIORITY_MIN, PRIORITY_MAX = 0, 100
 MAX_NODES = 1000
@@ -31,69 +34,16 @@ _RUN_NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_NAME - 1}}}")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
-class RetryFields(Keys):
-    """When a failed run is retried."""
-
-    on_events: Annotated[tuple[RetryEvent, ...], Field(min_length=1)] = key(
-        gettext_noop("a list of `no-capacity`, `interruption` and `error`"),
-        "The failures after which the run is retried: `no-capacity` (not all nodes started in time), "
-        "`interruption` (its host or runner was lost), `error` (a command failed).",
-        default=RETRY_EVENTS,
-    )
-    duration: Seconds = key(
-        gettext_noop("a duration such as 4h or 7d"),
-        "How long after its first failure the run is retried. The last retry enters the queue within this time.",
-        default="1h",
-        validate_default=True,
-        ge=1,
-    )
-    max_attempts: Annotated[int, Field(strict=True, ge=1)] | None = key(
-        gettext_noop("a whole number of at least 1"),
-        "How often the run is started at most, the first attempt included. No limit if empty.",
-        default=None,
-    )
+def _health_check(value: Any) -> Any:
+    """A path alone, or a mapping."""
+    return {"path": value} if isinstance(value, str) else value
 
 
-class UtilizationFields(Keys):
-    """The minimum GPU utilization of a run."""
-
-    min_gpu_utilization: Annotated[int, Field(strict=True, ge=0, le=100)] = key(
-        gettext_noop("a whole number of percent from 0 to 100"), "A GPU below this value counts as idle."
-    )
-    time_window: Annotated[Seconds, Field(ge=MIN_TIME_WINDOW_S)] = key(
-        gettext_noop("a duration of at least 1m, such as 30m"), "How long a GPU must stay below the minimum."
-    )
-    scope: UtilizationScope = key(
-        gettext_noop("`any` or `all`"),
-        "Whether one idle GPU is enough, or all GPUs of a job must be idle.",
-        default=UtilizationScope.ANY,
-    )
-    warmup: Annotated[Seconds, Field(ge=0)] = key(
-        gettext_noop("a duration such as 10m"), "Time after the start of a job that is ignored.", default=0
-    )
-    action: UtilizationAction = key(
-        gettext_noop("`terminate` or `notify`"),
-        "Stop the run, or only send a warning.",
-        default=UtilizationAction.TERMINATE,
-    )
-
-
-class AfterFields(Keys):
-    """A run that must end before this one enters its queue."""
-
-    run: Annotated[Text, Field(max_length=60)] = key(
-        gettext_noop("a run's name or id"), "The newest run or sweep of this name, or one by id."
-    )
-    on: On = key(
-        gettext_noop("`done`, `failed` or `ended`"),
-        "How it must end: `done`, `failed` (in any other way, stopped runs included), or `ended` (in any way).",
-        default=On.DONE,
-    )
-    otherwise: Otherwise = key(
-        gettext_noop("`cancel` or `keep`"),
-        "What happens to this run when it ends differently: it is canceled, or it is kept until someone releases it.",
-        default=Otherwise.CANCEL,
-    )
+def _auth(value: bool) -> bool:
+    """Raises ValueError for a service that strangers could call."""
+    if not value:
+        raise ValueError(_("a service is for the project's members alone; give programs an API token"))
+    return value
 
 
 def _predecessors(value: Any) -> Any:
@@ -208,49 +158,6 @@ def _shell(shell: str) -> str:
     return path
 
 
-class RegistryAuthFields(Keys):
-    """How to sign in to the image's registry."""
-
-    username: Username = key(gettext_noop("a name, or ${{ secrets.NAME }}"), "Its user.")
-    password: Password = key(gettext_noop("${{ secrets.NAME }}"), "Its password or token, a secret of the project.")
-
-
-def _gpu_names(value: Any) -> Any:
-    if isinstance(value, str):
-        value = value.split(",")
-    return parse_names(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else value
-
-
-class GpuFields(Keys):
-    """The GPUs of one node."""
-
-    name: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_gpu_names)] | None = key(
-        gettext_noop("a GPU's name such as A100, or a list of them"), "Any of these models.", default=None
-    )
-    memory: Annotated[InstanceOf[Range], read_text(parse_gpu_memory)] | None = key(
-        gettext_noop("a size or a range such as 40GB or 24GB.."), "Memory of each GPU.", default=None
-    )
-    count: Annotated[InstanceOf[Range], read_text(parse_gpu_count)] = key(
-        gettext_noop("a number or a range such as 2 or 1..4"), "GPUs per node.", default="1", validate_default=True
-    )
-
-
-class ResourcesFields(Keys):
-    """Resources of each node."""
-
-    cpu: Cores | None = key(
-        gettext_noop("a number of cores or a range such as 4 or 2..8"), "CPU cores per node.", default=None
-    )
-    memory: Memory | None = key(
-        gettext_noop("a size or a range such as 8GB or 8GB.."), "Memory per node.", default=None
-    )
-    gpu: Annotated[GpuFields, read_text(parse_gpu)] | None = key(
-        gettext_noop("a GPU request such as A100:40GB:2, 24GB.., 2, or a mapping with `name`, `memory` and `count`"),
-        "GPUs per node.",
-        default=None,
-    )
-
-
 class RunFields(ProfileFields):
     """All keys of a run file."""
 
@@ -289,12 +196,12 @@ class RunFields(ProfileFields):
         "Of a service, which needs it: the TCP port on which its commands serve HTTP, as `DSTACK_SERVICE_PORT`.",
         default=None,
     )
-    health_check: Annotated[HealthCheckFields | None, BeforeValidator(read_health_check)] = key(
+    health_check: Annotated[HealthCheckFields | None, BeforeValidator(_health_check)] = key(
         gettext_noop("a path such as /health, or a mapping with `path`, `interval`, `timeout` and `unhealthy_after`"),
         "How a service is checked. Without it, by whether its port takes connections.",
         default=None,
     )
-    auth: Annotated[bool, AfterValidator(check_auth)] = key(
+    auth: Annotated[bool, AfterValidator(_auth)] = key(
         gettext_noop("true"), "Whether a service is for the project's members alone, which it always is.", default=True
     )
     shell: Annotated[str, AfterValidator(_shell)] | None = key(

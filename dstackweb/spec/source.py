@@ -26,7 +26,7 @@ MAX_ERRORS = 20
 
 Path = tuple[str | int, ...]
 Config = str | dict[str, Any] | list[dict[str, Any]]
-"""A run file as YAML text or as an object, or those of several runs (`spec.pipeline`)."""
+"""A run file as YAML text or as an object, or those of several runs (`spec.run_file.split`)."""
 
 
 @dataclass

@@ -8,10 +8,10 @@ reads back; `…_text` is for people.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from dstackweb.lib.language import gettext as _
 
@@ -30,6 +30,7 @@ _MIB = {"mb": 1, "gb": 1024, "tb": 1024 * 1024}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(mb|gb|tb)?", re.ASCII)
 _GPU_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 _.-]{0,99}")
+_NEEDS = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x([A-Za-z][\w .,-]*?)(?::(\d{1,9})(GB|MB))?", re.ASCII)
 _SPAN = re.compile(r"(\d{1,12})\s*([smhdw])\s*", re.ASCII)
 
 
@@ -220,3 +221,47 @@ def price_text(usd: float | Decimal) -> str:
     """USD to the cent, or to four places where it has more: `$1.50`, `$0.0104`."""
     whole, _, places = f"{usd:,.4f}".partition(".")
     return f"${whole}.{places[:2]}{places[2:].rstrip('0')}"
+
+
+class Needs(NamedTuple):
+    """What a run needs, as short as lists show it. Its `code` means the same in every language.
+
+    Of each of `nodes`: GPUs, of these models and with this memory if any, or else CPUs.
+    """
+
+    nodes: int = 1
+    gpus: int = 0
+    names: tuple[str, ...] = ()
+    memory_mib: int = 0
+    cpus: int = 0
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Needs:
+        """Those of an EffectiveSpec as JSON, of which `requirements` and `nodes` are read."""
+        wants = spec["requirements"]
+        nodes, gpus = spec.get("nodes", 1), wants["gpu_count_min"]
+        if not gpus:
+            return cls(nodes, cpus=wants["cpu_min"])
+        names = tuple(wants["gpu_names"])
+        return cls(nodes, gpus, names, (wants.get("gpu_memory_min_mib") or 0) if names else 0)
+
+    @property
+    def code(self) -> str:
+        """`2xCPU`, `1xGPU`, `2xA100:40GB`, `4x8xH100,H200` for four nodes."""
+        each = f"{self.gpus}x{','.join(self.names) or 'GPU'}" if self.gpus else f"{self.cpus}xCPU"
+        if self.memory_mib:
+            gib, rest = divmod(self.memory_mib, 1024)
+            each += f":{self.memory_mib}MB" if rest else f":{gib}GB"
+        return f"{self.nodes}x{each}" if self.nodes > 1 else each
+
+    @classmethod
+    def parse(cls, code: str) -> Needs | None:
+        """The opposite of `code`; None if it is none."""
+        found = _NEEDS.fullmatch(code)
+        if found is None:
+            return None
+        nodes, count, what, memory, unit = found.groups()
+        if what == "CPU":
+            return cls(int(nodes or 1), cpus=int(count))
+        names = () if what == "GPU" else tuple(what.split(","))
+        return cls(int(nodes or 1), int(count), names, int(memory or 0) * (1024 if unit == "GB" else 1))

@@ -14,8 +14,8 @@ from dstackweb.backends.contract import SourceState
 from dstackweb.backends.kinds import ApiUsage, HealthLine
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import freshness, sources, store
-from dstackweb.offers.freshness import Freshness
+from dstackweb.offers import source_rows, sources, store
+from dstackweb.offers.source_rows import Freshness
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import statuses
 from dstackweb.wording.sentence import listing
@@ -28,7 +28,7 @@ def backend_checks() -> Iterable[HealthLine]:
     """Each backend with sources: how fresh they are. Then what each kind checks by itself."""
     now = timezone.now()
     pairs = sources.sourced_backends()
-    ages = freshness.of_backends(pairs, now)
+    ages = source_rows.of_backends(pairs, now)
     for backend, _driver in pairs:
         yield _sources_of(backend, [one for one in ages if one.backend == backend.name])
     usable = []

@@ -21,7 +21,7 @@ from dstackweb.runs.queue.folding import Folding
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
 from dstackweb.runs.row_fields import QueuePageRow
-from dstackweb.spec.needs import Needs
+from dstackweb.spec.units import Needs
 from dstackweb.wording import waiting
 from dstackweb.wording.units import needs_of as worded_needs
 
@@ -52,7 +52,7 @@ NAME = "name"
 
 
 class Filters(NamedTuple):
-    """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` a code of `spec.needs`, `group`
+    """The fields of the address; empty says nothing. `reason` is a WaitReason, `needs` a code of `units.Needs`, `group`
     one of GROUPINGS, `columns` NAME and those chosen of COLUMNS, `expand` the sweeps whose runs are lines (or EVERY).
     """
 

@@ -10,8 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
-from dstackweb.spec.needs import Needs
-from dstackweb.spec.units import duration_parts, memory_text, price_text, size_text
+from dstackweb.spec.units import Needs, duration_parts, memory_text, price_text, size_text
 
 UNITS = {"s": gettext_noop("%d s"), "min": gettext_noop("%d min"), "h": gettext_noop("%d h"), "d": gettext_noop("%d d")}
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=[^\d\s])")
@@ -81,7 +80,7 @@ def needs(spec: dict[str, Any]) -> str:
 
 
 def needs_of(code: str) -> str:
-    """The same of a code (`spec.needs`); what is none stays as it is."""
+    """The same of a code (`Needs`); what is none stays as it is."""
     found = Needs.parse(code)
     return code if found is None else _needs(found)
 

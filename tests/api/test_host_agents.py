@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts import inventory, joining, starts
+from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.models import GpuSample, HostSampling
 from dstackweb.lib.secrets import digest
@@ -191,8 +191,8 @@ def test_a_start_that_fails_returns_the_run_and_counts_against_the_host(project:
 
 def test_a_held_back_host_makes_a_trial_start_and_takes_jobs_once_it_succeeds() -> None:
     far = agent()
-    for _ in range(starts.HOLD_BACK_AFTER):
-        starts.count_failure(Host.objects.get().pk, "full", timezone.now())
+    for _ in range(inventory.HOLD_BACK_AFTER):
+        inventory.count_failed_start(Host.objects.get().pk, "full", timezone.now())
     assert job_of_token(far.poll()["probe"]["token"]) is not None
     far.poll(probe={"error": "still full"})
     assert Host.objects.get().start_error == "still full"

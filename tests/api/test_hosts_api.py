@@ -17,7 +17,7 @@ import dstackweb
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import create_token
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
-from dstackweb.backends.hosts import joining, starts
+from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.gpus import intake
 from dstackweb.lib.secrets import digest
@@ -295,8 +295,8 @@ def test_a_machine_is_declared_gone_only_while_it_is_silent_and_with_a_reason(
 
 def test_a_held_back_host_shows_since_when_and_why_until_it_is_cleared(root: Call, member: User) -> None:
     host = make_host("box-1")
-    for _ in range(starts.HOLD_BACK_AFTER):
-        starts.count_failure(host.pk, "No space left on device", timezone.now())
+    for _ in range(inventory.HOLD_BACK_AFTER):
+        inventory.count_failed_start(host.pk, "No space left on device", timezone.now())
     (found,) = root("GET").json()["items"]
     assert (found["start_failures"], found["start_error"]) == (3, "No space left on device")
     assert found["held_back_at"]

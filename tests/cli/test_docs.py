@@ -18,9 +18,8 @@ from dstackweb.accounts.services import set_secret
 from dstackweb.cli.main import app
 from dstackweb.profiles.models import Profile
 from dstackweb.runs.services import ensure_queue
-from dstackweb.spec.pipeline import split
 from dstackweb.spec.run_fields import RunFields
-from dstackweb.spec.run_file import parse_run_file
+from dstackweb.spec.run_file import parse_run_file, split
 from tests.cli.conftest import Cli
 from tests.factories import make_run
 

@@ -13,7 +13,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts import starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Host
 from dstackweb.cli import joining
 from dstackweb.cli.output import CliError, UsageError
@@ -53,8 +53,8 @@ def test_a_host_is_drained_labelled_and_removed(admin: Cli, project: Project) ->
 
 def test_a_held_back_host_is_shown_as_such_and_cleared(admin: Cli, project: Project) -> None:
     host = make_host("box")
-    for _ in range(starts.HOLD_BACK_AFTER):
-        starts.count_failure(host.pk, "No space left on device", timezone.now())
+    for _ in range(inventory.HOLD_BACK_AFTER):
+        inventory.count_failed_start(host.pk, "No space left on device", timezone.now())
     listed = admin.ok("host", "list")
     assert "held back" in listed
     assert "No space left on device" in listed

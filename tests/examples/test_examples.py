@@ -18,8 +18,7 @@ from dstackweb.profiles.resolve import resolve
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runner.task_lines import parse
 from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.pipeline import split
-from dstackweb.spec.run_file import parse_run_file
+from dstackweb.spec.run_file import parse_run_file, split
 from tests.support import REPO
 from tests.tracking.ear import Ear
 

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import transaction
 
 from dstackweb.accounts.models import Membership, Project, User
-from dstackweb.backends.hosts import starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.notifications import channels, outbox, services
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.notifications.services import RuleScope
@@ -243,8 +243,8 @@ def test_deployment_admins_hear_of_a_host_that_is_held_back(project: Project, an
     root, host = make_user("root", is_superuser=True), make_host("box")
     channels.create(project, ChannelKind.SLACK, "team", "https://hooks.example.org/x")
     with transaction.atomic():
-        for _ in range(starts.HOLD_BACK_AFTER + 2):
-            starts.count_failure(host.pk, "no space left on device", NOW)
+        for _ in range(inventory.HOLD_BACK_AFTER + 2):
+            inventory.count_failed_start(host.pk, "no space left on device", NOW)
     (row,) = Delivery.objects.all()
     assert (row.channel.user, row.event) == (root, "host_held_back")
     assert "no space left" in words.notification(row.event, row.data).text

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.contract import Availability, Offer, SourceFailed
 from dstackweb.backends.models import Backend
-from dstackweb.offers import catalog, counts, single_flight, source_values, sources, store
+from dstackweb.offers import catalog, counts, single_flight, source_rows, sources, store
 from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.effective import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once
@@ -130,7 +130,7 @@ def test_offers_of_a_deleted_backend_disappear_at_once_also_for_holders_of_its_r
     refresh_all(backend, cloud)
     old = Backend.objects.get()
     assert names(old)
-    kept = [*source_values.objects_of(backend.pk), f"result:{backend.pk}:0"]
+    kept = [*source_rows.objects_of(backend.pk), f"result:{backend.pk}:0"]
     here = catalog._local.get((old.pk, old.version, ANY, None))
     backend.delete()
     assert here is not None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import filters
-from dstackweb.offers.filters import SORTS, Filter, Order
+from dstackweb.offers import listing
+from dstackweb.offers.listing import SORTS, Filter, Order
 from dstackweb.spec.effective import Requirements
 
 NAMES = st.sampled_from(["", "eu", "eu-west-1", "us", "us-east-1"])
@@ -56,7 +56,7 @@ def naive(offers: list[Offer], order: Order) -> list[Offer]:
 
 @given(ALL, ORDERS)
 def test_the_order_is_the_naive_one(offers: list[Offer], order: Order) -> None:
-    assert filters.page(offers, order, 100) == (naive(offers, order), None)
+    assert listing.page(offers, order, 100) == (naive(offers, order), None)
 
 
 @given(ALL, ORDERS, st.integers(1, 5))
@@ -64,7 +64,7 @@ def test_pages_make_the_whole_list(offers: list[Offer], order: Order, limit: int
     seen: list[Offer] = []
     cursor: str | None = ""
     while cursor is not None:
-        items, cursor = filters.page(offers, order, limit, cursor)
+        items, cursor = listing.page(offers, order, limit, cursor)
         assert len(items) <= limit
         seen += items
     assert seen == naive(offers, order)
@@ -74,11 +74,11 @@ def test_pages_make_the_whole_list(offers: list[Offer], order: Order, limit: int
 def test_a_cursor_stays_valid_while_offers_change(
     offers: list[Offer], order: Order, limit: int, data: st.DataObject
 ) -> None:
-    items, cursor = filters.page(offers, order, limit)
+    items, cursor = listing.page(offers, order, limit)
     if cursor is None:
         return
     staying = [offer for offer in offers if data.draw(st.booleans())]
-    following, _ = filters.page(staying, order, 100, cursor)
+    following, _ = listing.page(staying, order, 100, cursor)
     assert following == [offer for offer in naive(staying, order) if offer not in items]
 
 
@@ -108,17 +108,17 @@ def test_the_filter_selects_the_same_offers_as_a_naive_one(
 
 
 def test_requirements_are_parsed_as_in_a_run_file() -> None:
-    read = filters.read(gpu="A100:40GB..:1..", cpu="4..", memory="16GB", spot="on-demand", max_price="2.5")
+    read = listing.read_filter(gpu="A100:40GB..:1..", cpu="4..", memory="16GB", spot="on-demand", max_price="2.5")
     assert read.requirements == Requirements(
         cpu_min=4, memory_min_mib=16384, memory_max_mib=16384,
         gpu_names=("A100",), gpu_memory_min_mib=40960, gpu_count_min=1,
     )  # fmt: skip
     assert (read.spot, read.max_price) == (False, Decimal("2.5"))
-    assert filters.read() == Filter()
+    assert listing.read_filter() == Filter()
 
 
 def test_names_may_be_repeated_or_separated_by_commas() -> None:
-    read = filters.read(regions=["eu-west-1,us-east-1", "eu-west-1", ""], backends=["aws , hosts"])
+    read = listing.read_filter(regions=["eu-west-1,us-east-1", "eu-west-1", ""], backends=["aws , hosts"])
     assert (read.regions, read.backends) == (("eu-west-1", "us-east-1"), ("aws", "hosts"))
 
 
@@ -127,12 +127,12 @@ def test_no_more_names_than_a_run_may_have(name: str) -> None:
     """Each is compared with every offer."""
     many = ",".join(f"n{number}" for number in range(101))
     with pytest.raises(Invalid, match="has more than"):
-        filters.read(**{name: many if name == "gpu" else [many]})  # type: ignore[arg-type]
+        listing.read_filter(**{name: many if name == "gpu" else [many]})  # type: ignore[arg-type]
 
 
 def test_all_invalid_parameters_are_reported_with_their_locations() -> None:
     with pytest.raises(Invalid) as refused:
-        filters.read(gpu="A100:x..", cpu="many", spot="maybe", max_price="-1", within=("query",))
+        listing.read_filter(gpu="A100:x..", cpu="many", spot="maybe", max_price="-1", within=("query",))
     assert [error["loc"] for error in refused.value.errors] == [
         ["query", "cpu"], ["query", "gpu"], ["query", "spot"], ["query", "max_price"],
     ]  # fmt: skip
@@ -141,7 +141,7 @@ def test_all_invalid_parameters_are_reported_with_their_locations() -> None:
 def test_what_is_invalid_is_said_in_the_readers_language() -> None:
     many = [",".join(f"n{number}" for number in range(101))]
     with translation.override("zh-hans"), pytest.raises(Invalid) as refused:
-        filters.read(spot="maybe", max_price="much", regions=many)
+        listing.read_filter(spot="maybe", max_price="much", regions=many)
     assert [error["msg"] for error in refused.value.errors] == [
         "`spot` 应为 true、false 或 auto，而不是 'maybe'",
         "`max_price` 应为每小时的美元数，如 2.50，而不是 'much'",
@@ -152,20 +152,20 @@ def test_what_is_invalid_is_said_in_the_readers_language() -> None:
 @pytest.mark.parametrize("price", ["NaN", "inf", "1e3", "1,5", "٣", "9" * 9, "-0"])
 def test_a_price_is_a_plain_number(price: str) -> None:
     with pytest.raises(Invalid):
-        filters.read(max_price=price)
+        listing.read_filter(max_price=price)
 
 
 @pytest.mark.parametrize(
     ("text", "order"), [("", Order()), ("-memory", Order("memory", True)), (" region ", Order("region"))]
 )
 def test_an_order_is_a_name_with_a_dash_for_the_largest_first(text: str, order: Order) -> None:
-    assert filters.read_order(text) == order
+    assert listing.read_order(text) == order
 
 
 @pytest.mark.parametrize("text", ["colour", "--price", "price,region"])
 def test_an_unknown_order_is_refused(text: str) -> None:
     with pytest.raises(Invalid) as refused:
-        filters.read_order(text, within=("query",))
+        listing.read_order(text, within=("query",))
     assert refused.value.errors[0]["loc"] == ["query", "sort"]
 
 
@@ -184,5 +184,5 @@ def of(said: object) -> str:
 )  # fmt: skip
 def test_a_cursor_of_another_order_is_refused(cursor: str) -> None:
     with pytest.raises(Invalid) as refused:
-        filters.page([], Order(), 5, cursor)
+        listing.page([], Order(), 5, cursor)
     assert refused.value.errors[0]["loc"] == ["cursor"]

@@ -9,8 +9,8 @@ import pytest
 from dstackweb.backends import registry
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid, TooMany
-from dstackweb.offers import freshness, listing, sources
-from dstackweb.offers.filters import Filter
+from dstackweb.offers import listing, source_rows, sources
+from dstackweb.offers.listing import Filter
 from tests.offers.cloud_stub import TYPES, Clock
 
 pytestmark = pytest.mark.django_db
@@ -34,7 +34,7 @@ def test_a_repeated_manual_refresh_is_refused_with_the_remaining_wait(
 def test_a_manual_refresh_makes_fresh_sources_due(backend: Backend, clock: Clock) -> None:
     sources.refresh(backend, TYPES)
     listing.refresh([backend], clock.now)
-    ages = freshness.of_backends(sources.sourced_backends(), clock.now)
+    ages = source_rows.of_backends(sources.sourced_backends(), clock.now)
     (age,) = [age for age in ages if (age.source, age.region) == TYPES]
     assert (age.state, age.due_at, age.fetched_at) == ("stale", None, clock.now)
 
@@ -54,6 +54,6 @@ def test_a_misconfigured_backend_does_not_block_the_others(
 
     monkeypatch.setattr(kind, "wanted", wanted_unless_wrong)
     assert sources.refresh_due(clock.now) == 3
-    assert {age.backend for age in freshness.of_backends(sources.sourced_backends(), clock.now)} == {"cloud"}
+    assert {age.backend for age in source_rows.of_backends(sources.sourced_backends(), clock.now)} == {"cloud"}
     found = {age.backend: (age.source, age.error) for age in listing.find_offers(Filter(), clock.now).sources}
     assert found["wrong"] == ("offers", {"code": "failed", "text": "`regions` is missing"})

@@ -13,7 +13,7 @@ from django.utils import timezone
 from dstackweb.backends.contract import SourceFailed, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.lib.models import Lease
-from dstackweb.offers import freshness, source_values, sources, store
+from dstackweb.offers import source_rows, sources, store
 from dstackweb.offers.models import SourceRow
 from tests.offers.cloud_stub import SPOT, TYPES, TYPES_US, Clock, Cloud, read
 
@@ -56,7 +56,7 @@ def test_a_failure_is_reported_with_the_last_good_value_and_is_never_cached(
     assert (reading.state, reading.value, reading.fetched_at) == (STALE, ["g5", "g6"], had_at)
     assert reading.error == {"code": "access_denied", "action": "ec2:DescribeInstanceTypes"}
     cloud.says[TYPES] = ["g7"]
-    clock.pass_s(freshness.RETRY_S)
+    clock.pass_s(source_rows.RETRY_S)
     reading = sources.refresh(backend, TYPES)
     assert (reading.state, reading.value, reading.error) == (FRESH, ["g7"], None)
 
@@ -73,7 +73,7 @@ def test_a_failed_source_is_retried_with_exponential_backoff(backend: Backend, c
     for _ in range(7):
         sources.refresh(backend, TYPES)
         row = SourceRow.objects.get()
-        until = freshness.retry_at(row)
+        until = source_rows.retry_at(row)
         assert until is not None
         waits.append((until - clock.now).total_seconds())
         asked = len(cloud.asked)
@@ -175,13 +175,13 @@ def test_a_result_stored_during_a_read_is_not_taken_for_a_lost_one(
     backend: Backend, cloud: Cloud, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources.refresh(backend, TYPES)
-    before = source_values.rows_of(backend)
+    before = source_rows.rows_of(backend)
     clock.pass_s(600)
     cloud.says[TYPES] = ["new"]
     sources.refresh(backend, TYPES)
     other_process()
     with monkeypatch.context() as patched:
-        patched.setattr(source_values, "rows_of", lambda _: before)
+        patched.setattr(source_rows, "rows_of", lambda _: before)
         assert (read(backend, TYPES).state, read(backend, TYPES).value) == (FRESH, ["new"])
 
 
@@ -213,14 +213,14 @@ def test_an_emptied_cache_is_refilled_and_serves_no_old_values(backend: Backend,
 
 def test_an_unreadable_entry_counts_as_a_miss(backend: Backend, cloud: Cloud) -> None:
     sources.refresh(backend, TYPES)
-    (name,) = source_values.objects_of(backend.pk)
+    (name,) = source_rows.objects_of(backend.pk)
     for garbage in ("text", {"another": ["old"]}, [1, 2, 3]):
         store.put(name, garbage, Any, 60)
         other_process()
         assert read(backend, TYPES).state is FAILED
         cloud.says[TYPES] = [str(garbage)]
         assert sources.refresh(backend, TYPES).value == [str(garbage)]
-        (name,) = source_values.objects_of(backend.pk)
+        (name,) = source_rows.objects_of(backend.pk)
 
 
 def test_an_answer_of_another_type_is_a_failure_and_the_last_good_value_stays(backend: Backend, cloud: Cloud) -> None:
@@ -258,7 +258,7 @@ def test_pages_show_the_age_of_each_source_and_its_next_refresh(backend: Backend
     had_at = clock.now
     cloud.says[TYPES_US] = SourceFailed("access_denied", action="ec2:DescribeInstanceTypes")
     sources.refresh(backend, TYPES_US)
-    spot, eu, us = freshness.of_backends(sources.sourced_backends(), clock.now)
+    spot, eu, us = source_rows.of_backends(sources.sourced_backends(), clock.now)
     assert (spot.source, spot.region, spot.state, spot.due_at) == ("spot", "eu", FAILED, None)
     assert (eu.state, eu.fetched_at, eu.due_at) == (FRESH, had_at, had_at + dt.timedelta(seconds=480))
     assert eu.expires_at == had_at + dt.timedelta(seconds=600)
@@ -298,7 +298,9 @@ def test_only_settings_that_a_source_depends_on_outdate_it(backend: Backend, clo
 
 def test_a_source_shows_since_when_it_is_being_fetched(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     def asked_at() -> dt.datetime | None:
-        [found] = [age for age in freshness.of_backends(sources.sourced_backends(), clock.now) if age.source == "spot"]
+        [found] = [
+            age for age in source_rows.of_backends(sources.sourced_backends(), clock.now) if age.source == "spot"
+        ]
         return found.asked_at
 
     seen: list[dt.datetime | None] = []
@@ -317,7 +319,7 @@ def test_a_call_that_was_lost_with_its_process_is_not_shown_for_ever(
 ) -> None:
     sources.refresh(backend, SPOT)
     SourceRow.objects.filter(source="spot").update(asked_at=clock.pass_s(60))
-    ages = {age.source: age.asked_at for age in freshness.of_backends(sources.sourced_backends(), clock.now)}
+    ages = {age.source: age.asked_at for age in source_rows.of_backends(sources.sourced_backends(), clock.now)}
     assert ages["spot"] == clock.now
-    ages = {age.source: age.asked_at for age in freshness.of_backends(sources.sourced_backends(), clock.pass_s(600))}
+    ages = {age.source: age.asked_at for age in source_rows.of_backends(sources.sourced_backends(), clock.pass_s(600))}
     assert ages["spot"] is None

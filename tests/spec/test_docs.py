@@ -8,9 +8,9 @@ import pytest
 
 from dstackweb.lib.errors import DomainError
 from dstackweb.spec.array import Array
-from dstackweb.spec.pipeline import split
-from dstackweb.spec.run_fields import RETRY_EVENTS, RunFields
-from dstackweb.spec.run_file import parse_run_file
+from dstackweb.spec.mappings import RETRY_EVENTS
+from dstackweb.spec.run_fields import RunFields
+from dstackweb.spec.run_file import parse_run_file, split
 from dstackweb.spec.wording import REFUSED_KEYS, REFUSED_TYPES
 from tools.run_file_tables import DOC, filled
 

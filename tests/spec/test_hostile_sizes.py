@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dstackweb.lib.errors import Invalid
-from dstackweb.spec import env, schedule
+from dstackweb.spec import env, mappings
 from dstackweb.spec.run_file import parse_run_file
 from dstackweb.spec.source import MAX_BYTES, read
 from tests.support import REPO
@@ -100,7 +100,7 @@ def test_the_environment_has_the_kernels_limits() -> None:
 
 
 def test_no_expression_of_a_schedule_with_too_many_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "croniter", lambda *_: pytest.fail("looked at"))
+    monkeypatch.setattr(mappings, "croniter", lambda *_: pytest.fail("looked at"))
     with pytest.raises(Invalid, match="at most 20 expressions"):
         parse_run_file(f"{TASK}schedule:\n  cron: [&a '0 0 30 2 *'{', *a' * 19_000}]\n")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.spec.needs import Needs
+from dstackweb.spec.units import Needs
 from tests.support import examples
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9 _.-]{0,9}", fullmatch=True).filter(lambda name: name not in ("CPU", "GPU"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.lib.errors import Invalid, TooLarge
-from dstackweb.spec.pipeline import MAX_RUNS, Cycle, PipelineFile, in_order, split
+from dstackweb.spec.run_file import MAX_RUNS, Cycle, PipelineFile, in_order, split
 from dstackweb.spec.source import MAX_BYTES, read
 
 ONE = "type: task\nname: one\n"

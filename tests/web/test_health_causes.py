@@ -17,7 +17,7 @@ from django_q.status import Stat, Status
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends import registry
-from dstackweb.backends.hosts import starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Backend, Gpu, Host
 from dstackweb.gpus import intake
@@ -94,7 +94,7 @@ def test_a_silent_host_without_jobs_can_be_removed_and_is_no_isolation_problem()
 def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
     host = make_host("gpu-2")
     for _ in range(3):
-        starts.count_failure(host.pk, "No space left on device", timezone.now())
+        inventory.count_failed_start(host.pk, "No space left on device", timezone.now())
     held = next(check for check in causes() if check.value == "held back")
     assert "No space left on device" in held.hint
 

@@ -11,8 +11,8 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 from pydantic.fields import FieldInfo
 
-from dstackweb.backends.admin.forms import FEW_ROWS, BackendForm, NamesField, joined, secret_widget
 from dstackweb.backends.aws.config import EVERY_REGION, AwsConfig, region_names
+from dstackweb.backends.forms import FEW_ROWS, BackendForm, NamesField, joined, secret_widget
 
 ONE_BY_REGION = ("instance_profile", "ami", "ssh_key")
 SEVERAL_BY_REGION = ("subnets", "security_groups")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from dstackweb.backends.aws import ami, instances, prices, public_url, quotas
+from dstackweb.backends.aws import ami, instance_types, instances, public_url, quotas
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.errors import aws_error
 from dstackweb.backends.contract import InstanceOrder, LaunchFailed, LaunchFailure, SourceFailed, SourceFailure
@@ -150,7 +150,11 @@ class _Check:
 
     def _prices(self, region: str) -> Mapping[str, Any]:
         self.aws.call(
-            "pricing", prices.endpoint(self.aws, region), "GetProducts", ServiceCode="AmazonEC2", MaxResults=1
+            "pricing",
+            instance_types.pricing_region(self.aws, region),
+            "GetProducts",
+            ServiceCode="AmazonEC2",
+            MaxResults=1,
         )
         return {}
 

@@ -112,6 +112,11 @@ class Aws:
                 text = "it gave the same page twice"
                 raise SourceFailed(SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=text)
 
+    def items(self, service: str, region: str, operation: str, key: str, **params: Any) -> Iterator[Any]:
+        """All that the pages of a call have under a key."""
+        for page in self.pages(service, region, operation, **params):
+            yield from page.get(key, ())
+
     def regions_of(self, service: str, region: str) -> list[str]:
         """The regions of a service in a region's partition; no call. Raises SourceFailed."""
         session = self._sign_in_for(service, "endpoints", region)

@@ -1,10 +1,16 @@
-"""The instance types of a region with their zones, and the zones of its configured subnets."""
+"""The instance types of a region with their zones and prices, and the zones of its configured subnets.
+
+Prices are USD per hour: on demand (Linux, shared tenancy, no licensed software) and spot.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws.config import AwsConfig
@@ -23,6 +29,16 @@ MAX_VALUES = 200
 """In one filter of EC2."""
 
 OTHER_DEVICES = ("FpgaInfo", "InferenceAcceleratorInfo", "MediaAcceleratorInfo", "NeuronInfo")
+
+WANTED = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+}
+"""Attributes of wanted products. Only `Used` is not reserved, idle capacity."""
+
+HOME = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +67,14 @@ def fetch(aws: Aws, config: AwsConfig, region: str) -> dict[str, InstanceType]:
     filters = [{"Name": "instance-type", "Values": wanted}] if 0 < len(wanted) <= MAX_VALUES else []
     zones: defaultdict[str, list[str]] = defaultdict(list)
     params = {"LocationType": "availability-zone", "MaxResults": 1000, "Filters": filters}
-    for page in aws.pages("ec2", region, "DescribeInstanceTypeOfferings", **params):
-        for offering in page.get("InstanceTypeOfferings", ()):
-            zones[offering["InstanceType"]].append(offering["Location"])
+    for offering in aws.items("ec2", region, "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", **params):
+        zones[offering["InstanceType"]].append(offering["Location"])
     found = {}
-    for page in aws.pages("ec2", region, "DescribeInstanceTypes", MaxResults=100, Filters=filters):
-        for described in page.get("InstanceTypes", ()):
-            name = described["InstanceType"]
-            if config.allows(name) and (kind := read(described, config.architectures, zones.get(name, ()))):
-                found[name] = kind
+    shown = {"MaxResults": 100, "Filters": filters}
+    for described in aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", **shown):
+        name = described["InstanceType"]
+        if config.allows(name) and (kind := read(described, config.architectures, zones.get(name, ()))):
+            found[name] = kind
     return found
 
 
@@ -99,8 +114,70 @@ def read(
 
 def fetch_subnets(aws: Aws, config: AwsConfig, region: str) -> dict[str, str]:
     """The zone of each configured subnet, by its ID. Raises SourceFailed, also if one does not exist."""
-    found = {}
-    for page in aws.pages("ec2", region, "DescribeSubnets", SubnetIds=list(config.subnets_in(region))):
-        for subnet in page.get("Subnets", ()):
-            found[subnet["SubnetId"]] = subnet["AvailabilityZone"]
+    ids = list(config.subnets_in(region))
+    found = aws.items("ec2", region, "DescribeSubnets", "Subnets", SubnetIds=ids)
+    return {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in found}
+
+
+def fetch_prices(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
+    """The USD price of each allowed instance type. Raises SourceFailed."""
+    filters = [
+        {"Type": "TERM_MATCH", "Field": name, "Value": value}
+        for name, value in {**WANTED, "regionCode": region}.items()
+    ]
+    found: dict[str, Decimal] = {}
+    params = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 100}
+    for product in aws.items("pricing", pricing_region(aws, region), "GetProducts", "PriceList", **params):
+        name, price = read_price(json.loads(product), region)
+        if price and config.allows(name):
+            found[name] = price
     return found
+
+
+def read_price(product: Mapping[str, Any], region: str) -> tuple[str, Decimal]:
+    """A product's instance type and price; 0 if it is not a wanted product or has no price of its own.
+
+    Capacity blocks are separate products with `marketoption` CapacityBlock.
+    """
+    attributes = product.get("product", {}).get("attributes", {})
+    name: str = attributes.get("instanceType", "")
+    wanted = {**WANTED, "regionCode": region, "locationType": "AWS Region", "marketoption": "OnDemand"}
+    if any(attributes.get(field, value) != value for field, value in wanted.items()):
+        return name, Decimal(0)
+    for term in product.get("terms", {}).get("OnDemand", {}).values():
+        for dimension in term.get("priceDimensions", {}).values():
+            price = _amount(dimension.get("pricePerUnit", {}).get("USD"))
+            if dimension.get("unit") == "Hrs" and price > 0:
+                return name, price.normalize()
+    return name, Decimal(0)
+
+
+def _amount(text: str | None) -> Decimal:
+    try:
+        return Decimal(text or 0)
+    except InvalidOperation:
+        return Decimal(0)
+
+
+def pricing_region(aws: Aws, region: str) -> str:
+    """The region of the Pricing API, which has all regions' prices, and endpoints in few."""
+    there = aws.regions_of("pricing", region)
+    return region if region in there or not there else HOME if HOME in there else there[0]
+
+
+def fetch_spot_prices(aws: Aws, config: AwsConfig, region: str, now: dt.datetime) -> dict[str, dict[str, Decimal]]:
+    """The USD per hour of each allowed instance type, by zone. Raises SourceFailed.
+
+    A history that starts now contains the last change before it of each type and zone: the current price.
+    """
+    newest: dict[tuple[str, str], tuple[dt.datetime, Decimal]] = {}
+    params = {"StartTime": now, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}
+    for change in aws.items("ec2", region, "DescribeSpotPriceHistory", "SpotPriceHistory", **params):
+        name, at = change["InstanceType"], change["Timestamp"]
+        key = name, change["AvailabilityZone"]
+        if config.allows(name) and (key not in newest or newest[key][0] < at):
+            newest[key] = at, Decimal(change["SpotPrice"]).normalize()
+    found: defaultdict[str, dict[str, Decimal]] = defaultdict(dict)
+    for (name, zone), (_, price) in sorted(newest.items()):
+        found[name][zone] = price
+    return dict(found)

@@ -118,22 +118,22 @@ def parameters(
     return params
 
 
-def read(described: Mapping[str, Any], region: str) -> CloudInstance:
-    tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
-    state = STATES.get(described["State"]["Name"], InstanceState.RUNNING)
+def read(instance: Mapping[str, Any], region: str) -> CloudInstance:
+    tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+    state = STATES.get(instance["State"]["Name"], InstanceState.RUNNING)
     why, text = "", ""
     if state in (InstanceState.STOPPED, InstanceState.ENDING, InstanceState.GONE):
-        reason = described.get("StateReason") or {}
-        code, text = reason.get("Code", ""), reason.get("Message", "") or described.get("StateTransitionReason", "")
+        reason = instance.get("StateReason") or {}
+        code, text = reason.get("Code", ""), reason.get("Message", "") or instance.get("StateTransitionReason", "")
         why = InstanceEnd.INTERRUPTED if code in INTERRUPTED else InstanceEnd.CLOUD if code else ""
     return CloudInstance(
         instance=tags.get(INSTANCE_TAG, ""),
-        cloud_id=described["InstanceId"],
+        cloud_id=instance["InstanceId"],
         region=region,
         state=state,
-        zone=described.get("Placement", {}).get("AvailabilityZone", ""),
-        address=described.get("PrivateIpAddress", ""),
-        launched_at=described.get("LaunchTime"),
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        address=instance.get("PrivateIpAddress", ""),
+        launched_at=instance.get("LaunchTime"),
         why=why,
         text=text,
     )
@@ -202,11 +202,15 @@ def _find_by_order(aws: Aws, order: InstanceOrder) -> CloudInstance | None:
 
 
 def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInstance]:
-    filters = [{"Name": f"tag:{name}", "Values": [value]} for name, value in tags.items()]
-    for page in aws.pages("ec2", region, "DescribeInstances", Filters=filters, MaxResults=PAGE):
-        for reservation in page.get("Reservations", ()):
-            for described in reservation.get("Instances", ()):
-                yield read(described, region)
+    for instance in described(aws, region, {f"tag:{name}": [value] for name, value in tags.items()}):
+        yield read(instance, region)
+
+
+def described(aws: Aws, region: str, filters: Mapping[str, Sequence[str]]) -> Iterable[dict[str, Any]]:
+    """EC2's instances with these values by filter. Raises SourceFailed."""
+    params = {"Filters": [{"Name": name, "Values": values} for name, values in filters.items()], "MaxResults": PAGE}
+    for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", **params):
+        yield from reservation.get("Instances", ())
 
 
 def _tags(config: AwsConfig, order: InstanceOrder) -> dict[str, str]:

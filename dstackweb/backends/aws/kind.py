@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.backends.aws import config as aws_config
-from dstackweb.backends.aws import instance_types, instances, offers, prices, public_url, quotas, rate_limits
+from dstackweb.backends.aws import instance_types, instances, offers, public_url, quotas, rate_limits
 from dstackweb.backends.contract import (
     Cloud,
     CloudInstance,
@@ -36,8 +36,8 @@ from dstackweb.lib.errors import DomainError
 from dstackweb.spec.effective import Requirements
 
 if TYPE_CHECKING:
-    from dstackweb.backends.admin.forms import BackendForm
     from dstackweb.backends.aws.client import Aws
+    from dstackweb.backends.forms import BackendForm
     from dstackweb.backends.models import Backend
 
 HOUR_S = 3600.0
@@ -82,9 +82,9 @@ class AwsBackend(Cloud):
                 case "instance_types":
                     return instance_types.fetch(aws, self.config, key.region)
                 case "prices":
-                    return prices.fetch(aws, self.config, key.region)
+                    return instance_types.fetch_prices(aws, self.config, key.region)
                 case "spot_prices":
-                    return prices.fetch_spot(aws, self.config, key.region, timezone.now())
+                    return instance_types.fetch_spot_prices(aws, self.config, key.region, timezone.now())
                 case "quotas":
                     return quotas.fetch(aws, key.region)
                 case "subnets":
@@ -149,8 +149,8 @@ class AwsKind(Kind):
         return aws_config.settle(config, stored)
 
     def form(self) -> type[BackendForm]:
-        from dstackweb.backends.admin.forms import schema_form
         from dstackweb.backends.aws.admin_form import AwsForm
+        from dstackweb.backends.forms import schema_form
 
         return schema_form(self, AwsForm)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.utils.translation import gettext_noop as _
 
+from dstackweb.backends.aws.instances import described
+
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
 
@@ -86,10 +88,10 @@ def fetch(aws: Aws, region: str) -> dict[str, Quota]:
 def limits(aws: Aws, region: str) -> dict[str, int]:
     """The vCPU limits by quota. Raises SourceFailed."""
     found: dict[str, int] = {}
-    for page in aws.pages("service-quotas", region, "ListServiceQuotas", ServiceCode="ec2", MaxResults=100):
-        for quota in page.get("Quotas", ()):
-            if quota.get("QuotaCode") in NAMES and "Value" in quota:
-                found[quota["QuotaCode"]] = int(quota["Value"])
+    listed = {"ServiceCode": "ec2", "MaxResults": 100}
+    for quota in aws.items("service-quotas", region, "ListServiceQuotas", "Quotas", **listed):
+        if quota.get("QuotaCode") in NAMES and "Value" in quota:
+            found[quota["QuotaCode"]] = int(quota["Value"])
     return found
 
 
@@ -107,23 +109,19 @@ def _used(aws: Aws, region: str) -> Counter[str]:
 
 def _running(aws: Aws, region: str) -> Iterable[tuple[str, bool]]:
     """Instance type, and whether it is spot. Dedicated hosts and capacity blocks have quotas of their own."""
-    states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    for page in aws.pages("ec2", region, "DescribeInstances", Filters=states, MaxResults=1000):
-        for reservation in page.get("Reservations", ()):
-            for instance in reservation.get("Instances", ()):
-                own = instance.get("Placement", {}).get("Tenancy") == "host"
-                lifecycle = instance.get("InstanceLifecycle")
-                if not own and lifecycle not in _NOT_COUNTED:
-                    yield instance["InstanceType"], lifecycle == "spot"
+    for instance in described(aws, region, {"instance-state-name": ["pending", "running"]}):
+        own = instance.get("Placement", {}).get("Tenancy") == "host"
+        lifecycle = instance.get("InstanceLifecycle")
+        if not own and lifecycle not in _NOT_COUNTED:
+            yield instance["InstanceType"], lifecycle == "spot"
 
 
 def _requested(aws: Aws, region: str) -> Iterable[str]:
     """Instance types of open spot requests. Fulfilled requests are instances."""
-    states = [{"Name": "state", "Values": ["open"]}]
-    for page in aws.pages("ec2", region, "DescribeSpotInstanceRequests", Filters=states, MaxResults=1000):
-        for request in page.get("SpotInstanceRequests", ()):
-            if name := request.get("LaunchSpecification", {}).get("InstanceType"):
-                yield name
+    params = {"Filters": [{"Name": "state", "Values": ["open"]}], "MaxResults": 1000}
+    for request in aws.items("ec2", region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", **params):
+        if name := request.get("LaunchSpecification", {}).get("InstanceType"):
+            yield name
 
 
 _cpus: dict[str, int] = {}
@@ -135,7 +133,6 @@ def _default_cpus(aws: Aws, region: str, names: set[str]) -> Mapping[str, int]:
     unknown = sorted(names - set(_cpus))
     for start in range(0, len(unknown), 100):
         batch = unknown[start : start + 100]
-        for page in aws.pages("ec2", region, "DescribeInstanceTypes", InstanceTypes=batch):
-            for described in page.get("InstanceTypes", ()):
-                _cpus[described["InstanceType"]] = described["VCpuInfo"]["DefaultVCpus"]
+        for kind in aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", InstanceTypes=batch):
+            _cpus[kind["InstanceType"]] = kind["VCpuInfo"]["DefaultVCpus"]
     return _cpus

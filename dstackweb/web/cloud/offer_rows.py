@@ -12,7 +12,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from dstackweb.backends.contract import Offer, SourceState
-from dstackweb.offers.freshness import Freshness
+from dstackweb.offers.source_rows import Freshness
 from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
 from dstackweb.wording import units

@@ -21,8 +21,8 @@ from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import counts, filters, freshness, listing, sources
-from dstackweb.offers.filters import Filter, Order
+from dstackweb.offers import counts, listing, source_rows, sources
+from dstackweb.offers.listing import Filter, Order
 from dstackweb.runs import selectors
 from dstackweb.scheduler.cloud.backend_offers import idle_offers
 from dstackweb.scheduler.placement.offers import matching_idle
@@ -75,7 +75,7 @@ class OfferFilters:
         except Invalid as invalid:
             wanted, error = Filter(), sentence(invalid.detail)
         try:
-            order = filters.read_order(query.get("sort", ""))
+            order = listing.read_order(query.get("sort", ""))
         except Invalid as invalid:
             order, error = Order(), sentence(invalid.detail)
         return cls(fields, wanted, usable, order, query.get("after", ""), error)
@@ -100,7 +100,7 @@ def _filter(fields: dict[str, str]) -> Filter:
     parts = [fields["gpu"], _at_least(fields["memory"], "GB"), _at_least(fields["count"])]
     if any(parts) and not fields["count"] and not _says_count(fields["gpu"]):
         parts.append("1..")  # without a count: any number of GPUs
-    return filters.read(
+    return listing.read_filter(
         gpu=":".join(part for part in parts if part),
         backends=[fields["backend"]],
         regions=[fields["region"]],
@@ -126,7 +126,7 @@ def offers_page(request: PageRequest) -> HttpResponse:
     """The offers, filtered, sorted and paged; polls read offers only when a source or host has changed."""
     chosen = OfferFilters.of(request.GET)
     now = timezone.now()
-    ages = freshness.of_backends(sources.sourced_backends(), now)
+    ages = source_rows.of_backends(sources.sourced_backends(), now)
     backends = list(Backend.objects.filter(enabled=True))
     shown = [(one.pk, one.name, one.version, one.refresh_generation) for one in backends]
     hosts = [host_views(one) for one in backends if registry.is_hosts(one)]
@@ -146,9 +146,9 @@ def _context(chosen: OfferFilters, backends: Sequence[Backend], idle: Sequence[O
     kept = filter(chosen.wanted.takes, matching_idle(idle, chosen.wanted.requirements))
     offers = [offer for offer in (*found.offers, *kept) if not chosen.usable_only or offer.availability in USABLE]
     try:
-        page, following = filters.page(offers, chosen.order, PER_PAGE, chosen.cursor)
+        page, following = listing.page(offers, chosen.order, PER_PAGE, chosen.cursor)
     except Invalid:  # a page of another order
-        page, following = filters.page(offers, chosen.order, PER_PAGE)
+        page, following = listing.page(offers, chosen.order, PER_PAGE)
     lines = [SourceLine.of_source(age, now) for age in everything.sources]
     free = {backend.name for backend in backends if not registry.costs_money(backend)}
     has_clouds = any(not registry.is_hosts(backend) for backend in backends)
@@ -221,7 +221,7 @@ def refresh(request: PageRequest) -> HttpResponse:
     text = ngettext("Refresh of %d source started", "Refresh of %d sources started", started) % started
     throttled = [
         age
-        for age in freshness.of_backends(found, now)
+        for age in source_rows.of_backends(found, now)
         if age.error is not None and age.error.get("code") == "throttled"
     ]
     if throttled:
@@ -276,7 +276,7 @@ def quotas_page(request: PageRequest) -> HttpResponse:
     """Of all clouds; also what polls of the page get."""
     now = timezone.now()
     backends = sources.sourced_backends()
-    ages = freshness.of_backends(backends, now)
+    ages = source_rows.of_backends(backends, now)
     shown = ([(one.pk, one.version, one.refresh_generation) for one, _driver in backends], ages)
     version = fingerprint(shown, selectors.counts(request.project))
 

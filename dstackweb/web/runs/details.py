@@ -16,8 +16,7 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.comparison import CHANGEABLE, current_spec
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.spec.effective import EffectiveSpec
-from dstackweb.spec.texts import flat, value_text
+from dstackweb.spec.effective import EffectiveSpec, flat, value_text
 from dstackweb.wording import accounting, statuses
 
 

@@ -23,7 +23,7 @@ from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
 from dstackweb.runs.sweeps import selectors as sweep_selectors
 from dstackweb.scheduler.cloud.instances import awaits_usage
-from dstackweb.spec.texts import value_text
+from dstackweb.spec.effective import value_text
 from dstackweb.web.common.pages import (
     PageRequest,
     done,

@@ -9,9 +9,9 @@ from django.core.exceptions import ValidationError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.backends.admin.forms import BackendForm, schema_form
 from dstackweb.backends.aws import admin_form, config
 from dstackweb.backends.aws.kind import AwsKind
+from dstackweb.backends.forms import BackendForm, schema_form
 
 REGIONS = ["eu-west-1", "us-east-1", "cn-north-1"]
 ids = st.from_regex(r"(subnet|sg|ami)-[0-9a-f]{8}", fullmatch=True)

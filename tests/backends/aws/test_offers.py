@@ -19,7 +19,7 @@ from dstackweb.backends.aws.offers import join
 from dstackweb.backends.aws.quotas import Quota, code_of
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.spec.effective import Requirements
-from dstackweb.spec.run_fields import ResourcesFields
+from dstackweb.spec.mappings import ResourcesFields
 from dstackweb.wording import offers as offer_words
 
 NOW = dt.datetime(2026, 11, 21, tzinfo=dt.UTC)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dstackweb.backends.aws.prices import read
+from dstackweb.backends.aws.instance_types import read_price
 
 SAID = {
     "instanceType": "g5.xlarge", "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
@@ -29,14 +29,14 @@ def product(usd: str | None = "1.1230000000", unit: str = "Hrs", **said: str) ->
 
 
 def test_a_price_is_the_exact_one_per_hour() -> None:
-    assert read(product(), "eu-west-1") == ("g5.xlarge", Decimal("1.123"))
+    assert read_price(product(), "eu-west-1") == ("g5.xlarge", Decimal("1.123"))
 
 
 def test_fields_missing_in_older_price_lists_get_their_defaults() -> None:
     old = product()
     for field in ("marketoption", "locationType", "regionCode"):
         del old["product"]["attributes"][field]
-    assert read(old, "eu-west-1")[1] == Decimal("1.123")
+    assert read_price(old, "eu-west-1")[1] == Decimal("1.123")
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_fields_missing_in_older_price_lists_get_their_defaults() -> None:
     ],
 )
 def test_other_products_have_no_price_here(other: dict[str, Any]) -> None:
-    assert read(other, "eu-west-1")[1] == 0
+    assert read_price(other, "eu-west-1")[1] == 0

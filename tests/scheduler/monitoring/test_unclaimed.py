@@ -9,7 +9,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts import local, starts
+from dstackweb.backends.hosts import inventory, local
 from dstackweb.backends.models import Host, HostEvent
 from dstackweb.lib.errors import Conflict
 from dstackweb.runs import attempts
@@ -99,18 +99,18 @@ def test_the_third_failed_start_in_a_row_holds_the_host_back(project: Project, m
 def test_a_start_that_works_ends_the_row(project: Project, member: User) -> None:
     host = make_host()
     for _ in range(2):
-        starts.count_failure(host.pk, "no", timezone.now())
+        inventory.count_failed_start(host.pk, "no", timezone.now())
     run = make_run(project, member)
     place_all()
     start(placed_job(run))
-    starts.count_failure(host.pk, "no", timezone.now())
+    inventory.count_failed_start(host.pk, "no", timezone.now())
     host.refresh_from_db()
     assert (host.start_failures, host.held_back_at) == (1, None)
 
 
 def hold_back(host: Host) -> None:
-    for _ in range(starts.HOLD_BACK_AFTER):
-        starts.count_failure(host.pk, "no space", timezone.now())
+    for _ in range(inventory.HOLD_BACK_AFTER):
+        inventory.count_failed_start(host.pk, "no space", timezone.now())
 
 
 def test_a_successful_trial_start_releases_the_host_and_one_more_failure_holds_it_back(
@@ -126,7 +126,7 @@ def test_a_successful_trial_start_releases_the_host_and_one_more_failure_holds_i
     assert not hosts.is_held_back("box-1")
     make_run(project, member)
     assert place_all() == 1
-    starts.count_failure(broken.pk, "no space", timezone.now())
+    inventory.count_failed_start(broken.pk, "no space", timezone.now())
     assert hosts.is_held_back("box-1")
     assert events() == ["held_back", "takes_jobs", "held_back"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 from dstackweb.accounts.models import Membership, Project, User
-from dstackweb.backends.hosts import starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Host
 from dstackweb.lib.errors import Conflict, Stale
 from dstackweb.runs import attempts, holds, services
@@ -154,7 +154,7 @@ def look(rnd: random.Random) -> None:
     attempts.requeue_due(timezone.now() + dt.timedelta(hours=1))
     Host.objects.filter(name=rnd.choice(["box-1", "box-2", "box-3"])).update(draining=rnd.random() < 0.2)
     for host in Host.objects.filter(held_back_at__isnull=False):
-        starts.clear(host.pk, timezone.now(), after_probe=True)
+        inventory.clear_failed_starts(host.pk, timezone.now(), after_probe=True)
     Project.objects.filter(name=rnd.choice(["main", "lab"])).update(weight=rnd.choice([1, 2, 5]))
     if rnd.random() < 0.1:
         housekeeping.keep_house()

@@ -20,8 +20,8 @@ from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.offers import sources
-from dstackweb.offers.freshness import Freshness
 from dstackweb.offers.models import CacheCount, SourceRow
+from dstackweb.offers.source_rows import Freshness
 from dstackweb.web.cloud.offer_rows import SourceLine, troubles, worst
 from dstackweb.web.cloud.offer_views import OfferFilters
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all

@@ -16,7 +16,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.models import Backend, Gpu, Host, Instance
 from dstackweb.lib.models import Bucket, Circuit
-from dstackweb.offers import freshness, store
+from dstackweb.offers import source_rows, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.runs import history
 from dstackweb.runs.models import ProjectLogs
@@ -146,7 +146,7 @@ def test_health_shows_why_a_cloud_cannot_be_reached_and_sends_no_request(
     assert "sources fresh" not in page
     backend = Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
     error = {"code": "access_denied", "action": "ec2:X", "region": "eu-west-1"}
-    digest = freshness.digest(backend, AwsBackend.sources["quotas"])
+    digest = source_rows.digest(backend, AwsBackend.sources["quotas"])
     SourceRow.objects.create(
         backend=backend, source="quotas", region="eu-west-1", digest=digest, failed_at=timezone.now(), error=error
     )

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.hosts import starts
+from dstackweb.backends.hosts import inventory
 from dstackweb.backends.hosts.joining import of_token
 from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.runs.models import Run
@@ -133,8 +133,8 @@ def test_a_join_command_is_shown_once_and_can_be_withdrawn(root: Client) -> None
 
 def test_a_host_that_is_held_back_shows_why_and_admins_may_end_it(root: Client, ann: User, as_user: SignIn) -> None:
     host = make_host("box-1")
-    for _ in range(starts.HOLD_BACK_AFTER):
-        starts.count_failure(host.pk, "No space left on device", timezone.now())
+    for _ in range(inventory.HOLD_BACK_AFTER):
+        inventory.count_failed_start(host.pk, "No space left on device", timezone.now())
     assert "No space left on device" in page(root)
     assert "Place jobs again" in page(root)
     assert "Place jobs again" not in page(as_user(ann))
