@@ -517,7 +517,7 @@ MUTATIONS = [
     m(
         "offers",
         "of other settings",
-        "return not row.stamp or row.digest != digest(backend, spec) or ",
+        "return not row.stamp or row.digest != self.digest or ",
         "return not row.stamp or ",
         "offers",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
@@ -206,7 +206,7 @@ def _at_field(form: BackendForm, name: str, errors: Any) -> tuple[Any, str, Any]
 class HostForm(forms.ModelForm[Host]):
     class Meta:
         model = Host
-        fields = ("labels", "setup", "draining")
+        fields = ("draining", "labels", "setup")
 
     def clean_labels(self) -> dict[str, str]:
         return self.cleaned_data["labels"] or {}
@@ -236,48 +236,27 @@ class HostAdmin(admin.ModelAdmin[Host]):
 
     form = HostForm
     list_display = (
-        "name",
-        "online",
-        "draining",
-        "cpus",
-        "cpus_used",
-        "memory_mib",
-        "isolation",
-        "seen_at",
-        "left_at",
-        "error",
-    )
+        "name", "online", "draining", "cpus", "cpus_used", "memory_mib", "isolation", "seen_at", "left_at", "error",
+    )  # fmt: skip
     list_filter = ("backend", "draining", ("left_at", admin.EmptyFieldListFilter), "isolation")
     search_fields = ("name", "address", "gpus__name", "gpus__uuid")
     inlines = (GpuInline,)
     actions = ("drain", "undrain")
-    readonly_fields = (
-        "name", "backend", "address", "cluster", "online", "error",
-        "held_back_at", "start_error", "cpus", "cpus_used", "memory_mib", "memory_used_mib",
-        "isolation", "cgroups", "engine", "ports", "job_user", "runs_dir", "boot_id", "seen_at", "leaving", "left_at",
-    )  # fmt: skip
     fieldsets = (
         (None, {"fields": ("name", "backend", "online", "leaving", "left_at", "error", "held_back_at", "start_error")}),
-        (gettext_lazy("Settings"), {"fields": ("draining", "labels", "setup")}),
+        (gettext_lazy("Settings"), {"fields": HostForm.Meta.fields}),
         (gettext_lazy("Capacity"), {"fields": ("cpus", "cpus_used", "memory_mib", "memory_used_mib")}),
         (
             gettext_lazy("Reported by the host"),
             {
                 "fields": (
-                    "address",
-                    "cluster",
-                    "isolation",
-                    "cgroups",
-                    "engine",
-                    "ports",
-                    "job_user",
-                    "runs_dir",
-                    "boot_id",
+                    "address", "cluster", "isolation", "cgroups", "engine", "ports", "job_user", "runs_dir", "boot_id",
                     "seen_at",
                 )
             },
         ),
-    )
+    )  # fmt: skip
+    readonly_fields = tuple(set(flatten_fieldsets(fieldsets)) - set(HostForm.Meta.fields))
 
     @admin.display(boolean=True, description=gettext_lazy("online"))
     def online(self, host: Host) -> bool:

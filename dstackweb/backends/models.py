@@ -74,9 +74,7 @@ class Backend(models.Model):
         default=1, editable=False, help_text="Rises with each change, so that outdated results are discarded"
     )
     refresh_generation = models.BigIntegerField(
-        default=0,
-        editable=False,
-        help_text="Rises with each refresh by hand, so that earlier calls are discarded",
+        default=0, editable=False, help_text="Rises with each refresh by hand, so that earlier calls are discarded"
     )
     enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones continue.")
     deleted_at = models.DateTimeField(
@@ -88,9 +86,7 @@ class Backend(models.Model):
 
     class Meta:
         default_manager_name = "objects"
-        constraints = [
-            models.UniqueConstraint(fields=["name"], condition=Q(deleted_at=None), name="backend_name_once"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["name"], condition=Q(deleted_at=None), name="backend_name_once")]
         ordering = ["name"]
 
     def __str__(self) -> str:
@@ -170,9 +166,7 @@ class Host(models.Model):
 
     isolation = models.CharField(max_length=10, choices=Isolation.choices, default=Isolation.NONE)
     cgroups: models.JSONField[Any, Any] = models.JSONField(
-        default=dict,
-        blank=True,
-        help_text="Whether cgroups end and limit its jobs: version, memory, cpu, code, error",
+        default=dict, blank=True, help_text="Whether cgroups end and limit its jobs: version, memory, cpu, code, error"
     )
     engine: models.JSONField[Any, Any] = models.JSONField(
         default=dict,
@@ -371,7 +365,7 @@ class Instance(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=Q(status__in=InstanceStatus.values), name="instance_status_known"),
+            models.CheckConstraint(condition=Q(status__in=InstanceStatus.values), name="instance_status_known")
         ]
         indexes = [
             # Most rows are of ended instances.

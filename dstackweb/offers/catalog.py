@@ -85,11 +85,8 @@ class CachedDriver:
 
     def read(self, requirements: Requirements, *, image: str | None = None) -> CachedOffers:
         """The offers, and what hides others. Raises NothingKnown, UnknownKind, and the driver's own errors."""
-        token = _token(self._backend)
-        kept = _local.get(_key(self._backend, requirements, image))
-        if kept is None or not _is_current(kept, token):
-            return self._look_up(requirements, image)
-        return self._hit(kept)
+        kept = _kept(_key(self._backend, requirements, image), _token(self._backend))
+        return self._look_up(requirements, image) if kept is None else self._hit(kept)
 
     def _hit(self, kept: CachedOffers) -> CachedOffers:
         now = timezone.now()
@@ -136,8 +133,7 @@ class _Lookup:
         with single_flight.one_thread_at_a_time(name) as first:
             # Read before the sources: a value stored meanwhile makes this result outdated.
             token = _token(self.backend)
-            kept = _local.get(self.key)
-            if not first and kept is not None and _is_current(kept, token):
+            if not first and (kept := _kept(self.key, token)) is not None:
                 return _served(self.backend, kept)
             counts.add(self.backend.pk, misses=1)
             readings = sources.read_all(self.backend, code, code.wanted())
@@ -180,11 +176,8 @@ class _Lookup:
             return made
 
         def find() -> CachedOffers | None:
-            kept = _local.get(self.key)
             token = _token(self.backend)
-            if kept is None or not _is_current(kept, token):
-                kept = self.find(token)
-            return kept
+            return _kept(self.key, token) or self.find(token)
 
         name = f"offers:{self.backend.pk}:{self.digest}"
         try:
@@ -280,6 +273,12 @@ def _served(backend: Backend, kept: CachedOffers) -> CachedOffers:
 
 def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key:
     return backend.pk, backend.version, requirements, image
+
+
+def _kept(key: Key, token: str) -> CachedOffers | None:
+    """What this process has, if it is current."""
+    kept = _local.get(key)
+    return kept if kept is not None and _is_current(kept, token) else None
 
 
 def _token(backend: Backend) -> str:

@@ -69,9 +69,7 @@ def add(backend_id: int, **numbers: int) -> None:
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
     with _lock:
         _since = _since or time.monotonic()
-        counter = _numbers[backend_id, hour]
-        for name, number in numbers.items():
-            counter[name] += number
+        _numbers[backend_id, hour].update(numbers)
 
 
 def record_use(backend_id: int, digest: str, at: dt.datetime) -> None:

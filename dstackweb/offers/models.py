@@ -33,9 +33,7 @@ class SourceRow(models.Model):
     used_at = models.DateTimeField(null=True, help_text="Last use, to some seconds")
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["backend", "source", "region"], name="one_row_for_each_source"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["backend", "source", "region"], name="one_row_for_each_source")]
         ordering = ["backend", "source", "region"]
 
     def __str__(self) -> str:
@@ -75,9 +73,7 @@ class CacheCount(models.Model):
     uncached = models.BigIntegerField(default=0, help_text="Calls that the answers would need without the cache")
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["backend", "hour"], name="one_count_for_each_hour"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["backend", "hour"], name="one_count_for_each_hour")]
         indexes = [models.Index(fields=["hour"], name="cache_counts_by_hour")]
 
     def __str__(self) -> str:

@@ -31,7 +31,6 @@ WAIT_S = 2.0
 """How long callers without any data wait."""
 POLL_S = 0.1
 
-_lock = threading.Lock()
 _running: dict[str, threading.Event] = {}
 
 
@@ -98,16 +97,13 @@ def _run_leased(name: str, deadline: float, find: Callable[[], T | None], call: 
 
 
 def _enter(name: str) -> tuple[bool, threading.Event]:
-    with _lock:
-        event = _running.get(name)
-        if event is not None:
-            return False, event
-        return True, _running.setdefault(name, threading.Event())
+    mine = threading.Event()
+    event = _running.setdefault(name, mine)
+    return event is mine, event
 
 
 def _leave(name: str) -> None:
-    with _lock:
-        _running.pop(name).set()
+    _running.pop(name).set()
 
 
 @contextmanager
@@ -136,10 +132,4 @@ def _renew(name: str, holder: str, done: threading.Event) -> None:
         connection.close()
 
 
-def _reset_after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _running.clear()
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
+os.register_at_fork(after_in_child=_running.clear)

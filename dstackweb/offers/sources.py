@@ -16,18 +16,12 @@ from django.dispatch import Signal
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import (
-    Sourced,
-    SourceFailed,
-    SourceFailure,
-    SourceKey,
-    SourceReading,
-    SourceState,
-)
+from dstackweb.backends.contract import Sourced, SourceFailed, SourceFailure, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.offers import counts, single_flight, source_rows, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
+from dstackweb.offers.source_rows import AHEAD, Source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -72,11 +66,11 @@ def read_all(backend: Backend, driver: Sourced, keys: Collection[SourceKey]) -> 
     now = timezone.now()
     rows = source_rows.rows_of(backend)
     _record_use([row for key in keys if (row := rows.get(key)) is not None], now)
-    found = {key: source_rows.reading(backend, key, rows.get(key), driver.sources[key.source], now) for key in keys}
+    wanted = {key: Source(backend, driver, key) for key in keys}
+    found = {key: source.reading(rows.get(key), now) for key, source in wanted.items()}
     if store.is_down():
-        for key in keys:
-            known = source_rows.known_row(backend, key, rows.get(key))
-            if source_rows.is_due(backend, known, driver.sources[key.source], now):
+        for key, source in wanted.items():
+            if source.is_due(source.known(rows.get(key)), now):
                 _start_refresh(backend, key, 1.0)
     return found
 
@@ -91,24 +85,22 @@ def refresh(
     current = Backend.objects.filter(pk=backend.pk).first()
     if current is None:
         return SourceReading(SourceState.FAILED, error={"code": SourceFailure.DELETED})
-    backend, driver = current, _sourced(current)
-    spec = driver.sources[key.source]
+    driver: object = registry.driver(current)
+    assert is_sourced(driver)
+    source = Source(current, driver, key)
     called = False
 
     def known() -> SourceReading:
-        return source_rows.reading(backend, key, source_rows.row_of(backend, key), spec, timezone.now())
+        return source.reading(source.row(), timezone.now())
 
     def find() -> SourceReading | None:
-        row = source_rows.row_of(backend, key)
-        now = timezone.now()
-        if source_rows.is_due(backend, source_rows.known_row(backend, key, row), spec, now, share):
-            return None
-        return source_rows.reading(backend, key, row, spec, now)
+        row, now = source.row(), timezone.now()
+        return None if source.is_due(source.known(row), now, share) else source.reading(row, now)
 
     def call(lead: Lead) -> SourceReading:
         nonlocal called
         called = True
-        _fetch(backend, driver, key, lead)
+        _fetch(source, driver, lead)
         return known()
 
     if (found := find()) is not None:
@@ -153,13 +145,11 @@ def refresh_due(now: dt.datetime) -> int:
     for backend, driver in sourced_backends():
         wanted, rows = driver.wanted(), source_rows.rows_of(backend)
         for key in wanted:
-            row = rows.get(key)
-            known = source_rows.known_row(backend, key, row)
+            source, row = Source(backend, driver, key), rows.get(key)
+            known = source.known(row)
             in_use = row is not None and row.used_at is not None and abs(now - row.used_at) <= IN_USE
-            if source_rows.must_refresh(backend, known, driver.sources[key.source], now) or (
-                in_use and source_rows.is_due(backend, known, driver.sources[key.source], now, source_rows.AHEAD)
-            ):
-                started.append(_start_refresh(backend, key, source_rows.AHEAD))
+            if source.must_refresh(known, now) or (in_use and source.is_due(known, now, AHEAD)):
+                started.append(_start_refresh(backend, key, AHEAD))
         gone = [row.pk for key, row in rows.items() if key not in set(wanted)]
         if gone:
             SourceRow.objects.filter(pk__in=gone).delete()
@@ -199,13 +189,6 @@ def forget() -> None:
     _refreshes.clear()
 
 
-def _sourced(backend: Backend) -> Sourced:
-    driver: object = registry.driver(backend)
-    if not is_sourced(driver):
-        raise TypeError(f"backend {backend.name} has no sources")
-    return driver
-
-
 def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
     """Write that they are used, unless that was done just now; rows that are being written are skipped."""
     unrecorded = [
@@ -217,21 +200,21 @@ def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
             SourceRow.objects.filter(pk__in=list(free.values_list("pk", flat=True))).update(used_at=now)
 
 
-def _fetch(backend: Backend, driver: Sourced, key: SourceKey, lead: Lead) -> None:
+def _fetch(source: Source, driver: Sourced, lead: Lead) -> None:
+    backend, key = source.backend, source.key
     counts.add(backend.pk, calls=1)
-    spec = driver.sources[key.source]
     if lead.holder is not None:
-        source_rows.note_call(backend, key, lead)
+        source.note_call(lead)
     try:
-        value = store.checked(driver.fetch(key), spec.type)
+        value = store.checked(driver.fetch(key), source.spec.type)
     except SourceFailed as failure:
-        source_rows.store_error(backend, key, spec, lead, {"code": failure.code, **failure.data})
+        source.store_error(lead, {"code": failure.code, **failure.data})
     except Exception as failure:
         log.exception("backend %s: %s %s can't be read", backend.name, key.source, key.region)
         text = f"{type(failure).__name__}: {failure}"
-        source_rows.store_error(backend, key, spec, lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
+        source.store_error(lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        if source_rows.store_value(backend, key, spec, lead, value):
+        if source.store_value(lead, value):
             source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 

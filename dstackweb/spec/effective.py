@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from dstackweb.spec.array import Array
 from dstackweb.spec.codes import Ide, On, Otherwise, RunType, UtilizationAction, UtilizationScope
-from dstackweb.spec.mappings import (
-    INTERVAL_S,
-    TIMEOUT_S,
-    UNHEALTHY_AFTER,
-    HealthCheckFields,
-    ResourcesFields,
-    RetryEvent,
-    UtilizationFields,
-)
+from dstackweb.spec.fields import Keys
+from dstackweb.spec.mappings import INTERVAL_S, TIMEOUT_S, UNHEALTHY_AFTER, ResourcesFields, RetryEvent
 from dstackweb.spec.units import Range, format_duration, format_gpu, format_memory, format_range
 
 MASK = "********"
@@ -31,6 +24,21 @@ class _StoredModel(BaseModel):
     """Validated values that survive a round trip through JSON."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class _Mapping(_StoredModel):
+    """A mapping of the run file, where the names of durations do not end in `_s`."""
+
+    @classmethod
+    def of(cls, fields: Keys) -> Self:
+        return cls.model_validate({name: getattr(fields, name.removesuffix("_s")) for name in cls.model_fields})
+
+    def as_file(self) -> dict[str, Any]:
+        """The same in the run file's notation, without what is None."""
+        return {
+            name.removesuffix("_s"): format_duration(value) if name.endswith("_s") else value
+            for name, value in self.model_dump(mode="json", exclude_none=True).items()
+        }
 
 
 class Requirements(_StoredModel):
@@ -84,20 +92,15 @@ class Requirements(_StoredModel):
         return shown
 
 
-class Retry(_StoredModel):
+class Retry(_Mapping):
     """After which failures, for how long after the first one, and how often at most the run is retried."""
 
     on_events: tuple[RetryEvent, ...]
     duration_s: int
     max_attempts: int | None = None
 
-    def as_file(self) -> dict[str, Any]:
-        """The same as the run file's `retry`."""
-        shown: dict[str, Any] = {"on_events": list(self.on_events), "duration": format_duration(self.duration_s)}
-        return shown if self.max_attempts is None else shown | {"max_attempts": self.max_attempts}
 
-
-class UtilizationPolicy(_StoredModel):
+class UtilizationPolicy(_Mapping):
     """The minimum GPU utilization (percent), the time window, and the action below the minimum."""
 
     min_gpu_utilization: int
@@ -105,26 +108,6 @@ class UtilizationPolicy(_StoredModel):
     scope: UtilizationScope = UtilizationScope.ANY
     warmup_s: int = 0
     action: UtilizationAction = UtilizationAction.TERMINATE
-
-    @classmethod
-    def of(cls, fields: UtilizationFields) -> UtilizationPolicy:
-        return cls(
-            min_gpu_utilization=fields.min_gpu_utilization,
-            time_window_s=fields.time_window,
-            scope=fields.scope,
-            warmup_s=fields.warmup,
-            action=fields.action,
-        )
-
-    def as_file(self) -> dict[str, Any]:
-        """The same as the run file's `utilization_policy`."""
-        return {
-            "min_gpu_utilization": self.min_gpu_utilization,
-            "time_window": format_duration(self.time_window_s),
-            "scope": self.scope.value,
-            "warmup": format_duration(self.warmup_s),
-            "action": self.action.value,
-        }
 
 
 class RegistryAuth(_StoredModel):
@@ -140,7 +123,7 @@ class Schedule(_StoredModel):
     cron: tuple[str, ...]
 
 
-class HealthCheck(_StoredModel):
+class HealthCheck(_Mapping):
     """How a service is checked: by a GET of `path`, or by a connection to its port if that is None."""
 
     path: str | None = None
@@ -148,25 +131,6 @@ class HealthCheck(_StoredModel):
     timeout_s: int = TIMEOUT_S
     unhealthy_after: int = UNHEALTHY_AFTER
     """How many checks in a row fail until it is unhealthy."""
-
-    @classmethod
-    def of(cls, fields: HealthCheckFields) -> HealthCheck:
-        return cls(
-            path=fields.path,
-            interval_s=fields.interval,
-            timeout_s=fields.timeout,
-            unhealthy_after=fields.unhealthy_after,
-        )
-
-    def as_file(self) -> dict[str, Any]:
-        """The same as the run file's `health_check`."""
-        shown = {
-            "path": self.path,
-            "interval": format_duration(self.interval_s),
-            "timeout": format_duration(self.timeout_s),
-            "unhealthy_after": self.unhealthy_after,
-        }
-        return {key: value for key, value in shown.items() if value is not None}
 
 
 class After(_StoredModel):

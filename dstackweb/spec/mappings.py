@@ -7,14 +7,14 @@ import re
 from typing import Annotated, Any, Literal
 
 from croniter import CroniterError, croniter
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from dstackweb.lib.language import gettext as _
 from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.containers import Password, Username
-from dstackweb.spec.fields import Cores, Keys, Memory, Seconds, Text, key, read_text
-from dstackweb.spec.units import Range, parse_gpu, parse_gpu_count, parse_gpu_memory, parse_names
+from dstackweb.spec.fields import Cores, Count, Keys, Memory, Seconds, Text, key, read_text
+from dstackweb.spec.units import parse_gpu, parse_names
 
 RetryEvent = Literal["no-capacity", "interruption", "error"]
 RETRY_EVENTS: tuple[RetryEvent, ...] = ("no-capacity", "interruption", "error")
@@ -184,10 +184,10 @@ class GpuFields(Keys):
     name: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_gpu_names)] | None = key(
         gettext_noop("a GPU's name such as A100, or a list of them"), "Any of these models.", default=None
     )
-    memory: Annotated[InstanceOf[Range], read_text(parse_gpu_memory)] | None = key(
+    memory: Memory | None = key(
         gettext_noop("a size or a range such as 40GB or 24GB.."), "Memory of each GPU.", default=None
     )
-    count: Annotated[InstanceOf[Range], read_text(parse_gpu_count)] = key(
+    count: Count = key(
         gettext_noop("a number or a range such as 2 or 1..4"), "GPUs per node.", default="1", validate_default=True
     )
 

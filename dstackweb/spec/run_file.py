@@ -58,8 +58,7 @@ def parse_run_file(
     over = read(overrides).data if overrides else {}
     over_env = over.pop("env", {})
     source = Source(
-        {**source.data, **over},
-        {path: line for path, line in source.lines.items() if path.split(".")[0] not in over},
+        {**source.data, **over}, {path: line for path, line in source.lines.items() if path.split(".")[0] not in over}
     )
     fields = _validated(RunFields, source)
     env = {**(fields.env or {}), **_override_env(over_env)}

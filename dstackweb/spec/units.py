@@ -151,8 +151,8 @@ def _gpu_part(part: str) -> tuple[str, Any]:
     if part[0].isalpha():
         return "name", parse_names(part.split(","))
     if any(char.isalpha() for char in part):
-        return "memory", parse_gpu_memory(part)
-    return "count", parse_gpu_count(part)
+        return "memory", positive(parse_range(part, parse_memory))
+    return "count", parse_range(part, parse_count)
 
 
 def parse_names(names: list[str]) -> list[str]:
@@ -169,14 +169,6 @@ def parse_names(names: list[str]) -> list[str]:
                 % {"other_vendors": OTHER_VENDORS[name.lower()]}
             )
     return stripped
-
-
-def parse_gpu_memory(text: str) -> Range:
-    return positive(parse_range(text, parse_memory))
-
-
-def parse_gpu_count(text: str) -> Range:
-    return parse_range(text, parse_count)
 
 
 def format_gpu(names: tuple[str, ...], memory: Range, count: Range) -> str:

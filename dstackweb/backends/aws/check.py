@@ -6,7 +6,6 @@ limit. It waits for the network: never call it within a transaction.
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 import uuid
@@ -17,6 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
+from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy
 
 from dstackweb.backends.aws import ami, instance_types, instances, public_url, quotas
 from dstackweb.backends.aws.config import AwsConfig, in_region
@@ -42,12 +43,12 @@ SHOWN_QUOTAS = {"standard": ("m",), "g": ("g",), "p": ("p4", "p5")}
 """By name, families whose quotas are shown."""
 
 
-class FindingState(enum.StrEnum):
-    OK = "ok"
-    WARNING = "warning"
+class FindingState(TextChoices):
+    OK = "ok", gettext_lazy("OK")
+    WARNING = "warning", gettext_lazy("Warning")
     """Not confirmed, or not ideal."""
-    FAILED = "failed"
-    SKIPPED = "skipped"
+    FAILED = "failed", gettext_lazy("Failed")
+    SKIPPED = "skipped", gettext_lazy("Skipped")
     """Not tried, because an earlier step failed."""
 
 
@@ -69,10 +70,7 @@ PERMISSIONS: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
         ("DescribeInstanceTypeOfferings", {"MaxResults": 5}),
     ),
     "spot_prices": (("DescribeSpotPriceHistory", {"MaxResults": 5, "ProductDescriptions": ["Linux/UNIX"]}),),
-    "usage": (
-        ("DescribeInstances", {"MaxResults": 5}),
-        ("DescribeSpotInstanceRequests", {"MaxResults": 5}),
-    ),
+    "usage": (("DescribeInstances", {"MaxResults": 5}), ("DescribeSpotInstanceRequests", {"MaxResults": 5})),
 }
 """Calls of EC2 by step that only test a permission."""
 
@@ -244,7 +242,8 @@ def _enabled(region: str, there: Finding) -> Finding:
 
 def _reached(url: str, allow_private: bool) -> Finding:
     answer = public_url.check(url, allow_private=allow_private)
-    return Finding("public_url", FindingState(public_url.STATES[answer["code"]]), detail=answer)
+    bad = FindingState.WARNING if answer["code"] in public_url.UNSURE else FindingState.FAILED
+    return Finding("public_url", FindingState.OK if answer["code"] == "ok" else bad, detail=answer)
 
 
 def _answered(step: str, region: str, ask: Callable[[], Mapping[str, Any] | Finding]) -> Finding:

@@ -80,14 +80,8 @@ def report(findings: Sequence[Finding]) -> ConnectionReport:
 
 
 def line(finding: Finding) -> ReportLine:
-    marks = {
-        FindingState.OK: _("OK"),
-        FindingState.WARNING: _("Warning"),
-        FindingState.FAILED: _("Failed"),
-        FindingState.SKIPPED: _("Skipped"),
-    }
     found, fix = _result(finding)
-    return ReportLine(_title(finding.step), finding.state.value, marks[finding.state], found, fix)
+    return ReportLine(_title(finding.step), finding.state.value, str(finding.state.label), found, fix)
 
 
 def _worst(findings: Sequence[Finding]) -> str:

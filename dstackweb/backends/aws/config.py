@@ -34,19 +34,13 @@ _DSTACK_NAMES = {"access_key": "access_key_id", "secret_key": "secret_access_key
 
 
 def _like(pattern: re.Pattern[str]) -> AfterValidator:
-    def check(text: str) -> str:
-        if not pattern.fullmatch(text):
-            raise ValueError(gettext("%(text)s is invalid") % {"text": repr(text[:80])})
-        return text
+    """For a text, and for several."""
 
-    return AfterValidator(check)
-
-
-def _all_like(pattern: re.Pattern[str]) -> AfterValidator:
-    def check(texts: tuple[str, ...]) -> tuple[str, ...]:
+    def check(value: Any) -> Any:
+        texts = [value] if isinstance(value, str) else value
         if wrong := [text[:80] for text in texts if not pattern.fullmatch(text)]:
             raise ValueError(gettext("%(values)s is invalid") % {"values": ", ".join(map(repr, wrong))})
-        return texts
+        return value
 
     return AfterValidator(check)
 
@@ -105,7 +99,7 @@ class CredentialsFields(Keys):
     access_key_id: Annotated[Text, _like(_KEY_ID)] | None = key(
         _("the ID of an access key, such as AKIAIOSFODNN7EXAMPLE"),
         _("In the AWS console: IAM, Users, the user for dstackweb, Security credentials, Create access key."),
-        title=_("Access key ID"),
+        title="Access key ID",
         default=None,
     )
     profile: Text | None = key(
@@ -116,11 +110,11 @@ class CredentialsFields(Keys):
     role_arn: Annotated[Text, _like(_ROLE)] | None = key(
         _("a role's ARN, such as arn:aws:iam::123456789012:role/dstackweb"),
         _("Only to act as a role, for example in another account."),
-        title=_("Role to assume"),
+        title="Role to assume",
         default=None,
     )
     external_id: Text | None = key(
-        _("text"), _("Only if the role's trust policy requires one."), title=_("External ID"), default=None
+        _("text"), _("Only if the role's trust policy requires one."), title="External ID", default=None
     )
 
     @model_validator(mode="after")
@@ -136,7 +130,7 @@ class AwsConfig(Keys):
     """An AWS account as a backend; the admin form shows titles and descriptions. Values by region are one for all
     regions, or a mapping from regions."""
 
-    regions: Annotated[Names, _all_like(_REGION)] = key(
+    regions: Annotated[Names, _like(_REGION)] = key(
         _("a list of at least one region, such as eu-west-1"),
         _("Where runs may start. Prices, quotas and GPUs differ by region; start with two or three near you."),
     )
@@ -145,12 +139,12 @@ class AwsConfig(Keys):
         _("Sign in with"),
         default=CredentialsFields(),
     )
-    families: Annotated[Names, _all_like(_FAMILY)] | None = key(
+    families: Annotated[Names, _like(_FAMILY)] | None = key(
         _("a list of families, such as g5 and p4d"),
         _("Offer only these, such as g5, g6, p5. Empty: all."),
         default=None,
     )
-    instance_types: Annotated[Names, _all_like(_INSTANCE_TYPE)] | None = key(
+    instance_types: Annotated[Names, _like(_INSTANCE_TYPE)] | None = key(
         _("a list of instance types, such as g5.xlarge"),
         _("Offer these in addition to the families, such as g5.xlarge. Empty: all."),
         default=None,
@@ -161,7 +155,7 @@ class AwsConfig(Keys):
             "x86_64 is Intel and AMD, arm64 is Graviton. Run files cannot choose a processor, and few programs run on "
             "both. Choose one."
         ),
-        title=_("Processors"),
+        title="Processors",
         default=("x86_64",),
     )
     subnets: TextsByRegion = key(
@@ -185,25 +179,25 @@ class AwsConfig(Keys):
     ami: TextByRegion = key(
         _("an AMI's ID, or a mapping from regions to these"),
         _("Image ID. It needs Python 3.9 or later, and the NVIDIA driver for GPUs. Empty: an AWS image."),
-        title=_("AMI"),
+        title="AMI",
         default={},
     )
     ssh_key: TextByRegion = key(
         _("a key pair's name, or a mapping from regions to these"),
         _("Name of the key pair for SSH login. Empty: no login."),
-        title=_("SSH key pair"),
+        title="SSH key pair",
         default={},
     )
     public_ip: bool = key(
         _("true or false"),
         _("Without one, subnets need a NAT gateway so that instances can reach this server."),
-        title=_("Instances get a public IP address"),
+        title="Instances get a public IP address",
         default=True,
     )
     disk_gb: Annotated[int, Field(strict=True, ge=8, le=16384)] = key(
         _("a whole number from 8 to 16384"),
         _("Per instance. Deleted with the instance."),
-        title=_("Disk in GB"),
+        title="Disk in GB",
         default=100,
     )
     tags: Annotated[
@@ -220,20 +214,17 @@ class AwsConfig(Keys):
             "With Docker from the image, else with the distribution's package, which is installed for the first run "
             "that needs it. For GPUs the image needs NVIDIA's container toolkit, as AWS's have it."
         ),
-        title=_("Instances run container images"),
+        title="Instances run container images",
         default=True,
     )
     allow_private_url: bool = key(
         _("true or false"),
         _("Only if a VPN or peering connects the subnets to this server."),
-        title=_("Instances can reach a private DSTACKWEB_PUBLIC_URL"),
+        title="Instances can reach a private DSTACKWEB_PUBLIC_URL",
         default=False,
     )
     endpoint_url: Annotated[str, AfterValidator(_url)] | None = key(
-        _("an http(s) URL"),
-        _("An AWS-compatible endpoint for tests. Empty: AWS."),
-        title=_("Endpoint URL"),
-        default=None,
+        _("an http(s) URL"), _("An AWS-compatible endpoint for tests. Empty: AWS."), title="Endpoint URL", default=None
     )
 
     @model_validator(mode="before")

@@ -18,11 +18,7 @@ from dstackweb.backends.aws.config import AwsConfig
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
 
-NAMES = {
-    "RTX PRO Server 4500": "RTX PRO 4500",
-    "RTX PRO Server 6000": "RTX PRO 6000",
-    "T4g": "T4G",
-}
+NAMES = {"RTX PRO Server 4500": "RTX PRO 4500", "RTX PRO Server 6000": "RTX PRO 6000", "T4g": "T4G"}
 """GPUs whose names at AWS differ from those in run files and in NVIDIA's driver."""
 
 MAX_VALUES = 200
@@ -30,12 +26,7 @@ MAX_VALUES = 200
 
 OTHER_DEVICES = ("FpgaInfo", "InferenceAcceleratorInfo", "MediaAcceleratorInfo", "NeuronInfo")
 
-WANTED = {
-    "operatingSystem": "Linux",
-    "tenancy": "Shared",
-    "preInstalledSw": "NA",
-    "capacitystatus": "Used",
-}
+WANTED = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
 """Attributes of wanted products. Only `Used` is not reserved, idle capacity."""
 
 HOME = "us-east-1"

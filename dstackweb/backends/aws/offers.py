@@ -7,7 +7,6 @@ empty list would say that there never is an offer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -31,18 +30,26 @@ Verdict = tuple[Availability, dict[str, Any]]
 UNREAD = SourceReading(SourceState.FAILED)
 
 
-@dataclass(frozen=True)
 class Region:
     """The sources of one region. `zones`: where instances may launch; None: anywhere. `own_image`: one is set."""
 
-    name: str
-    types: Mapping[str, InstanceType]
-    prices: Mapping[str, Decimal]
-    spot_prices: Mapping[str, Mapping[str, Decimal]]
-    quotas: SourceReading
-    zones: frozenset[str] | None = None
-    zones_unknown: dict[str, Any] | None = None
-    own_image: bool = False
+    def __init__(self, config: AwsConfig, readings: Mapping[SourceKey, SourceReading], name: str) -> None:
+        def read(source: str) -> SourceReading:
+            return readings.get(SourceKey(source, name), UNREAD)
+
+        self.name, self.own_image = name, in_region(config.ami, name) is not None
+        self.types: Mapping[str, InstanceType] = read("instance_types").value or {}
+        self.prices: Mapping[str, Decimal] = read("prices").value or {}
+        self.spot_prices: Mapping[str, Mapping[str, Decimal]] = read("spot_prices").value or {}
+        self.quotas = read("quotas")
+        self.zones: frozenset[str] | None = None
+        self.zones_unknown: dict[str, Any] | None = None
+        if config.subnets_in(name):
+            subnets = read("subnets")
+            if subnets.value is None:
+                self.zones_unknown = {"code": "subnets_unknown", "why": (subnets.error or {}).get("code")}
+            else:
+                self.zones = frozenset(subnets.value.values())
 
     def allowed(self, kind: InstanceType) -> tuple[str, ...]:
         """The zones with the instance type where it may launch."""
@@ -66,34 +73,11 @@ def join(
     offers = [
         offer
         for name in config.regions
-        for offer in _offers(_region(config, readings, name), requirements, backend, refused_image, url_problem)
+        for offer in _offers(Region(config, readings, name), requirements, backend, refused_image, url_problem)
     ]
     if not offers:
         _raise_unknown(config, readings)
     return sorted(offers, key=lambda offer: (offer.price, offer.region, offer.instance_type, offer.spot))
-
-
-def _region(config: AwsConfig, readings: Mapping[SourceKey, SourceReading], name: str) -> Region:
-    def read(source: str) -> SourceReading:
-        return readings.get(SourceKey(source, name), UNREAD)
-
-    zones, zones_unknown = None, None
-    if config.subnets_in(name):
-        subnets = read("subnets")
-        if subnets.value is None:
-            zones_unknown = {"code": "subnets_unknown", "why": (subnets.error or {}).get("code")}
-        else:
-            zones = frozenset(subnets.value.values())
-    return Region(
-        name=name,
-        types=read("instance_types").value or {},
-        prices=read("prices").value or {},
-        spot_prices=read("spot_prices").value or {},
-        quotas=read("quotas"),
-        zones=zones,
-        zones_unknown=zones_unknown,
-        own_image=in_region(config.ami, name) is not None,
-    )
 
 
 def _offers(

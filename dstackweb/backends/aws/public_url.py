@@ -9,7 +9,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,21 +45,9 @@ TIMEOUT_S = 6.0
 MOST_BYTES = 1000
 RUNNER = "/api/v1/runner/pyz"
 
-STATES: Mapping[str, str] = {
-    "missing": "failed",
-    "not_https": "failed",
-    "private": "failed",
-    "no_such_name": "failed",
-    "certificate": "failed",
-    "other_server": "failed",
-    "redirect": "failed",
-    "api_blocked": "failed",
-    "resolves_private": "warning",
-    "no_answer": "warning",
-    "ok": "ok",
-}
-"""By code. Behind some routers a server can't call its own public name, so a missing answer proves nothing; and in its
-own hosts file a machine's name is often a private address."""
+UNSURE = ("resolves_private", "no_answer")
+"""Codes that prove nothing: behind some routers a server can't call its own public name, and in its own hosts file a
+machine's name is often a private address."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -68,8 +56,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def check(url: str, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """A code of STATES with its data; never raises. If the URL looks usable, this requests /healthz, and the runner as
-    instances do: a proxy with a sign-in may let one through and not the other.
+    """A code with its data, `ok` or a problem; never raises. If the URL looks usable, this requests /healthz, and the
+    runner as instances do: a proxy with a sign-in may let one through and not the other.
     """
     found: dict[str, Any] = {"code": "ok", "url": url}
     if problem := find_problem(url, allow_private=allow_private):

@@ -92,25 +92,22 @@ class DaskSettings(Keys):
         gettext_noop("a list such as GPU=A100:80GB"),
         gettext_noop("Resources of workers that count GPUs, with model and memory, which Dask does not know"),
         default=("GPU",),
-        title=gettext_noop("GPUs"),
+        title="GPUs",
     )
     tls_ca: Annotated[str, AfterValidator(pem)] | None = key(
         gettext_noop("a certificate in PEM"),
         gettext_noop("Certificate of the cluster's CA"),
         default=None,
-        title=gettext_noop("TLS CA"),
+        title="TLS CA",
     )
     tls_cert: Annotated[str, AfterValidator(pem)] | None = key(
         gettext_noop("a certificate in PEM"),
         gettext_noop("Certificate of this client"),
         default=None,
-        title=gettext_noop("TLS certificate"),
+        title="TLS certificate",
     )
     tls_key: SecretStr | None = key(
-        gettext_noop("a key in PEM"),
-        gettext_noop("Private key of this client"),
-        default=None,
-        title=gettext_noop("TLS key"),
+        gettext_noop("a key in PEM"), gettext_noop("Private key of this client"), default=None, title="TLS key"
     )
 
 

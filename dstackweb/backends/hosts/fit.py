@@ -149,10 +149,7 @@ def taken(host: HostView, fit: Fit) -> HostView:
     """The host after a job got `fit`."""
     gpus = tuple(replace(gpu, held=True) if gpu.uuid in fit.gpu_uuids else gpu for gpu in host.gpus)
     return replace(
-        host,
-        cpus_free=host.cpus_free - fit.cpus,
-        memory_free_mib=host.memory_free_mib - fit.memory_mib,
-        gpus=gpus,
+        host, cpus_free=host.cpus_free - fit.cpus, memory_free_mib=host.memory_free_mib - fit.memory_mib, gpus=gpus
     )
 
 

@@ -33,16 +33,12 @@ class HostsBackend(Hosts):
             raise StartFailed(f"job {launch.job} belongs on {host.name}; this is {settings.DSTACKWEB_HOST_NAME}")
         local.ensure_runner(
             {
+                **local.orders(launch.job, launch.token, host.runs_dir, launch.run_uid, launch.node),
                 "api": launch.api_url,
-                "job": str(launch.job),
-                "token": launch.token,
-                "state_dir": str(local.state_dir(launch.job)),
-                "run_dir": str(local.run_dir(host.runs_dir, launch.run_uid, launch.node)),
                 "user": host.job_user or None,
                 "writable": settings.DSTACKWEB_JOB_WRITABLE if host.isolation == Isolation.SANDBOX else None,
                 "engine": local.engine_orders(launch.image),
                 "path": local.job_path(),
-                "insecure": settings.DSTACKWEB_INSECURE_HTTP,
                 "relay": str(local.relay_path()),
                 "request_id": logs.request_id.get(),
             }

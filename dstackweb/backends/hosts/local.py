@@ -43,7 +43,6 @@ def here() -> LocalJobs:
 
 
 def state_dir(job_id: UUID) -> Path:
-    """The directory of a job's runner."""
     return Path(here().folder(str(job_id)))
 
 
@@ -92,9 +91,7 @@ def _job_path(path: str, job_user: str, _moment: float) -> str:
 def engine() -> Finder:
     """This machine's container engine, as found by this process."""
     return Finder(
-        settings.DSTACKWEB_ENGINE,
-        network=settings.DSTACKWEB_CONTAINER_NETWORK,
-        volumes=settings.DSTACKWEB_JOB_VOLUMES,
+        settings.DSTACKWEB_ENGINE, network=settings.DSTACKWEB_CONTAINER_NETWORK, volumes=settings.DSTACKWEB_JOB_VOLUMES
     )
 
 
@@ -102,6 +99,17 @@ def engine_orders(image: str | None) -> dict[str, object] | None:
     """What a runner needs to know of the container engine; None for a job without an image, or without an engine."""
     found = engine().current()[0] if image else None
     return found.stored() if found else None
+
+
+def orders(job_id: UUID, token: str, runs_dir: str, run_uid: UUID, node: int = 0) -> dict[str, object]:
+    """What each runner's standard input has (docs/runner.md); `runs_dir` is the host's."""
+    return {
+        "job": str(job_id),
+        "token": token,
+        "state_dir": str(state_dir(job_id)),
+        "run_dir": str(run_dir(runs_dir, run_uid, node)),
+        "insecure": settings.DSTACKWEB_INSECURE_HTTP,
+    }
 
 
 def ensure_runner(order: Mapping[str, object]) -> None:
@@ -125,17 +133,7 @@ def probe_runner(runs_dir: str, job_id: UUID, token: str) -> None:
     `job_id` is of no job, `token` of that id. Raises StartFailed, OSError.
     """
     try:
-        ensure_runner(
-            {
-                "probe": True,
-                "api": settings.DSTACKWEB_API_URL,
-                "job": str(job_id),
-                "token": token,
-                "state_dir": str(state_dir(job_id)),
-                "run_dir": str(run_dir(runs_dir, job_id, 0)),
-                "insecure": settings.DSTACKWEB_INSECURE_HTTP,
-            }
-        )
+        ensure_runner({"probe": True, "api": settings.DSTACKWEB_API_URL, **orders(job_id, token, runs_dir, job_id)})
     finally:
         removal.remove(state_dir(job_id))
 

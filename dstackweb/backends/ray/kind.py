@@ -89,13 +89,13 @@ class RaySettings(Keys):
         gettext_noop("a path"),
         gettext_noop("Certificates to trust, a file of the server; empty: the system's"),
         default=None,
-        title=gettext_noop("CA file"),
+        title="CA file",
     )
     insecure: bool = key(
         gettext_noop("true or false"),
         gettext_noop("Allow plain HTTP to another machine"),
         default=False,
-        title=gettext_noop("Plain HTTP over a network"),
+        title="Plain HTTP over a network",
     )
     resources: Annotated[tuple[Text, ...], AfterValidator(_resources)] = key(
         gettext_noop("a list such as batch=1"),
@@ -106,7 +106,7 @@ class RaySettings(Keys):
         gettext_noop("a list such as A100=80GB, L4=24GB"),
         gettext_noop("Memory of each model of GPU, which Ray does not know"),
         default=(),
-        title=gettext_noop("GPU memory"),
+        title="GPU memory",
     )
 
     @model_validator(mode="after")

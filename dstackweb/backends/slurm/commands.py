@@ -207,22 +207,15 @@ def _waits(reason: str) -> str:
     return code[0] if code and code[0] != "None" else ""
 
 
-@dataclass(frozen=True)
-class Accounting:
-    """`measured`: of what an ended job used, CPU time and memory are of all its processes.
+def accounting(config: str) -> bool | None:
+    """Of `scontrol show config`: whether CPU time and memory of ended jobs are of all processes; None: no accounts.
 
     Slurm's other plug-ins see those alone that have not left their parents, as the runner of a job has.
     """
-
-    kept: bool
-    measured: bool
-
-
-def accounting(config: str) -> Accounting:
-    """What `scontrol show config` says of accounting."""
     found = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in config.splitlines())}
-    kept = found.get("AccountingStorageType") not in ("accounting_storage/none", "(null)")
-    return Accounting(kept, found.get("JobAcctGatherType") == "jobacct_gather/cgroup")
+    if found.get("AccountingStorageType") in ("accounting_storage/none", "(null)"):
+        return None
+    return found.get("JobAcctGatherType") == "jobacct_gather/cgroup"
 
 
 def usage(text: str, *, measured: bool) -> dict[str, InstanceUsage]:

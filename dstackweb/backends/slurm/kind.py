@@ -98,19 +98,17 @@ class SlurmSettings(Keys):
     ssh_host: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9][\w.:-]*$")] | None = key(
         gettext_noop("a host, such as slurm@login.example"),
         gettext_noop("Login node to reach by SSH; empty: Slurm's commands are here"),
-        title=gettext_noop("SSH host"),
+        title="SSH host",
         default=None,
     )
     ssh_key_file: Text | None = key(
         gettext_noop("a path"),
         gettext_noop("Private key for SSH, a file of the server"),
         default=None,
-        title=gettext_noop("SSH key file"),
+        title="SSH key file",
     )
     account: Name | None = key(gettext_noop("a name"), gettext_noop("Account to submit with"), default=None)
-    qos: Name | None = key(
-        gettext_noop("a name"), gettext_noop("Quality of service"), default=None, title=gettext_noop("QOS")
-    )
+    qos: Name | None = key(gettext_noop("a name"), gettext_noop("Quality of service"), default=None, title="QOS")
     constraint: Name | None = key(
         gettext_noop("a list of features"), gettext_noop("Features that nodes need"), default=None
     )
@@ -119,7 +117,7 @@ class SlurmSettings(Keys):
         gettext_noop("a list such as a100=80GB, v100=32GB"),
         gettext_noop("Memory of each type of GPU, which Slurm does not know"),
         default=(),
-        title=gettext_noop("GPU memory"),
+        title="GPU memory",
     )
     most_waiting: Annotated[int, Field(ge=1, le=1000)] = key(
         gettext_noop("a number from 1"),
@@ -256,14 +254,14 @@ class SlurmBackend(ClusterBackend):
                     raise
 
     def accounting(self, region: str, cloud_ids: Sequence[str]) -> dict[str, InstanceUsage] | None:
-        books = commands.accounting(self.commands.run("scontrol", "show", "config"))
-        if not books.kept:
+        measured = commands.accounting(self.commands.run("scontrol", "show", "config"))
+        if measured is None:
             return None
         text = self.commands.run(
             "sacct", "--noheader", "--parsable2", "--noconvert",
             f"--jobs={','.join(map(commands.number, cloud_ids))}", f"--format={commands.USAGE_FORMAT}",
         )  # fmt: skip
-        return commands.usage(text, measured=books.measured)
+        return commands.usage(text, measured=measured)
 
     def _squeue(self, *which: str) -> str:
         """Jobs in JOB_FORMAT, with those that ended lately (Slurm's `MinJobAge`)."""
