@@ -11,7 +11,6 @@ from django.conf import settings
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
-from pydantic import AfterValidator
 
 from dstackweb.backends.contract import (
     Availability,
@@ -30,7 +29,7 @@ from dstackweb.backends.contract import (
 from dstackweb.backends.kinds import ConnectionReport, Kind, ReportLine, ReportPart
 from dstackweb.backends.models import Backend
 from dstackweb.spec.effective import Requirements
-from dstackweb.spec.fields import Text
+from dstackweb.spec.fields import Text, readable
 from dstackweb.spec.units import parse_memory
 
 REGION = "cluster"
@@ -222,10 +221,5 @@ def gpu_memory(lines: Sequence[str]) -> dict[str, int]:
     return {name.strip().lower(): parse_memory(size.strip()) for name, _, size in pairs}
 
 
-def _sizes(lines: tuple[str, ...]) -> tuple[str, ...]:
-    gpu_memory(lines)
-    return lines
-
-
-GpuSizes = Annotated[tuple[Text, ...], AfterValidator(_sizes)]
+GpuSizes = Annotated[tuple[Text, ...], readable(gpu_memory)]
 """A setting of lines for `gpu_memory`."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from dstackweb.lib.language import gettext as _
 from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.env import EnvError, check_sizes, read_env
-from dstackweb.spec.fields import Keys, key
+from dstackweb.spec.fields import Keys, optional
 
 MOST_RUNS = 100_000
 MOST_PARAMETERS = 50
@@ -45,24 +45,25 @@ def _matrix(value: Any) -> Any:
     return found
 
 
+Item = Annotated[Parameters, BeforeValidator(_parameters)]
+
+
 class ArrayFields(Keys):
     """What makes a sweep of a run file: a number of runs, all combinations of values, or a list of parameters."""
 
-    count: Annotated[int, Field(strict=True, ge=1)] | None = key(
-        gettext_noop("a whole number of at least 1"), "So many runs, which differ in their index only.", default=None
+    count: Annotated[int, Field(strict=True, ge=1)] | None = optional(
+        gettext_noop("a whole number of at least 1"), "So many runs, which differ in their index only."
     )
-    matrix: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_matrix)] | None = key(
+    matrix: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_matrix)] | None = optional(
         gettext_noop("a mapping such as {LR: [0.1, 0.01], SEED: [1, 2]}"),
         "A run for each combination of the values. The last parameter changes first.",
-        default=None,
     )
-    list: Annotated[tuple[Annotated[Parameters, BeforeValidator(_parameters)], ...], Field(min_length=1)] | None = key(
-        gettext_noop("a list of mappings such as {LR: 0.1}"), "A run for each item, with its parameters.", default=None
+    list: Annotated[tuple[Annotated[Parameters, BeforeValidator(_parameters)], ...], Field(min_length=1)] | None = (
+        optional(gettext_noop("a list of mappings such as {LR: 0.1}"), "A run for each item, with its parameters.")
     )
-    max_parallel: Annotated[int, Field(strict=True, ge=1)] | None = key(
+    max_parallel: Annotated[int, Field(strict=True, ge=1)] | None = optional(
         gettext_noop("a whole number of at least 1"),
         "How many of the runs are queued or placed at once. No limit if empty.",
-        default=None,
     )
 
     @model_validator(mode="after")

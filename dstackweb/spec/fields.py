@@ -28,6 +28,11 @@ def key(expects: str, description: str, *, default: Any = ..., **constraints: An
     return Field(default, description=description, json_schema_extra={"expects": expects}, **constraints)
 
 
+def optional(expects: str, description: str, **constraints: Any) -> Any:
+    """A key that is None where it is missing."""
+    return key(expects, description, default=None, **constraints)
+
+
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError(_("the text is empty"))
@@ -51,6 +56,16 @@ def read_text(parse: Callable[[str], Any]) -> BeforeValidator:
         return parse(str(value)) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
 
     return BeforeValidator(read)
+
+
+def readable(parse: Callable[[Any], Any]) -> AfterValidator:
+    """Keeps a value as it is, if `parse` reads it without a ValueError."""
+
+    def check(value: Any) -> Any:
+        parse(value)
+        return value
+
+    return AfterValidator(check)
 
 
 def _off(value: Any) -> Any:

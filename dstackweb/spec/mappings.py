@@ -13,7 +13,7 @@ from dstackweb.lib.language import gettext as _
 from dstackweb.lib.language import gettext_noop
 from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.containers import Password, Username
-from dstackweb.spec.fields import Cores, Count, Keys, Memory, Seconds, Text, key, read_text
+from dstackweb.spec.fields import Cores, Count, Keys, Memory, Seconds, Text, key, optional, read_text
 from dstackweb.spec.units import parse_gpu, parse_names
 
 RetryEvent = Literal["no-capacity", "interruption", "error"]
@@ -42,10 +42,9 @@ class RetryFields(Keys):
         validate_default=True,
         ge=1,
     )
-    max_attempts: Annotated[int, Field(strict=True, ge=1)] | None = key(
+    max_attempts: Annotated[int, Field(strict=True, ge=1)] | None = optional(
         gettext_noop("a whole number of at least 1"),
         "How often the run is started at most, the first attempt included. No limit if empty.",
-        default=None,
     )
 
 
@@ -141,10 +140,9 @@ def _path(path: str) -> str:
 class HealthCheckFields(Keys):
     """How a service is checked while it runs."""
 
-    path: Annotated[str, AfterValidator(_path)] | None = key(
+    path: Annotated[str, AfterValidator(_path)] | None = optional(
         gettext_noop("a path such as /health"),
         "What is fetched with GET: a status from 200 to 399 is healthy. Without it, a port that takes connections is.",
-        default=None,
     )
     interval: Annotated[Seconds, Field(ge=1, le=3600)] = key(
         gettext_noop("a duration of at most 1h, such as 10s"),
@@ -181,12 +179,10 @@ def _gpu_names(value: Any) -> Any:
 class GpuFields(Keys):
     """The GPUs of one node."""
 
-    name: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_gpu_names)] | None = key(
-        gettext_noop("a GPU's name such as A100, or a list of them"), "Any of these models.", default=None
+    name: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_gpu_names)] | None = optional(
+        gettext_noop("a GPU's name such as A100, or a list of them"), "Any of these models."
     )
-    memory: Memory | None = key(
-        gettext_noop("a size or a range such as 40GB or 24GB.."), "Memory of each GPU.", default=None
-    )
+    memory: Memory | None = optional(gettext_noop("a size or a range such as 40GB or 24GB.."), "Memory of each GPU.")
     count: Count = key(
         gettext_noop("a number or a range such as 2 or 1..4"), "GPUs per node.", default="1", validate_default=True
     )
@@ -195,14 +191,9 @@ class GpuFields(Keys):
 class ResourcesFields(Keys):
     """Resources of each node."""
 
-    cpu: Cores | None = key(
-        gettext_noop("a number of cores or a range such as 4 or 2..8"), "CPU cores per node.", default=None
-    )
-    memory: Memory | None = key(
-        gettext_noop("a size or a range such as 8GB or 8GB.."), "Memory per node.", default=None
-    )
-    gpu: Annotated[GpuFields, read_text(parse_gpu)] | None = key(
+    cpu: Cores | None = optional(gettext_noop("a number of cores or a range such as 4 or 2..8"), "CPU cores per node.")
+    memory: Memory | None = optional(gettext_noop("a size or a range such as 8GB or 8GB.."), "Memory per node.")
+    gpu: Annotated[GpuFields, read_text(parse_gpu)] | None = optional(
         gettext_noop("a GPU request such as A100:40GB:2, 24GB.., 2, or a mapping with `name`, `memory` and `count`"),
         "GPUs per node.",
-        default=None,
     )

@@ -13,7 +13,7 @@ from dstackweb.spec.array import ArrayFields, read_array
 from dstackweb.spec.codes import Ide, RunType
 from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Volume
 from dstackweb.spec.env import read_env
-from dstackweb.spec.fields import Keys, Names, Seconds, SecondsOrOff, Text, key
+from dstackweb.spec.fields import Keys, Names, Seconds, SecondsOrOff, Text, key, optional
 from dstackweb.spec.labels import MOST, MOST_VALUES, check_name, check_value
 from dstackweb.spec.mappings import (
     AfterFields,
@@ -79,67 +79,54 @@ def _label_values(accepted: Any) -> tuple[str, ...]:
 class ProfileFields(Keys):
     """A profile's settings. A key that is not set is None, and missing in `model_fields_set`."""
 
-    backends: Names | None = key(
+    backends: Names | None = optional(
         gettext_noop("a list of backends such as [hosts]"),
         "Backends that the run may use: the cheapest, and of equal ones the first here. Default: all that are free.",
-        default=None,
     )
-    regions: Names | None = key(
-        gettext_noop("a list of regions such as [eu-west-1]"), "Regions that the run may use.", default=None
+    regions: Names | None = optional(
+        gettext_noop("a list of regions such as [eu-west-1]"), "Regions that the run may use."
     )
-    instance_types: Names | None = key(
-        gettext_noop("a list of instance types such as [p4d.24xlarge]"),
-        "Instance types that the run may use.",
-        default=None,
+    instance_types: Names | None = optional(
+        gettext_noop("a list of instance types such as [p4d.24xlarge]"), "Instance types that the run may use."
     )
-    labels: Annotated[dict[str, tuple[str, ...]] | None, BeforeValidator(_labels)] = key(
+    labels: Annotated[dict[str, tuple[str, ...]] | None, BeforeValidator(_labels)] = optional(
         gettext_noop("a mapping such as {disk: nvme, region: [eu, us]}"),
         "Labels that a host must have, each with one of the values. The run then uses only hosts, no clouds.",
-        default=None,
     )
-    spot_policy: Literal["spot", "on-demand", "auto"] | None = key(
+    spot_policy: Literal["spot", "on-demand", "auto"] | None = optional(
         gettext_noop("`spot`, `on-demand` or `auto`"),
         "Whether to use spot instances, which the cloud can take back at any time: always, never, or if cheaper.",
-        default=None,
     )
-    max_price: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = key(
-        gettext_noop("a number of dollars per hour such as 1.5"), "Maximum price per hour of one node.", default=None
+    max_price: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = optional(
+        gettext_noop("a number of dollars per hour such as 1.5"), "Maximum price per hour of one node."
     )
-    image: Image | None = key(
+    image: Image | None = optional(
         gettext_noop("a container image such as python:3.12"),
         "The commands run in a container of this image, on hosts with Docker or Podman. Without any, its own program.",
-        default=None,
     )
-    pull_policy: Literal["always", "missing", "never"] | None = key(
-        gettext_noop("`always`, `missing` or `never`"),
-        "Whether the host pulls the image before each start.",
-        default=None,
+    pull_policy: Literal["always", "missing", "never"] | None = optional(
+        gettext_noop("`always`, `missing` or `never`"), "Whether the host pulls the image before each start."
     )
-    max_duration: SecondsOrOff = key(
-        gettext_noop("a duration such as 24h, or off"), "A job is stopped after this time.", default=None
+    max_duration: SecondsOrOff = optional(
+        gettext_noop("a duration such as 24h, or off"), "A job is stopped after this time."
     )
-    stop_duration: Annotated[Seconds, Field(ge=0, le=86_400)] | None = key(
+    stop_duration: Annotated[Seconds, Field(ge=0, le=86_400)] | None = optional(
         gettext_noop("a duration of at most 24h, such as 30s"),
         "Time between SIGTERM and SIGKILL when a job is stopped.",
-        default=None,
     )
-    retry: Annotated[RetryFields | None, BeforeValidator(_retry)] = key(
+    retry: Annotated[RetryFields | None, BeforeValidator(_retry)] = optional(
         gettext_noop("true, false, or a mapping with `on_events`, `duration` and `max_attempts`"),
         "Whether a failed run is retried. It keeps its position in the queue.",
-        default=None,
     )
-    utilization_policy: UtilizationFields | None = key(
+    utilization_policy: UtilizationFields | None = optional(
         gettext_noop("a mapping with `min_gpu_utilization` and `time_window`"),
         "What happens to a run whose GPUs are idle.",
-        default=None,
     )
-    schedule: ScheduleFields | None = key(
-        gettext_noop("a mapping with `cron`"), "When the run enters its queue, instead of immediately.", default=None
+    schedule: ScheduleFields | None = optional(
+        gettext_noop("a mapping with `cron`"), "When the run enters its queue, instead of immediately."
     )
-    idle_duration: SecondsOrOff = key(
-        gettext_noop("a duration such as 5m, or off"),
-        "How long an idle cloud instance is kept for the next run.",
-        default=None,
+    idle_duration: SecondsOrOff = optional(
+        gettext_noop("a duration such as 5m, or off"), "How long an idle cloud instance is kept for the next run."
     )
 
 
@@ -165,10 +152,9 @@ class RunFields(ProfileFields):
         gettext_noop("`task`, `dev-environment` or `service`"),
         "Commands that end by themselves, a place to work in, or a server that the project's members call.",
     )
-    name: Annotated[str, AfterValidator(_name)] | None = key(
+    name: Annotated[str, AfterValidator(_name)] | None = optional(
         gettext_noop("a name of up to 60 lower-case letters, digits and dashes, with a letter first"),
         "The run's name, unique among the project's active runs. Generated if empty.",
-        default=None,
     )
     commands: Annotated[tuple[Text, ...], Field(min_length=1)] = key(
         gettext_noop("a list of shell commands, at least one"),
@@ -176,96 +162,78 @@ class RunFields(ProfileFields):
         "environment.",
         default=(),
     )
-    init: Annotated[tuple[Text, ...], Field(min_length=1)] | None = key(
+    init: Annotated[tuple[Text, ...], Field(min_length=1)] | None = optional(
         gettext_noop("a list of shell commands, at least one"),
         "Of a dev environment: run before anyone can work in it; the first one that fails ends the run.",
-        default=None,
     )
-    ide: Ide | None = key(
+    ide: Ide | None = optional(
         gettext_noop("`vscode` or `jupyter`"),
         "Of a dev environment: show a link for VS Code, or start JupyterLab, which must be installed there.",
-        default=None,
     )
-    inactivity_duration: SecondsOrOff = key(
+    inactivity_duration: SecondsOrOff = optional(
         gettext_noop("a duration such as 2h, or off"),
         "A dev environment or a service is stopped when it is unused for this long.",
-        default=None,
     )
-    port: Annotated[int, Field(strict=True, ge=1, le=65_535)] | None = key(
+    port: Annotated[int, Field(strict=True, ge=1, le=65_535)] | None = optional(
         gettext_noop("a port number from 1 to 65535"),
         "Of a service, which needs it: the TCP port on which its commands serve HTTP, as `DSTACK_SERVICE_PORT`.",
-        default=None,
     )
-    health_check: Annotated[HealthCheckFields | None, BeforeValidator(_health_check)] = key(
+    health_check: Annotated[HealthCheckFields | None, BeforeValidator(_health_check)] = optional(
         gettext_noop("a path such as /health, or a mapping with `path`, `interval`, `timeout` and `unhealthy_after`"),
         "How a service is checked. Without it, by whether its port takes connections.",
-        default=None,
     )
     auth: Annotated[bool, AfterValidator(_auth)] = key(
         gettext_noop("true"), "Whether a service is for the project's members alone, which it always is.", default=True
     )
-    shell: Annotated[str, AfterValidator(_shell)] | None = key(
-        gettext_noop("sh, bash, or the absolute path of a shell"), "The shell that runs the commands.", default=None
+    shell: Annotated[str, AfterValidator(_shell)] | None = optional(
+        gettext_noop("sh, bash, or the absolute path of a shell"), "The shell that runs the commands."
     )
-    working_dir: Text | None = key(
+    working_dir: Text | None = optional(
         gettext_noop("a directory"),
         "Working directory of the commands, relative to the run's directory; absolute ones are the image's.",
-        default=None,
     )
-    env: Annotated[dict[str, str | None], BeforeValidator(read_env)] | None = key(
+    env: Annotated[dict[str, str | None], BeforeValidator(read_env)] | None = optional(
         gettext_noop("a mapping such as {LR: 0.1}, or a list of NAME=value and bare NAME"),
         "Environment variables. A bare name copies the value from the shell that runs `dstackweb apply`, and masks it.",
-        default=None,
     )
-    entrypoint: Entrypoint | None = key(
+    entrypoint: Entrypoint | None = optional(
         gettext_noop("a program with its arguments"),
         "What the container runs instead of a shell, with `commands` as further arguments.",
-        default=None,
     )
-    registry_auth: RegistryAuthFields | None = key(
-        gettext_noop("a mapping with `username` and `password`"),
-        "How to sign in to the image's registry.",
-        default=None,
+    registry_auth: RegistryAuthFields | None = optional(
+        gettext_noop("a mapping with `username` and `password`"), "How to sign in to the image's registry."
     )
-    volumes: Annotated[tuple[Volume, ...], Field(min_length=1, max_length=MOST_VOLUMES)] | None = key(
+    volumes: Annotated[tuple[Volume, ...], Field(min_length=1, max_length=MOST_VOLUMES)] | None = optional(
         gettext_noop("a list of /host/folder:/container/folder, each with :ro or :rw at its end or not"),
         "Folders of the host in the container, of those that its admin has listed for jobs.",
-        default=None,
     )
-    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = key(
-        gettext_noop("a whole number from 1 to 1000"),
-        "Number of machines that run the commands together.",
-        default=None,
+    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)] | None = optional(
+        gettext_noop("a whole number from 1 to 1000"), "Number of machines that run the commands together."
     )
-    resources: ResourcesFields | None = key(
-        gettext_noop("a mapping with `cpu`, `memory` and `gpu`"), "Resources of each node.", default=None
+    resources: ResourcesFields | None = optional(
+        gettext_noop("a mapping with `cpu`, `memory` and `gpu`"), "Resources of each node."
     )
-    priority: Annotated[int, Field(strict=True, ge=PRIORITY_MIN, le=PRIORITY_MAX)] | None = key(
-        gettext_noop("a whole number from 0 to 100"), "Higher starts first.", default=None
+    priority: Annotated[int, Field(strict=True, ge=PRIORITY_MIN, le=PRIORITY_MAX)] | None = optional(
+        gettext_noop("a whole number from 0 to 100"), "Higher starts first."
     )
-    queue: Text | None = key(
-        gettext_noop("a queue's name"), "The project's queue in which the run waits.", default=None
-    )
+    queue: Text | None = optional(gettext_noop("a queue's name"), "The project's queue in which the run waits.")
     after: Annotated[
         tuple[AfterFields, ...] | None,
         Field(min_length=1, max_length=MOST_PREDECESSORS),
         BeforeValidator(_predecessors),
-    ] = key(
+    ] = optional(
         gettext_noop("a run's name, a mapping with `run`, `on` and `otherwise`, or a list of them"),
         "Runs and sweeps of the project that must end before this one enters its queue.",
-        default=None,
     )
-    array: Annotated[ArrayFields | None, BeforeValidator(read_array)] = key(
+    array: Annotated[ArrayFields | None, BeforeValidator(read_array)] = optional(
         gettext_noop("a number of runs, or a mapping with `count`, `matrix` or `list`"),
         "Makes a sweep: many runs of this file, each with its index and parameters in its environment.",
-        default=None,
     )
-    preemptible: Annotated[bool, Field(strict=True)] | None = key(
+    preemptible: Annotated[bool, Field(strict=True)] | None = optional(
         gettext_noop("true or false"),
         "Whether the run may be displaced, and queued again: by one of higher priority where its queue has preemption, "
         "or by a queue of its cohort that takes lent GPUs back.",
-        default=None,
     )
-    profile: Text | None = key(
-        gettext_noop("a profile's name"), "Profile with defaults for keys that this file doesn't set.", default=None
+    profile: Text | None = optional(
+        gettext_noop("a profile's name"), "Profile with defaults for keys that this file doesn't set."
     )

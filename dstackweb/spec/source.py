@@ -170,10 +170,6 @@ def _too_many() -> str:
     return _("the file expands to more than %(most)s values") % {"most": f"{MAX_VALUES:,}"}
 
 
-def _too_long() -> str:
-    return _("the file expands to more than %(most)s KB of text") % {"most": MAX_BYTES // 1024}
-
-
 def _too_deep(line: int | None) -> Invalid:
     return Invalid.at(msg=_("nesting is deeper than %(max_depth)s levels") % {"max_depth": MAX_DEPTH}, line=line)
 
@@ -329,7 +325,8 @@ class _Reader:
         text: str = node.value
         self.size += len(text)
         if self.size > MAX_BYTES:
-            raise Invalid.at(*path, msg=_too_long(), line=node.start_mark.line + 1)
+            msg = _("the file expands to more than %(most)s KB of text") % {"most": MAX_BYTES // 1024}
+            raise Invalid.at(*path, msg=msg, line=node.start_mark.line + 1)
         return text
 
     def _wrong(self, path: Path, line: int, msg: str) -> None:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from dstackweb.backends.kinds import validated
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.secrets import decrypt, encrypt
-from dstackweb.spec.fields import Keys, Names, Text, key
+from dstackweb.spec.fields import Keys, Names, Text, key, optional
 
 T = TypeVar("T")
 EVERY_REGION = "*"
@@ -96,25 +96,22 @@ TextsByRegion = Annotated[dict[str, tuple[str, ...]], _by_region(_texts)]
 class CredentialsFields(Keys):
     """How to sign in: boto3's default chain unless a key or a profile is set; then, optionally, as a role."""
 
-    access_key_id: Annotated[Text, _like(_KEY_ID)] | None = key(
+    access_key_id: Annotated[Text, _like(_KEY_ID)] | None = optional(
         _("the ID of an access key, such as AKIAIOSFODNN7EXAMPLE"),
         _("In the AWS console: IAM, Users, the user for dstackweb, Security credentials, Create access key."),
         title="Access key ID",
-        default=None,
     )
-    profile: Text | None = key(
+    profile: Text | None = optional(
         _("the name of an AWS profile"),
         _("Profile name in ~/.aws/config or ~/.aws/credentials of the user who runs the server."),
-        default=None,
     )
-    role_arn: Annotated[Text, _like(_ROLE)] | None = key(
+    role_arn: Annotated[Text, _like(_ROLE)] | None = optional(
         _("a role's ARN, such as arn:aws:iam::123456789012:role/dstackweb"),
         _("Only to act as a role, for example in another account."),
         title="Role to assume",
-        default=None,
     )
-    external_id: Text | None = key(
-        _("text"), _("Only if the role's trust policy requires one."), title="External ID", default=None
+    external_id: Text | None = optional(
+        _("text"), _("Only if the role's trust policy requires one."), title="External ID"
     )
 
     @model_validator(mode="after")
@@ -139,15 +136,12 @@ class AwsConfig(Keys):
         _("Sign in with"),
         default=CredentialsFields(),
     )
-    families: Annotated[Names, _like(_FAMILY)] | None = key(
-        _("a list of families, such as g5 and p4d"),
-        _("Offer only these, such as g5, g6, p5. Empty: all."),
-        default=None,
+    families: Annotated[Names, _like(_FAMILY)] | None = optional(
+        _("a list of families, such as g5 and p4d"), _("Offer only these, such as g5, g6, p5. Empty: all.")
     )
-    instance_types: Annotated[Names, _like(_INSTANCE_TYPE)] | None = key(
+    instance_types: Annotated[Names, _like(_INSTANCE_TYPE)] | None = optional(
         _("a list of instance types, such as g5.xlarge"),
         _("Offer these in addition to the families, such as g5.xlarge. Empty: all."),
-        default=None,
     )
     architectures: Annotated[tuple[Literal["x86_64", "arm64"], ...], Field(min_length=1)] = key(
         _("a list of x86_64, arm64 or both"),
@@ -223,8 +217,8 @@ class AwsConfig(Keys):
         title="Instances can reach a private DSTACKWEB_PUBLIC_URL",
         default=False,
     )
-    endpoint_url: Annotated[str, AfterValidator(_url)] | None = key(
-        _("an http(s) URL"), _("An AWS-compatible endpoint for tests. Empty: AWS."), title="Endpoint URL", default=None
+    endpoint_url: Annotated[str, AfterValidator(_url)] | None = optional(
+        _("an http(s) URL"), _("An AWS-compatible endpoint for tests. Empty: AWS."), title="Endpoint URL"
     )
 
     @model_validator(mode="before")

@@ -33,7 +33,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.network import is_local
 from dstackweb.spec.effective import Requirements
-from dstackweb.spec.fields import Keys, Text, key
+from dstackweb.spec.fields import Keys, Text, key, optional, readable
 from dstackweb.spec.units import parse_memory
 
 GRACE_S = 30.0
@@ -65,11 +65,6 @@ def gpus(lines: Sequence[str]) -> list[Gpu]:
     return found
 
 
-def _gpu_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
-    gpus(lines)
-    return lines
-
-
 def pem(text: str) -> str:
     """PEM with its line breaks, which fields of one line lose. Raises ValueError."""
     parts = _PEM.findall(text)
@@ -88,26 +83,20 @@ class DaskSettings(Keys):
         gettext_noop("an address such as tcp://dask.example:8786"),
         gettext_noop("Address of the scheduler; tls:// needs the certificates below"),
     )
-    gpus: Annotated[tuple[Text, ...], AfterValidator(_gpu_lines)] = key(
+    gpus: Annotated[tuple[Text, ...], readable(gpus)] = key(
         gettext_noop("a list such as GPU=A100:80GB"),
         gettext_noop("Resources of workers that count GPUs, with model and memory, which Dask does not know"),
         default=("GPU",),
         title="GPUs",
     )
-    tls_ca: Annotated[str, AfterValidator(pem)] | None = key(
-        gettext_noop("a certificate in PEM"),
-        gettext_noop("Certificate of the cluster's CA"),
-        default=None,
-        title="TLS CA",
+    tls_ca: Annotated[str, AfterValidator(pem)] | None = optional(
+        gettext_noop("a certificate in PEM"), gettext_noop("Certificate of the cluster's CA"), title="TLS CA"
     )
-    tls_cert: Annotated[str, AfterValidator(pem)] | None = key(
-        gettext_noop("a certificate in PEM"),
-        gettext_noop("Certificate of this client"),
-        default=None,
-        title="TLS certificate",
+    tls_cert: Annotated[str, AfterValidator(pem)] | None = optional(
+        gettext_noop("a certificate in PEM"), gettext_noop("Certificate of this client"), title="TLS certificate"
     )
-    tls_key: SecretStr | None = key(
-        gettext_noop("a key in PEM"), gettext_noop("Private key of this client"), default=None, title="TLS key"
+    tls_key: SecretStr | None = optional(
+        gettext_noop("a key in PEM"), gettext_noop("Private key of this client"), title="TLS key"
     )
 
 

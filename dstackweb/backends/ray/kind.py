@@ -34,7 +34,7 @@ from dstackweb.backends.ray import dashboard
 from dstackweb.backends.ray.dashboard import CallFailed, Cluster, Dashboard, Job
 from dstackweb.lib.network import is_exposed, is_local
 from dstackweb.spec.effective import Requirements
-from dstackweb.spec.fields import Keys, Text, key
+from dstackweb.spec.fields import Keys, Text, key, optional, readable
 
 KEPT_S, DELETED_AT_ONCE = 3600.0, 20
 """Ray keeps ended jobs for ever, and its list takes longer with each: ours are deleted after this."""
@@ -69,10 +69,9 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
-def _resources(lines: tuple[str, ...]) -> tuple[str, ...]:
+def _resources(lines: tuple[str, ...]) -> None:
     if {"CPU", "GPU", "memory"} & set(amounts(lines)):
         raise ValueError(_("CPUs, GPUs and memory are what the run asks for"))
-    return lines
 
 
 class RaySettings(Keys):
@@ -82,13 +81,10 @@ class RaySettings(Keys):
     address: Annotated[str, AfterValidator(_address)] = key(
         gettext_noop("a URL, such as https://ray.example:8265"), gettext_noop("Address of the cluster's dashboard")
     )
-    token: SecretStr | None = key(
-        gettext_noop("text"), gettext_noop("Token, where the dashboard wants one"), default=None
-    )
-    ca_file: Text | None = key(
+    token: SecretStr | None = optional(gettext_noop("text"), gettext_noop("Token, where the dashboard wants one"))
+    ca_file: Text | None = optional(
         gettext_noop("a path"),
         gettext_noop("Certificates to trust, a file of the server; empty: the system's"),
-        default=None,
         title="CA file",
     )
     insecure: bool = key(
@@ -97,7 +93,7 @@ class RaySettings(Keys):
         default=False,
         title="Plain HTTP over a network",
     )
-    resources: Annotated[tuple[Text, ...], AfterValidator(_resources)] = key(
+    resources: Annotated[tuple[Text, ...], readable(_resources)] = key(
         gettext_noop("a list such as batch=1"),
         gettext_noop("Custom resources that each job takes, which keep runs on nodes that have them"),
         default=(),

@@ -41,7 +41,7 @@ from dstackweb.backends.slurm import commands
 from dstackweb.backends.slurm.commands import Commands, Partition
 from dstackweb.lib.models import Lease
 from dstackweb.spec.effective import Requirements
-from dstackweb.spec.fields import Keys, Text, key
+from dstackweb.spec.fields import Keys, Text, key, optional
 
 OPTIONS = ("account", "qos", "constraint", "reservation")
 """Settings that sbatch gets as they are."""
@@ -95,24 +95,18 @@ class SlurmSettings(Keys):
     partitions: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100)] = key(
         gettext_noop("a list of partitions, such as gpu"), gettext_noop("Partitions to use")
     )
-    ssh_host: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9][\w.:-]*$")] | None = key(
+    ssh_host: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9][\w.:-]*$")] | None = optional(
         gettext_noop("a host, such as slurm@login.example"),
         gettext_noop("Login node to reach by SSH; empty: Slurm's commands are here"),
         title="SSH host",
-        default=None,
     )
-    ssh_key_file: Text | None = key(
-        gettext_noop("a path"),
-        gettext_noop("Private key for SSH, a file of the server"),
-        default=None,
-        title="SSH key file",
+    ssh_key_file: Text | None = optional(
+        gettext_noop("a path"), gettext_noop("Private key for SSH, a file of the server"), title="SSH key file"
     )
-    account: Name | None = key(gettext_noop("a name"), gettext_noop("Account to submit with"), default=None)
-    qos: Name | None = key(gettext_noop("a name"), gettext_noop("Quality of service"), default=None, title="QOS")
-    constraint: Name | None = key(
-        gettext_noop("a list of features"), gettext_noop("Features that nodes need"), default=None
-    )
-    reservation: Name | None = key(gettext_noop("a name"), gettext_noop("Reservation to use"), default=None)
+    account: Name | None = optional(gettext_noop("a name"), gettext_noop("Account to submit with"))
+    qos: Name | None = optional(gettext_noop("a name"), gettext_noop("Quality of service"), title="QOS")
+    constraint: Name | None = optional(gettext_noop("a list of features"), gettext_noop("Features that nodes need"))
+    reservation: Name | None = optional(gettext_noop("a name"), gettext_noop("Reservation to use"))
     gpu_memory: GpuSizes = key(
         gettext_noop("a list such as a100=80GB, v100=32GB"),
         gettext_noop("Memory of each type of GPU, which Slurm does not know"),
