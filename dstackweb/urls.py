@@ -7,7 +7,7 @@ from django.contrib.auth.decorators import login_required
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from dstackweb.lib import model_names
+from dstackweb.lib.admin import translate_names
 from dstackweb.web.accounts.views import to_sign_in
 
 handler400 = "dstackweb.web.common.errors.bad_request"
@@ -15,7 +15,7 @@ handler403 = "dstackweb.web.common.errors.denied"
 handler404 = "dstackweb.web.common.errors.not_found"
 handler500 = "dstackweb.web.common.errors.server_error"
 admin.autodiscover()
-model_names.translate()
+translate_names()
 urlpatterns = [
     path("admin/login/", to_sign_in),
     path("admin/password_change/", login_required(RedirectView.as_view(pattern_name="password-change"))),

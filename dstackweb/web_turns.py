@@ -103,9 +103,7 @@ def client_of(channel: Any) -> Client:
 
 
 def _address(channel: Any, claimed: str) -> str:
-    from dstackweb.wsgi import may_be_of_job  # Django is loaded by now
-
     environ = {"REMOTE_ADDR": str(channel.addr[0]), "HTTP_X_FORWARDED_FOR": claimed, proxies.CONNECTION: channel.socket}
     if claimed and settings.DSTACKWEB_TRUSTED_PROXIES:
-        proxies.see_through(environ, settings.DSTACKWEB_TRUSTED_PROXIES, may_be_of_job)
+        proxies.see_through(environ, settings.DSTACKWEB_TRUSTED_PROXIES)
     return network_of(str(environ["REMOTE_ADDR"]))

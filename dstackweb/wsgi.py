@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,8 +18,7 @@ from django.http.response import HttpResponseBase
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
-from dstackweb.lib import latency, logs, peers, proxies
-from dstackweb.runner.isolation import find_user, uids_of
+from dstackweb.lib import latency, logs, proxies
 from dstackweb.web_limits import limit_parts
 from dstackweb.web_turns import FOR_PROGRAMS
 
@@ -66,31 +63,9 @@ for_programs = ProgramHandler()
 _ = get_resolver().url_patterns
 
 
-@functools.cache
-def _job_uids() -> range:
-    if uids := uids_of(settings.DSTACKWEB_JOB_USER):
-        return range(uids[0], uids[1] + 1)
-    user = find_user(settings.DSTACKWEB_JOB_USER)
-    return range(user.pw_uid, user.pw_uid + 1) if user else range(0)
-
-
-def may_be_of_job(connection: socket.socket) -> bool:
-    """Whether a job on this machine may have opened a connection: a user of jobs, or no one knows who any more.
-
-    The process that waits for the answer is known.
-    """
-    try:
-        if not peers.is_here(connection) or not peers.are_known():
-            return False
-        uid = peers.user_of(connection)
-    except OSError:
-        return True
-    return uid is None or uid in _job_uids()
-
-
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer a request: a program's or a browser's, by its path."""
-    proxies.see_through(environ, settings.DSTACKWEB_TRUSTED_PROXIES, may_be_of_job)
+    proxies.see_through(environ, settings.DSTACKWEB_TRUSTED_PROXIES)
     if environ["PATH_INFO"].startswith(FOR_PROGRAMS):
         return for_programs(environ, start_response)
     limit_parts(environ)

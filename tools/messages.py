@@ -65,7 +65,7 @@ def _names() -> set[str]:
     if not apps.ready:
         django.setup()
     from dstackweb.backends import registry
-    from dstackweb.lib import model_names
+    from dstackweb.lib import admin as model_names
     from dstackweb.profiles import forms
 
     importlib.import_module("dstackweb.urls")  # which has the models named

@@ -38,8 +38,8 @@ from dstackweb.accounts.models import (
     User,
 )
 from dstackweb.accounts.services import create_token, revoke_token, set_secret
+from dstackweb.lib.admin import ReadOnly
 from dstackweb.lib.forms import MergedForm
-from dstackweb.lib.pages import ReadOnly
 
 HAS_TWO_STEP = Exists(Authenticator.objects.filter(user=OuterRef("pk")).exclude(type=Authenticator.Type.RECOVERY_CODES))
 

@@ -15,8 +15,8 @@ from dstackweb.api.app import auth_of
 from dstackweb.api.runner_schemas import DAY_S, MANY, GpuIn, Mib, Text, storable
 from dstackweb.lib.errors import Forbidden, Invalid
 from dstackweb.runner.isolation import Arrangement
+from dstackweb.runner.machine import GpuProbe, Probe
 from dstackweb.runner.nvml import Snapshot
-from dstackweb.runner.probe import GpuProbe, Probe
 from dstackweb.scheduler import host_agents
 from dstackweb.scheduler.host_agents import HostReport, KnownHost
 from dstackweb.spec.labels import check_labels
@@ -44,7 +44,7 @@ class StrangerIn(Schema):
 
 
 class HostGpuIn(Schema):
-    """As `runner.probe.GpuProbe`."""
+    """As `runner.machine.GpuProbe`."""
 
     uuid: str = Field(min_length=1, max_length=80, pattern=r"^[\w./-]+$")
     index: int = Field(ge=0, lt=2**15)
@@ -74,7 +74,7 @@ class EngineIn(Schema):
 
 
 class FactsIn(Schema):
-    """What a machine has, as `runner.probe.Probe` and `runner.isolation.Arrangement`."""
+    """What a machine has, as `runner.machine.Probe` and `runner.isolation.Arrangement`."""
 
     version: str = Field("", max_length=40)
     starting: bool = False

@@ -35,7 +35,7 @@ class AgentJoinIn(Schema):
 
 
 class EngineIn(Schema):
-    """As `runner.engine_setup.EngineSetup.report`."""
+    """As `runner.engine.EngineSetup.report`."""
 
     job: UUID
     fault: str = Field("", max_length=40, pattern="^[a-z_]*$")

@@ -18,8 +18,8 @@ from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus import intake
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound
 from dstackweb.lib.storage import Gap
-from dstackweb.runner.artifact_paths import PATH_MAX
-from dstackweb.runner.marks import RECORD
+from dstackweb.runner.limits import ARTIFACT_PATH_MAX as PATH_MAX
+from dstackweb.runner.spool import MARK as RECORD
 from dstackweb.runs import artifacts, attempts, files, heartbeats, log_index, log_limits
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.heartbeats import HeardJob, Heartbeat
@@ -155,7 +155,7 @@ def append_logs(
     """Bytes of the job's log from `offset`. After a gap: 409 with the offset to continue from.
 
     With `cut` in the answer the log is over a limit: what is sent is dropped, now and later, and the job goes on.
-    Before them the body may have `marks_size` bytes of `runner.marks`, which begin at their own offset `marks`; the
+    Before them the body may have `marks_size` bytes of `runner.spool`, which begin at their own offset `marks`; the
     `marks` of the answer is where these continue.
     """
     _claim_of(request, job_id, only_active=True)

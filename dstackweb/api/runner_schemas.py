@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BeforeValidator
 
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import relay
-from dstackweb.runner.artifact_paths import ArtifactLeft
+from dstackweb.runner.limits import ArtifactLeft
 from dstackweb.runner.nvml import Sample
 from dstackweb.spec.containers import MAX_IMAGE
 

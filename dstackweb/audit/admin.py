@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dstackweb.audit.models import AuditEntry
-from dstackweb.lib.pages import register_list
+from dstackweb.lib.admin import register_list
 
 register_list(
     AuditEntry,

@@ -27,8 +27,8 @@ from dstackweb.backends.forms import BackendForm
 from dstackweb.backends.hosts import inventory
 from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, Instance, InstanceStatus
+from dstackweb.lib.admin import ReadOnly
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.pages import ReadOnly
 from dstackweb.profiles.models import Profile
 
 

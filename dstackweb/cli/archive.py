@@ -23,7 +23,7 @@ from dstackweb.cli.language import N_, _
 from dstackweb.cli.output import CliError
 from dstackweb.cli.tables import padding_of
 from dstackweb.cli.values import size_text
-from dstackweb.runner.archive_limits import DEPTH_MAX, LIMITS, NAME_MAX, PATH_MAX, TEXT_MAX, ArchiveLimits, is_too_long
+from dstackweb.runner.limits import DEPTH_MAX, LIMITS, NAME_MAX, PATH_MAX, TEXT_MAX, ArchiveLimits, is_too_long
 
 LARGEST_NAMED = 5
 LEAVE_OUT = N_(

@@ -16,7 +16,7 @@ from dstackweb.cli.language import _, _n
 from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, note
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.cli.values import clock_text, file_count, size_text
-from dstackweb.runner.artifact_paths import is_safe
+from dstackweb.runner.limits import is_safe
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api

@@ -1,4 +1,4 @@
-"""Forms of settings that several people may have open at the same time."""
+"""What people send: settings that several may have open at the same time, and numbers in addresses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 from django import forms
 from django.utils.translation import gettext as _
+
+NUMBER_MAX = 2**53
 
 
 class MergedForm(forms.BaseForm):
@@ -53,3 +55,11 @@ def _differs(field: forms.Field, now: Any, sent: Any) -> bool:
     if isinstance(now, str) and isinstance(sent, str):
         return now.strip().splitlines() != sent.strip().splitlines()
     return field.has_changed(now, sent)
+
+
+def whole_number(text: str | None, least: int = 0) -> int:
+    """An integer of a query string, capped at what databases can store; `least` for anything else."""
+    try:
+        return min(max(least, int(text or "")), NUMBER_MAX)
+    except ValueError:
+        return least

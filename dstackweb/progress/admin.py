@@ -7,7 +7,7 @@ import datetime as dt
 from django.contrib import admin
 from django.utils.translation import gettext_lazy
 
-from dstackweb.lib.pages import ReadOnly
+from dstackweb.lib.admin import ReadOnly
 from dstackweb.lib.times import to_moment
 from dstackweb.progress.models import Reporter, Scope
 

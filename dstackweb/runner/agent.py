@@ -21,10 +21,9 @@ from uuid import UUID
 
 from dstackweb.runner import machine, tree
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
-from dstackweb.runner.engine_setup import EngineSetup
+from dstackweb.runner.engine import EngineSetup
 from dstackweb.runner.isolation import can_traverse
-from dstackweb.runner.jobs import LocalJobs
-from dstackweb.runner.launcher import NotLaunched
+from dstackweb.runner.jobs import LocalJobs, NotLaunched
 from dstackweb.runner.state import StateDir, say
 
 POLL_S = 0.1

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import BinaryIO
 
-from dstackweb.runner.archive_limits import LIMITS, TEXT_MAX, ArchiveLimits, is_too_long
 from dstackweb.runner.child import CannotStart
-from dstackweb.runner.removal import remove
+from dstackweb.runner.folders import remove
+from dstackweb.runner.limits import LIMITS, TEXT_MAX, ArchiveLimits, is_too_long
 
 BLOCK, PIECE = 512, 1 << 20
 STAGED = ".dstackweb-code-"

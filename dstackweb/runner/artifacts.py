@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from dstackweb.runner.artifact_paths import DEPTH_MAX, LISTED, PATH_MAX, ArtifactLeft, is_safe, shown
+from dstackweb.runner import folders
 from dstackweb.runner.child import ARTIFACTS as PARENT
 from dstackweb.runner.child import acting_as
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
+from dstackweb.runner.limits import ARTIFACT_DEPTH_MAX, ARTIFACT_PATH_MAX, LISTED, ArtifactLeft, is_safe, shown
 from dstackweb.runner.link import Link, Rejected
-from dstackweb.runner.removal import remove
 from dstackweb.runner.state import say
 
 CHUNK = 1 << 20
@@ -37,7 +37,6 @@ CALL_S = 120.0
 LATE_S = 10.0
 """So long after the end of its time a call is waited for."""
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -53,7 +52,7 @@ def make_folder(run_dir: str, attempt: int, account: pwd.struct_passwd) -> None:
         for path in (parent, folder):
             is_folder = os.path.isdir(path) and not os.path.islink(path)
             if is_folder and path == folder:
-                remove(path, say)
+                folders.remove(path, say)
             elif not is_folder and os.path.lexists(path):
                 os.unlink(path)
             with contextlib.suppress(FileExistsError):
@@ -70,7 +69,7 @@ class LeftOut:
     def add(self, path: str, why: str, size: int | None = None) -> None:
         self.number += 1
         if len(self.files) < LISTED:
-            text = os.fsencode(path)[: 2 * PATH_MAX].decode("utf-8", "replace")
+            text = os.fsencode(path)[: 2 * ARTIFACT_PATH_MAX].decode("utf-8", "replace")
             self.files.append({"path": shown(text), "why": why, "size": size})
 
     def report(self) -> dict[str, Any]:
@@ -84,8 +83,18 @@ def find(run_dir: str, attempt: int, most: int, left: LeftOut) -> list[str]:
     """
     found: list[str] = []
     with _opened(run_dir, (PARENT, str(attempt))) as top:
-        for path, info in _below(top, left):
-            if not stat.S_ISREG(info.st_mode):
+        device = os.fstat(top).st_dev
+        seen = folders.walk(top, ARTIFACT_DEPTH_MAX - 1, lambda path: left.add(path, ArtifactLeft.UNREADABLE.value))
+        for number, (path, info) in enumerate(seen):
+            if number == SEEN_MAX:
+                left.add("…", ArtifactLeft.TOO_MANY.value)
+                break
+            if stat.S_ISDIR(info.st_mode):
+                if info.st_dev != device:
+                    left.add(f"{path}/", ArtifactLeft.KIND.value)
+                elif path.count("/") + 1 >= ARTIFACT_DEPTH_MAX:
+                    left.add(f"{path}/", ArtifactLeft.NAME.value)
+            elif not stat.S_ISREG(info.st_mode):
                 left.add(path, ArtifactLeft.KIND.value)
             elif not _is_safe(path):
                 left.add(path, ArtifactLeft.NAME.value, info.st_size)
@@ -110,62 +119,12 @@ def _opened(run_dir: str, names: tuple[str, ...]) -> Iterator[int]:
     folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
-            below = os.open(name, _FOLDER, dir_fd=folder)
+            below = os.open(name, folders.FOLDER, dir_fd=folder)
             os.close(folder)
             folder = below
         yield folder
     finally:
         os.close(folder)
-
-
-def _below(top: int, left: LeftOut) -> Iterator[tuple[str, os.stat_result]]:
-    """All that is in a folder but folders, by path. Other file systems in it are left out."""
-    device = os.fstat(top).st_dev
-    seen = 0
-    waiting: list[tuple[str, ...]] = [()]
-    while waiting:
-        names = waiting.pop()
-        above = "".join(f"{name}/" for name in names)
-        try:
-            folder = _descend(top, names)
-        except OSError:
-            left.add(above, ArtifactLeft.UNREADABLE.value)
-            continue
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    seen += 1
-                    if seen > SEEN_MAX:
-                        left.add("…", ArtifactLeft.TOO_MANY.value)
-                        return
-                    path = above + entry.name
-                    try:
-                        info = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        left.add(path, ArtifactLeft.UNREADABLE.value)
-                        continue
-                    if not stat.S_ISDIR(info.st_mode):
-                        yield path, info
-                    elif info.st_dev != device or len(names) + 1 >= DEPTH_MAX:
-                        left.add(f"{path}/", (ArtifactLeft.KIND if info.st_dev != device else ArtifactLeft.NAME).value)
-                    else:
-                        waiting.append((*names, entry.name))
-        except OSError:
-            left.add(above, ArtifactLeft.UNREADABLE.value)
-        finally:
-            os.close(folder)
-
-
-def _descend(top: int, names: tuple[str, ...]) -> int:
-    """Open a folder below another, never through a link. Raises OSError."""
-    folder = os.open(".", _FOLDER, dir_fd=top)
-    for name in names:
-        try:
-            below = os.open(name, _FOLDER, dir_fd=folder)
-        finally:
-            os.close(folder)
-        folder = below
-    return folder
 
 
 class Artifacts:

@@ -67,7 +67,7 @@ class Group:
     def processes(self) -> set[int]:
         """The living processes in the group and in groups below it."""
         pids = {pid for folder in self._all() for pid in _pids(folder)}
-        return {pid for pid in pids if pid and not _is_zombie(pid)}
+        return {pid for pid in pids if pid and stat_of(pid)}
 
     def kill(self) -> None:
         """SIGKILL to all at once, frozen meanwhile, so that none forks away or sees another's end."""
@@ -186,7 +186,7 @@ def support() -> dict[str, Any]:
 
 def jobs_of(pid: int) -> set[str]:
     """The jobs whose groups a process is in, by their names: none, one, or more where a job has started a host."""
-    names = _read(f"/proc/{pid}", "cgroup").replace("\n", "/").split("/")
+    names = text_of(f"/proc/{pid}", "cgroup").replace("\n", "/").split("/")
     return {name[len(PREFIX) :] for name in names if name.startswith(PREFIX)}
 
 
@@ -212,7 +212,7 @@ class Hierarchy:
         """
         wanted = self.controllers & set(CONTROLLERS)
         if self.version == 2 and wanted:
-            for folder in _upwards(self.own, self.top):
+            for folder in upwards(self.own, self.top):
                 if _gives(folder, wanted):
                     _attempt(folder, "cgroup.subtree_control", "+pids")
                     return folder
@@ -237,7 +237,7 @@ def hierarchies(proc: str = "/proc") -> list[Hierarchy]:
         name = "" if kind == "cgroup2" else _names(groups, options)
         if name is None or name not in groups or name in found:
             continue
-        controllers = _read(top, "cgroup.controllers").split() if kind == "cgroup2" else name.split(",")
+        controllers = text_of(top, "cgroup.controllers").split() if kind == "cgroup2" else name.split(",")
         version = 2 if kind == "cgroup2" else 1
         found[name] = Hierarchy(version, top, _own_folder(top, root, groups[name]), frozenset(controllers))
     return list(found.values())
@@ -256,7 +256,7 @@ def _own_folder(top: str, root: str, path: str) -> str:
     return folder if not inside.startswith("..") and os.path.isdir(folder) else top
 
 
-def _upwards(folder: str, top: str) -> Iterator[str]:
+def upwards(folder: str, top: str) -> Iterator[str]:
     while True:
         yield folder
         if folder == top or not folder.startswith(top):
@@ -266,9 +266,9 @@ def _upwards(folder: str, top: str) -> Iterator[str]:
 
 def _gives(folder: str, wanted: frozenset[str]) -> bool:
     """Whether groups in a folder of version 2 have these controllers, now that they were asked for."""
-    if not os.access(folder, os.W_OK) or not wanted <= set(_read(folder, "cgroup.controllers").split()):
+    if not os.access(folder, os.W_OK) or not wanted <= set(text_of(folder, "cgroup.controllers").split()):
         return False
-    missing = wanted - set(_read(folder, "cgroup.subtree_control").split())
+    missing = wanted - set(text_of(folder, "cgroup.subtree_control").split())
     return not missing or _attempt(folder, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing)))
 
 
@@ -334,30 +334,33 @@ def _freeze(folder: str, stop: bool) -> bool:
     return not _has(folder, "cgroup.kill") and _attempt(folder, "cgroup.freeze", "1" if stop else "0")
 
 
-def _is_zombie(pid: int) -> bool:
+def stat_of(pid: int) -> list[bytes]:
+    """What the kernel says of a living process, from its state on (proc(5)); empty if it has ended, as a zombie has."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
+            # The command in brackets may hold anything, brackets and blanks included.
+            fields = file.read().rpartition(b") ")[2].split()
     except OSError:
-        return True
+        return []
+    return [] if fields[:1] in ([], [b"Z"], [b"X"]) else fields
 
 
 def _pids(folder: str) -> list[int]:
-    return [int(word) for word in _read(folder, "cgroup.procs").split()]
+    return [int(word) for word in text_of(folder, "cgroup.procs").split()]
 
 
 def _table(folder: str, name: str) -> dict[str, int]:
     """A file with a name and a number in each line."""
-    pairs = (line.split() for line in _read(folder, name).splitlines())
+    pairs = (line.split() for line in text_of(folder, name).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _number(folder: str, name: str) -> int:
-    text = _read(folder, name).strip()
+    text = text_of(folder, name).strip()
     return int(text) if text.isdigit() else 0
 
 
-def _read(folder: str, name: str) -> str:
+def text_of(folder: str, name: str) -> str:
     try:
         with open(os.path.join(folder, name), encoding="utf-8") as file:
             return file.read()

@@ -10,17 +10,16 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any
 
-from dstackweb.runner import enter, sandbox
+from dstackweb.runner import enter, sandbox, tree
 from dstackweb.runner.cgroups import NO_GROUP, Group
 from dstackweb.runner.engine import Engine
 from dstackweb.runner.isolation import account_of, uids_of
 from dstackweb.runner.output import Sinks
-from dstackweb.runner.tree import MARKER, forbid_new_privileges
+from dstackweb.runner.tree import MARKER
 
 SCRIPT_ARGUMENT_LIMIT = 96 * 1024
 """The kernel allows arguments of up to 128 KiB; a longer script is passed as a file."""
@@ -60,25 +59,25 @@ class CannotStart(Exception):
     """The commands can't be started; the message says why."""
 
 
-@dataclass
 class Job:
-    """The parts of orders and spec that a start needs, and the group that its processes enter.
+    """What a start needs of orders and spec, and the group that the job's processes enter.
 
     `writable` is None without a sandbox; else the folders that jobs may change in it, beside their own.
     `engine` makes the container of a job with an image.
     """
 
-    spec: dict[str, Any]
-    run_dir: str
-    user: str | None
-    path: str
-    api: str
-    group: Group = NO_GROUP
-    writable: list[str] | None = None
-    engine: Engine | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    folder: str = "/"
-    """The environment and the directory that the commands were started with."""
+    def __init__(self, spec: dict[str, Any], orders: dict[str, Any]) -> None:
+        self.spec = spec
+        self.run_dir: str = orders["run_dir"]
+        self.user: str | None = orders.get("user")
+        self.path: str = orders["path"]
+        self.api: str = orders["api"]
+        self.writable: list[str] | None = orders.get("writable")
+        self.engine = Engine.of(orders["engine"]) if orders.get("engine") else None
+        self.group = NO_GROUP
+        self.env: dict[str, str] = {}
+        self.folder = "/"
+        """The environment and the directory that the commands were started with."""
 
     @property
     def account(self) -> pwd.struct_passwd:
@@ -91,13 +90,58 @@ class Job:
             raise CannotStart(f"this host has no user {self.user or os.getuid()!r} to run jobs{of} as") from None
 
     @property
+    def uid(self) -> int | None:
+        """That of the user the commands run as, if it is another than the runner's."""
+        uid = self.account.pw_uid
+        return uid if uid != os.getuid() else None
+
+    @property
     def switches_user(self) -> bool:
-        """Whether the commands run as another user than the runner."""
-        return self.account.pw_uid != os.getuid()
+        return self.uid is not None
 
 
-def spawn(job: Job, output: Sinks) -> int:
-    """Start the commands, writing to `output`; returns the shell's pid. Raises CannotStart."""
+class Processes:
+    """A job's commands as processes of this machine: descendants of the runner, or in the job's group."""
+
+    def __init__(self, job: Job, pid: int) -> None:
+        self._id, self._group, self._uid, self._pid = job.spec["job"], job.group, job.uid, pid
+        self._spared = {pid} if job.writable is not None else set()
+        self.memory_mib = job.group.memory_mib
+        """Their limit."""
+
+    def status(self, ended: dict[int, int]) -> int | None:
+        """Their wait status; None while they run, or nothing is known. `ended`: children that have ended just now."""
+        return ended.get(self._pid)
+
+    def processes(self) -> set[int]:
+        return self._group.processes() if tree.is_childless() else tree.processes(self._id, self._group, uid=self._uid)
+
+    def spared(self) -> set[int]:
+        """Those of them that get no SIGTERM: they end with the others."""
+        return self._spared
+
+    def kill(self) -> None:
+        tree.kill(self.processes(), self._group)
+
+    def ran_out_of_memory(self) -> str:
+        """As `Group.ran_out_of_memory`."""
+        return self._group.ran_out_of_memory()
+
+    def own_end(self) -> tuple[str, str] | None:
+        """Reason and message of an end that is not the commands' own."""
+        return None
+
+    def first(self) -> int:
+        """The process that was started first; 0 if it is not known."""
+        return self._pid
+
+    def folders(self) -> Sequence[str]:
+        """Folders that their files are in, beside the job's own."""
+        return ()
+
+
+def spawn(job: Job, output: Sinks) -> Processes:
+    """Start the commands, writing to `output`. Raises CannotStart."""
     if job.switches_user and job.spec["gpus"]:
         make_gpu_devices()
     _enter_working_dir(job)
@@ -111,7 +155,7 @@ def spawn(job: Job, output: Sinks) -> int:
     finally:
         os.chdir("/")
     child.returncode = 0  # the runner's loop reaps it, together with orphans
-    return child.pid
+    return Processes(job, child.pid)
 
 
 def make_gpu_devices() -> None:
@@ -126,7 +170,7 @@ def _popen(job: Job, argv: list[str], env: dict[str, str], output: Sinks) -> sub
         with _fenced(job, argv, env) as start:
             return subprocess.Popen(
                 **start, stdin=subprocess.DEVNULL, stdout=output.out, stderr=output.err,
-                start_new_session=True, umask=0o022, preexec_fn=_become_user(job),
+                start_new_session=True, umask=0o022,
             )  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CannotStart(f"{argv[0]} can't be started: {error}") from error
@@ -136,7 +180,7 @@ def _popen(job: Job, argv: list[str], env: dict[str, str], output: Sinks) -> sub
 def _fenced(job: Job, argv: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]:
     """What to start for a command of the job: the command, or its sandbox."""
     if job.writable is None:
-        yield {"args": argv, "env": env}
+        yield {"args": argv, "env": env, "preexec_fn": becoming(job, by_enter=False)}
         return
     account, here = job.account, os.getcwd()
     asked = {"uid": account.pw_uid, "gid": account.pw_gid, "working_dir": here, "env": env, "argv": argv}
@@ -149,22 +193,18 @@ def _fenced(job: Job, argv: list[str], env: dict[str, str]) -> Iterator[dict[str
         args = sandbox.wrapped(
             numbers[0], run_dir=job.run_dir, writable=job.writable, gpus=job.spec["gpus"], users=users
         )
-        yield {"args": args, "env": {**sandbox.ENV, MARKER: job.spec["job"]}, "pass_fds": numbers}
+        own = {**sandbox.ENV, MARKER: job.spec["job"]}
+        yield {"args": args, "env": own, "pass_fds": numbers, "preexec_fn": becoming(job, by_enter=True)}
     finally:
         for number in numbers:
             os.close(number)
 
 
-def _become_user(job: Job) -> Callable[[], None]:
-    """What a new process of the job does first: enter its group, and become its user, unless its sandbox does."""
-    account = job.account if job.switches_user and job.writable is None else None
+def becoming(job: Job, *, by_enter: bool) -> Callable[[], None]:
+    """What a new process of the job does first: enter its group, and become its user, unless `enter` does that."""
+    account = job.account if job.switches_user and not by_enter else None
     groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
     return partial(_become, job.group, oom_score(job.spec), _user_limit(job), account, groups)
-
-
-def identity(job: Job) -> Callable[[], None]:
-    """The same without the user, which `enter` becomes."""
-    return partial(_become, job.group, oom_score(job.spec), _user_limit(job), None, [])
 
 
 def _user_limit(job: Job) -> int | None:
@@ -195,7 +235,7 @@ def _become(
         os.setgroups(groups)
         os.setgid(account.pw_gid)
         os.setuid(account.pw_uid)
-        forbid_new_privileges()
+        tree.forbid_new_privileges()
 
 
 def oom_score(spec: dict[str, Any]) -> int | None:
@@ -308,9 +348,7 @@ def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:
         argv = [job.spec["shell"], "-c", f"exec 3>&1 1>&2\n{setup}\nenv -0 >&3"]
         try:
             with _fenced(job, argv, env) as start:
-                process = subprocess.Popen(
-                    **start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter, preexec_fn=_become_user(job)
-                )
+                process = subprocess.Popen(**start, stdin=subprocess.DEVNULL, stdout=output, stderr=chatter)
             with process:
                 status = _setup_status(process, output, chatter)
         except (OSError, subprocess.SubprocessError) as error:

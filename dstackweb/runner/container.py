@@ -190,7 +190,6 @@ class Start:
     image: str
     argv: tuple[str, ...]
     entrypoint: str | None
-    env: Mapping[str, str]
     user: pwd.struct_passwd
     groups: Sequence[int]
     working_dir: str

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from dstackweb.runner.folders import FOLDER, walk
+
 LOOK_S, PAUSE_FACTOR = 0.2, 20.0
 """How often free space is looked at, and how much longer than a look at all files the next one waits."""
 FILES_S = 5.0
@@ -23,7 +25,6 @@ DEPTH = 100
 LINKS = 100_000
 """So many files with several names are counted once."""
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 BLOCK = 512
 
 
@@ -108,38 +109,15 @@ def _counted(info: os.stat_result, seen: set[tuple[int, int]]) -> int:
 
 
 def _below(top: str) -> Iterator[os.stat_result]:
-    """Of everything in a folder. By open folders, so that no link can lead elsewhere, whatever jobs do meanwhile."""
-    first = os.open(top, _FOLDER)
-    device = os.fstat(first).st_dev
-    levels: list[tuple[int, list[str]]] = []
+    """Of everything in a folder, whatever jobs do meanwhile. Raises TooDeep, FileNotFoundError."""
+    folder = os.open(top, FOLDER)
     try:
-        levels.append((first, []))
-        yield from _within(first, device, levels[-1][1])
-        while levels:
-            folder, names = levels[-1]
-            if not names:
-                levels.pop()
-                os.close(folder)
-                continue
-            if len(levels) > DEPTH:
+        for path, info in walk(folder, DEPTH, lambda _path: None):
+            if path.count("/") >= DEPTH and stat.S_ISDIR(info.st_mode):
                 raise TooDeep
-            with contextlib.suppress(OSError):
-                levels.append((os.open(names.pop(), _FOLDER, dir_fd=folder), []))
-                yield from _within(levels[-1][0], device, levels[-1][1])
+            yield info
     finally:
-        for folder, _names in levels:
-            os.close(folder)
-
-
-def _within(folder: int, device: int, below: list[str]) -> Iterator[os.stat_result]:
-    """Of everything right in a folder, whose own folders are added to `below`."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                info = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode) and info.st_dev == device:
-                    below.append(entry.name)
-                yield info
+        os.close(folder)
 
 
 def _nameless(processes: Collection[int]) -> Iterator[os.stat_result]:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dstackweb.runner import container, enter, sandbox, tree
-from dstackweb.runner.child import CannotStart, Job, identity
+from dstackweb.runner.child import CannotStart, Job, becoming
 from dstackweb.runner.container import Container
 from dstackweb.runner.engine import EngineError
+from dstackweb.runner.state import PROGRAM
 
 SHELL = "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"
 COMMAND = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$0"; else exec sh -c "$0"; fi'
@@ -29,6 +30,7 @@ echo "files can't be copied: there is no sftp-server here; install openssh-sftp-
 exit 127"""
 IDE_SOCKET = ".dstackweb-ide.sock"
 """In the run's directory: a port of the machine would be open to all of its users."""
+NOT_RUNNING = "the job's commands are not running"
 DIALER_S = 10.0
 """How long what makes connections may take to start and to answer."""
 
@@ -99,9 +101,10 @@ class ExecTarget:
         source, sink, errors = streams
         try:
             child = subprocess.Popen(
-                [*entrance, sys.executable, "-I", "-S", "-c", sandbox.ENTER, sandbox.PROGRAM[0], str(number)],
+                [*entrance, sys.executable, "-I", "-S", "-c", sandbox.ENTER, PROGRAM, str(number)],
                 env={**sandbox.ENV, tree.MARKER: self._job.spec["job"]}, stdin=source, stdout=sink, stderr=errors,
-                cwd="/", pass_fds=[number], start_new_session=True, umask=0o022, preexec_fn=identity(self._job),
+                cwd="/", pass_fds=[number], start_new_session=True, umask=0o022,
+                preexec_fn=becoming(self._job, by_enter=True),
             )  # fmt: skip
         except subprocess.SubprocessError as error:
             raise CannotStart(str(error)) from error
@@ -141,9 +144,11 @@ class ExecTarget:
             return None
         if self._user_inside is None:
             try:
-                self._user_inside = _user_of(int(self._container.state().get("Pid", 0)))
-            except (EngineError, OSError) as error:
+                self._user_inside = tree.uid_of(int(self._container.state().get("Pid", 0)))
+            except EngineError as error:
                 raise CannotStart(str(error)) from None
+            if self._user_inside is None:
+                raise CannotStart(NOT_RUNNING)
         return self._user_inside
 
     def forget_dialer(self) -> None:
@@ -151,12 +156,6 @@ class ExecTarget:
         if self._dialer is not None:
             self._dialer.close()
             self._dialer = None
-
-
-def _user_of(pid: int) -> int:
-    """Raises OSError."""
-    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
 
 
 def _namespace(pid: int) -> str:
@@ -171,5 +170,5 @@ def _nsenter(pid: int, *namespaces: str) -> list[str]:
     if program is None:
         raise CannotStart("nsenter is not installed on this host; it is of util-linux")
     if not pid:
-        raise CannotStart("the job's commands are not running")
+        raise CannotStart(NOT_RUNNING)
     return [program, "--target", str(pid), *namespaces, "--"]

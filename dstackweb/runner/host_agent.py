@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -26,14 +26,11 @@ from uuid import UUID
 import dstackweb
 from dstackweb.runner import isolation, machine, nvml, tree
 from dstackweb.runner.agent import job_path
-from dstackweb.runner.cleanup import Cleanup
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
 from dstackweb.runner.engine import Finder
-from dstackweb.runner.jobs import LocalJobs
-from dstackweb.runner.launcher import NotLaunched
-from dstackweb.runner.probe import BackgroundProbe, Probe, probe
+from dstackweb.runner.jobs import LocalJobs, NotLaunched, old_runs, remove_runs
+from dstackweb.runner.machine import BackgroundProbe, Probe, probe
 from dstackweb.runner.relay import start_relay
-from dstackweb.runner.samples import PROCESSES
 from dstackweb.runner.state import HOST_CONFIG, say
 
 TICK_S = 0.25
@@ -43,6 +40,10 @@ REFUSED_S = 15.0
 STARTS_AT_ONCE = 4
 PROBE_EVERY_S = 10.0
 SAMPLES_KEPT, SAMPLES_AT_ONCE, NO_GPUS_EVERY_S = 30, 10, 60.0
+CLEANUP_EVERY_S, CLEANUP_SOON_S = 600.0, 2.0
+CLEANUP_S = 5.0
+"""How long one round of removing old files may take; the next one is soon if something remains."""
+CLEANED_AT_ONCE = 500
 STOPPED, NEVER, RETRY = 0, 2, 1
 """Exit codes: stopped or removed from the deployment; invalid settings; start it again."""
 
@@ -295,15 +296,62 @@ class HostAgent:
         self.probed = {"error": error}
 
 
+class Cleanup:
+    """Removes what ended jobs left: runners' files, and later runs' directories, as the server allows.
+
+    In a thread of its own: a slow disk delays no job.
+    """
+
+    def __init__(self, jobs: LocalJobs) -> None:
+        self._jobs = jobs
+        self._thread = ThreadPoolExecutor(1)
+        self._due = 0.0
+        self._pruned = self._waiting = {"jobs": 0, "runs": 0}
+
+    def start(self, ages: dict[str, Any], connect: Callable[[], Client], runs_dir: str) -> None:
+        """Begin a round if one is due. `ages`: how old files must be, in seconds (`jobs_s`, `runs_s`)."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + CLEANUP_EVERY_S
+            self._thread.submit(self._round, float(ages["jobs_s"]), float(ages["runs_s"]), connect(), runs_dir)
+
+    def _round(self, jobs_s: float, runs_s: float, client: Client, runs_dir: str) -> None:
+        until = time.monotonic() + CLEANUP_S
+        jobs, runs = self._jobs.old(jobs_s), old_runs(runs_dir, runs_s)
+        try:
+            for start in range(0, max(len(jobs), len(runs), 1), CLEANED_AT_ONCE):
+                part = slice(start, start + CLEANED_AT_ONCE)
+                self._remove(client, jobs[part], runs[part], runs_dir, until, is_first=start == 0)
+                if time.monotonic() >= until:
+                    self._due = time.monotonic() + CLEANUP_SOON_S
+                    return
+        except (Unreachable, Refused, OSError, ValueError, KeyError) as error:
+            say(f"can't remove old files: {error}")
+        finally:
+            client.close()
+
+    def _remove(
+        self, client: Client, jobs: list[str], runs: list[str], runs_dir: str, until: float, *, is_first: bool
+    ) -> None:
+        """Ask which of these may go, and remove them. What was removed is reported with the next call."""
+        # Runs that were removed lately are asked for once, with the first part.
+        asked = {"jobs": jobs, "runs": runs, "removed": is_first}
+        may_go = client.post("files", {**asked, "pruned": self._pruned, "waiting": self._waiting})
+        there = [run for run in may_go["runs"] if os.path.isdir(os.path.join(runs_dir, str(UUID(run))))]
+        self._pruned = {"jobs": 0, "runs": 0}
+        self._pruned = {"jobs": self._jobs.forget(may_go["jobs"]), "runs": remove_runs(runs_dir, there, until)}
+        left = {"jobs": len(may_go["jobs"]), "runs": len(there)}
+        self._waiting = {kind: left[kind] - self._pruned[kind] for kind in left}
+
+
 def _sample(at: float, snapshot: nvml.Snapshot) -> dict[str, Any]:
     """A snapshot with its age, since this machine's clock may be wrong."""
-    gpus = [{**asdict(one), "processes": one.processes[:PROCESSES]} for one in snapshot.samples]
     return {
         "age_s": round(max(0.0, time.monotonic() - at), 3),
         "took_ms": snapshot.took_ms,
         "library": snapshot.library,
         "error": snapshot.error,
-        "gpus": gpus,
+        "gpus": [one.sent() for one in snapshot.samples],
     }
 
 

@@ -1,8 +1,9 @@
-"""Images of containers: pulled with the job's own credentials, and what is known of one that is there."""
+"""Images of containers: how they are pulled, what is known of one that is there, and who may use it."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -205,3 +206,36 @@ def _write_credentials(path: str, registry: str, auth: Mapping[str, str] | None)
         stored["auths"][registry] = {"auth": text}
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(stored, file)
+
+
+class ImageAccess:
+    """Which projects may use an image that is on this machine: engines ask its registry only when it is pulled.
+
+    An image that came with a project's credentials is for the projects whose credentials its registry took; for others
+    it is not there, so that they ask the registry too. One that was there before, or came without any, is for all. So
+    is one that is asked for by its digest: no one guesses it, and engines don't ask the registry for what they have by
+    digest. `home` has the folder of jobs, and is private.
+    """
+
+    def __init__(self, home: str) -> None:
+        self._folder = os.path.join(home, "images")
+
+    def allows(self, image: str, image_id: str, project: int) -> bool:
+        """Whether a project may use an image by this name without asking its registry."""
+        place = self._place(image, image_id)
+        return "@" in image or not os.path.isdir(place) or os.path.exists(os.path.join(place, str(project)))
+
+    def note(self, image: str, image_id: str, project: int, *, with_credentials: bool, was_there: bool) -> None:
+        """A project has pulled an image; `was_there`: it was on this machine before. Raises OSError."""
+        place = self._place(image, image_id)
+        if with_credentials and (os.path.isdir(place) or not was_there):
+            os.makedirs(place, mode=0o700, exist_ok=True)
+            with open(os.path.join(place, str(project)), "w", encoding="ascii"):
+                pass
+        elif not with_credentials and "@" not in image:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _place(self, image: str, image_id: str) -> str:
+        """A folder for an image of a repository, whatever its tag: in another one the same image may be for all."""
+        name = f"{repository_of(image)} {image_id}"
+        return os.path.join(self._folder, hashlib.sha256(name.encode()).hexdigest())

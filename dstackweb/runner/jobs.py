@@ -6,34 +6,106 @@ Each step may be repeated or doubled at any moment. A living runner is recognize
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
-import dstackweb
-from dstackweb.runner import cgroups, container, removal, tree
-from dstackweb.runner.launcher import Launcher, NotLaunched
-from dstackweb.runner.state import StateDir, job_uid, runner_lives, say
+from dstackweb.runner import cgroups, container, folders, tree
+from dstackweb.runner.state import PROGRAM, StateDir, job_uid, runner_lives, say
 
 KILL_S = 2.0
 """How long a kill waits for the processes to end; the next call continues."""
+ANSWER_S = 10.0
+"""How long a runner may take to detach."""
+
+
+class NotLaunched(Exception):
+    """No runner was started, as far as is known; the message says why."""
+
+
+class Launcher:
+    """Starts runners by `python -m dstackweb.runner`, which has loaded the runner once and forks one per start.
+
+    It ends with this one, which it belongs to: a fork makes one of its own. Runners detach from it, so neither its
+    death nor its parent's reaches them. A start may happen twice: the runner's lock and its claim see to that.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+
+    def launch(self, order: Mapping[str, object]) -> dict[str, Any]:
+        """Start a runner with these orders (docs/runner.md); its answer. Raises NotLaunched, OSError."""
+        with self._lock:
+            if self._process is not None and self._owner == os.getpid():
+                try:
+                    return self._ask(self._process, order)
+                except (NotLaunched, OSError):
+                    self._end(self._process)  # it was killed, or hangs: try once with another
+            self._process, self._owner = self._start(), os.getpid()
+            try:
+                return self._ask(self._process, order)
+            except (NotLaunched, OSError):
+                self._end(self._process)
+                self._process = None
+                raise
+
+    def _start(self) -> subprocess.Popen[str]:
+        # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
+        command, pipe = [sys.executable, "-S", "-m", "dstackweb.runner"], subprocess.PIPE
+        env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": PROGRAM}
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env, cwd="/")
+
+    def _ask(self, process: subprocess.Popen[str], order: Mapping[str, object]) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(json.dumps(dict(order)) + "\n")
+        process.stdin.flush()
+        if not select.select([process.stdout], [], [], ANSWER_S)[0]:
+            raise NotLaunched(f"the runner gave no answer within {ANSWER_S:.0f} s")
+        line = process.stdout.readline()
+        if not line:
+            process.kill()
+            raise NotLaunched(f"the runner failed with {process.wait()}: {process.stderr.read().strip()[-500:]}")
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise NotLaunched(f"the runner answered {line[:200]!r}") from error
+        return answer
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what a dead process was to read is lost with it
+                    stream.close()
+
+
+_launcher = Launcher()
+"""This process's own, kept for its life."""
 
 
 class LocalJobs:
     """The jobs below `home`, the agent's or the server's folder. `warn` gets what can't be removed."""
 
-    def __init__(self, home: str, starter: Launcher | None = None, warn: Callable[[str], None] = say) -> None:
+    def __init__(self, home: str, warn: Callable[[str], None] = say) -> None:
         self.home, self._warn = home, warn
-        self._launcher = starter or launcher(source())
 
     def launch(self, orders: dict[str, Any]) -> None:
         """Start the runner of a job with complete orders, unless it has one. Raises NotLaunched."""
         try:
-            answer = self._launcher.launch(orders)
+            answer = _launcher.launch(orders)
         except OSError as error:
             raise NotLaunched(f"{type(error).__name__}: {error}") from error
         self.require_started(answer)
@@ -53,7 +125,7 @@ class LocalJobs:
         except OSError as error:
             raise NotLaunched(f"{type(error).__name__}: {error}") from error
         finally:
-            removal.remove(self.folder(job))
+            folders.remove(self.folder(job))
 
     def make_folder(self) -> None:
         """The parent of the jobs' folders, closed to others."""
@@ -142,7 +214,7 @@ class LocalJobs:
         if not container.end(self.folder(job)):
             return False
         cgroups.read(self.folder(job)).remove()
-        return removal.remove(self.folder(job), self._warn)  # else it is retried next time
+        return folders.remove(self.folder(job), self._warn)  # else it is retried next time
 
     def processes(self, job: str, runner: int | None) -> set[int]:
         """The living processes of a job without its runner.
@@ -175,20 +247,8 @@ def remove_runs(runs_dir: str, runs: Collection[str], until: float, warn: Callab
             break
         folder = os.path.join(runs_dir, str(UUID(run)))
         if os.path.isdir(folder) and not os.path.islink(folder):
-            removed += removal.remove(folder, warn)  # else it is retried next time
+            removed += folders.remove(folder, warn)  # else it is retried next time
     return removed
-
-
-def launcher(program: str) -> Launcher:
-    """Starts runners of the code in the folder or archive `program`."""
-    # -S: the runner needs the standard library alone, and starts twice as fast without the rest.
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": program}
-    return Launcher([sys.executable, "-S", "-m", "dstackweb.runner"], env)
-
-
-def source() -> str:
-    """The folder or archive that this program is imported from."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(dstackweb.__file__)))
 
 
 def _folders(above: str) -> Iterator[tuple[str, float]]:

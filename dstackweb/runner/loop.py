@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, Union
 
 from dstackweb.runner import (
     artifacts,
@@ -23,18 +23,18 @@ from dstackweb.runner import (
     tree,
 )
 from dstackweb.runner.archive import BadArchive, unpack
-from dstackweb.runner.child import CannotStart, Job, acting_as, spawn
+from dstackweb.runner.child import CannotStart, Job, Processes, acting_as, spawn
 from dstackweb.runner.client import Refused, Unreachable
-from dstackweb.runner.commands import Commands, Processes
 from dstackweb.runner.disk import DiskWatch
-from dstackweb.runner.engine import Engine, EngineError
-from dstackweb.runner.image_access import ImageAccess
+from dstackweb.runner.engine import EngineError
 from dstackweb.runner.link import Link, Rejected
 from dstackweb.runner.machine import Metadata
 from dstackweb.runner.masking import Masker
 from dstackweb.runner.running import OUT_OF_DISK, OUT_OF_MEMORY, POLL_S, CommandsRun
 from dstackweb.runner.state import StateDir, job_uid, say
 from dstackweb.runner.task_lines import TaskLines
+
+Commands = Union[Processes, contained.Contained]  # noqa: UP007  # Python 3.9 evaluates it
 
 SPEC_S = 1.0
 """So long after the spec a job of one node starts without asking once more whether it is still wanted."""
@@ -103,17 +103,9 @@ class Runner:
         self._report_end()
         sandbox.remove_tmp(self.orders["run_dir"])
 
-    def _job(self) -> Job:
-        orders = self.orders
-        return Job(
-            self.link.spec, orders["run_dir"], orders.get("user"), orders["path"], orders["api"],
-            writable=orders.get("writable"),
-            engine=Engine.of(orders["engine"]) if orders.get("engine") else None,
-        )  # fmt: skip
-
     def _begin(self) -> None:
         """Fetch the code, wait for the other nodes, start the commands and wait for their end."""
-        job = self._job()
+        job = Job(self.link.spec, self.orders)
         try:
             self._prepare(job)
             if self.link.spec.get("image") and not self._pull(job):
@@ -148,7 +140,7 @@ class Runner:
         self.pipe = output.start_relay(self.spool, self.link.spec["log_limit"], job.account)
         images.forget_credentials(self.state.folder)  # of an earlier runner
         auth, project = self.link.spec["registry_auth"], int(self.link.spec.get("project", 0))
-        access = ImageAccess(os.path.dirname(os.path.dirname(self.state.folder)))
+        access = images.ImageAccess(os.path.dirname(os.path.dirname(self.state.folder)))
         try:
             there = images.find(engine, image)
             is_free = there is not None and access.allows(image, there.id, project)
@@ -216,12 +208,11 @@ class Runner:
                 container.store(self.state, container.Container(contained.engine_of(job), self.job_id))
             tree.adopt_orphans()
             # From here on the commands must not be started again, whatever happens to this process.
-            self.uid = job.account.pw_uid if job.switches_user else None
+            self.uid = job.uid
             self.state.write("started", "" if self.uid is None else str(self.uid))
             if self.image is not None:
                 return contained.spawn(job, self.image, self.state, self.pipe.out)
-            pid, fenced = spawn(job, self.pipe), job.writable is not None
-            return Processes(self.job_id, self.group, pid, self.uid, fenced=fenced)
+            return spawn(job, self.pipe)
         finally:
             self._close_pipe()
 
@@ -332,7 +323,7 @@ class Runner:
         code = 128 - code if code < 0 else code
         ran_out = commands.ran_out_of_memory()
         if ran_out and reason in (None, OUT_OF_MEMORY):
-            self._finish(code, OUT_OF_MEMORY, "", memory_mib=commands.memory_mib() if ran_out == "limit" else None)
+            self._finish(code, OUT_OF_MEMORY, "", memory_mib=commands.memory_mib if ran_out == "limit" else None)
         elif reason == OUT_OF_DISK:
             self._finish(code, OUT_OF_DISK, "", disk=disk.over)
         elif reason is not None:
@@ -379,7 +370,7 @@ class Runner:
         if not (limits := self.link.spec.get("artifacts")) or not self.state.has("started"):
             return {}
         try:
-            job = self._job()
+            job = Job(self.link.spec, self.orders)
             account = job.account
         except CannotStart as error:
             say(f"artifacts can't be sent: {error}")

@@ -12,8 +12,10 @@ import ctypes
 import pwd
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from dstackweb.runner.tree import uid_of
 
 MIB = 1024 * 1024
 GPM_S = 0.25
@@ -23,18 +25,14 @@ LOOK_BACK_S = 10
 """A GPU's utilization is the mean over so long, which is how often a host is read: drivers count it in moments of about
 0.2 s, and a single one says 0 or 100 % of a GPU that computes half of the time."""
 
+PROCESSES = 64
+"""The most processes per GPU that the API accepts."""
+
 MOST_W, MOST_C, MOST_BITS = 2**15 - 1, 1000, 2**62 - 1
 """Bounds of watts, degrees and throttle reasons: broken GPUs report more."""
 
-NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TOO_SMALL, FUNCTION_NOT_FOUND, VERSION_MISMATCH, NO_DATA = (
-    3,
-    4,
-    6,
-    7,
-    13,
-    18,
-    21,
-)
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TOO_SMALL = 3, 4, 6, 7
+FUNCTION_NOT_FOUND, VERSION_MISMATCH, NO_DATA = 13, 18, 21
 ABSENT = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA}
 """Answers for values that a GPU or its driver doesn't report. Not an error."""
 
@@ -59,6 +57,10 @@ class Sample:
     temperature_c: int | None = None
     throttle: int | None = None
     processes: tuple[dict[str, Any], ...] = ()
+
+    def sent(self) -> dict[str, Any]:
+        """For the API."""
+        return {**asdict(self), "processes": self.processes[:PROCESSES]}
 
 
 @dataclass(frozen=True)
@@ -384,10 +386,7 @@ class _Meter:
 
 def _user_of(pid: int) -> str | None:
     """None for a process that has ended or lives in another container: NVML may see further than this one."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            uid = next(int(line.split()[1]) for line in file if line.startswith("Uid:"))
-    except (OSError, StopIteration):
+    if (uid := uid_of(pid)) is None:
         return None
     try:
         return pwd.getpwuid(uid).pw_name

@@ -1,7 +1,7 @@
 """The job's output, from the commands through a file (the spool) to the API.
 
 A relay process copies it from two pipes, for stdout and stderr, to the spool (`spool.py`), and notes when it was
-written and to which of them (`marks.py`). With the file itself as their output, a command that opens /dev/stdout or
+written and to which of them. With the file itself as their output, a command that opens /dev/stdout or
 /dev/stderr, as many scripts do, would truncate it, or be refused where it runs as another user, and a flood of output
 would fill the disk. The relay outlives the runner and still writes every byte.
 
@@ -22,9 +22,8 @@ from typing import Any
 
 from dstackweb.runner import tree
 from dstackweb.runner.client import Client, Refused, Unreachable
-from dstackweb.runner.marks import ERR, OUT, MarkWriter, read_marks
 from dstackweb.runner.masking import BARE, Masker
-from dstackweb.runner.spool import Writer, layout, pieces, read_masked
+from dstackweb.runner.spool import ERR, OUT, MarkWriter, Writer, pieces, read_marks, read_masked
 from dstackweb.runner.state import is_locked, say
 
 PIECE, CHUNK = 1 << 16, 1 << 18
@@ -143,7 +142,8 @@ class Shipper:
         data = read_masked(self.spool, self.offset, self.masker, CHUNK, final)
         if not data and time.monotonic() - self._quiet_since > QUIET_S:
             data = read_masked(self.spool, self.offset, self.masker, CHUNK, final, least=BARE)
-        marks = self._marks() if data or final else b""
+        has_marks = self.with_marks and (data or final)
+        marks = read_marks(self.spool, self.marks_sent, self.masker) if has_marks else b""
         if not data and not marks:
             return False
         if data:
@@ -162,13 +162,6 @@ class Shipper:
             raise Unreachable(f"the API's log remains at {arrived} bytes")
         self.offset = arrived
         return True
-
-    def _marks(self) -> bytes:
-        """Those that are to be sent next."""
-        if not self.with_marks:
-            return b""
-        log = layout(self.spool, self.masker)
-        return read_marks(self.spool, self.marks_sent, log.head, log.missing, log.added, log.complete)
 
     def _taken(self, answer: dict[str, Any]) -> int:
         if answer.get("cut") and not self.cut:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from dstackweb.runner import output, spool, tree
 from dstackweb.runner.client import BACKOFF_CAP_S, Refused, Unreachable, backoff
-from dstackweb.runner.commands import Commands
 from dstackweb.runner.disk import DiskWatch
 from dstackweb.runner.link import Link
 from dstackweb.runner.output import Shipper
@@ -15,7 +14,8 @@ from dstackweb.runner.samples import Samples
 from dstackweb.runner.state import say
 
 if TYPE_CHECKING:
-    from dstackweb.runner.child import Job
+    from dstackweb.runner.child import Job, Processes
+    from dstackweb.runner.contained import Contained
     from dstackweb.runner.tunnel import Tunnel
 
 POLL_S = 0.2
@@ -30,7 +30,7 @@ class CommandsRun:
     def __init__(
         self,
         link: Link,
-        commands: Commands,
+        commands: Processes | Contained,
         shipper: Shipper,
         disk: DiskWatch,
         samples: Samples | None,

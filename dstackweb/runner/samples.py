@@ -12,15 +12,12 @@ import signal
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from dstackweb.runner import nvml, tree
 from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.state import say
 
-PROCESSES = 64
-"""The most processes per GPU that the API accepts."""
 KEPT = 2000
 """Samples kept at most while the API is unreachable: five and a half hours of one every 10 s."""
 AT_ONCE = 50
@@ -77,11 +74,7 @@ def _watch(uuids: Sequence[str], every_s: float) -> None:
         if error and error != logged:
             logged = error
             say(f"the GPUs can't be read: {error}")
-        gpus = [
-            {**asdict(sample), "processes": sample.processes[:PROCESSES]}
-            for sample in snapshot.samples
-            if sample.uuid in uuids
-        ]
+        gpus = [sample.sent() for sample in snapshot.samples if sample.uuid in uuids]
         try:
             # Also without any GPU: only writing shows whether the reader still exists.
             _write(json.dumps({"at": at, "gpus": gpus}).encode() + b"\n")

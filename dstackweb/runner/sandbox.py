@@ -18,9 +18,8 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-import dstackweb
-from dstackweb.runner import enter, removal
-from dstackweb.runner.state import say
+from dstackweb.runner import enter, folders
+from dstackweb.runner.state import PROGRAM, say
 
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
 """What jobs get of /dev, if it is there, beside its usual files: GPUs and fast networks."""
@@ -34,8 +33,6 @@ ENV = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 """Of what runs as root. Nothing of the job's: variables make programs load code."""
 ENTER = "import sys; sys.path.insert(0, sys.argv[1]); from dstackweb.runner.enter import main; main(int(sys.argv[2]))"
 ENTERS_WITH = ("CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH")
-PROGRAM = (os.path.dirname(os.path.dirname(os.path.abspath(dstackweb.__file__))), sys.prefix, sys.base_prefix)
-"""The folder or archive of this program, and its Python."""
 
 
 def wrapped(
@@ -50,7 +47,7 @@ def wrapped(
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise FileNotFoundError("bwrap is not installed")
-    program = [path for path in PROGRAM if path.startswith(TMP_BELOW)]
+    program = [path for path in (PROGRAM, sys.prefix, sys.base_prefix) if path.startswith(TMP_BELOW)]
     above = [str(parent) for path in (*program, *writable, run_dir) for parent in reversed(PurePath(path).parents)]
     return [
         bwrap, "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",
@@ -62,7 +59,7 @@ def wrapped(
         *([] if users is None else ["--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd"]),
         *_each("--bind-try", [(folder, folder) for folder in (*writable, run_dir)]),
         "--cap-drop", "ALL", *_each("--cap-add", [(right,) for right in ENTERS_WITH]), "--",
-        sys.executable, "-I", "-S", "-c", ENTER, PROGRAM[0], str(orders),
+        sys.executable, "-I", "-S", "-c", ENTER, PROGRAM, str(orders),
     ]  # fmt: skip
 
 
@@ -142,4 +139,4 @@ def make_tmp(run_dir: str, account: pwd.struct_passwd) -> None:
 
 def remove_tmp(run_dir: str) -> None:
     """Remove it, if the job had one."""
-    removal.remove(tmp_of(run_dir), say)
+    folders.remove(tmp_of(run_dir), say)

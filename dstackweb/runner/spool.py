@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,17 @@ SEGMENTS = 8
 LINE_MAX = 1 << 16
 """Up to so many bytes a tail begins later, so that it begins with a line."""
 CUT = b"\n[dstackweb: the log has reached its limit; the last part of the output follows when the job has ended]\n"
+OUT, ERR, BOTH = 0, 1, 2
+"""Streams; `BOTH` where changes between them are no longer recorded."""
+MARK = struct.Struct("<QQ")
+"""The offset in bytes, and the time in milliseconds since 1970, times 4, plus the stream."""
+GAP_S = 0.05
+DOUBLED_AFTER = 1 << 14
+"""So many records on, one stands for twice as long."""
+EXACT_MARKS = 1 << 17
+"""So many records have each change of stream."""
+MOST_MARKS = 1 << 18
+MARKS_AT_ONCE = 1 << 16
 
 
 def missing_line(count: int) -> bytes:
@@ -163,27 +175,6 @@ def pieces(path: str, masker: Masker) -> tuple[list[Piece], int]:
     return found, count
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How offsets in the output become those in its log: the same up to `head`, then `missing` less and `added` more.
-
-    Before the log is `complete` it has nothing from `head` on, unless all output is in it.
-    """
-
-    head: int
-    missing: int = 0
-    added: int = 0
-    complete: bool = False
-
-
-def layout(path: str, masker: Masker) -> Layout:
-    closed, segments = _segments(path)
-    if not segments:
-        return Layout(2**63)
-    head, missing = os.path.getsize(path), pieces(path, masker)[1]
-    return Layout(head, missing, len(CUT) + len(missing_line(missing)) if missing else 0, closed)
-
-
 def _segments(path: str) -> tuple[bool, list[tuple[int, str, int]]]:
     """Whether the log is closed; and the segments as offset, path and size, oldest first."""
     for folder, closed in ((f"{path}.end", True), (f"{path}.tail", False)):
@@ -229,3 +220,58 @@ def read_masked(path: str, offset: int, masker: Masker, most: int, final: bool, 
     window = read(log, start, offset - start + most + around)
     end = len(window) if final else masker.settled(window, least)
     return masker.mask(window)[offset - start : min(end, offset - start + most)]
+
+
+def marks_path(spool: str) -> str:
+    return f"{spool}.marks"
+
+
+class MarkWriter:
+    """Notes when each part of the output was written, and whether to stdout or stderr: marks beside the spool.
+
+    A mark holds from its offset to the next one's. Their number is bounded: the more there are, the longer the time
+    that one stands for. A full disk only makes them fewer.
+    """
+
+    def __init__(self, spool: str) -> None:
+        self._file = os.open(marks_path(spool), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._count = os.fstat(self._file).st_size // MARK.size
+        self._stream, self._due = -1, 0.0
+
+    def note(self, offset: int, stream: int, now: float) -> None:
+        """What begins at `offset` in the output was written to `stream` at `now`, in seconds since 1970."""
+        if self._count >= EXACT_MARKS:
+            stream = BOTH
+        if (stream == self._stream and now < self._due) or self._count >= MOST_MARKS:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._file, MARK.pack(offset, int(now * 1000) << 2 | stream))
+            self._count += 1
+            self._stream, self._due = stream, now + GAP_S * 2.0 ** (self._count // DOUBLED_AFTER)
+
+
+def read_marks(path: str, start: int, masker: Masker) -> bytes:
+    """Marks from byte `start` of their file on, with offsets of the log instead of the output.
+
+    They are the same up to the log's beginning. What follows is in it once it is closed, with other bytes in the place
+    of those that are missing.
+    """
+    closed, segments = _segments(path)
+    head, moved = 2**63, 0
+    if segments:
+        head, missing = os.path.getsize(path), pieces(path, masker)[1]
+        moved = len(CUT) + len(missing_line(missing)) - missing if missing else 0
+    try:
+        with open(marks_path(path), "rb") as file:
+            file.seek(start)
+            data = file.read(MARKS_AT_ONCE)
+    except FileNotFoundError:
+        return b""
+    found = []
+    for offset, value in MARK.iter_unpack(data[: len(data) // MARK.size * MARK.size]):
+        if offset >= head:
+            if not closed:
+                break
+            offset = max(head, offset + moved)
+        found.append(MARK.pack(offset, value))
+    return b"".join(found)

@@ -15,6 +15,10 @@ import sys
 import time
 from typing import Any
 
+import dstackweb
+
+PROGRAM = os.path.dirname(os.path.dirname(os.path.abspath(dstackweb.__file__)))
+"""The folder or archive that this program is imported from."""
 HOST_CONFIG = "host.json"
 """In the home of a host's agent: `url`, `name`, `token`, `insecure`, `job_user`, `job_writable`, `shared_uid`,
 `engine`, `container_network`, `job_volumes`."""

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from dstackweb.runner.cgroups import Group, jobs_of
+from dstackweb.runner.cgroups import Group, jobs_of, stat_of
 
 MARKER = "DSTACKWEB_JOB"
 _VARIABLE = f"\0{MARKER}=".encode()
@@ -95,12 +95,7 @@ def below(above: set[int]) -> set[int]:
 
 def born(pid: int) -> str:
     """When a process was started, in the kernel's ticks, by which a later one of its number differs; empty if gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b") ")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    return fields[19].decode() if (fields := stat_of(pid)) else ""
 
 
 def pids() -> set[int]:
@@ -130,18 +125,8 @@ def is_childless() -> bool:
 
 def _parents() -> dict[int, int]:
     """Every living process and its parent."""
-    parents = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    # The command in brackets may hold anything, brackets and blanks included.
-                    status, parent = file.read().rpartition(b") ")[2].split()[:2]
-            except (OSError, ValueError):
-                continue
-            if status not in (b"Z", b"X"):
-                parents[int(name)] = int(parent)
-    return parents
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+    return {pid: int(fields[1]) for pid in pids if (fields := stat_of(pid))}
 
 
 def job_of(pid: int) -> str:
@@ -171,14 +156,16 @@ def _marker(pid: int) -> str:
 
 def _may_be_of(pid: int, uid: int | None) -> bool:
     """Whether a process can be of a job that runs as this user: the user's, or of its sandbox, which root starts."""
-    if uid is None:
-        return True
+    return uid is None or uid_of(pid) in (uid, os.getuid())
+
+
+def uid_of(pid: int) -> int | None:
+    """The user of a process; None for one that has ended or can't be seen from this container."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            of = next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
+            return next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
     except OSError:
-        return False
-    return of in (uid, os.getuid())
+        return None
 
 
 def from_above(pids: set[int], parents: Mapping[int, int]) -> list[int]:

@@ -11,9 +11,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Role, User
+from dstackweb.lib.admin import KeysFirst, ReadOnly, code_filter, register_list
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.forms import MergedForm
-from dstackweb.lib.pages import KeysFirst, ReadOnly, code_filter, register_list
 from dstackweb.lib.sql import parsed_uid
 from dstackweb.runs import concurrency, services
 from dstackweb.runs.codes import RunEventKind, WaitReason

@@ -25,7 +25,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Gone, Invalid, NotFound, TooEarly
 from dstackweb.lib.storage import Missing, pieces, storage
-from dstackweb.runner.artifact_paths import LISTED, ArtifactLeft, is_safe
+from dstackweb.runner.limits import LISTED, ArtifactLeft, is_safe
 from dstackweb.runs.models import Artifact, Job, ProjectArtifacts, Run, RunArtifacts
 
 MOST_FILES = 1000

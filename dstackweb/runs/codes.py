@@ -278,7 +278,7 @@ class MessageCode(StrEnum):
     """`instance_type`, `seen`, `total`."""
     INSTALLING_ENGINE = "installing_engine"
     NO_ENGINE = "no_engine"
-    """`fault` (`runner.engine_setup.EngineFault`); the message is the installer's."""
+    """`fault` (`runner.engine.EngineFault`); the message is the installer's."""
     SOURCE_FAILED = "source_failed"
     """`kind` of the backend, `error`: code and data of the cloud's failure."""
     ENGINE_WAITS = "engine_waits"

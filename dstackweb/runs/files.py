@@ -38,7 +38,7 @@ def log_key(job_id: UUID) -> str:
 
 
 def marks_key(job_id: UUID) -> str:
-    """Of the records of when its lines were written (`runner.marks`)."""
+    """Of the records of when its lines were written (`runner.spool`)."""
     return log_key(job_id) + MARKS
 
 

@@ -22,7 +22,7 @@ from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
-from dstackweb.runner.artifact_paths import ArtifactLeft
+from dstackweb.runner.limits import ArtifactLeft
 from dstackweb.runner.masking import Masker
 from dstackweb.runs import artifacts, connections, dev_environments
 from dstackweb.runs.models import Job, Run

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from dstackweb.lib.storage import Gap, storage
-from dstackweb.runner.marks import MOST, RECORD
+from dstackweb.runner.spool import MARK, MOST_MARKS
 from dstackweb.runs import files
 
 BLOCK = 1 << 18
@@ -21,7 +21,7 @@ SEARCHED_AT_ONCE = 64
 MATCHES_AT_ONCE = 200
 TEXT_MOST = 200
 """The longest text that is searched for, in characters."""
-MARKS_MOST = MOST * RECORD.size
+MARKS_MOST = MOST_MARKS * MARK.size
 MARKS_AT_ONCE = 1 << 20
 
 
@@ -94,7 +94,7 @@ def _windows(job_id: UUID, start: int, overlap: int) -> Iterator[tuple[int, byte
 
 
 def append_marks(job_id: UUID, offset: int, data: bytes) -> int:
-    """Add records of `runner.marks`; returns the size of what is kept, or was dropped behind the limit. Repeatable."""
+    """Add records of `runner.spool`; returns the size of what is kept, or was dropped behind the limit. Repeatable."""
     if offset + len(data) > MARKS_MOST:
         return offset + len(data)
     try:

@@ -27,8 +27,8 @@ from dstackweb.lib.errors import Forbidden
 from dstackweb.lib.secrets import digest
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.isolation import Arrangement
+from dstackweb.runner.machine import Probe
 from dstackweb.runner.nvml import Snapshot
-from dstackweb.runner.probe import Probe
 from dstackweb.runs import removal, wakeups
 from dstackweb.runs.attempts import KILL_MARGIN_S, RUNNER_GONE_S, end_job, return_job
 from dstackweb.runs.codes import MessageCode

@@ -7,8 +7,10 @@ from urllib.parse import urlsplit
 
 import django_stubs_ext
 from csp.constants import NONE, SELF
+from django.utils.translation import gettext
 
 from dstackweb import env
+from dstackweb.lib import language
 from dstackweb.settings.environment import (
     BASE_DIR,
     DSTACKWEB_ALLOWED_HOSTS,
@@ -157,7 +159,7 @@ STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
-        "BACKEND": "dstackweb.lib.pages.HashedStorage"
+        "BACKEND": "dstackweb.lib.static_files.HashedStorage"
         if STATIC_ROOT
         else "django.contrib.staticfiles.storage.StaticFilesStorage"
     },
@@ -169,6 +171,7 @@ WHITENOISE_MAX_AGE = 0
 USE_TZ = True
 TIME_ZONE = "UTC"
 USE_I18N = True
+language.use(gettext)
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]
 LOCALE_PATHS = [BASE_DIR / "locale"]

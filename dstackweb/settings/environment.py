@@ -10,7 +10,7 @@ from pathlib import Path
 from dstackweb import env
 from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT, machine_name
 from dstackweb.runner.isolation import PROJECT_UIDS
-from dstackweb.runner.probe import usable_cpus
+from dstackweb.runner.machine import usable_cpus
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 

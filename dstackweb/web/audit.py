@@ -15,7 +15,7 @@ from dstackweb.audit import log
 from dstackweb.audit.log import AuditFilter
 from dstackweb.audit.models import AuditKind
 from dstackweb.lib import exports
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.web.common.pages import PageRequest, project_page
 from dstackweb.wording import audit as words
 

@@ -7,7 +7,7 @@ from typing import assert_never
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from dstackweb.runner.artifact_paths import ArtifactLeft
+from dstackweb.runner.limits import ArtifactLeft
 from dstackweb.runs.artifacts import MOST_FILES, limit_of
 from dstackweb.wording import units
 

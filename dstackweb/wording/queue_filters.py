@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from dstackweb.lib.errors import Invalid
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import WaitReason

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
 from dstackweb.runner.archive import Fault
-from dstackweb.runner.engine_setup import EngineFault
+from dstackweb.runner.engine import EngineFault
 from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run

@@ -48,7 +48,7 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="package", autouse=True)
 def served_files() -> Iterator[None]:
     """Pages load what they load on a server: one stylesheet and one script, collected once for all workers."""
-    hashed = {**settings.STORAGES, "staticfiles": {"BACKEND": "dstackweb.lib.pages.HashedStorage"}}
+    hashed = {**settings.STORAGES, "staticfiles": {"BACKEND": "dstackweb.lib.static_files.HashedStorage"}}
     with pytest.MonkeyPatch.context() as patch, override_settings(STORAGES=hashed):
         with alone(Path(f"{settings.STATIC_ROOT}.lock")):
             if not Path(settings.STATIC_ROOT).exists():

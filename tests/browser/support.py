@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import User
 from dstackweb.lib import bundles
-from dstackweb.lib.pages import STYLES, page_sources
+from dstackweb.lib.static_files import STYLES, page_sources
 from tests.support import is_nightly
 
 TABLER = "vendor/tabler/tabler.min.css"

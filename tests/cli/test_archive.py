@@ -11,7 +11,7 @@ import pytest
 from dstackweb.cli.archive import CodeArchive, pack
 from dstackweb.cli.output import CliError
 from dstackweb.runner.archive import BadArchive, unpack
-from dstackweb.runner.archive_limits import ArchiveLimits
+from dstackweb.runner.limits import ArchiveLimits
 
 MB = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from django.conf import settings
 
 from dstackweb.lib import bundles
-from dstackweb.lib.pages import SCRIPT, STYLES, page_sources
+from dstackweb.lib.static_files import SCRIPT, STYLES, page_sources
 from dstackweb.runs.states import RunStatus
 
 STATIC = Path(settings.BASE_DIR) / "static"

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dstackweb.lib.models import StoredFile, StoredPart
-from dstackweb.lib.storage import Gap, Missing, Storage, StorageAway, pieces, rows, storage_at
-from dstackweb.lib.storage.disk import DiskStorage
+from dstackweb.lib.storage import DiskStorage, Gap, Missing, Storage, StorageAway, pieces, rows, storage_at
 from dstackweb.lib.storage.objects import ObjectStorage
 
 pytestmark = pytest.mark.django_db

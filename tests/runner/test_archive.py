@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from dstackweb.runner import archive
 from dstackweb.runner.archive import BadArchive, Fault, unpack
-from dstackweb.runner.archive_limits import LIMITS, RATIO_MAX, ArchiveLimits
 from dstackweb.runner.child import CannotStart
+from dstackweb.runner.limits import LIMITS, RATIO_MAX, ArchiveLimits
 from tests.support import examples
 
 SMALL = ArchiveLimits(size=1 << 16, entries=12)

@@ -13,14 +13,12 @@ from uuid import uuid4
 
 import pytest
 
-from dstackweb.runner import cleanup, host_agent
-from dstackweb.runner.cleanup import Cleanup
+from dstackweb.runner import host_agent
 from dstackweb.runner.client import Refused, Unreachable
-from dstackweb.runner.host_agent import HostAgent
-from dstackweb.runner.jobs import LocalJobs, old_runs
-from dstackweb.runner.launcher import NotLaunched
+from dstackweb.runner.host_agent import Cleanup, HostAgent
+from dstackweb.runner.jobs import LocalJobs, NotLaunched, old_runs
+from dstackweb.runner.machine import Probe
 from dstackweb.runner.nvml import Sample, Snapshot
-from dstackweb.runner.probe import Probe
 from dstackweb.runner.state import HOST_CONFIG
 
 IDLE = {"active": [], "again_s": 2.0}
@@ -173,7 +171,7 @@ def test_old_files_are_deleted_only_on_order_of_the_server(tmp_path: Path, monke
     assert old_runs(str(tmp_path / "runs"), 60) == [runs[0]]
     api = Api({"jobs": jobs[:2], "runs": [*runs, str(uuid4())]})
     cleaner = Cleanup(LocalJobs(str(tmp_path)))
-    monkeypatch.setattr(cleanup, "BUDGET_S", 60.0)
+    monkeypatch.setattr(host_agent, "CLEANUP_S", 60.0)
     cleaner._round(-1, 60, api, str(tmp_path / "runs"))  # type: ignore[arg-type]
     asked = api.calls[0][1]
     assert (sorted(asked["jobs"]), asked["runs"], asked["removed"]) == (sorted(jobs), [runs[0]], True)

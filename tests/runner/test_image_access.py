@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from dstackweb.runner.image_access import ImageAccess
+from dstackweb.runner.images import ImageAccess
 
 NAME, TAGGED, DIGEST = "reg.example/team/tool", "reg.example/team/tool:2", "reg.example/team/tool@sha256:" + "d" * 64
 ONE, TWO = "sha256:" + "a" * 64, "sha256:" + "b" * 64

@@ -11,9 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.runner.client import Client, Refused, Unreachable
-from dstackweb.runner.marks import BOTH, DOUBLED_AFTER, ERR, EXACT, GAP_S, MOST, OUT, RECORD, MarkWriter, marks_path
 from dstackweb.runner.masking import Masker
 from dstackweb.runner.output import Shipper, written
+from dstackweb.runner.spool import (
+    BOTH,
+    DOUBLED_AFTER,
+    ERR,
+    EXACT_MARKS,
+    GAP_S,
+    MARK,
+    MOST_MARKS,
+    OUT,
+    MarkWriter,
+    marks_path,
+)
 from tests.runner.conftest import Box
 from tests.support import eventually, examples
 
@@ -23,7 +34,7 @@ Mark = tuple[int, int, int]
 
 def parsed(data: bytes | bytearray) -> list[Mark]:
     """Offset, milliseconds and stream of each record."""
-    return [(offset, value >> 2, value & 3) for offset, value in RECORD.iter_unpack(data)]
+    return [(offset, value >> 2, value & 3) for offset, value in MARK.iter_unpack(data)]
 
 
 def streams(log: bytes, marks: list[Mark]) -> list[tuple[int, bytes]]:
@@ -68,7 +79,7 @@ def test_a_later_runner_sends_the_marks_that_an_earlier_one_left(box: MakeBox) -
     job.launch()
     eventually(lambda: job.nudge() and bytes(job.api.log) == b"one\ntwo\n")
     job.kill()
-    del job.api.marks[RECORD.size :]
+    del job.api.marks[MARK.size :]
     job.launch()
     job.end()
     assert streams(bytes(job.api.log), parsed(job.api.marks)) == [(OUT, b"one\n"), (ERR, b"two\n")]
@@ -85,21 +96,21 @@ def test_a_mark_is_made_when_the_stream_changes_or_time_has_passed(tmp_path: Pat
 def test_marks_become_rare_and_their_number_is_bounded(tmp_path: Path) -> None:
     spool = str(tmp_path / "spool")
     writer = MarkWriter(spool)
-    for offset in range(EXACT + 1000):
+    for offset in range(EXACT_MARKS + 1000):
         writer.note(offset, offset % 2, 0.0)  # no time passes: only changes of stream
     marks = parsed(Path(marks_path(spool)).read_bytes())
-    assert len(marks) == EXACT + 1
-    assert marks[-1] == (EXACT, 0, BOTH)
-    now, offset = 0.0, EXACT
-    while len(marks) < EXACT + DOUBLED_AFTER + 10:
-        now += GAP_S * 2 ** (EXACT // DOUBLED_AFTER)
+    assert len(marks) == EXACT_MARKS + 1
+    assert marks[-1] == (EXACT_MARKS, 0, BOTH)
+    now, offset = 0.0, EXACT_MARKS
+    while len(marks) < EXACT_MARKS + DOUBLED_AFTER + 10:
+        now += GAP_S * 2 ** (EXACT_MARKS // DOUBLED_AFTER)
         offset += 1
         writer.note(offset, OUT, now)
         marks.append((offset, int(now * 1000), BOTH))
-    assert os.path.getsize(marks_path(spool)) // RECORD.size < len(marks) - 5  # from there on twice the time
-    os.truncate(marks_path(spool), MOST * RECORD.size)
+    assert os.path.getsize(marks_path(spool)) // MARK.size < len(marks) - 5  # from there on twice the time
+    os.truncate(marks_path(spool), MOST_MARKS * MARK.size)
     MarkWriter(spool).note(offset, OUT, now)
-    assert os.path.getsize(marks_path(spool)) == MOST * RECORD.size
+    assert os.path.getsize(marks_path(spool)) == MOST_MARKS * MARK.size
 
 
 def test_what_two_pipes_get_is_read_in_its_order() -> None:

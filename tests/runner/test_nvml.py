@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from dstackweb.runner import nvml as looking
+from dstackweb.runner.machine import probe_gpus
 from dstackweb.runner.nvml import Sample, Snapshot, read
-from dstackweb.runner.probe import probe_gpus
 from standins.nvml import FakeGpu, Nvml, build
 
 BUSY = FakeGpu("GPU-a", util=93, mem=30000, power=350, limit=400, temp=61, throttle=4)

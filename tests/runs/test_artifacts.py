@@ -17,7 +17,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Gone, Invalid, NotFound
 from dstackweb.lib.models import StoredFile, StoredPart
 from dstackweb.lib.storage import Gap, storage
-from dstackweb.runner.artifact_paths import ArtifactLeft
+from dstackweb.runner.limits import ArtifactLeft
 from dstackweb.runs import artifacts, attempts, recount, removal
 from dstackweb.runs.artifacts import MOST_FILES, Offered, Taken, take
 from dstackweb.runs.models import Artifact, Job, ProjectArtifacts, RemovedRun, Run, RunArtifacts

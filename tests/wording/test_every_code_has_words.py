@@ -15,9 +15,9 @@ from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEve
 from dstackweb.gpus.selectors import ThrottleReason
 from dstackweb.progress.states import TaskState
 from dstackweb.runner.archive import Fault
-from dstackweb.runner.artifact_paths import ArtifactLeft
-from dstackweb.runner.engine_setup import EngineFault
+from dstackweb.runner.engine import EngineFault
 from dstackweb.runner.images import ImageFault
+from dstackweb.runner.limits import ArtifactLeft
 from dstackweb.runs.codes import (
     Impossible,
     LimitCode,

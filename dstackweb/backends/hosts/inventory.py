@@ -22,7 +22,7 @@ from dstackweb.spec.labels import check_labels
 
 if TYPE_CHECKING:
     from dstackweb.runner.isolation import Arrangement
-    from dstackweb.runner.probe import GpuProbe, Probe
+    from dstackweb.runner.machine import GpuProbe, Probe
 
 
 HOLD_BACK_AFTER = 3

@@ -18,11 +18,10 @@ from uuid import UUID
 from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.runner import removal
+from dstackweb.runner import folders
 from dstackweb.runner.engine import Finder
 from dstackweb.runner.isolation import can_traverse, find_user, make_runs_dir
-from dstackweb.runner.jobs import LocalJobs, launcher, old_runs, remove_runs
-from dstackweb.runner.launcher import NotLaunched
+from dstackweb.runner.jobs import LocalJobs, NotLaunched, old_runs, remove_runs
 from dstackweb.runner.relay import start_relay
 
 log = logging.getLogger(__name__)
@@ -33,13 +32,9 @@ AT_ONCE = 200
 """Jobs whose files are removed after one look at all processes."""
 
 
-_launcher = functools.cache(launcher)
-"""This process's own, kept for its life."""
-
-
 def here() -> LocalJobs:
     """The jobs of this machine."""
-    return LocalJobs(str(settings.DSTACKWEB_HOME), _launcher(str(settings.BASE_DIR)), log.warning)
+    return LocalJobs(str(settings.DSTACKWEB_HOME), log.warning)
 
 
 def state_dir(job_id: UUID) -> Path:
@@ -135,7 +130,7 @@ def probe_runner(runs_dir: str, job_id: UUID, token: str) -> None:
     try:
         ensure_runner({"probe": True, "api": settings.DSTACKWEB_API_URL, **orders(job_id, token, runs_dir, job_id)})
     finally:
-        removal.remove(state_dir(job_id))
+        folders.remove(state_dir(job_id))
 
 
 def runner_alive(job_id: UUID) -> bool:

@@ -26,7 +26,7 @@ from dstackweb.lib.sql import for_each
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.progress.models import Scope
-from dstackweb.runner.probe import boot_id
+from dstackweb.runner.machine import boot_id
 from dstackweb.runs import dependencies
 from dstackweb.runs.attempts import end_job, requeue_due, return_job, settle_run
 from dstackweb.runs.codes import MessageCode, RunEventKind

@@ -28,8 +28,7 @@ import dstackweb
 from dstackweb.backends.hosts import local
 from dstackweb.lib import ssh_keys
 from dstackweb.lib.errors import Conflict, DomainError
-from dstackweb.lib.storage import storage
-from dstackweb.lib.storage.disk import DiskStorage
+from dstackweb.lib.storage import DiskStorage, storage
 from dstackweb.runs.models import Job
 
 FORMAT = 1

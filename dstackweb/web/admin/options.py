@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditEntry
 from dstackweb.audit.recorder import WATCHED, name_of
-from dstackweb.lib.pages import ReadOnly
+from dstackweb.lib.admin import ReadOnly
 from dstackweb.web.admin import codes, overview, permissions
 from dstackweb.web.admin.cells import LABELS, cell
 from dstackweb.web.admin.links import page_for

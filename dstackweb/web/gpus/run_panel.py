@@ -21,7 +21,7 @@ from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyExemption, Poli
 from dstackweb.gpus.policy_status import PolicyStatus, policy_status
 from dstackweb.gpus.selectors import Columns, is_fresh, throttle_reasons
 from dstackweb.gpus.window import VerdictKind
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import selectors as runs

@@ -12,7 +12,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 
 from dstackweb.accounts.models import Project
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.lib.times import to_moment
 from dstackweb.progress import durations, task_lists
 from dstackweb.progress import selectors as progress

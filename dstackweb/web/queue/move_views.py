@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import DomainError, Invalid, NotFound
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder

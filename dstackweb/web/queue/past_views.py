@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue import past

@@ -9,7 +9,7 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Invalid, NotFound
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.queue.folding import FoldKey
 from dstackweb.runs.queue.folds import runs_of

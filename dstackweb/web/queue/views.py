@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts import saved_views
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason

@@ -12,7 +12,7 @@ from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 
 from dstackweb.lib.downloads import file_response
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.runs import artifact_previews, artifacts, selectors
 from dstackweb.runs.models import Artifact, Job, Run, RunArtifacts
 from dstackweb.web.common.pages import PageRequest, project_page

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.downloads import SANDBOX
 from dstackweb.lib.errors import Gone
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.lib.storage import Missing
 from dstackweb.runs import files, log_index, selectors
 from dstackweb.runs.models import Job
@@ -83,7 +83,7 @@ def search(request: PageRequest, run: str) -> HttpResponseBase:
 
 @_log_page
 def marks(request: PageRequest, run: str) -> HttpResponseBase:
-    """Records of `runner.marks` from their own `offset` on."""
+    """Records of `runner.spool` from their own `offset` on."""
     job = _job(request, run)
     data = log_index.marks(job.pk, whole_number(request.GET.get("offset"))) if job else b""
     return HttpResponse(data, content_type="application/octet-stream")

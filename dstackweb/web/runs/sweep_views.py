@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 from dstackweb.accounts import access
 from dstackweb.lib import exports
 from dstackweb.lib.errors import Invalid
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.sweeps import selectors, services

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from dstackweb.lib.numbers import whole_number
+from dstackweb.lib.forms import whole_number
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import dependencies, removal, rows, run_places, selectors, services
 from dstackweb.runs.history import parse_zone

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count
 
-from dstackweb.runner.probe import BackgroundProbe, GpuProbe, Probe
+from dstackweb.runner.machine import BackgroundProbe, GpuProbe, Probe
 from tests.support import eventually
 
 SEEN = Probe(8, 16000, (GpuProbe("GPU-a", 0, "NVIDIA L4", 23034),), "boot")

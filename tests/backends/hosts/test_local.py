@@ -22,7 +22,7 @@ from django.test import override_settings
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts import local
 from dstackweb.runner import cgroups
-from dstackweb.runner.probe import cgroup_support
+from dstackweb.runner.machine import cgroup_support
 from tests.backends.job_api import JobApi
 from tests.support import eventually
 
@@ -125,7 +125,7 @@ def test_all_starts_share_one_child(serve: Callable[..., JobApi]) -> None:
 def test_a_launcher_that_is_killed_or_hangs_harms_no_job_and_the_next_start_makes_another(
     serve: Callable[..., JobApi], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstackweb.runner.launcher.ANSWER_S", 5.0)
+    monkeypatch.setattr("dstackweb.runner.jobs.ANSWER_S", 5.0)
     first, second, third = serve("echo begun; sleep 0.5; echo over"), serve("echo second"), serve("echo third")
     launch(first)
     eventually(lambda: b"begun" in first.log)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from dstackweb.runner import probe as probing
+from dstackweb.runner import machine as probing
 from standins.nvml import FakeGpu, Nvml
 
 OURS = 'lambda pid: pid in {int(word) for word in os.environ.get("OURS", "").split()}'
 PROBE = f"""
 import json, os
 from dataclasses import asdict
-from dstackweb.runner.probe import probe_gpus
+from dstackweb.runner.machine import probe_gpus
 gpus, error = probe_gpus({OURS})
 print(json.dumps({{"gpus": [asdict(gpu) for gpu in gpus], "error": error}}))
 """
@@ -97,48 +97,54 @@ def write(folder: Path, **files: str) -> None:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A /proc and a /sys/fs/cgroup to fill, on a machine with 16 CPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
-    write(tmp_path / "proc/self", cgroup="0::/user.slice/server.service")
-    (tmp_path / "cgroup").mkdir()
-    return tmp_path / "proc", tmp_path / "cgroup"
+    cgroups = tmp_path / "cgroup"
+    (cgroups / "user.slice/server.service").mkdir(parents=True)
+    mounted = f"30 23 0:26 / {cgroups} rw - cgroup2 cgroup2 rw"
+    write(tmp_path / "proc/self", cgroup="0::/user.slice/server.service", mountinfo=mounted)
+    return tmp_path / "proc", cgroups
 
 
 def test_a_quota_of_a_cgroup_above_limits_the_cpus(machine: tuple[Path, Path]) -> None:
     proc, cgroups = machine
     write(cgroups / "user.slice", cpu__max="350000 100000")
     write(cgroups / "user.slice/server.service", cpu__max="max 100000")
-    assert probing.usable_cpus(proc, cgroups) == 3
+    assert probing.usable_cpus(str(proc)) == 3
 
 
 def test_half_a_cpu_still_counts_as_one(machine: tuple[Path, Path]) -> None:
     proc, cgroups = machine
     write(cgroups, cpu__max="50000 100000")
-    assert probing.usable_cpus(proc, cgroups) == 1
+    assert probing.usable_cpus(str(proc)) == 1
 
 
 def test_the_limits_of_older_cgroups_count_too(machine: tuple[Path, Path]) -> None:
     proc, cgroups = machine
-    write(proc / "self", cgroup="4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc")
-    write(cgroups / "cpu", cpu__cfs_quota_us="400000", cpu__cfs_period_us="100000")
+    mounted = [
+        f"{number} 23 0:26 /docker/abc {cgroups / name} rw - cgroup cgroup rw,{name}"
+        for number, name in ((30, "memory"), (31, "cpu,cpuacct"))
+    ]
+    write(proc / "self", cgroup="4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc", mountinfo="\n".join(mounted))
+    write(cgroups / "cpu,cpuacct", cpu__cfs_quota_us="400000", cpu__cfs_period_us="100000")
     write(cgroups / "memory", memory__limit_in_bytes=str(8 * 1024**3))
-    assert probing.usable_cpus(proc, cgroups) == 4
-    assert probing.usable_memory_mib(64 * 1024**3, proc, cgroups) == 8192 - 512
+    assert probing.usable_cpus(str(proc)) == 4
+    assert probing.usable_memory_mib(64 * 1024**3, str(proc)) == 8192 - 512
 
 
 def test_without_limits_the_whole_machine_is_offered(machine: tuple[Path, Path]) -> None:
     proc, cgroups = machine
     write(cgroups, cpu__max="max 100000", memory__max="max")
-    assert probing.usable_cpus(proc, cgroups) == 16
+    assert probing.usable_cpus(str(proc)) == 16
 
 
 @pytest.mark.parametrize(("total_gib", "usable_mib"), [(4, 4096 - 512), (64, 65536 - 3277)])
 def test_memory_is_reserved_for_the_system(machine: tuple[Path, Path], total_gib: int, usable_mib: int) -> None:
-    assert probing.usable_memory_mib(total_gib * 1024**3, *machine) == usable_mib
+    assert probing.usable_memory_mib(total_gib * 1024**3, str(machine[0])) == usable_mib
 
 
 def test_a_memory_limit_of_the_own_cgroup_counts(machine: tuple[Path, Path]) -> None:
     proc, cgroups = machine
     write(cgroups / "user.slice/server.service", memory__max=str(2 * 1024**3))
-    assert probing.usable_memory_mib(64 * 1024**3, proc, cgroups) == 2048 - 512
+    assert probing.usable_memory_mib(64 * 1024**3, str(proc)) == 2048 - 512
 
 
 def test_the_probe_of_this_machine_works() -> None:

@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend, heartbeat, host_views, is_online, register
 from dstackweb.backends.models import Backend, Gpu, Host, Isolation
 from dstackweb.runner.isolation import Arrangement
-from dstackweb.runner.probe import GpuProbe, Probe
+from dstackweb.runner.machine import GpuProbe, Probe
 from tests import factories
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runner.probe import boot_id, probe
+from dstackweb.runner.machine import boot_id, probe
 from dstackweb.scheduler.management.commands import host as host_command
 from standins.nvml import FakeGpu, Nvml
 from tests import factories

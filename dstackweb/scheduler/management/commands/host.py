@@ -25,7 +25,7 @@ from dstackweb.lib import schema
 from dstackweb.lib.process import REFUSED
 from dstackweb.runner import machine
 from dstackweb.runner.isolation import Arrangement, arrange, prepare
-from dstackweb.runner.probe import BackgroundProbe, Probe, boot_id, probe
+from dstackweb.runner.machine import BackgroundProbe, Probe, boot_id, probe
 from dstackweb.scheduler.processes.firewall import close_ports
 from dstackweb.spec.labels import read_pair
 

@@ -30,8 +30,8 @@ from dstackweb.accounts.bootstrap import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
 from dstackweb.lib import bundles, latency, schema
 from dstackweb.lib.errors import DomainError
-from dstackweb.lib.pages import page_sources
 from dstackweb.lib.process import REFUSED, wait_for_lock
+from dstackweb.lib.static_files import page_sources
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
 from dstackweb.scheduler.processes import handover, home_lock, protection

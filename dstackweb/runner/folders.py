@@ -1,4 +1,7 @@
-"""Removing what jobs may have written. They can nest folders deeper than recursion, open files and long paths reach."""
+"""Folders that jobs may have written: all in them, found or removed by open folders, so that no link leads elsewhere.
+
+Jobs can nest folders deeper than recursion, open files and long paths reach.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,60 @@ import contextlib
 import itertools
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Report = Callable[[str], None]
+
+
+def walk(top: int, deepest: int, unreadable: Report) -> Iterator[tuple[str, os.stat_result]]:
+    """All that is in an open folder, with its path there; `unreadable` gets the paths of what can't be read.
+
+    Folders of other file systems, and below so many, are not looked into.
+    """
+    device = os.fstat(top).st_dev
+    levels: list[tuple[int, str, list[str]]] = []
+    """The open folders, one in the other: each with its path, and those in it that are left."""
+    names, above = ["."], top
+    try:
+        while True:
+            if names and len(levels) <= deepest:
+                name = names.pop()
+                path = "" if name == "." else f"{levels[-1][1]}{name}/"
+                try:
+                    levels.append((os.open(name, FOLDER, dir_fd=above), path, []))
+                except OSError:
+                    unreadable(path)
+                    continue
+                yield from _entries(*levels[-1], device, unreadable)
+            elif levels:
+                os.close(levels.pop()[0])
+            if not levels:
+                return
+            above, _path, names = levels[-1]
+    finally:
+        for folder, _path, _names in levels:
+            os.close(folder)
+
+
+def _entries(
+    folder: int, above: str, below: list[str], device: int, unreadable: Report
+) -> Iterator[tuple[str, os.stat_result]]:
+    """All that is right in a folder, whose own folders are added to `below`."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except OSError:
+                    unreadable(above + entry.name)
+                    continue
+                if stat.S_ISDIR(info.st_mode) and info.st_dev == device:
+                    below.append(entry.name)
+                yield above + entry.name, info
+    except OSError:
+        unreadable(above)
 
 
 def remove(path: str | os.PathLike[str], report: Report = lambda _problem: None) -> bool:
@@ -88,12 +141,12 @@ def _opened(name: str, above: int | None) -> int:
     """Open a folder, writable for its owner. Raises OSError."""
     is_root = os.geteuid() == 0
     try:
-        folder = os.open(name, _FOLDER, dir_fd=above)
+        folder = os.open(name, FOLDER, dir_fd=above)
     except PermissionError:
         if is_root:  # it may not touch what a link could lead to
             raise
         os.chmod(name, 0o700, dir_fd=above)
-        folder = os.open(name, _FOLDER, dir_fd=above)
+        folder = os.open(name, FOLDER, dir_fd=above)
     if not is_root:
         with contextlib.suppress(OSError):
             os.fchmod(folder, 0o700)
