@@ -7,20 +7,24 @@ token of ours, and requests that pages of elsewhere make in a visitor's name are
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import aiohttp
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from django.conf import settings
+from multidict import CIMultiDict
+from yarl import URL
 
 from dstackweb.gateway import access
 from dstackweb.gateway.access import RECHECK_S, Admission
 from dstackweb.gateway.answers import Denied, answer
-from dstackweb.gateway.carry import carry, carry_messages
-from dstackweb.gateway.clients import JobClients, NotConnected
-from dstackweb.gateway.headers import is_own, request_headers, token_of
+from dstackweb.gateway.clients import JobClient, JobClients, NotConnected
+from dstackweb.gateway.headers import is_own, request_headers, response_headers, token_of
 from dstackweb.gateway.tunnels import NO_TUNNEL, Tunnels, in_database
 from dstackweb.lib import proxies
 from dstackweb.lib.secrets import digest
@@ -32,6 +36,11 @@ from dstackweb.runs.service_codes import GatewayProblem
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.runs.visits import COOKIE_S, ENTER, Tickets, Visit
 
+WEBSOCKET = "sec-websocket-"
+MESSAGE_MOST = 64 << 20
+CHUNK = 64 * 1024
+NO_CODES = (None, 1005, 1006, 1015)
+"""Codes that say that a WebSocket was closed without one: they can't be sent."""
 Proof = Visit | str
 """Who asks: a visit, or an API token."""
 _OF_REFUSALS = {
@@ -167,3 +176,77 @@ def _address(request: web.Request) -> str:
     peer, trusted = request.remote or "", settings.DSTACKWEB_TRUSTED_PROXIES
     claimed = ", ".join(request.headers.getall("X-Forwarded-For", []))
     return proxies.client(peer, claimed, trusted) if trusted and proxies.is_in(peer, trusted) else peer
+
+
+async def carry(
+    request: web.Request, client: JobClient, headers: CIMultiDict[str], on_data: Callable[[], None]
+) -> web.StreamResponse:
+    """A request and its answer, neither held in memory as a whole; `on_data` is called for each part of the answer.
+
+    Raises aiohttp.ClientError before it begins.
+
+    An answer that breaks off breaks off for the caller too, who would else take it for whole.
+    """
+    body = request.content if request.can_read_body else None
+    address = URL(f"http://run{request.raw_path}", encoded=True)
+    async with client.session(request.method).request(
+        request.method, address, headers=headers, data=body, allow_redirects=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+    ) as answer:  # fmt: skip
+        response = web.StreamResponse(status=answer.status, reason=answer.reason)
+        for name, value in response_headers(answer.headers):
+            response.headers.add(name, value)
+        await response.prepare(request)
+        try:
+            if request.method != "HEAD":
+                async for data in answer.content.iter_chunked(CHUNK):
+                    on_data()
+                    await response.write(data)
+            await response.write_eof()
+        except (aiohttp.ClientError, OSError):
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+
+async def carry_messages(
+    request: web.Request,
+    client: JobClient,
+    headers: CIMultiDict[str],
+    on_data: Callable[[], None],
+    until: Callable[[], Awaitable[None]],
+) -> web.StreamResponse:
+    """A WebSocket, both ways, at most until `until` returns; `on_data` is called for each message of the caller.
+
+    Raises aiohttp.ClientError if the job does not take it.
+    """
+    asked = request.headers.get("Sec-WebSocket-Protocol", "")
+    protocols = [word.strip() for word in asked.split(",") if word.strip()]
+    own = CIMultiDict((name, value) for name, value in headers.items() if not name.lower().startswith(WEBSOCKET))
+    address = URL(f"http://run{request.raw_path}", encoded=True)
+    async with client.session("WEBSOCKET").ws_connect(
+        address, headers=own, protocols=protocols, max_msg_size=MESSAGE_MOST, autoping=True
+    ) as job:
+        chosen = [job.protocol] if job.protocol else []
+        caller = web.WebSocketResponse(protocols=chosen, max_msg_size=MESSAGE_MOST, heartbeat=30)
+        await caller.prepare(request)
+
+        async def pass_on(source: Any, sink: Any, seen: Callable[[], None]) -> None:
+            async for message in source:
+                seen()
+                if message.type is WSMsgType.TEXT:
+                    await sink.send_str(message.data)
+                elif message.type is WSMsgType.BINARY:
+                    await sink.send_bytes(message.data)
+
+        works = pass_on(caller, job, on_data), pass_on(job, caller, lambda: None), until()
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(OSError, ValueError):
+                await caller.close(code=1000 if job.close_code in NO_CODES else int(job.close_code or 1000))
+        return caller

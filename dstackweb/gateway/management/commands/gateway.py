@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import signal
 import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from dstackweb.gateway.server import serve
+from dstackweb.gateway.checks import Checks
+from dstackweb.gateway.pages import Pages
+from dstackweb.gateway.ssh import SshServer
+from dstackweb.gateway.tunnels import Tunnels, in_database
+from dstackweb.lib import schema, ssh_keys
 from dstackweb.lib.process import REFUSED
+from dstackweb.scheduler.processes.firewall import end_jobs_on
+
+log = logging.getLogger("dstackweb.gateway")
+
+BIND_AGAIN_S = 5.0
+SCHEMA_EVERY_S = 5.0
+STOP_S = 3.0
+HEADERS_MOST = 16 * 1024
 
 
 class Command(BaseCommand):
@@ -18,3 +37,67 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if not asyncio.run(serve()):
             sys.exit(REFUSED)
+
+
+async def serve() -> bool:
+    """Serve both fronts until SIGTERM or SIGINT. False: this program does not fit the database."""
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)  # it logs commands, which are people's own
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    checks = Checks()
+    host, tunnels = settings.DSTACKWEB_HOST, Tunnels(checks.watch)
+    pages, front = Pages(tunnels), SshServer(tunnels)
+    runner = web.AppRunner(
+        pages.application(), access_log=None, handle_signals=False, shutdown_timeout=STOP_S,
+        handler_cancellation=True,  # a caller that has gone ends what the job does for it
+        max_line_size=HEADERS_MOST, max_field_size=HEADERS_MOST,
+    )  # fmt: skip
+    await runner.setup()
+    key = await asyncio.to_thread(ssh_keys.host_key, Path(settings.DSTACKWEB_HOME))
+
+    async def listen_http() -> None:
+        await web.TCPSite(runner, host, settings.DSTACKWEB_GATEWAY_PORT).start()
+
+    async def listen_ssh() -> None:
+        await front.listen(host, settings.DSTACKWEB_SSH_PORT, str(key))
+
+    work: list[Awaitable[Any]] = [
+        bind(listen_http, "DSTACKWEB_GATEWAY_PORT", settings.DSTACKWEB_GATEWAY_PORT),
+        tunnels.keep_notes(),
+        front.recheck(),
+        checks.keep(),
+    ]
+    if settings.DSTACKWEB_SSH_PORT:
+        work.append(bind(listen_ssh, "DSTACKWEB_SSH_PORT", settings.DSTACKWEB_SSH_PORT))
+    tasks = [asyncio.ensure_future(one) for one in work]
+    fits = True
+    try:
+        while fits and not stopping.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stopping.wait(), SCHEMA_EVERY_S)
+            fits = stopping.is_set() or not await in_database(schema.refusal)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await runner.cleanup()
+        await pages.close()
+    return fits
+
+
+async def bind(listen: Callable[[], Awaitable[None]], setting: str, port: int) -> None:
+    """Listen on a port, trying again while something else does. A job that does is ended."""
+    reported = False
+    while True:
+        try:
+            await listen()
+        except OSError as error:
+            if not reported:
+                log.error("port %d can't be opened: %s. Set %s to another one", port, error.strerror, setting)
+            reported = True
+            if not await asyncio.to_thread(end_jobs_on, port, settings.DSTACKWEB_JOB_USER):
+                await asyncio.sleep(BIND_AGAIN_S)
+        else:
+            log.info("listening on port %d", port)
+            return
