@@ -19,6 +19,7 @@ import pytest
 
 from dstackweb.backends.models import CgroupCode
 from dstackweb.runner import cgroups, tree
+from dstackweb.runner.cgroups import text_of
 from dstackweb.runner.child import oom_score
 from dstackweb.runner.jobs import LocalJobs
 from tests.runner.conftest import OTHER_USER, Box, runs
@@ -96,7 +97,7 @@ def test_a_job_gets_the_cpus_that_it_may_use_at_most(box: MakeBox) -> None:
     job.wait_for("up")
     group = cgroups.read(str(job.state))
     assert group.cpus == (1 if support()["cpu"] else None)
-    quotas = [_read(folder, "cpu.max") or _read(folder, "cpu.cfs_quota_us") for folder in group.folders]
+    quotas = [text_of(folder, "cpu.max") or text_of(folder, "cpu.cfs_quota_us") for folder in group.folders]
     assert any(quota.startswith("100000") for quota in quotas) == support()["cpu"]
 
 
@@ -271,10 +272,6 @@ def test_other_jobs_cannot_make_the_search_for_processes_read_much(
 
 def _bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def _read(folder: str, name: str) -> str:
-    return cgroups._read(folder, name)
 
 
 def machine(tmp_path: Path, groups: str, mounts: dict[str, str]) -> str:

@@ -21,7 +21,7 @@ from django.test import override_settings
 
 from dstackweb.backends.contract import StartFailed
 from dstackweb.backends.hosts import local
-from dstackweb.runner import cgroups
+from dstackweb.runner import cgroups, jobs
 from dstackweb.runner.machine import cgroup_support
 from tests.backends.job_api import JobApi
 from tests.support import eventually
@@ -167,7 +167,9 @@ def test_the_state_of_a_runner_is_unreadable_to_other_users(serve: Callable[...,
 
 def test_a_runner_that_cannot_start_reports_why(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., JobApi]) -> None:
     api = serve("true")
-    with override_settings(BASE_DIR=Path("/nowhere")), pytest.raises(StartFailed, match="No module named"):
+    monkeypatch.setattr(jobs, "PROGRAM", "/nowhere")
+    monkeypatch.setattr(jobs, "_launcher", jobs.Launcher())
+    with pytest.raises(StartFailed, match="No module named"):
         launch(api)
 
 
