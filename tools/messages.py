@@ -65,7 +65,7 @@ def _names() -> set[str]:
     if not apps.ready:
         django.setup()
     from dstackweb.backends import registry
-    from dstackweb.lib import admin as model_names
+    from dstackweb.lib import admin
     from dstackweb.profiles import forms
 
     importlib.import_module("dstackweb.urls")  # which has the models named
@@ -74,7 +74,7 @@ def _names() -> set[str]:
         for kind in registry.KINDS.values()
         for name, info in kind.schema.model_fields.items()
     }
-    return model_names.texts | model_names.of_others() | labels | forms.descriptions()
+    return admin.texts | admin.of_others() | labels | forms.descriptions()
 
 
 def main() -> None:
