@@ -100,7 +100,7 @@ def _watcher(heading: str) -> None:
     from django.db.models import F
 
     from dstackweb.runs.models import Job
-    from dstackweb.scheduler.monitoring import watch
+    from dstackweb.scheduler import watch
 
     running = Job.objects.filter(status="running")
     acts: dict[str, Callable[[], object]] = {

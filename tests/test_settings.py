@@ -252,7 +252,7 @@ def test_only_what_serves_pages_loads_the_admin_and_only_what_uses_redis_loads_i
     code = """
 import sys, django
 django.setup()
-import dstackweb.scheduler.processes.brokers.orm, dstackweb.scheduler.management.commands.up
+import dstackweb.scheduler.processes.brokers, dstackweb.scheduler.management.commands.up
 print({"redis", "django_redis", "dstackweb.web.admin.site"} & set(sys.modules))
 """
     assert start(tmp_path, "-c", code).stdout == "set()\n"

@@ -20,11 +20,9 @@ from dstackweb.runs.queue import fair_share, ordering
 from dstackweb.runs.queue.fair_share import Load
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.displacing import Displacer
-from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun
+from dstackweb.scheduler.placement.hosts import HostPlacement, PlacedRun, Wait, WaitingRun
 from dstackweb.scheduler.placement.offers import OfferPlacement
-from dstackweb.scheduler.placement.preemption import PlacedRun
-from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, latest_end
-from dstackweb.scheduler.placement.turns import Turns, is_ahead
+from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, Turns, is_ahead, latest_end
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 T0 = dt.datetime(2026, 1, 5, tzinfo=dt.UTC)

@@ -24,8 +24,8 @@ from dstackweb.gpus.selectors import newest, throttle_reasons
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment
 from dstackweb.runs.models import Run
-from dstackweb.scheduler import host_actions
-from dstackweb.scheduler.selectors import HostSummary, list_hosts
+from dstackweb.scheduler import team_hosts
+from dstackweb.scheduler.team_hosts import HostSummary, list_hosts
 
 
 class GpuSampleOut(Schema):
@@ -273,7 +273,7 @@ def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
 def clear(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins: a host that is held back because starts failed takes jobs again."""
     who = admin(request, _("hosts"))
-    host_actions.take_jobs_again(inventory.find(name), who)
+    team_hosts.take_jobs_again(inventory.find(name), who)
     return _one(name, who)
 
 
@@ -289,7 +289,7 @@ def revoke(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
 def gone(request: HttpRequest, name: Path[str], body: GoneIn) -> dict[str, int]:
     """For deployment admins: ends the jobs of an offline host, and frees what they held. 409 while it is online."""
     who = admin(request, _("hosts"))
-    return {"ended": host_actions.declare_gone(inventory.find(name), who, body.reason)}
+    return {"ended": team_hosts.declare_gone(inventory.find(name), who, body.reason)}
 
 
 def _one(name: str, who: User) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from dstackweb.api.app import NameOrNull
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
-from dstackweb.scheduler.placement import preemption
+from dstackweb.scheduler.placement import displacing
 from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.wording import fair_share, places, statuses, waiting
 from dstackweb.wording import queue as queue_words
@@ -78,7 +78,7 @@ class DisplacesOut(Schema):
         return cls(
             runs=[DisplacedOut(run=one.name, user=one.user, queue=one.queue, placed_at=one.since) for one in runs],
             reclaims=found.reclaims,
-            work_s=preemption.work_s(runs, at),
+            work_s=displacing.work_s(runs, at),
             detail=str(joined("; ", parts)),
             allowed_at=budget.allowed_at if budget else at,
         )

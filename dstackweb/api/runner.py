@@ -26,8 +26,8 @@ from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler import utilization
 from dstackweb.scheduler.cloud import agents
-from dstackweb.scheduler.monitoring import utilization
 
 FOREIGN = "this token is for another job"
 

@@ -35,8 +35,8 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler import utilization
 from dstackweb.scheduler.models import Retention, RetentionKind
-from dstackweb.scheduler.monitoring import utilization
 
 REFRESH_S = 0.5
 IDLE_POLL_S, BUSY_POLL_S = 2.0, 1.0

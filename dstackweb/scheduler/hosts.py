@@ -34,8 +34,8 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler import utilization
 from dstackweb.scheduler.models import Retention, RetentionKind
-from dstackweb.scheduler.monitoring import utilization
 
 log = logging.getLogger(__name__)
 

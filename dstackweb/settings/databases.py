@@ -158,6 +158,6 @@ Q_CLUSTER: dict[str, Any] = {
 }
 _BROKERS = "dstackweb.scheduler.processes.brokers"
 if REDIS_URL:
-    Q_CLUSTER |= {"redis": _patient(REDIS_URL), "broker_class": f"{_BROKERS}.redis.RedisBroker"}
+    Q_CLUSTER |= {"redis": _patient(REDIS_URL), "broker_class": f"{_BROKERS}.RedisBroker"}
 else:
-    Q_CLUSTER |= {"orm": "default", "broker_class": f"{_BROKERS}.orm.OrmBroker"}
+    Q_CLUSTER |= {"orm": "default", "broker_class": f"{_BROKERS}.OrmBroker"}

@@ -22,8 +22,8 @@ from dstackweb.runs import holds
 from dstackweb.runs.holds import HoldInfo
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
-from dstackweb.scheduler import host_actions
-from dstackweb.scheduler.selectors import HostSummary, ReservedCapacity, list_hosts
+from dstackweb.scheduler import team_hosts
+from dstackweb.scheduler.team_hosts import HostSummary, ReservedCapacity, list_hosts
 from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url, yes_or_no
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import hosts as host_words
@@ -239,7 +239,7 @@ def leave(request: PageRequest, host: str) -> HttpResponse:
 def clear(request: PageRequest, host: str) -> HttpResponse:
     """Place jobs again on a host that is held back."""
     found = _managed(request, host)
-    host_actions.take_jobs_again(found, request.user)
+    team_hosts.take_jobs_again(found, request.user)
     return _back(request, _("%s accepts jobs again.") % found.name, _page_of(request, found))
 
 
@@ -257,7 +257,7 @@ def revoke(request: PageRequest, host: str) -> HttpResponse:
 def gone(request: PageRequest, host: str) -> HttpResponse:
     """End the jobs of a host whose machine is gone."""
     found = _managed(request, host)
-    ended = host_actions.declare_gone(found, request.user, request.POST.get("reason", ""))
+    ended = team_hosts.declare_gone(found, request.user, request.POST.get("reason", ""))
     text = ngettext("%d job has ended.", "%d jobs have ended.", ended) % ended
     return _back(request, text, _page_of(request, found))
 

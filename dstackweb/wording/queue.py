@@ -15,8 +15,8 @@ from dstackweb.runs.models import Run
 from dstackweb.runs.queue.move_preview import MoveEffect, RunChange
 from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.scheduler.passes.decision import Decision, Plan
+from dstackweb.scheduler.placement.displacing import HOUR_MS, WorkBudget, work_s
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.scheduler.placement.preemption import HOUR_MS, WorkBudget, work_s
 from dstackweb.wording import waiting
 from dstackweb.wording.fair_share import hours
 from dstackweb.wording.sentence import Label, Sentence, clauses, colon, enumeration, fill, listing, words

@@ -22,9 +22,8 @@ from dstackweb.runs.attempts import RUNNER_GONE_S
 from dstackweb.runs.launch import job_of_token, job_token
 from dstackweb.runs.models import Job, RemovedRun, Run
 from dstackweb.runs.services import stop
-from dstackweb.scheduler import host_agents
+from dstackweb.scheduler import host_agents, watch
 from dstackweb.scheduler.models import Retention
-from dstackweb.scheduler.monitoring import watch
 from tests.factories import as_if, make_host, make_run, make_user, place_all, placed_job, start
 from tests.gpus.snapshots import sample
 

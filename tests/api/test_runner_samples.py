@@ -129,7 +129,7 @@ def test_trouble_with_a_policy_does_not_lose_the_samples(
         tried.append(job_id)
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("dstackweb.scheduler.monitoring.utilization.apply_policy", fails)
+    monkeypatch.setattr("dstackweb.scheduler.utilization.apply_policy", fails)
     job = on_a_cloud(project, member, utilization_policy={"min_gpu_utilization": 50, "time_window": "1m"})
     samples = [sample(age, utilization=0) for age in range(70, -1, -10)]
     assert Runner(job).post("samples", {"samples": samples}).status_code == 200

@@ -17,7 +17,7 @@ from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import Result, SourceRow
-from dstackweb.scheduler.processes.housekeeping import keep_house
+from dstackweb.scheduler.processes.retention import keep_house
 from tests.offers.cloud_stub import ANY, Cloud
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]

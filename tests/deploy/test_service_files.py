@@ -63,7 +63,7 @@ MAKES = """
 import json
 from dstackweb.runner import cgroups, sandbox
 from dstackweb.runner.isolation import PROJECT_UIDS, account_of
-from dstackweb.scheduler.processes.firewall import close_ports
+from dstackweb.scheduler.processes.protection import close_ports
 ports = close_ports(PROJECT_UIDS, {"ENGINE": "sqlite3"}, "redis://127.0.0.1:6379", 8000)
 print(json.dumps([sandbox.obstacle(account_of(PROJECT_UIDS, 0)), cgroups.support(), ports]))
 """

@@ -12,7 +12,7 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason, RunStatus
-from dstackweb.scheduler.monitoring import watch
+from dstackweb.scheduler import watch
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 from tests.faults.killing import killed_at_each_statement
 from tests.progress.test_finalize import everything, filled, released

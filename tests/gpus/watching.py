@@ -14,7 +14,7 @@ from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import Reason
-from dstackweb.scheduler.monitoring import utilization
+from dstackweb.scheduler import utilization
 from tests.factories import make_host, make_run, place_all, placed_job, start
 from tests.gpus.snapshots import EVERY_MS, START_MS, sample
 

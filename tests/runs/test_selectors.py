@@ -15,7 +15,7 @@ from dstackweb.runs import attempts, rows, selectors, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.row_fields import RunPageRow, RunRow
 from dstackweb.runs.states import ACTIVE
-from dstackweb.scheduler.monitoring import watch
+from dstackweb.scheduler import watch
 from tests.factories import make_host, make_run, place_all
 
 pytestmark = pytest.mark.django_db

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -21,7 +22,7 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import accounting_kinds, cloud_kinds
-from dstackweb.lib.models import watch_time
+from dstackweb.lib.models import Lease, watch_time
 from dstackweb.offers import sources
 from dstackweb.runs.attempts import end_job
 from dstackweb.runs.codes import MessageCode, RunEventKind
@@ -37,6 +38,9 @@ SEARCHED_FOR = dt.timedelta(days=1)
 """How long to search deleted backends and regions no longer used for left instances."""
 USAGE_ASKED_FOR = dt.timedelta(minutes=10)
 """How long after an instance's end to ask what it used: accounting lags, and may be away. Then it stays unknown."""
+ASK_EVERY_S = 30.0
+ASKED_AT_ONCE = 200
+"""Most instances in one question: they are arguments of a command, or part of a URL."""
 
 
 class _InstanceChanged(Exception):
@@ -73,6 +77,32 @@ def awaits_usage(run: Run, now: dt.datetime) -> bool:
     mine = Q(jobs__run=run, usage__isnull=True, backend__kind__in=accounting_kinds())
     ending = Instance.objects.filter(mine).exclude(status=InstanceStatus.GONE).exclude(cloud_id="")
     return without_usage(now).filter(mine).exists() or ending.exists()
+
+
+def accounting_due() -> Iterator[tuple[Backend, str]]:
+    """Backends and regions whose accounting this process may ask now, by a lease that just expires."""
+    now = timezone.now()
+    rows = without_usage(now).select_related("backend").only("backend", "region").order_by("ended_at")
+    for backend, region in dict.fromkeys((row.backend, row.region) for row in rows):
+        if Lease.take(f"usage:{backend.pk}:{region}", uuid.uuid4().hex, ASK_EVERY_S, now):
+            yield backend, region
+
+
+def ask_accounting(backend: Backend, region: str) -> None:
+    """Store what is known of a region's ended instances. Raises SourceFailed, having changed nothing."""
+    rows = without_usage(timezone.now()).filter(backend=backend, region=region).order_by("ended_at")
+    cloud_ids = dict(rows.values_list("cloud_id", "pk")[:ASKED_AT_ONCE])
+    if not cloud_ids:
+        return
+    found = registry.accounting(backend).accounting(region, list(cloud_ids))
+    mine = Instance.objects.filter(usage__isnull=True)
+    if found is None:
+        mine.filter(pk__in=cloud_ids.values()).update(usage={})
+        return
+    for cloud_id, used in found.items():
+        if cloud_id in cloud_ids:
+            known = {name: value for name, value in asdict(used).items() if value is not None}
+            mine.filter(pk=cloud_ids[cloud_id]).update(usage=known)
 
 
 def has_work() -> bool:

@@ -1,6 +1,7 @@
-"""Watches cloud instances: the clouds' answers, deadlines, silence, interruptions, orphans.
+"""Starts cloud instances and watches them: the clouds' answers, deadlines, silence, interruptions, orphans.
 
-All work is found from rows. Clouds are called outside transactions, one region at a time.
+All work is found from rows. Clouds are called outside transactions, one region at a time. An instance's row is written
+before the cloud is called, which recognizes a repeated order by the instance's id.
 """
 
 from __future__ import annotations
@@ -13,29 +14,39 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
 from functools import partial
 from uuid import UUID
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import CloudInstance, InstanceEnd, SourceFailed
+from dstackweb.backends.contract import (
+    CloudInstance,
+    InstanceEnd,
+    InstanceOrder,
+    LaunchFailed,
+    LaunchFailure,
+    SourceFailed,
+)  # fmt: skip
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
+from dstackweb.backends.user_data import user_data
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.models import Lease, watch_time
 from dstackweb.lib.sql import for_each, parsed_uid
+from dstackweb.runner.pyz import pyz
 from dstackweb.runs import wakeups
 from dstackweb.runs.attempts import end_job
-from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.models import Job
+from dstackweb.runs.codes import MessageCode, RunEventKind
+from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
-from dstackweb.scheduler.cloud import instances as cloud_rows
-from dstackweb.scheduler.cloud import start as cloud_start
-from dstackweb.scheduler.cloud import usage as cloud_usage
+from dstackweb.scheduler.cloud import agents, instances
 from dstackweb.scheduler.cloud.lifecycle import (
+    MAX_TRIES,
     Cause,
     CloudState,
     cause_of_end,
@@ -50,6 +61,12 @@ from dstackweb.scheduler.cloud.lifecycle import (
 
 log = logging.getLogger(__name__)
 
+LEASE_S = 60.0
+"""After this another process may repeat the order of an instance."""
+OWN_S = 180.0
+"""What the agent may take of an allocation's time for itself."""
+START_S = 20.0
+"""How long one task tries offers for a job, far below django-q's timeout. The next tick continues."""
 POLL_EVERY_S = 30.0
 SETTLE_EVERY_S = 8.0
 """How often to poll a region with an ending instance."""
@@ -64,21 +81,125 @@ def poll_all() -> None:
     release_instances(_present_instances().exclude(holder=None))
     _run_all(_interruptions_due())
     _run_all(_ends_due())
-    waiting = Job.objects.filter(cloud_rows.on_cloud_backends(), status=JobStatus.PROVISIONING, claim_nonce="")
+    waiting = Job.objects.filter(instances.on_cloud_backends(), status=JobStatus.PROVISIONING, claim_nonce="")
     requested = waiting.filter(instance__status=InstanceStatus.REQUESTED).order_by("placed_at", "pk")
-    _run_all((partial(cloud_start.start_instance, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
+    _run_all((partial(start_instance, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
     # With its own time: instances end however long starting others takes.
-    _run_all((partial(poll_region, backend, region) for backend, region in _regions_due()), WORK_S)
-    _run_all((partial(cloud_usage.ask, backend, region) for backend, region in cloud_usage.due()), WORK_S)
+    _run_all((partial(poll_region, *place) for place in _regions_due()), WORK_S)
+    _run_all((partial(instances.ask_accounting, *place) for place in instances.accounting_due()), WORK_S)
 
 
 def poll_jobs(job_ids: Sequence[str]) -> None:
     """Advance a few jobs at once: start instances for waiting ones, release those of ended ones, and ask the cloud
     about the machines of those that were ended by a signal."""
     release_instances(_present_instances().filter(holder__in=job_ids))
-    _run_all(partial(cloud_start.start_instance, UUID(job_id)) for job_id in job_ids)
+    _run_all(partial(start_instance, UUID(job_id)) for job_id in job_ids)
     if _reported_jobs().filter(pk__in=job_ids).exists():
-        _run_all((partial(poll_region, backend, region) for backend, region in _regions_due()), WORK_S)
+        _run_all((partial(poll_region, *place) for place in _regions_due()), WORK_S)
+
+
+def start_instance(job_id: UUID) -> None:
+    """Start a job's instance, going to the next offer after each refusal until none is left."""
+    began = time.monotonic()
+    for _ in range(MAX_TRIES + 1):
+        if not _try_offer(job_id) or time.monotonic() - began > START_S:
+            return
+
+
+def _try_offer(job_id: UUID) -> bool:
+    """Try one offer; returns whether to try the next at once."""
+    instance = _requested_instance(job_id)
+    if instance is None:
+        return False
+    name, holder = f"launch:{instance.pk}", uuid.uuid4().hex
+    if not Lease.take(name, holder, LEASE_S, timezone.now()):
+        return False
+    try:
+        return _launch(instance)
+    finally:
+        Lease.release(name, holder)
+
+
+def _requested_instance(job_id: UUID) -> Instance | None:
+    """The requested instance that a job still waits for; None when there is nothing to order."""
+    job = Job.objects.filter(
+        instances.on_cloud_backends(), pk=job_id, status=JobStatus.PROVISIONING, claim_nonce=""
+    ).first()
+    if job is None or job.instance_id is None:
+        return None
+    asked = Instance.objects.select_related("backend", "project")
+    return asked.filter(pk=job.instance_id, holder=job.pk, status=InstanceStatus.REQUESTED).first()
+
+
+def _launch(instance: Instance) -> bool:
+    """Call the cloud; returns whether the job has another offer now."""
+    if not instance.backend.enabled:
+        # The order may have been sent, and its answer lost.
+        asked = instance.join_digest != ""
+        why = InstanceEnd.DISABLED if instance.backend.deleted_at is None else InstanceEnd.DELETED
+        instances.end_instance(instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, why)
+        return True
+    token, digest = agents.join_token(instance.pk)
+    is_new = bool(Instance.objects.filter(pk=instance.pk, join_digest="").update(join_digest=digest))
+    try:
+        machine = registry.cloud(instance.backend).launch(_order(instance, token, is_new=is_new))
+    except LaunchFailed as refused:
+        log.info("%s in %s: %s", instance.instance_type, instance.region, refused)
+        if refused.code in (LaunchFailure.QUOTA, LaunchFailure.NO_CAPACITY):
+            instances.refresh_capacity(instance.backend, instance.region)
+        instances.end_instance(instance, InstanceStatus.GONE, refused.code, refused.text)
+        return True
+    except (SourceFailed, DomainError, registry.UnknownKind) as error:
+        log.warning("%s: cannot start an instance, will retry: %s", instance.backend, error)
+        _store_error(instance, error)
+        return False
+    instances.record_found(instance, machine)
+    instances.refresh_capacity(instance.backend, instance.region)
+    return False
+
+
+def _order(instance: Instance, join_token: str, *, is_new: bool) -> InstanceOrder:
+    run = Run.objects.filter(jobs__instance=instance).first()
+    return InstanceOrder(
+        instance=str(instance.pk),
+        deployment=instances.deployment(),
+        region=instance.region,
+        instance_type=instance.instance_type,
+        spot=instance.is_spot,
+        user_data=user_data(
+            api_url=settings.DSTACKWEB_API_URL,
+            instance=str(instance.pk),
+            join_token=join_token,
+            pyz_sha256=pyz()[1],
+            insecure=settings.DSTACKWEB_INSECURE_HTTP,
+            allocation=not registry.is_machine(instance.backend),
+        ),
+        zones=tuple(sorted(instance.zone_prices, key=lambda zone: (Decimal(instance.zone_prices[zone]), zone))),
+        project=instance.project.name,
+        run=run.name if run else "",
+        cpus=instance.cpus,
+        memory_mib=instance.memory_mib,
+        gpu_name=instance.gpu_name,
+        gpu_count=instance.gpu_count,
+        is_new=is_new,
+        duration_s=_duration_s(run),
+    )
+
+
+def _duration_s(run: Run | None) -> int | None:
+    """How long an allocation for the run is needed: its limit, the time to stop, and some to start and report."""
+    limit = run.spec.get("max_duration_s") if run else None
+    return None if run is None or limit is None else int(limit + run.spec.get("stop_duration_s", 0) + OWN_S)
+
+
+def _store_error(instance: Instance, error: Exception) -> None:
+    """Show why the cloud could not be called on the instance and the job; the order is retried."""
+    failed = {"code": error.code, **error.data} if isinstance(error, SourceFailed) else {}
+    said = "" if failed else str(error)
+    Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED).update(error=said, error_detail=failed)
+    detail = {"code": MessageCode.SOURCE_FAILED, "kind": instance.backend.kind, "error": failed} if failed else {}
+    waiting = Job.objects.filter(instance=instance, status=JobStatus.PROVISIONING, claim_nonce="")
+    waiting.update(message=said, detail=detail)
 
 
 def end_orphans() -> None:
@@ -88,13 +209,13 @@ def end_orphans() -> None:
     """
     now = timezone.now()
     places: list[tuple[Backend, str]] = []
-    _run_all([partial(_add_regions, places, backend, now) for backend in cloud_rows.cloud_backends(now)])
+    _run_all([partial(_add_regions, places, backend, now) for backend in instances.cloud_backends(now)])
     random.shuffle(places)
-    _run_all((partial(poll_region, backend, region) for backend, region in places), 2 * WORK_S)
+    _run_all((partial(poll_region, *place) for place in places), 2 * WORK_S)
 
 
 def _add_regions(places: list[tuple[Backend, str]], backend: Backend, now: dt.datetime) -> None:
-    places += [(backend, region) for region in cloud_rows.recent_regions(backend, now)]
+    places += [(backend, region) for region in instances.recent_regions(backend, now)]
     configured = registry.cloud(backend).regions()
     places += [(backend, region) for region in configured if (backend, region) not in places]
 
@@ -118,7 +239,7 @@ def poll_region(backend: Backend, region: str) -> None:
     code = registry.cloud(backend)
     # Before the question: what the cloud answers must be younger than what their runners have reported.
     reported = list(_reported_jobs().filter(instance__backend=backend, instance__region=region))
-    machines = code.instances(region, cloud_rows.deployment())
+    machines = code.instances(region, instances.deployment())
     # Read after the answer: a row exists before its instance.
     rows = list(_present_instances().filter(backend=backend, region=region))
     ending = {row.cloud_id for row in rows if _update_row(row, find_instance(machines, str(row.pk), row.cloud_id))}
@@ -168,25 +289,25 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
     match cloud_state(instance, machine):
         case CloudState.THERE | CloudState.ALIVE as there:
             assert machine is not None
-            cloud_rows.record_found(instance, machine)
-            cloud_rows.record_wait(instance, machine)
+            instances.record_found(instance, machine)
+            instances.record_wait(instance, machine)
             instance.cloud_id = machine.cloud_id
             return there is CloudState.ALIVE
         case CloudState.ENDING:
             assert machine is not None
-            cloud_rows.record_found(instance, machine)
+            instances.record_found(instance, machine)
             instance.refresh_from_db()
-            cloud_rows.end_instance(instance, InstanceStatus.STOPPING, why, text)
+            instances.end_instance(instance, InstanceStatus.STOPPING, why, text)
             return True
         case CloudState.GONE:
-            cloud_rows.end_instance(instance, InstanceStatus.GONE, why, text)
+            instances.end_instance(instance, InstanceStatus.GONE, why, text)
     return False
 
 
-def release_instances(instances: Iterable[Instance]) -> None:
+def release_instances(held: Iterable[Instance]) -> None:
     """Take ended jobs off their instances, which are kept idle for the project or set to end."""
-    rows = list(instances)
-    jobs = cloud_rows.jobs_by_instance(rows)
+    rows = list(held)
+    jobs = instances.jobs_by_instance(rows)
     for instance in rows:
         job = jobs.get(instance.pk)
         if job is not None and job.status in JOB_ACTIVE:
@@ -207,20 +328,20 @@ def release_instances(instances: Iterable[Instance]) -> None:
 
 def _ends_due() -> Iterator[Callable[[], object]]:
     rows = list(_present_instances().exclude(status=InstanceStatus.STOPPING))
-    jobs = cloud_rows.jobs_by_instance(rows)
+    jobs = instances.jobs_by_instance(rows)
     now = timezone.now()
     for instance in rows:
         why = reason_to_end(instance, jobs.get(instance.pk), now)
         if why is not None:
             log.info("%s %s: ending, reason %s", instance.backend, instance, why)
-            yield partial(cloud_rows.end_instance, instance, InstanceStatus.STOPPING, why)
+            yield partial(instances.end_instance, instance, InstanceStatus.STOPPING, why)
 
 
 def _interruptions_due() -> Iterator[Callable[[], object]]:
     """Stop jobs on instances that their cloud is about to take back."""
     rows = _present_instances().filter(status=InstanceStatus.RUNNING, interrupted_at__isnull=False).exclude(holder=None)
     by_id = {row.pk: row for row in rows}
-    for instance_id, job in cloud_rows.jobs_by_instance(by_id.values()).items():
+    for instance_id, job in instances.jobs_by_instance(by_id.values()).items():
         if job.status in JOB_ACTIVE and job.claim_nonce:
             yield partial(_stop_interrupted, job, by_id[instance_id])
 

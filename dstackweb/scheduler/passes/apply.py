@@ -30,10 +30,9 @@ from dstackweb.runs.transitions import RunChanged, lock_run, move_run, move_runs
 from dstackweb.scheduler.cloud.instances import assign_offer, new_instance, take_idle
 from dstackweb.scheduler.models import PassState, Reservation
 from dstackweb.scheduler.passes.loading import StoredReservation
-from dstackweb.scheduler.placement.displacing import is_reclaim
-from dstackweb.scheduler.placement.hosts import HostPlacement, Wait
+from dstackweb.scheduler.placement.displacing import DAY, held_gpu_ms, is_reclaim
+from dstackweb.scheduler.placement.hosts import HostPlacement, PlacedRun, Wait
 from dstackweb.scheduler.placement.offers import OfferPlacement
-from dstackweb.scheduler.placement.preemption import DAY, PlacedRun, held_gpu_ms
 from dstackweb.scheduler.placement.reservation import HostReservation
 
 GUARDED_FIELDS = ("paused", *LIMITS, *COHORT, "preempt_points", "preempt_gpu_hours")

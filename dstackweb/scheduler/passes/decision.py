@@ -34,10 +34,17 @@ from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading
 from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.displacing import Displacer, is_reclaim
-from dstackweb.scheduler.placement.hosts import Wait, WaitingRun, by_permanence, fit_nodes, host_refusal, may_use_hosts
+from dstackweb.scheduler.placement.displacing import Displacer, WorkBudget, is_reclaim
+from dstackweb.scheduler.placement.hosts import (
+    PlacedRun,
+    Wait,
+    WaitingRun,
+    by_permanence,
+    fit_nodes,
+    host_refusal,
+    may_use_hosts,
+)
 from dstackweb.scheduler.placement.limits import Budget, gpus_requested
-from dstackweb.scheduler.placement.preemption import PlacedRun, WorkBudget
 from dstackweb.scheduler.placement.reservation import ReservedNode
 from dstackweb.spec import labels
 from dstackweb.spec.effective import EffectiveSpec

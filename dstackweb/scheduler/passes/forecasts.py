@@ -18,11 +18,10 @@ from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.runs.prefix_counters import prefix_and_group
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.passes import loading
-from dstackweb.scheduler.placement.forecast import NEVER, HoldingRun, QueuedRun, QueueView, Scenario
+from dstackweb.scheduler.placement.forecast import NEVER, Lengths, StartWindow, windows
 from dstackweb.scheduler.placement.hosts import may_use_hosts
 from dstackweb.scheduler.placement.reservation import MARGIN_S, JobUsage
-from dstackweb.scheduler.placement.site import Demand, Holding, Site
-from dstackweb.scheduler.placement.start_windows import Lengths, StartWindow, windows
+from dstackweb.scheduler.placement.scenario import Demand, Holding, HoldingRun, QueuedRun, QueueView, Scenario, Site
 from dstackweb.spec.effective import EffectiveSpec
 
 MOST = 20_000

@@ -21,11 +21,10 @@ from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.hosts import WaitingRun
+from dstackweb.scheduler.placement.displacing import DAY
+from dstackweb.scheduler.placement.hosts import Displaced, PlacedRun, WaitingRun
 from dstackweb.scheduler.placement.limits import Cohort, QueueLimits, QueueUsage
-from dstackweb.scheduler.placement.preemption import DAY, Displaced, PlacedRun
-from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, latest_end
-from dstackweb.scheduler.placement.turns import Turns
+from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, Turns, latest_end
 from dstackweb.spec.effective import EffectiveSpec
 
 

@@ -22,9 +22,9 @@ from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run, Verdict
 from dstackweb.runs.past_verdicts import StoredWait
 from dstackweb.runs.sweeps import creation as sweeps
+from dstackweb.scheduler import utilization
 from dstackweb.scheduler.cloud.backend_offers import OfferReader
 from dstackweb.scheduler.models import ClaimLost, PassRequest, PassState
-from dstackweb.scheduler.monitoring import utilization
 from dstackweb.scheduler.passes import apply, loading
 from dstackweb.scheduler.passes.apply import STALE, Displacement, Placement, ReservationChange
 from dstackweb.scheduler.passes.loading import StoredReservation

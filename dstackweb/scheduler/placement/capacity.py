@@ -18,7 +18,9 @@ from dstackweb.backends.hosts.fit import HOSTS, HostView, gpus_matching, taken
 from dstackweb.runs.codes import ReservationEnd, Unavailable, WaitReason
 from dstackweb.scheduler.placement import limits, offers, reservation
 from dstackweb.scheduler.placement.hosts import (
+    Displaced,
     HostPlacement,
+    PlacedRun,
     Wait,
     WaitingRun,
     by_permanence,
@@ -35,9 +37,7 @@ from dstackweb.scheduler.placement.limits import (
     waits_for_gpu_limit,
 )
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
-from dstackweb.scheduler.placement.preemption import Displaced, PlacedRun
-from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
-from dstackweb.scheduler.placement.turns import Turns, is_ahead
+from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, Turns, is_ahead
 from dstackweb.spec.effective import EffectiveSpec
 
 WAITS_FOR_HOSTS = (WaitReason.WAITING_FOR_CAPACITY, WaitReason.RESERVED_FOR_OTHER)

@@ -1,69 +1,38 @@
-"""When waiting runs will start: passes simulated as jobs end, with GPUs as counts instead of one by one.
+"""When waiting runs will start: passes simulated as jobs end, repeated with other durations for a range.
 
 Pure. Times are seconds from now. A pass happens at each end, as in a deployment. Capacity is that of the team's hosts:
 what clouds could give is not known ahead. Rationale: docs/decisions/0020-when-a-run-starts.md.
+
+Durations are drawn by Latin hypercube: in the samples of a tier, each run's duration takes each of as many equal parts
+of what it may last once. A part is represented by its mean, so that sums of many durations are right on average however
+few samples there are. What a run draws follows from its id, so an estimate changes only because something has happened.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, exceeded_limits
-from dstackweb.scheduler.placement.site import Demand, Holding, Site
+from dstackweb.scheduler.placement.limits import QueueUsage, exceeded_limits
+from dstackweb.scheduler.placement.scenario import Demand, Head, Holding, Scenario
 
 NEVER = math.inf
 """The time of what does not happen."""
+Lengths = tuple[float, ...]
+"""Equally likely durations in rising order; one alone is known for certain. NEVER: it has no end."""
 
-
-@dataclass(frozen=True, slots=True)
-class HoldingRun:
-    """A run that is placed. `gpus` are those that it requests, on whichever backend."""
-
-    id: int
-    queue_id: int
-    user_id: int
-    project_id: int
-    gpus: int
-    holdings: tuple[Holding, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedRun:
-    """A waiting run. `demand` is an index into the scenario's demands."""
-
-    id: int
-    rank: int
-    seniority_us: int
-    user_id: int
-    demand: int
-
-
-@dataclass(frozen=True)
-class QueueView:
-    """A queue that is not paused, with its runs in order."""
-
-    id: int
-    project_id: int
-    weight: int
-    limits: QueueLimits
-    runs: Sequence[QueuedRun]
-
-
-_Head = tuple[int, int, int, int]
-"""Rank, id and index of a run, and its line."""
-
-
-@dataclass(slots=True)
-class _Line:
-    """Runs that a pass would skip together, in order: of one queue (and member, if it has limits), needing the same."""
-
-    queue: int
-    demand: int
-    runs: list[_Head] = field(default_factory=list)
+TIERS = ((100, 31), (1000, 7), (None, 3))
+"""So many first runs of each queue are simulated so many times. Numbers of samples are prime; further back, what few
+runs do matters less."""
+STARTS_MOST = 5
+"""A simulation of the first runs ends after so many times as many starts; what starts later has the next tier's."""
+FACTORS = {3: 1.886 * math.sqrt(1 + 1 / 3), 7: 1.440 * math.sqrt(1 + 1 / 7)}
+"""By how many standard deviations of so few samples P90 is above their mean: the one-sided prediction interval of
+Student's t. Far back a start is the sum of many durations, so this fits."""
 
 
 @dataclass(frozen=True)
@@ -79,45 +48,18 @@ class SimulatedStarts:
     is_whole: bool
 
 
-class Scenario:
-    """Placed and waiting runs on a site, to be simulated with one set of durations after the other."""
+def simulate(
+    scenario: Scenario,
+    lengths: Sequence[float],
+    ends: Sequence[float],
+    first: int | None = None,
+    most: float = NEVER,
+) -> SimulatedStarts:
+    """The starts if waiting runs last `lengths` and placed ones end at `ends`; NEVER for what has no end.
 
-    def __init__(
-        self, site: Site, demands: Sequence[Demand], placed: Sequence[HoldingRun], queues: Sequence[QueueView]
-    ) -> None:
-        self.site, self.demands, self.placed, self.queues = site, demands, placed, queues
-        self.runs = [run for queue in queues for run in queue.runs]
-        self.queue_of = [index for index, queue in enumerate(queues) for _run in queue.runs]
-        self.first_of = [sum(len(queue.runs) for queue in queues[:index]) for index in range(len(queues))]
-        self.lines: list[_Line] = []
-        self.lines_of: list[list[int]] = [[] for _ in demands]
-        self.demands_at: list[list[int]] = [[] for _ in site.hosts]
-        self.is_limited = [queue.limits != QueueLimits() for queue in queues]
-        self.is_shared = len(queues) > 1
-        """Whether several queues wait: then it matters what their projects hold."""
-        self._make_lines()
-
-    def _make_lines(self) -> None:
-        found: dict[tuple[int, int, int | None], int] = {}
-        for index, (queue, run) in enumerate(zip(self.queue_of, self.runs, strict=True)):
-            key = queue, run.demand, run.user_id if self.is_limited[queue] else None
-            if key not in found:
-                found[key] = len(self.lines)
-                self.lines_of[run.demand].append(len(self.lines))
-                self.lines.append(_Line(queue, run.demand))
-            self.lines[found[key]].runs.append((run.rank, run.id, index, found[key]))
-        for number, lines in enumerate(self.lines_of):
-            for host in self.demands[number].hosts if lines else ():
-                self.demands_at[host].append(number)
-
-    def simulate(
-        self, lengths: Sequence[float], ends: Sequence[float], first: int | None = None, most: float = NEVER
-    ) -> SimulatedStarts:
-        """The starts if waiting runs last `lengths` and placed ones end at `ends`; NEVER for what has no end.
-
-        With `first`, it ends once so many runs of each queue have started, and with `most` once so many have at all.
-        """
-        return _Simulation(self, lengths, ends, first).run(most)
+    With `first`, it ends once so many runs of each queue have started, and with `most` once so many have at all.
+    """
+    return _Simulation(scenario, lengths, ends, first).run(most)
 
 
 class _Simulation:
@@ -228,7 +170,7 @@ class _Simulation:
             if not waiting:
                 del heads[queue]
 
-    def _heads(self, dirty: Collection[int], freed: set[int]) -> dict[int, list[_Head]]:
+    def _heads(self, dirty: Collection[int], freed: set[int]) -> dict[int, list[Head]]:
         """The first runs of the lines that may start after these ends: a heap for each queue."""
         scenario, fits = self.scenario, self._fits
         demands = scenario.demands
@@ -253,7 +195,7 @@ class _Simulation:
             of = scenario.lines[line]
             if of.demand not in maybe and scenario.queues[of.queue].id in freed:
                 lines.append(line)
-        heads: dict[int, list[_Head]] = {}
+        heads: dict[int, list[Head]] = {}
         for line in lines:
             of, place = scenario.lines[line], self.next_in[line]
             if place < len(of.runs):
@@ -262,7 +204,7 @@ class _Simulation:
             heapq.heapify(waiting)
         return heads
 
-    def _turn(self, queue_index: int, heads: Mapping[int, Sequence[_Head]]) -> tuple[float, int]:
+    def _turn(self, queue_index: int, heads: Mapping[int, Sequence[Head]]) -> tuple[float, int]:
         """As `limits.fair_share_key`."""
         queue, run = self.scenario.queues[queue_index], self.scenario.runs[heads[queue_index][0][2]]
         held = self.project_gpus if self.scenario.demands[run.demand].gpus else self.project_cpus
@@ -339,3 +281,97 @@ class _Simulation:
             heapq.heappush(self.ends, (now + length, index))
         self.left -= index < self.last[queue_index]
         self.started += 1
+
+
+@dataclass(frozen=True, slots=True)
+class StartWindow:
+    """Half of what may happen starts the run by `p50`, nine tenths by `p90`; NEVER if it then does not start.
+
+    `cause` is the run whose end makes room in the middle case, as in `SimulatedStarts`.
+    """
+
+    p50: float
+    p90: float
+    cause: int | None
+
+
+def windows(
+    scenario: Scenario,
+    lengths: Sequence[Lengths],
+    ends: Sequence[Lengths],
+    tiers: Sequence[tuple[int | None, int]] = TIERS,
+) -> list[StartWindow]:
+    """The window of each waiting run. `lengths` are theirs, `ends` what the placed ones still last."""
+    found: list[StartWindow | None] = [None] * len(scenario.runs)
+    sizes = [len(queue.runs) for queue in scenario.queues]
+    seeds = [seed_of(run.id) for run in scenario.runs]
+    end_seeds = [seed_of(run.id) for run in scenario.placed]
+    for depth, samples in tiers:
+        open_ = [
+            begin + place
+            for begin, size in zip(scenario.first_of, sizes, strict=True)
+            for place in range(size if depth is None else min(depth, size))
+            if found[begin + place] is None
+        ]
+        if not open_:
+            continue
+        drawn = [parts(each, samples) for each in lengths]
+        drawn_ends = [parts(each, samples) for each in ends]
+        starts = [
+            simulate(
+                scenario,
+                [each[part_of(seed, sample, samples)] for each, seed in zip(drawn, seeds, strict=True)],
+                [each[part_of(seed, sample, samples)] for each, seed in zip(drawn_ends, end_seeds, strict=True)],
+                depth,
+                NEVER if depth is None else STARTS_MOST * depth * len(sizes),
+            )
+            for sample in range(samples)
+        ]
+        for index in open_:
+            if any(each.at[index] == NEVER and not each.is_whole for each in starts):
+                continue
+            p50, p90 = _range([each.at[index] for each in starts])
+            middle = min(starts, key=lambda each: abs(each.at[index] - p50)) if p50 < NEVER else starts[0]
+            found[index] = StartWindow(p50, p90, middle.cause[index])
+    return [window or StartWindow(NEVER, NEVER, None) for window in found]
+
+
+def _range(starts: Sequence[float]) -> tuple[float, float]:
+    """P50 and P90 of sampled starts."""
+    factor, ordered = FACTORS.get(len(starts)), sorted(starts)
+    if ordered[0] == ordered[-1]:
+        return ordered[0], ordered[0]
+    if factor is None or ordered[-1] == NEVER:
+        return ordered[math.ceil(len(starts) * 0.5) - 1], ordered[math.ceil(len(starts) * 0.9) - 1]
+    mean = sum(starts) / len(starts)
+    deviation = math.sqrt(sum((start - mean) ** 2 for start in starts) / (len(starts) - 1))
+    return mean, mean + factor * deviation
+
+
+@functools.lru_cache(1024)
+def _cached_parts(lengths: tuple[float, ...], samples: int) -> tuple[float, ...]:
+    count = len(lengths)
+    bounds = [(part * count // samples, max(part * count // samples + 1, -(-(part + 1) * count // samples)))
+              for part in range(samples)]  # fmt: skip
+    return tuple(sum(lengths[first:last]) / (last - first) for first, last in bounds)
+
+
+def parts(lengths: Lengths, samples: int) -> Sequence[float]:
+    """The mean of each of `samples` equal parts of what a run may last."""
+    return lengths * samples if len(lengths) == 1 else _cached_parts(lengths, samples)
+
+
+def part_of(seed: int, sample: int, samples: int) -> int:
+    """Which part a run draws in a sample: in `samples` samples, a prime number, each part once."""
+    return ((1 + seed % (samples - 1)) * sample + seed // samples) % samples
+
+
+def seed_of(run_id: int) -> int:
+    """A number that looks random and belongs to the run (the mixing of SplitMix64)."""
+    mixed = (run_id * 0x9E3779B97F4A7C15) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return mixed ^ (mixed >> 31)
+
+
+_64_BITS = 2**64 - 1

@@ -40,6 +40,53 @@ class WaitingRun:
 
 
 @dataclass(frozen=True)
+class PlacedRun:
+    """A run of a queue that holds something: it is starting, running or stopping."""
+
+    id: int
+    name: str
+    user_id: int
+    user: str
+    attempt: int
+    rank: int
+    priority: int
+    since: dt.datetime
+    """When it was placed."""
+    stop_s: int
+    """Its `stop_duration`: the longest that it takes to end."""
+    queue_id: int
+    queue: str = ""
+    gpus: int = 0
+    """Those that it requests, on all its nodes."""
+    preemptible: bool = True
+    stopping: bool = False
+
+    @property
+    def counted(self) -> tuple[int, int, int]:
+        """Queue, member and GPUs, as its queue's limits count it."""
+        return self.queue_id, self.user_id, self.gpus
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it may be displaced at all: marked so, and not stopping yet."""
+        return self.preemptible and not self.stopping
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its sort key among the runs of its queue."""
+        return self.rank, self.id
+
+    @property
+    def protection(self) -> tuple[int, float, int]:
+        """Sort key of who is displaced first: the lowest priority, then the latest start."""
+        return self.priority, -self.since.timestamp(), -self.id
+
+
+Displaced = tuple[dt.datetime, int]
+"""When runs were displaced, and the GPU-milliseconds that they had held."""
+
+
+@dataclass(frozen=True)
 class HostPlacement:
     """A host for every node, in node order. `hosts` is the capacity left."""
 

@@ -1,4 +1,4 @@
-"""What is kept for how long, and the loop that prunes it: in small transactions, for a bounded time per tick.
+"""What is kept for how long, and what prunes it. Old data goes in small transactions, for a bounded time per tick.
 
 What remains goes with the next ticks, which then follow each other at once. A run is pruned with its jobs and events
 once it has ended long ago, and the schedule that it belongs to has gone on. A log, and code that no one submits any
@@ -13,22 +13,32 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
+from django_q.models import OrmQ
 
+from dstackweb.accounts import attempts
+from dstackweb.accounts.sessions import SessionStore
 from dstackweb.audit.models import AuditEntry
-from dstackweb.backends.models import HostEvent
+from dstackweb.backends import services
+from dstackweb.backends.models import HostEvent, HostInvite
 from dstackweb.gpus import averages
+from dstackweb.lib.models import CacheRow, Lease
+from dstackweb.lib.sql import for_each
 from dstackweb.lib.storage import storage
 from dstackweb.lib.times import to_ms
+from dstackweb.offers import counts
 from dstackweb.progress import finalize
-from dstackweb.runs import artifacts, files, history, log_limits, removal
-from dstackweb.runs.models import Archive, Artifact, Job, RemovedRun, Run, Sweep
+from dstackweb.runs import artifacts, files, history, log_limits, past_verdicts, removal
+from dstackweb.runs.models import Archive, Artifact, Job, Move, RemovedRun, Run, Sweep, Verdict
 from dstackweb.runs.queue import past
-from dstackweb.runs.states import ACTIVE, ENDED
+from dstackweb.runs.states import ACTIVE, ENDED, RunStatus
+from dstackweb.scheduler.cloud import instances
 from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.scheduler.processes import project_removal
 
@@ -44,6 +54,10 @@ REMOVED_KEPT = dt.timedelta(days=60)
 """A host that was away for longer keeps the directories of runs removed meanwhile."""
 UNFINISHED_KEPT = dt.timedelta(hours=1)
 """After the end of its job, a file that was not sent to its end is kept for so long."""
+LOST_TASKS_KEPT = dt.timedelta(days=1)
+INVITES_KEPT = dt.timedelta(days=7)
+MOVES_KEPT = dt.timedelta(hours=1)
+"""Long after a move can be undone: until then it shows who moved a run."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +143,17 @@ def due(now: dt.datetime) -> dict[RetentionKind, int]:
 
 def old_runs(now: dt.datetime) -> QuerySet[Run]:
     """Runs that ended long ago. One whose schedule continues stays until its next occurrence was made from it."""
-    before = now - dt.timedelta(days=settings.DSTACKWEB_RUNS_DAYS)
-    return Run.objects.filter(ended_at__lt=before, status__in=ENDED, retry_at=None).order_by("ended_at")
+    old = Run.objects.filter(
+        ended_at__lt=now - dt.timedelta(days=settings.DSTACKWEB_RUNS_DAYS), status__in=ENDED, retry_at=None
+    )
+    return old.order_by("ended_at")
 
 
 def _old_empty_sweeps(now: dt.datetime) -> QuerySet[Sweep]:
     """Sweeps that ended without a run, long ago; others are removed with their last run."""
-    before = now - dt.timedelta(days=settings.DSTACKWEB_RUNS_DAYS)
-    return Sweep.objects.filter(ended_at__lt=before, next_index=0).order_by("id")
+    return Sweep.objects.filter(
+        ended_at__lt=now - dt.timedelta(days=settings.DSTACKWEB_RUNS_DAYS), next_index=0
+    ).order_by("id")
 
 
 def old_logs(now: dt.datetime) -> QuerySet[Job]:
@@ -237,3 +254,32 @@ def _delete_some(old: QuerySet[Any], now: dt.datetime) -> int:
     ids = list(old.order_by().values_list("pk", flat=True)[:ROWS_AT_ONCE])
     number: int = old.model._default_manager.filter(pk__in=ids).delete()[0]
     return number
+
+
+def keep_house() -> None:
+    """Remove what is of no use to anyone: lost work, unused secrets, outdated verdicts; even when one part fails."""
+    now = timezone.now()
+    parts: tuple[Callable[[], object], ...] = (
+        partial(_prune_verdicts, now),
+        Move.objects.filter(at__lt=now - MOVES_KEPT).delete,
+        HostInvite.objects.filter(expires_at__lt=now - INVITES_KEPT).delete,
+        # Kept while their clouds are searched for left instances.
+        partial(services.forget_secrets, now - instances.SEARCHED_FOR),
+        SessionStore.clear_expired,
+        attempts.forget_old,
+        partial(counts.prune, now),
+        CacheRow.expired().delete,
+        Lease.objects.filter(expires_at__lt=now - LOST_TASKS_KEPT).delete,
+        OrmQ.objects.filter(lock__lt=now - LOST_TASKS_KEPT).delete,
+    )
+    for_each(parts, lambda part: part())
+
+
+def _prune_verdicts(now: dt.datetime) -> None:
+    """Delete wait reasons of shapes with which no run waits. The shape "" is the whole queue."""
+    waiting = Run.objects.filter(queue=OuterRef("queue"), status=RunStatus.SUBMITTED)
+    of_shapes = Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape"))))
+    for outdated in (of_shapes, Verdict.objects.filter(~Exists(waiting), shape="")):
+        with transaction.atomic():
+            past_verdicts.close_all(outdated, now)
+            outdated.delete()

@@ -2,7 +2,7 @@
 
 Each process dies with the supervisor (`lib.process`), so kill -9 leaves nothing behind. Each writes to its own log
 file; errors also go to the console with the process's name. A reload starts all of them anew, from a new program of the
-supervisor itself (`handover.py`); the former ones go on until their successors answer.
+supervisor itself (`home.py`); the former ones go on until their successors answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO
 
 from dstackweb.lib.network import full_jitter
 from dstackweb.lib.process import PARENT_VARIABLE, REFUSED
-from dstackweb.scheduler.processes.handover import SIGNALS, AdoptedProcess, FormerChild
+from dstackweb.scheduler.processes.home import SIGNALS, AdoptedProcess, FormerChild
 
 LOG_LIMIT = 10 * 1024 * 1024
 STOP_S = 15.0

@@ -28,13 +28,12 @@ from dstackweb.lib.storage import storage
 from dstackweb.offers import sources
 from dstackweb.runs import history, spend
 from dstackweb.runs.queue import queues
-from dstackweb.scheduler import hosts
+from dstackweb.scheduler import hosts, watch
 from dstackweb.scheduler.cloud import instances
 from dstackweb.scheduler.cloud import watch as cloud_watch
 from dstackweb.scheduler.models import PassRequest, PeriodicJob
-from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import forecast_pass, placement_pass
-from dstackweb.scheduler.processes import housekeeping, retention
+from dstackweb.scheduler.processes import retention
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
         Periodic("gpu-usage", averages.count_idle, 60.0, control, when=averages.has_uncounted),
         Periodic("ended-tasks", lambda: watch.settle_tasks(now()), 30.0, control, when=watch.has_unsettled_tasks),
-        Periodic("housekeeping", housekeeping.keep_house, 600.0, control),
+        Periodic("housekeeping", retention.keep_house, 600.0, control),
         Periodic("storage", keep_storage, 30.0, clouds),
         Periodic("retention", prune_old_data, 600.0, control),
         *(

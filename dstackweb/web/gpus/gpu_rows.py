@@ -22,7 +22,7 @@ from dstackweb.gpus.models import GpuSeries
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs import run_places
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.selectors import HostSummary, list_hosts
+from dstackweb.scheduler.team_hosts import HostSummary, list_hosts
 from dstackweb.wording import policy as policy_words
 from dstackweb.wording import units
 

@@ -19,7 +19,7 @@ from dstackweb.gpus.models import GpuSeries, HostSampling
 from dstackweb.gpus.selectors import MEASURED, Columns, columns
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_ms
-from dstackweb.scheduler.selectors import list_hosts
+from dstackweb.scheduler.team_hosts import list_hosts
 from dstackweb.web.common.pages import PageRequest, SortHeader, fingerprint, polled, project_page
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.gpus import gpu_rows

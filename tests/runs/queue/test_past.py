@@ -29,7 +29,7 @@ from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.services import Submission
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.runs.sweeps import services as sweeps
-from dstackweb.scheduler.processes import housekeeping, retention
+from dstackweb.scheduler.processes import retention
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
@@ -129,7 +129,7 @@ class Story:
                 self.look()
                 sweeps.set_priority(found, manager, "manager", which % 101)
             case 12:
-                housekeeping.keep_house()
+                retention.keep_house()
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def test_passes_fill_no_table_while_only_numbers_change(project: Project, member
     assert not PastVerdict.objects.exists()
     at = timezone.now()
     Run.objects.filter(name="large").update(status=RunStatus.TERMINATED)
-    housekeeping.keep_house()
+    retention.keep_house()
     assert PastVerdict.objects.get().data["cpus_free"] == 1
     assert past.reasons_at(services.ensure_queue(project), {PastVerdict.objects.get().shape}, at, is_paused=False)
 

@@ -18,10 +18,9 @@ from dstackweb.lib.models import Watch
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
+from dstackweb.scheduler import watch
 from dstackweb.scheduler.cloud import instances
-from dstackweb.scheduler.cloud import start as cloud_start
 from dstackweb.scheduler.cloud import watch as cloud_watch
-from dstackweb.scheduler.monitoring import watch
 from tests.factories import place_all
 from tests.runs.test_selectors import plan
 from tests.scheduler.cloud.cloud_fake import FakeCloud, begin, job_of, running
@@ -92,7 +91,7 @@ def test_slow_launches_do_not_delay_terminations(
     for _ in range(5):
         paid(project, member)
     place_all()
-    monkeypatch.setattr(cloud_start, "start_instance", lambda _: setattr(fake, "monotonic", fake.monotonic + 20))
+    monkeypatch.setattr(cloud_watch, "start_instance", lambda _: setattr(fake, "monotonic", fake.monotonic + 20))
     fake.tick(10)
     assert fake.terminated == ["i-0"]
 

@@ -13,7 +13,6 @@ from dstackweb.lib.models import Watch
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.scheduler.cloud import start as cloud_start
 from dstackweb.scheduler.cloud import watch as cloud_watch
 from dstackweb.wording import statuses
 from tests.factories import make_run, place_all
@@ -173,7 +172,7 @@ def test_a_launch_killed_before_its_answer_is_stored_starts_no_second_instance(
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        cloud_start.start_instance(job_of(run).pk)
+        cloud_watch.start_instance(job_of(run).pk)
     assert Instance.objects.get().cloud_id == ""
     fake.tick(5)
     assert Instance.objects.get().cloud_id == "i-0"
@@ -188,7 +187,7 @@ def test_an_instance_ordered_from_a_backend_deleted_or_disabled_since_is_ended(
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        cloud_start.start_instance(Job.objects.get().pk)
+        cloud_watch.start_instance(Job.objects.get().pk)
     fake.backend.deleted_at, fake.backend.enabled = fake.now if why == "deleted" else None, False
     fake.backend.save()
     fake.tick(45)
@@ -203,7 +202,7 @@ def test_a_disabled_backend_launches_nothing_for_runs_that_were_placed_before(
     run = paid(project, member)
     place_all()
     Backend.objects.filter(pk=fake.backend.pk).update(enabled=False)
-    cloud_start.start_instance(Job.objects.get().pk)
+    cloud_watch.start_instance(Job.objects.get().pk)
     run.refresh_from_db()
     assert (fake.there, run.status) == ({}, "pending")
     assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", "disabled")
@@ -213,9 +212,9 @@ def test_duplicate_tasks_launch_one_instance(project: Project, member: User, fak
     run = paid(project, member)
     place_all()
     pk = job_of(run).pk
-    fake.during = lambda: cloud_start.start_instance(pk)  # while the first is still at it
-    cloud_start.start_instance(pk)
-    cloud_start.start_instance(pk)
+    fake.during = lambda: cloud_watch.start_instance(pk)  # while the first is still at it
+    cloud_watch.start_instance(pk)
+    cloud_watch.start_instance(pk)
     assert (len(fake.there), len(fake.launches), Instance.objects.count()) == (1, 1, 1)
 
 
@@ -225,7 +224,7 @@ def test_an_instance_launched_after_its_run_was_stopped_is_terminated(
     run = paid(project, member)
     place_all()
     fake.during = lambda: attempts.end_job(job_of(run).pk, Reason.TERMINATED_BY_USER)
-    cloud_start.start_instance(job_of(run).pk)
+    cloud_watch.start_instance(job_of(run).pk)
     fake.tick(20)
     assert fake.terminated == ["i-0"]
     fake.settle()
@@ -238,7 +237,7 @@ def test_an_instance_whose_row_was_given_up_concurrently_is_terminated(
     paid(project, member)
     place_all()
     fake.during = lambda: Instance.objects.update(status="gone", holder=None)
-    cloud_start.start_instance(Job.objects.get().pk)
+    cloud_watch.start_instance(Job.objects.get().pk)
     assert Instance.objects.get().status == "stopping"
     fake.tick(10)
     assert fake.terminated[0] == "i-0"

@@ -14,8 +14,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.runner import nvml
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job
-from dstackweb.scheduler import hosts
-from dstackweb.scheduler.monitoring import utilization
+from dstackweb.scheduler import hosts, utilization
 from dstackweb.scheduler.processes import tasks
 from tests.factories import make_host, make_run, place_all, start
 from tests.gpus.snapshots import snapshot

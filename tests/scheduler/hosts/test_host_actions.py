@@ -12,7 +12,7 @@ from dstackweb.runs.models import Allocation, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler import host_actions
+from dstackweb.scheduler import team_hosts
 from dstackweb.wording import statuses
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
 
@@ -41,7 +41,7 @@ def test_a_stopped_run_on_a_dead_host_ends_once_the_machine_is_declared_gone(
     said = statuses.silent(stopped, silent_hosts(stopped))
     assert "Waits for box-1, which is silent" in said
     assert "declares on its page that it is gone" in said
-    assert host_actions.declare_gone(host, root, " burnt down ") == 1
+    assert team_hosts.declare_gone(host, root, " burnt down ") == 1
     assert fresh(run).status == RunStatus.TERMINATED
     assert silent_hosts(fresh(run)) == []
     assert not Allocation.objects.exists()
@@ -63,7 +63,7 @@ def test_runs_of_a_gone_host_are_requeued_if_unclaimed_and_retried_if_allowed(
     for run in (again, plain):
         start(placed_job(run))
     Host.objects.update(silent_s=1e6)
-    assert host_actions.declare_gone(host, root, "sold") == 3
+    assert team_hosts.declare_gone(host, root, "sold") == 3
     assert [fresh(run).status for run in (unclaimed, again, plain)] == ["submitted", "pending", "failed"]
     assert statuses.run_message(fresh(plain)) == "root declared that box-1 is gone: sold"
 
@@ -74,7 +74,7 @@ def test_a_host_with_heartbeats_cannot_be_declared_gone(project: Project, member
     place_all()
     start(placed_job(run))
     with pytest.raises(Conflict, match="is online"):
-        host_actions.declare_gone(host, root, "looks dead")
+        team_hosts.declare_gone(host, root, "looks dead")
     with pytest.raises(Invalid):
-        host_actions.declare_gone(host, root, "  ")
+        team_hosts.declare_gone(host, root, "  ")
     assert fresh(run).status == RunStatus.RUNNING

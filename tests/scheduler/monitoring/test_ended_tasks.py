@@ -18,8 +18,8 @@ from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import Reason
+from dstackweb.scheduler import watch
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.processes import retention, tasks
 from tests.factories import make_host, make_run, place_all, placed_job, start
 

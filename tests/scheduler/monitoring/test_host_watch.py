@@ -10,8 +10,8 @@ from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Host, HostEvent
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Run
+from dstackweb.scheduler import watch
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.processes.tasks import ensure_rows, host_jobs
 from tests.factories import make_host, make_run, make_user, place_all, placed_job, start
 

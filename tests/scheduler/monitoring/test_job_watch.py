@@ -19,7 +19,7 @@ from dstackweb.runs.heartbeats import Heartbeat, take
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.monitoring import watch
+from dstackweb.scheduler import watch
 from dstackweb.wording import statuses
 from tests.factories import make_host, make_run, place_all, placed_job, start
 

@@ -14,7 +14,7 @@ from dstackweb.backends.models import Host
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.states import JobStatus, RunStatus
-from dstackweb.scheduler.monitoring import watch
+from dstackweb.scheduler import watch
 from dstackweb.wording import statuses
 from tests.factories import as_if, make_host, make_run, place_all, placed_job, start
 

@@ -9,7 +9,7 @@ import pytest
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import PolicyStop
 from dstackweb.runs.models import Job
-from dstackweb.scheduler.monitoring import utilization
+from dstackweb.scheduler import utilization
 from dstackweb.wording.events import event_text
 from tests.factories import cloud_job, make_host, make_project, make_run, place_all, placed_job
 from tests.gpus.watching import IDLE, MINUTE, begin, stopped, watch

@@ -16,8 +16,7 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import Allocation, Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.scheduler import hosts
-from dstackweb.scheduler.monitoring import watch
+from dstackweb.scheduler import hosts, watch
 from tests.factories import make_host, make_run, place_all, placed_job, start
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]

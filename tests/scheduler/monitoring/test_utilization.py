@@ -26,7 +26,7 @@ from dstackweb.runs import attempts, heartbeats
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import JobStatus
-from dstackweb.scheduler.monitoring import utilization
+from dstackweb.scheduler import utilization
 from dstackweb.wording import statuses
 from dstackweb.wording.events import event_text
 from tests.factories import cloud_job, make_host, make_run, placed_job, start

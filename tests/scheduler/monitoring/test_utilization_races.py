@@ -15,7 +15,7 @@ from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.runs.recount import differences
-from dstackweb.scheduler.monitoring import utilization
+from dstackweb.scheduler import utilization
 from tests.accounts.races import at_once
 from tests.factories import make_run, place_all, placed_job
 from tests.gpus.snapshots import EVERY_MS, START_MS, snapshot

@@ -18,7 +18,7 @@ from dstackweb.runs.selectors import why
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.decision import decide_now, visible_reservation
-from dstackweb.scheduler.selectors import list_hosts
+from dstackweb.scheduler.team_hosts import list_hosts
 from dstackweb.wording import waiting
 from tests.factories import make_host, make_project, make_run, place_all, placed_job, start
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.forecast import NEVER, HoldingRun, QueuedRun, QueueView, Scenario, SimulatedStarts
+from dstackweb.scheduler.placement.forecast import NEVER, SimulatedStarts, simulate
 from dstackweb.scheduler.placement.hosts import HostPlacement, WaitingRun
 from dstackweb.scheduler.placement.limits import (
     ProjectUsage,
@@ -21,7 +21,7 @@ from dstackweb.scheduler.placement.limits import (
     gpus_requested,
 )
 from dstackweb.scheduler.placement.reservation import JobUsage
-from dstackweb.scheduler.placement.site import Site
+from dstackweb.scheduler.placement.scenario import HoldingRun, QueuedRun, QueueView, Scenario, Site
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 from tests.scheduler.placement.test_reservation import T0, with_held
 from tests.support import examples
@@ -102,7 +102,7 @@ class World:
         ]  # fmt: skip
         scenario = Scenario(site, [site.demand(spec) for spec in specs], placed, queues)
         lengths = [self.took[run.id] for run in scenario.runs]
-        return scenario, scenario.simulate(lengths, [self.took[run.id] for run, _each in self.placed], first)
+        return scenario, simulate(scenario, lengths, [self.took[run.id] for run, _each in self.placed], first)
 
     def truth(self) -> dict[int, float]:
         """The same by real decisions at each end: on every waiting run but those of a shape that waits already."""

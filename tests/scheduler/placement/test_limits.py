@@ -16,7 +16,7 @@ from dstackweb.runs.selectors import blockers_of, why
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, exceeded_limits, queue_wide_limit
-from dstackweb.scheduler.processes.housekeeping import keep_house
+from dstackweb.scheduler.processes.retention import keep_house
 from dstackweb.wording import waiting
 from tests.factories import join, make_host, make_run, make_user, place_all
 

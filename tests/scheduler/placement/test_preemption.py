@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.backends.hosts.fit import HostView
-from dstackweb.scheduler.placement.hosts import HostPlacement, place_on_hosts
-from dstackweb.scheduler.placement.preemption import DAY, HOUR_MS, PlacedRun, WorkBudget, choose_victims, displaceable
+from dstackweb.scheduler.placement.displacing import DAY, HOUR_MS, WorkBudget, choose_victims, displaceable
+from dstackweb.scheduler.placement.hosts import HostPlacement, PlacedRun, place_on_hosts
 from dstackweb.scheduler.placement.reservation import JobUsage
 from dstackweb.spec.effective import EffectiveSpec
 from tests.scheduler.placement.test_reservation import after, host, spec, waiting, with_held

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.displacing import Displacer
-from dstackweb.scheduler.placement.hosts import HostPlacement, WaitingRun
+from dstackweb.scheduler.placement.hosts import HostPlacement, PlacedRun, WaitingRun
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
-from dstackweb.scheduler.placement.preemption import PlacedRun
-from dstackweb.scheduler.placement.reservation import MARGIN_S, HostReservation, JobUsage, latest_end
-from dstackweb.scheduler.placement.turns import Turns, is_ahead
+from dstackweb.scheduler.placement.reservation import MARGIN_S, HostReservation, JobUsage, Turns, is_ahead, latest_end
 from tests.scheduler.placement.test_reservation import HOLD_S, after, host, spec, waiting, with_held
 from tests.support import examples
 

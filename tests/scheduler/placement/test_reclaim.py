@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.runs.codes import Reclaim
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.displacing import Displacer
-from dstackweb.scheduler.placement.hosts import HostPlacement, WaitingRun, place_on_hosts
+from dstackweb.scheduler.placement.displacing import Displacer, borrowing_runs
+from dstackweb.scheduler.placement.hosts import HostPlacement, PlacedRun, WaitingRun, place_on_hosts
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage
-from dstackweb.scheduler.placement.preemption import PlacedRun, borrowing_runs
-from dstackweb.scheduler.placement.reservation import JobUsage
-from dstackweb.scheduler.placement.turns import Turns
+from dstackweb.scheduler.placement.reservation import JobUsage, Turns
 from tests.scheduler.placement.test_limits import feasible
 from tests.scheduler.placement.test_reservation import HOLD_S, after, host, spec, waiting, with_held
 from tests.support import examples

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from dstackweb.runs.codes import Reclaim
 from dstackweb.scheduler.placement.capacity import Capacity
-from dstackweb.scheduler.placement.hosts import HostPlacement
+from dstackweb.scheduler.placement.hosts import HostPlacement, PlacedRun
 from dstackweb.scheduler.placement.limits import QueueLimits, QueueUsage, gpus_requested
-from dstackweb.scheduler.placement.preemption import PlacedRun
 from tests.scheduler.placement.test_preemption_simulated import STEP_S, Submitted, World, play
 from tests.scheduler.placement.test_reservation import HOLD_S, after, host, spec, waiting
 from tests.support import examples

@@ -16,15 +16,17 @@ from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun, place_on_hosts
 from dstackweb.scheduler.placement.reservation import (
     MARGIN_S,
+    MOST_RESERVATIONS,
     HostReservation,
     JobUsage,
+    Turns,
     hosts_without,
+    is_ahead,
     latest_end,
     may_finish_before,
     plan_reservation,
     renew_reservation,
 )
-from dstackweb.scheduler.placement.turns import MOST, Turns, is_ahead
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 from tests.support import examples
 
@@ -285,7 +287,7 @@ class World:
                 self.promises.setdefault(row.run.id, row.starts_at)
         host_ids = [host_id for row in kept.values() for host_id in row.host_ids]
         assert len(host_ids) == len(set(host_ids)), "reservations are disjoint"
-        assert len(kept) <= MOST
+        assert len(kept) <= MOST_RESERVATIONS
         self.most_reserved = max(self.most_reserved, len(kept))
 
     def _check_disjoint(self, holders: list[JobUsage]) -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.scheduler.placement.forecast import NEVER
-from dstackweb.scheduler.placement.start_windows import TIERS, StartWindow, part_of, parts, seed_of, windows
+from dstackweb.scheduler.placement.forecast import NEVER, TIERS, StartWindow, part_of, parts, seed_of, simulate, windows
 from tests.scheduler.placement.test_forecast import World, box, needs, world
 from tests.support import examples
 
@@ -75,7 +74,7 @@ def test_half_of_the_starts_are_by_p50_and_nine_tenths_by_p90(
         lengths, ends = [SPREAD] * len(scenario.runs), [SPREAD] * len(made.placed)
         found = windows(scenario, lengths, ends, tiers=((None, samples),))
         for _ in range(rounds):
-            starts = scenario.simulate([rnd.choice(SPREAD) for _ in lengths], [rnd.choice(SPREAD) for _ in ends])
+            starts = simulate(scenario, [rnd.choice(SPREAD) for _ in lengths], [rnd.choice(SPREAD) for _ in ends])
             counts[0] += len(found)
             counts[1] += sum(at <= window.p50 for at, window in zip(starts.at, found, strict=True))
             counts[2] += sum(at <= window.p90 for at, window in zip(starts.at, found, strict=True))

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import HostPlacement, Wait, WaitingRun
-from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, latest_end
-from dstackweb.scheduler.placement.turns import MOST, Turns, usable_hosts
+from dstackweb.scheduler.placement.reservation import (
+    MOST_RESERVATIONS,
+    HostReservation,
+    JobUsage,
+    Turns,
+    latest_end,
+    usable_hosts,
+)
 from dstackweb.spec.effective import EffectiveSpec
 from tests.scheduler.placement.test_reservation import T0, after, host, spec, waiting, with_held
 from tests.support import examples
@@ -81,7 +87,7 @@ class Cluster:
         kept = list(capacity.turns.kept.values())
         ids = [host_id for reserved in kept for host_id in reserved.host_ids]
         assert len(ids) == len(set(ids)), "reservations share no host"
-        assert len(kept) <= MOST
+        assert len(kept) <= MOST_RESERVATIONS
         for reserved in kept:
             if reserved.starts_at is None:
                 self.shown_ends.setdefault(reserved.run.id, set()).add((reserved.made_at, reserved.expires_at))
@@ -162,7 +168,7 @@ def test_a_host_that_is_held_back_is_nothing_to_wait_in_turn_for() -> None:
 
 
 def test_the_number_is_bounded() -> None:
-    models = [f"M{number}" for number in range(MOST + 3)]
+    models = [f"M{number}" for number in range(MOST_RESERVATIONS + 3)]
     cluster = Cluster([model_host(number, model, 2) for number, model in enumerate(models)])
     for number, model in enumerate(models):
         cluster.submit(number, of_model(spec(gpus=1, limit=None), model))
@@ -170,7 +176,7 @@ def test_the_number_is_bounded() -> None:
     for number, model in enumerate(models):
         cluster.submit(100 + number, of_model(spec(gpus=2), model), queue=number)
     cluster.do_pass(1000)
-    assert sorted(cluster.turns) == [100 + number for number in range(MOST)]
+    assert sorted(cluster.turns) == [100 + number for number in range(MOST_RESERVATIONS)]
 
 
 def random_cluster(seed: int) -> Cluster:
@@ -228,7 +234,7 @@ def test_a_run_gets_a_reservation_exactly_if_none_of_its_hosts_is_reserved(seed:
         outcome = capacity.decide(run)
         assert isinstance(outcome, Wait)
         made = capacity.reserve_for(run, outcome)
-        if mine and not mine & taken and len(expected) < MOST:
+        if mine and not mine & taken and len(expected) < MOST_RESERVATIONS:
             expected[run.id] = mine
             assert made is not None
         else:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import Wait, WaitingRun
-from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage
-from dstackweb.scheduler.placement.turns import MOST, Turns
+from dstackweb.scheduler.placement.reservation import MOST_RESERVATIONS, HostReservation, JobUsage, Turns
 from tests.scheduler.placement.test_reservation import T0, after, spec, waiting, with_held
 from tests.scheduler.placement.test_turns import HOUR, model_host, of_model
 from tests.support import examples
@@ -95,8 +94,8 @@ class Expected:
         behind = all(
             others[n].queue_id == run.queue_id and run.place < others[n].place for n in in_the_way
         )  # fmt: skip
-        if mine & wanted or not behind or len(self.kept) - len(in_the_way) >= MOST:
-            wanted |= set(self.world.ends) if len(self.kept) >= MOST else mine
+        if mine & wanted or not behind or len(self.kept) - len(in_the_way) >= MOST_RESERVATIONS:
+            wanted |= set(self.world.ends) if len(self.kept) >= MOST_RESERVATIONS else mine
             return
         for number in in_the_way:
             self._end(number)

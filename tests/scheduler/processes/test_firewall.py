@@ -18,7 +18,7 @@ import pytest
 from dstackweb.backends.models import Ports
 from dstackweb.runner.isolation import PROJECT_UIDS
 from dstackweb.scheduler.management.commands.up import open_port
-from dstackweb.scheduler.processes.firewall import close_ports
+from dstackweb.scheduler.processes.protection import close_ports
 
 FIRST = int(PROJECT_UIDS.partition("-")[0])
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}
@@ -195,5 +195,5 @@ def test_they_count_as_open_where_they_cannot_be_closed(monkeypatch: pytest.Monk
 
 @as_root
 def test_rules_that_the_kernel_refuses_leave_the_ports_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dstackweb.scheduler.processes.firewall._rules", lambda *_: ["no such rule"])
+    monkeypatch.setattr("dstackweb.scheduler.processes.protection._rules", lambda *_: ["no such rule"])
     assert close_ports(PROJECT_UIDS, postgres("127.0.0.1", 5432), "", 8000) == Ports.OPEN

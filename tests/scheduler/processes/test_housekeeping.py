@@ -8,7 +8,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Move
 from dstackweb.runs.services import ensure_queue
-from dstackweb.scheduler.processes import housekeeping
+from dstackweb.scheduler.processes import retention
 
 
 @pytest.mark.django_db
@@ -18,7 +18,7 @@ def test_a_part_that_fails_stops_no_other(project: Project, member: User, monkey
 
     long_ago = timezone.now() - dt.timedelta(days=2)
     Move.objects.create(queue=ensure_queue(project), user=member, at=long_ago, changes=[])
-    monkeypatch.setattr(housekeeping.services, "forget_secrets", fail)
+    monkeypatch.setattr(retention.services, "forget_secrets", fail)
     with pytest.raises(ValueError, match="broken"):
-        housekeeping.keep_house()
+        retention.keep_house()
     assert not Move.objects.exists()

@@ -17,10 +17,10 @@ from dstackweb.lib.errors import Conflict, Stale
 from dstackweb.runs import attempts, holds, services
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import ACTIVE, JOB_ACTIVE, PLACED, JobStatus, Reason, RunStatus
+from dstackweb.scheduler import watch
 from dstackweb.scheduler.models import PassState
-from dstackweb.scheduler.monitoring import watch
 from dstackweb.scheduler.passes import placement_pass
-from dstackweb.scheduler.processes import housekeeping, retention
+from dstackweb.scheduler.processes import retention
 from tests.scheduler.stress.referee import one_of
 
 MEMBERS, MANAGER = ("ada", "bob"), "boss"
@@ -157,7 +157,7 @@ def look(rnd: random.Random) -> None:
         inventory.clear_failed_starts(host.pk, timezone.now(), after_probe=True)
     Project.objects.filter(name=rnd.choice(["main", "lab"])).update(weight=rnd.choice([1, 2, 5]))
     if rnd.random() < 0.1:
-        housekeeping.keep_house()
+        retention.keep_house()
         retention.prune()
 
 

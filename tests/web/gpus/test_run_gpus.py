@@ -17,7 +17,7 @@ from dstackweb.gpus.models import HostSampling, JobPolicy, PolicyExemption, Poli
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import attempts, services
 from dstackweb.runs.models import Job, Run
-from dstackweb.scheduler.monitoring.utilization import PolicyAction, apply_policy
+from dstackweb.scheduler.utilization import PolicyAction, apply_policy
 from dstackweb.web.gpus import alerts
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job
 from tests.gpus.snapshots import sample

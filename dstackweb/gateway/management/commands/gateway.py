@@ -21,7 +21,7 @@ from dstackweb.gateway.ssh import SshServer
 from dstackweb.gateway.tunnels import Tunnels, in_database
 from dstackweb.lib import schema, ssh_keys
 from dstackweb.lib.process import REFUSED
-from dstackweb.scheduler.processes.firewall import end_jobs_on
+from dstackweb.scheduler.processes.protection import end_jobs_on
 
 log = logging.getLogger("dstackweb.gateway")
 

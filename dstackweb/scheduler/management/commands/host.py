@@ -26,7 +26,7 @@ from dstackweb.lib.process import REFUSED
 from dstackweb.runner import machine
 from dstackweb.runner.isolation import Arrangement, arrange, prepare
 from dstackweb.runner.machine import BackgroundProbe, Probe, boot_id, probe
-from dstackweb.scheduler.processes.firewall import close_ports
+from dstackweb.scheduler.processes.protection import close_ports
 from dstackweb.spec.labels import read_pair
 
 log = logging.getLogger(__name__)

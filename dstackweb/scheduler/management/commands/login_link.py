@@ -13,7 +13,7 @@ from dstackweb.accounts.bootstrap import first_admin
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import make_login_link, reset_second_step
 from dstackweb.lib.errors import DomainError
-from dstackweb.scheduler.processes.home_lock import running_server
+from dstackweb.scheduler.processes.home import running_server
 
 
 class Command(BaseCommand):

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.process import try_lock
-from dstackweb.scheduler.processes import backup, home_lock
+from dstackweb.scheduler.processes import backup, home
 
 
 class Command(BaseCommand):
@@ -22,7 +22,7 @@ class Command(BaseCommand):
         parser.add_argument("--replace", action="store_true", help="replace the database that is there")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        lock = try_lock(settings.DSTACKWEB_HOME / home_lock.NAME)
+        lock = try_lock(settings.DSTACKWEB_HOME / home.NAME)
         if lock is None:
             raise CommandError(
                 "the server is running. Nothing was changed. Stop it first, and hosts of other machines."

@@ -34,10 +34,9 @@ from dstackweb.lib.process import REFUSED, wait_for_lock
 from dstackweb.lib.static_files import page_sources
 from dstackweb.offers import sources
 from dstackweb.profiles.services import ensure_default_profile
-from dstackweb.scheduler.processes import handover, home_lock, protection
-from dstackweb.scheduler.processes.firewall import end_jobs_on
-from dstackweb.scheduler.processes.handover import Handover
-from dstackweb.scheduler.processes.home_lock import HomeLock, running_server
+from dstackweb.scheduler.processes import home, protection
+from dstackweb.scheduler.processes.home import Handover, HomeLock, running_server
+from dstackweb.scheduler.processes.protection import end_jobs_on
 from dstackweb.scheduler.processes.supervisor import Outcome, ProcessSpec, Supervisor
 
 log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class Command(BaseCommand):
             return prepare_reload()
         # Only this process may say to systemd that it is ready: gunicorn would say so too early.
         notify = {name: os.environ.pop(name) for name in ("NOTIFY_SOCKET",) if name in os.environ}
-        former = handover.taken_over()
+        former = home.taken_over()
         if former is None:
             lock, listener = self._lock(), open_port(settings.DSTACKWEB_HOST, settings.DSTACKWEB_PORT)
             latency.start_counting(latency_folder())
@@ -101,22 +100,22 @@ class Command(BaseCommand):
         if outcome is Outcome.RELOAD:
             connections.close_all()
             what = Handover(listener.fileno(), lock.file.fileno(), supervisor.survivors())
-            handover.hand_over(again, given, what)
+            home.hand_over(again, given, what)
         self._say("stopped. Running jobs continue")
         if outcome is Outcome.REFUSED:
             sys.exit(REFUSED)
 
     def _lock(self) -> HomeLock:
         """Lock the home directory; if a server here has done so, have it reload, and end."""
-        home, address = settings.DSTACKWEB_HOME, settings.DSTACKWEB_API_URL
-        lock = HomeLock.take(home, address)
+        folder, address = settings.DSTACKWEB_HOME, settings.DSTACKWEB_API_URL
+        lock = HomeLock.take(folder, address)
         if lock is not None:
             return lock
-        there = running_server(home)
+        there = running_server(folder)
         if there.address == address:
             self._say(f"already running at {address}; it is reloaded with the program as it is now")
             try:
-                after = home_lock.reload(home)
+                after = home.reload(folder)
             except PermissionError:
                 refuse(f"no permission to reload it: it belongs to the user of process {there.pid}")
             if after is not None:
@@ -125,9 +124,8 @@ class Command(BaseCommand):
                 self._say("reloaded. It goes on where it was started, with the settings from there")
                 sys.exit(0)
         where = f" at {there.address}" if there.address else ""
-        refuse(
-            f"already running{where} with data in {home}. Set DSTACKWEB_HOME and DSTACKWEB_PORT to run a second server"
-        )
+        second = "Set DSTACKWEB_HOME and DSTACKWEB_PORT to run a second server"
+        refuse(f"already running{where} with data in {folder}. {second}")
 
     def _say(self, line: str) -> None:
         self.stderr.write(f"dstackweb: {line}")
@@ -147,7 +145,7 @@ def open_port(host: str, port: int, tries: int = 5) -> socket.socket:
     """Listen there, or refuse to start. Requests wait from now on until the web server is ready."""
     where = f"port {port} of {host}"
     try:
-        return handover.listen(host, port)
+        return home.listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             if tries > 1 and end_jobs_on(port, settings.DSTACKWEB_JOB_USER):

@@ -1,15 +1,16 @@
-"""The team's hosts with GPUs as counts instead of one by one, and what runs need of them. Pure."""
+"""What starts are simulated on: the team's hosts with GPUs as counts instead of one by one, and the runs. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dstackweb.backends.hosts.fit import GpuView, HostView, could_ever_fit
 from dstackweb.backends.matching import gpu_matches, is_part
 from dstackweb.scheduler.placement.hosts import may_use_host
+from dstackweb.scheduler.placement.limits import QueueLimits
 from dstackweb.scheduler.placement.reservation import JobUsage
 from dstackweb.spec.effective import EffectiveSpec
 
@@ -90,3 +91,82 @@ class Site:
 
 def _model(gpu: GpuView) -> GpuModel:
     return gpu.memory_mib, gpu.name
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingRun:
+    """A run that is placed. `gpus` are those that it requests, on whichever backend."""
+
+    id: int
+    queue_id: int
+    user_id: int
+    project_id: int
+    gpus: int
+    holdings: tuple[Holding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRun:
+    """A waiting run. `demand` is an index into the scenario's demands."""
+
+    id: int
+    rank: int
+    seniority_us: int
+    user_id: int
+    demand: int
+
+
+@dataclass(frozen=True)
+class QueueView:
+    """A queue that is not paused, with its runs in order."""
+
+    id: int
+    project_id: int
+    weight: int
+    limits: QueueLimits
+    runs: Sequence[QueuedRun]
+
+
+Head = tuple[int, int, int, int]
+"""Rank, id and index of a run, and its line."""
+
+
+@dataclass(slots=True)
+class Line:
+    """Runs that a pass would skip together, in order: of one queue (and member, if it has limits), needing the same."""
+
+    queue: int
+    demand: int
+    runs: list[Head] = field(default_factory=list)
+
+
+class Scenario:
+    """Placed and waiting runs on a site, to be simulated with one set of durations after the other."""
+
+    def __init__(
+        self, site: Site, demands: Sequence[Demand], placed: Sequence[HoldingRun], queues: Sequence[QueueView]
+    ) -> None:
+        self.site, self.demands, self.placed, self.queues = site, demands, placed, queues
+        self.runs = [run for queue in queues for run in queue.runs]
+        self.queue_of = [index for index, queue in enumerate(queues) for _run in queue.runs]
+        self.first_of = [sum(len(queue.runs) for queue in queues[:index]) for index in range(len(queues))]
+        self.lines: list[Line] = []
+        self.lines_of: list[list[int]] = [[] for _ in demands]
+        self.demands_at: list[list[int]] = [[] for _ in site.hosts]
+        self.is_limited = [queue.limits != QueueLimits() for queue in queues]
+        self.is_shared = len(queues) > 1
+        """Whether several queues wait: then it matters what their projects hold."""
+        self._make_lines()
+
+    def _make_lines(self) -> None:
+        found: dict[tuple[int, int, int | None], int] = {}
+        for index, (queue, run) in enumerate(zip(self.queue_of, self.runs, strict=True)):
+            key = queue, run.demand, run.user_id if self.is_limited[queue] else None
+            if key not in found:
+                found[key] = len(self.lines)
+                self.lines_of[run.demand].append(len(self.lines))
+                self.lines.append(Line(queue, run.demand))
+            self.lines[found[key]].runs.append((run.rank, run.id, index, found[key]))
+        for number, lines in enumerate(self.lines_of):
+            for host in self.demands[number].hosts if lines else ():
+                self.demands_at[host].append(number)

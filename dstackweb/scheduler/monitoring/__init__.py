@@ -1,1 +1,0 @@
-"""Watches placed runs and hosts: silence, deadlines, retries, GPU use, tasks of ended attempts."""
