@@ -38,7 +38,7 @@ def measure(sizes: list[int], hosts: int) -> None:
     from dstackweb.runs.models import LearnedDuration, Queue, StartEstimate
     from dstackweb.scheduler.models import ForecastState
     from dstackweb.scheduler.passes import forecast_pass
-    from dstackweb.scheduler.passes.forecasts import Forecast
+    from dstackweb.scheduler.passes.forecast_pass import Forecast
 
     filled.BOXES = hosts
     there = filled.Filled(room=8)

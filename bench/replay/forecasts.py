@@ -15,7 +15,8 @@ from dstackweb.runs.models import Queue, StartEstimate
 from dstackweb.runs.prefix_counters import prefix_and_group
 from dstackweb.runs.start_estimates import SCORES_MAX, Record, ShownEstimate
 from dstackweb.scheduler.passes import forecast_pass
-from dstackweb.scheduler.passes.forecasts import Forecast, Placed, Waiting
+from dstackweb.scheduler.passes.forecast_pass import Forecast
+from dstackweb.scheduler.passes.loading import Placed, Waiting
 from dstackweb.scheduler.placement.forecast import NEVER
 from dstackweb.scheduler.placement.reservation import MARGIN_S
 

@@ -75,49 +75,11 @@ class Displacement:
 class ReservationChange:
     """A pass's change of one run's reservation. `why`: the code of why the previous one ends, if it does."""
 
+    run_id: int
+    queue_id: int
     before: StoredReservation | None
     after: HostReservation | None
-    why: str = ""
-
-    @property
-    def run_id(self) -> int:
-        """The run whose reservation it is."""
-        return self.before.run_id if self.before else self._after.run.id
-
-    @property
-    def queue_id(self) -> int:
-        """The queue whose lists show it."""
-        return self.before.queue_id if self.before else self._after.run.queue_id
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the row must be written."""
-        return self.after != self.before.reserved if self.before and self.after else bool(self.before or self.after)
-
-    @property
-    def ends(self) -> bool:
-        """Whether one that was kept ends."""
-        return self.before is not None and self.before.is_kept and (not self.after or self.after.lapsed_at is not None)
-
-    @property
-    def begins(self) -> bool:
-        """Whether one begins for this run."""
-        was_kept = self.before is not None and self.before.is_kept
-        return self.after is not None and self.after.lapsed_at is None and not was_kept
-
-    @property
-    def is_made_anew(self) -> bool:
-        """Whether it isn't the one before, with other times: also others may have been reserved for the same run.
-
-        It is then made when it is written, after what its pass placed before it, which it takes to end as well.
-        """
-        known = self.before.reserved if self.before else None
-        return self.after is not None and (known is None or self.after.made_at != known.made_at)
-
-    @property
-    def _after(self) -> HostReservation:
-        assert self.after is not None, "a change has a reservation before or after it"
-        return self.after
+    why: str
 
 
 WaitChanges = Mapping[tuple[Queue, str], Wait | None]
@@ -146,19 +108,13 @@ def write_decisions(
     with shared_rows_last():
         PassState.renew(generation)
         _lock_queues({one.queue for one in placements} | {queue for queue, _ in verdicts} | set(beside))
-        seen = {change.queue_id for change in changes}
-        for change in sorted(changes, key=lambda change: change.run_id):
+        for change in changes:
             _write_reservation(change, now)
         # Copies: the runs stay as they were read for a retry after a rollback.
         runs = [copy(one.run) for one in placements]
         waits = _write_waits(verdicts, known, now)
-        move_runs(
-            runs,
-            RunStatus.PROVISIONING,
-            now=now,
-            data=[{"nodes": _nodes(one)} for one in placements],
-        )
-        for queue_id in {queue.pk for queue, _ in verdicts} | seen:
+        move_runs(runs, RunStatus.PROVISIONING, now=now, data=[{"nodes": _nodes(one)} for one in placements])
+        for queue_id in {queue.pk for queue, _ in verdicts}:
             touch(queue_id)
         _make_jobs(list(zip(runs, placements, strict=True)), backends, now)
     for key in {(queue.pk, shape) for queue, shape in verdicts}:
@@ -187,11 +143,9 @@ def write_displacements(
     with shared_rows_last():
         PassState.renew(generation)
         _lock_queues({queue for one in displacements for queue in (one.queue, *one.queues)})
-        for change in sorted(changes, key=lambda change: change.run_id):
+        for change in changes:
             _write_reservation(change, now)
         _displace(displacements, now)
-        for queue_id in {change.queue_id for change in changes}:
-            touch(queue_id)
 
 
 def _displace(displacements: Sequence[Displacement], now: dt.datetime) -> None:
@@ -318,12 +272,17 @@ def _write_reservation(change: ReservationChange, now: dt.datetime) -> None:
 
     Locks rows of runs: call in the pass's transaction, in the order of runs, before queue counters and hosts.
     """
-    after = change.after
+    touch(change.queue_id)
+    before, after = change.before, change.after
+    was_kept, is_kept = before is not None and before.is_kept, after is not None and after.lapsed_at is None
     if after is None:
         Reservation.objects.filter(run=change.run_id).delete()
     else:
+        known = before.reserved if before else None
         row = {
-            "made_at": now if change.is_made_anew else after.made_at,
+            # One that isn't the one before with other times is made when it is written: after what its pass placed
+            # before it, which it takes to end as well.
+            "made_at": now if known is None or known.made_at != after.made_at else after.made_at,
             "starts_at": after.starts_at,
             "expires_at": after.expires_at,
             "lapsed_at": after.lapsed_at,
@@ -331,9 +290,9 @@ def _write_reservation(change: ReservationChange, now: dt.datetime) -> None:
             "nodes": [asdict(node) for node in after.nodes],
         }
         Reservation.objects.update_or_create(run_id=after.run.id, defaults=row)
-    if change.ends:
+    if was_kept and not is_kept:
         _record(change.run_id, RunEventKind.RESERVATION_ENDED, {"reason": change.why}, now)
-    if change.begins and after is not None:
+    if after is not None and is_kept and not was_kept:
         data = {
             "hosts": sorted({node.host for node in after.nodes}),
             "gpus": sum(len(node.gpus) for node in after.nodes),

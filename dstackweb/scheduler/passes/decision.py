@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -127,7 +127,7 @@ def decide_now(run: Run) -> Decision:
         spec = EffectiveSpec.model_validate(run.spec)
     except ValidationError:
         return Decision(WaitReason.BACKEND_UNAVAILABLE, {"code": Unavailable.UNREADABLE}, [], now)
-    capacity = loading.load_capacity([run.queue], OfferReader(), now, loading.load_reservations())
+    _reader, capacity = loading.load_present([run.queue])
     waiting = loading.waiting_run(run, run.queue, spec)
     blockers = _blockers(waiting, run.queue, capacity)
     first = blockers[0] if blockers else Wait(WaitReason.STARTING)
@@ -160,8 +160,8 @@ def foresee_waits(entries: Sequence[Run]) -> list[tuple[Run, Wait | None]]:
     runs = sorted(firsts.values(), key=lambda run: (run.rank, run.pk))[:MAX_FORESEEN]
     if not runs:
         return []
-    queue, now = runs[0].queue, timezone.now()
-    capacity = loading.load_capacity([queue], OfferReader(), now, loading.load_reservations())
+    queue = runs[0].queue
+    _reader, capacity = loading.load_present([queue])
     return [(run, _foreseen(run, queue, capacity)) for run in runs]
 
 
@@ -271,7 +271,6 @@ class Plan:
 
     @property
     def spec(self) -> EffectiveSpec:
-        """What the run would be."""
         return self.prepared.effective.spec
 
     @property
@@ -289,29 +288,15 @@ class Plan:
 def plan(project: Project, user: User, role: str, submission: Submission) -> Plan:
     """Plan the submission of one run, or of a sweep. Raises what `services.prepare` raises."""
     prepared = prepare(project, user, role, submission)
-    return _plan(project, user, submission, prepared, _Present.of([prepared.queue]))
+    return _plan(project, user, submission, prepared, *loading.load_present([prepared.queue]))
 
 
 def plan_all(project: Project, user: User, role: str, submission: Submission) -> list[Plan]:
     """Plan each run of a file, in the order in which they would be stored. Raises what `pipelines.prepare` raises."""
     steps = pipelines.prepare(project, user, role, submission)
-    present = _Present.of({step.prepared.queue.pk: step.prepared.queue for step in steps}.values())
-    plans = [_plan(project, user, step.submission, step.prepared, present) for step in steps]
+    present = loading.load_present({step.prepared.queue.pk: step.prepared.queue for step in steps}.values())
+    plans = [_plan(project, user, step.submission, step.prepared, *present) for step in steps]
     return [replace(one, position=_position_beside(plans, number)) for number, one in enumerate(plans)]
-
-
-@dataclass(frozen=True)
-class _Present:
-    """What plans of the same moment are made of."""
-
-    now: dt.datetime
-    reader: OfferReader
-    capacity: Capacity
-
-    @classmethod
-    def of(cls, queues: Iterable[Queue]) -> _Present:
-        now, reader = timezone.now(), OfferReader()
-        return cls(now, reader, loading.load_capacity(list(queues), reader, now, loading.load_reservations()))
 
 
 def _position_beside(plans: Sequence[Plan], number: int) -> int | None:
@@ -328,9 +313,14 @@ def _position_beside(plans: Sequence[Plan], number: int) -> int | None:
 
 
 def _plan(
-    project: Project, user: User, submission: Submission, prepared: PreparedSubmission, present: _Present
+    project: Project,
+    user: User,
+    submission: Submission,
+    prepared: PreparedSubmission,
+    reader: OfferReader,
+    capacity: Capacity,
 ) -> Plan:
-    spec, queue, now, capacity = prepared.effective.spec, prepared.queue, present.now, present.capacity
+    spec, queue, now = prepared.effective.spec, prepared.queue, capacity.now
     seniority = ordering.next_seniority(now_us(), queue.last_seniority_us)
     follows = dependencies.waits(prepared.dependencies)
     share = NO_PENALTY if follows else member_shares.foresee(queue, user.pk, gpus_requested(spec))
@@ -352,7 +342,7 @@ def _plan(
     displacer = Displacer(capacity)
     displaces = displacer.would_displace(run, spec.priority, waits) if waits and position else ()
     return Plan(
-        prepared, share, _offers(run, capacity), _outlooks(run, capacity, present.reader), position, next_at, waits,
+        prepared, share, _offers(run, capacity), _outlooks(run, capacity, reader), position, next_at, waits,
         notes, now, displaces, is_reclaim(queue.pk, displaces), displacer.work_budget(run, displaces),
     )  # fmt: skip
 

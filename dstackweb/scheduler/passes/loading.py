@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, Max, Sum
+from django.db.models import Max
+from django.utils import timezone
 from pydantic import ValidationError
 
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.runs import selectors
 from dstackweb.runs.codes import Reclaim, ReservationEnd
-from dstackweb.runs.models import Allocation, DisplacedWork, Job, Queue, Run
+from dstackweb.runs.models import DisplacedWork, Job, Queue, Run
 from dstackweb.runs.queue.queues import LIMITS
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus, RunStatus
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, idle_offers, project_budget
@@ -24,8 +27,22 @@ from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.displacing import DAY
 from dstackweb.scheduler.placement.hosts import Displaced, PlacedRun, WaitingRun
 from dstackweb.scheduler.placement.limits import Cohort, QueueLimits, QueueUsage
-from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, ReservedNode, Turns, latest_end
+from dstackweb.scheduler.placement.reservation import (
+    MARGIN_S,
+    HostReservation,
+    JobUsage,
+    ReservedNode,
+    Turns,
+    latest_end,
+)
 from dstackweb.spec.effective import EffectiveSpec
+
+MOST_FORECAST = 20_000
+"""Waiting runs of a queue of which starts are estimated."""
+READ_AT_ONCE = 500
+DECIDES_NOTHING: dict[str, Any] = {"commands": (), "init": None, "env": {}, "masked_env": (), "shell": "",
+                                   "working_dir": None, "entrypoint": None, "registry_auth": None}  # fmt: skip
+"""What may be large in a spec, and says nothing about where a run fits."""
 
 
 def load_capacity(
@@ -65,6 +82,12 @@ def load_capacity(
         if not each.reserved and each.is_kept:
             turns.turn_is_over(each.run_id, each.host_ids, capacity.hosts)
     return capacity
+
+
+def load_present(queues: Iterable[Queue]) -> tuple[OfferReader, Capacity]:
+    """The capacity as it is now, and what offers it reads."""
+    reader = OfferReader()
+    return reader, load_capacity(list(queues), reader, timezone.now(), load_reservations())
 
 
 @dataclass(frozen=True)
@@ -159,7 +182,7 @@ def job_usage(now: dt.datetime) -> list[JobUsage]:
     columns = ("run_id", "node", "host_id", "cpus", "memory_mib", "gpus", "placed_at", "started_at",
                "status", "stop_grace_s", "status_s")  # fmt: skip
     rows = list(Job.objects.timed().filter(status__in=JOB_ACTIVE, host__isnull=False).values_list(*columns))
-    # Not joined: see `usage_by_run`.
+    # Not joined: SQLite would scan all jobs, and PostgreSQL with old statistics all runs.
     runs = Run.objects.filter(pk__in={run_id for run_id, *_rest in rows})
     times = ("extended_s", "spec__max_duration_s", "spec__stop_duration_s")
     limits = {run_id: limit for run_id, *limit in runs.values_list("pk", *times)}
@@ -238,15 +261,62 @@ def usage_of(queue: Queue) -> QueueUsage:
     return queue_usage({each.pk: limits_of(each) for each in (queue, *cohort_queues([queue]))})
 
 
-def usage_by_run() -> dict[int, tuple[int, int]]:
-    """GPUs and CPUs that each run's jobs hold now.
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A waiting run, as far as an estimate needs it."""
 
-    Two queries instead of a join: SQLite would scan all jobs, and PostgreSQL with old statistics all runs.
-    """
-    sums = Allocation.objects.values_list("job_id").annotate(gpus=Count("gpu"), cpus=Sum("cpus"))
-    of_job = {job_id: (gpus, cpus) for job_id, gpus, cpus in sums}
-    held: dict[int, tuple[int, int]] = {}
-    for job_id, run_id in Job.objects.filter(pk__in=of_job).values_list("pk", "run_id"):
-        (gpus, cpus), (more_gpus, more_cpus) = of_job[job_id], held.get(run_id, (0, 0))
-        held[run_id] = gpus + more_gpus, cpus + more_cpus
-    return held
+    id: int
+    queue_id: int
+    user_id: int
+    rank: int
+    seniority_us: int
+    shape: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A placed run, with the seconds that it has lasted, and its limit with all that comes on top."""
+
+    id: int
+    queue_id: int
+    user_id: int
+    project_id: int
+    name: str
+    gpus: int
+    lasted_s: float
+    limit_s: float | None
+
+
+def waiting_of(queue: Queue) -> list[Waiting]:
+    """A queue's first waiting runs, in order."""
+    columns = ("pk", "queue_id", "user_id", "rank", "seniority_us", "shape", "name")
+    runs = Run.objects.filter(queue=queue, status=RunStatus.SUBMITTED).order_by("rank", "id")
+    return [Waiting(*row) for row in runs.values_list(*columns)[:MOST_FORECAST]]
+
+
+def placed(since: dict[int, dt.datetime], now: dt.datetime) -> list[Placed]:
+    """All placed runs; `since` has the starts of those with jobs on hosts."""
+    columns = (
+        "pk", "queue_id", "user_id", "project_id", "name", "started_at", "extended_s", "spec__max_duration_s",
+        "spec__stop_duration_s", "spec__nodes", "spec__requirements__gpu_count_min",
+    )  # fmt: skip
+    found = []
+    for row in Run.objects.filter(status__in=PLACED).order_by("pk").values_list(*columns):
+        pk, queue_id, user_id, project_id, name, started_at, extended_s, limit_s, stop_s, nodes, gpus = row
+        began = since.get(pk) or started_at or now
+        whole_s = None if limit_s is None else float(limit_s + extended_s + (stop_s or 0) + MARGIN_S)
+        lasted_s = max(0.0, (now - began).total_seconds())
+        found.append(Placed(pk, queue_id, user_id, project_id, name, (nodes or 1) * (gpus or 0), lasted_s, whole_s))
+    return found
+
+
+def read_specs(firsts: Mapping[str, int]) -> dict[str, EffectiveSpec]:
+    """The specs of shapes, of which `firsts` has a run each, without what decides nothing; those that can be read."""
+    found, keys = {}, list(firsts.values())
+    for first in range(0, len(keys), READ_AT_ONCE):
+        part = Run.objects.filter(pk__in=keys[first : first + READ_AT_ONCE]).values_list("shape", "spec")
+        for shape, stored in part:
+            with contextlib.suppress(ValidationError):
+                found[shape] = EffectiveSpec.model_validate(stored).model_copy(update=DECIDES_NOTHING)
+    return found

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
+from django.db.models import Count, Sum
 from django.utils import timezone
 
 from dstackweb.backends.hosts.fit import HOSTS
@@ -19,7 +20,7 @@ from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.lib import sql
 from dstackweb.runs import dependencies
 from dstackweb.runs.codes import Unavailable, WaitReason
-from dstackweb.runs.models import Queue, Run, Verdict
+from dstackweb.runs.models import Allocation, Job, Queue, Run, Verdict
 from dstackweb.runs.past_verdicts import StoredWait
 from dstackweb.runs.sweeps import creation as sweeps
 from dstackweb.scheduler import utilization
@@ -240,17 +241,16 @@ class PlacementPass:
         return self.verdicts.get((queue, shape), self.known.get((queue.pk, shape)))
 
     def _changes(self) -> list[ReservationChange]:
-        """The reservations that differ from the rows."""
-        before, after = {row.run_id: row for row in self.stored}, self.capacity.turns.rows
-        changes = (
-            ReservationChange(before.get(run_id), after.get(run_id), self._why_ended(run_id))
-            for run_id in sorted(before.keys() | after.keys())
-        )
-        return [change for change in changes if change.is_needed]
-
-    def _why_ended(self, run_id: int) -> str:
-        found = self.capacity.turns.why.get(run_id)
-        return found if found else next((row.why for row in self.stored if row.run_id == run_id), "")
+        """The reservations that differ from the rows, in the order of runs."""
+        stored, rows, found = {row.run_id: row for row in self.stored}, self.capacity.turns.rows, []
+        queues = {run_id: reserved.run.queue_id for run_id, reserved in rows.items()}
+        queues |= {row.run_id: row.queue_id for row in self.stored}
+        for run_id, queue_id in sorted(queues.items()):
+            before, after = stored.get(run_id), rows.get(run_id)
+            if before is None or after is None or before.reserved != after:
+                why = self.capacity.turns.why.get(run_id) or (before.why if before else "")
+                found.append(ReservationChange(run_id, queue_id, before, after, why))
+        return found
 
     def _write_is_due(self) -> bool:
         waited = time.monotonic() - self.written_at
@@ -262,9 +262,9 @@ class PlacementPass:
         If something has changed since it was read, all placements before it are written, and one of STALE raised.
         """
         placements, verdicts, displacements = self.placements, self.verdicts, self.displacements
-        making_room = {one.run.pk for one in displacements}
-        changes = [change for change in self._changes() if change.run_id not in making_room]
-        reserved = [change for change in self._changes() if change.run_id in making_room]
+        making_room, everything = {one.run.pk for one in displacements}, self._changes()
+        changes = [change for change in everything if change.run_id not in making_room]
+        reserved = [change for change in everything if change.run_id in making_room]
         self.placements, self.verdicts, self.displacements = [], {}, []
         try:
             beside = self._lenders(placements)
@@ -299,9 +299,18 @@ LIMIT 1
 
 
 def _usage_by_project() -> defaultdict[int, ProjectUsage]:
-    """GPUs and CPUs that each project's jobs hold now."""
+    """GPUs and CPUs that each project's jobs hold now.
+
+    Three queries instead of joins: SQLite would scan all jobs, and PostgreSQL with old statistics all runs.
+    """
+    of_job = {
+        job_id: (gpus, cpus)
+        for job_id, gpus, cpus in Allocation.objects.values_list("job_id").annotate(gpus=Count("gpu"), cpus=Sum("cpus"))
+    }
+    run_of = dict(Job.objects.filter(pk__in=of_job).values_list("pk", "run_id"))
+    project_of = dict(Run.objects.filter(pk__in=set(run_of.values())).values_list("pk", "project_id"))
     held: defaultdict[int, ProjectUsage] = defaultdict(ProjectUsage)
-    of_run = loading.usage_by_run()
-    for run_id, project_id in Run.objects.filter(pk__in=of_run).values_list("pk", "project_id"):
-        held[project_id] = held[project_id].plus(*of_run[run_id])
+    for job_id, run_id in run_of.items():
+        if (project_id := project_of.get(run_id)) is not None:
+            held[project_id] = held[project_id].plus(*of_job[job_id])
     return held

@@ -10,13 +10,12 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Iterator, Set
 from itertools import islice
-from typing import Any
 
 from django.db.models import QuerySet
-from pydantic import ValidationError
 
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.selectors import heads_of_shapes, in_order
+from dstackweb.scheduler.passes.loading import read_specs
 from dstackweb.spec.effective import EffectiveSpec
 
 BATCH = 50
@@ -29,13 +28,10 @@ COLUMNS = (
 MAX_KEPT = 2000
 READS = 20
 """The heads of very many shapes are read in so many steps: each step looks at all of them."""
-DECIDES_NOTHING: dict[str, Any] = {"commands": (), "init": None, "env": {}, "masked_env": (), "shell": "",
-                                   "working_dir": None, "entrypoint": None, "registry_auth": None}  # fmt: skip
-"""What may be large, and says nothing about where a run fits."""
 
 _specs: dict[str, EffectiveSpec] = {}
 """Specs by shape, cached across passes, the oldest first. A shape hashes everything that decisions depend on: never
-stale. They lack what decides nothing."""
+stale."""
 
 
 class QueueScan:
@@ -97,13 +93,8 @@ class QueueScan:
         first = {run.shape: run.pk for run in reversed(runs) if run.shape not in _specs}
         for shape in list(islice(_specs, max(0, len(_specs) + len(first) - MAX_KEPT))):
             del _specs[shape]
-        self._unreadable |= set(first)
-        for shape, stored in Run.objects.filter(pk__in=first.values()).values_list("shape", "spec"):
-            try:
-                _specs[shape] = EffectiveSpec.model_validate(stored).model_copy(update=DECIDES_NOTHING)
-            except ValidationError:
-                continue
-        self._unreadable -= set(_specs)
+        _specs.update(read_specs(first))
+        self._unreadable |= first.keys() - _specs.keys()
 
 
 class _Shapes:

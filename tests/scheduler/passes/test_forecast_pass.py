@@ -17,7 +17,7 @@ from dstackweb.runs.rows import starts_of
 from dstackweb.runs.states import Reason
 from dstackweb.scheduler.models import ForecastState
 from dstackweb.scheduler.passes import forecast_pass
-from dstackweb.scheduler.passes.forecasts import Forecast
+from dstackweb.scheduler.passes.forecast_pass import Forecast
 from tests.factories import join, make_host, make_project, make_run, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db
