@@ -15,7 +15,6 @@ from dstackweb.spec.effective import UtilizationPolicy
 
 
 def policy_of(run: Run) -> UtilizationPolicy | None:
-    """The utilization policy in a run's spec, if it has one."""
     found = run.spec.get("utilization_policy")
     return UtilizationPolicy.model_validate(found) if found else None
 
@@ -35,7 +34,6 @@ def terms(job: Job, policy: UtilizationPolicy | None) -> dict[str, Any]:
 
 
 def is_bound_to(bound: JobPolicy, job: Job, policy: UtilizationPolicy | None) -> bool:
-    """Whether the row agrees with the policy."""
     return all(getattr(bound, name) == value for name, value in terms(job, policy).items())
 
 

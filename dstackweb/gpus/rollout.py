@@ -77,7 +77,6 @@ def policy_set_by(profile: Profile) -> UtilizationPolicy | None:
 
 
 def fingerprint(policy: UtilizationPolicy | None) -> str:
-    """A hash that differs for each policy."""
     text = json.dumps(policy.model_dump(mode="json") if policy else None, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

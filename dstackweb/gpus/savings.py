@@ -154,7 +154,6 @@ class WhatIf:
 
     @property
     def saved_gpu_hours(self) -> float:
-        """GPU-hours of all those runs after their stops."""
         return sum(stop.gpu_hours for stop in self.stops)
 
     @property
@@ -219,7 +218,6 @@ class _Job:
 
 
 def _jobs(project: Project, policy: UtilizationPolicy, since: dt.datetime, now: dt.datetime) -> dict[int, list[_Job]]:
-    """By run, the jobs with samples in that time, oldest first."""
     series = GpuSeries.objects.filter(
         Q(job__ended_at=None) | Q(job__ended_at__gt=since),
         job__run__project=project,

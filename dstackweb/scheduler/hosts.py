@@ -115,7 +115,6 @@ def probe_start(name: str) -> None:
 
 
 def is_held_back(name: str) -> bool:
-    """Whether a host gets no jobs because starts fail there."""
     return Host.joined.exclude(held_back_at=None).filter(name=name).exists()
 
 

@@ -19,17 +19,10 @@ from uuid import UUID
 
 from django.db import transaction
 
-from dstackweb.gpus import binding, exemptions
+from dstackweb.gpus import binding, exemptions, window
 from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
 from dstackweb.gpus.policy_status import index_of
-from dstackweb.gpus.window import (
-    Enforcement,
-    PolicyAction,
-    PolicyVerdict,
-    VerdictKind,
-    next_action,
-    stop_warning,
-)
+from dstackweb.gpus.window import PolicyAction, PolicyVerdict, VerdictKind
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import MessageCode, RunEventKind
@@ -82,7 +75,6 @@ class _BoundJob:
 
     @property
     def notifies(self) -> bool:
-        """Whether its policy only notifies."""
         return self.bound.action == UtilizationAction.NOTIFY
 
     @cached_property
@@ -93,14 +85,14 @@ class _BoundJob:
     @property
     def due(self) -> PolicyAction:
         """What its policy asks for now."""
-        enforcement = Enforcement(
+        enforcement = window.Enforcement(
             window_ms=self.bound.time_window_s * 1000,
             reports_only=self.notifies or exemptions.policies_of(self.run.project).observe_only,
             noticed_ms=self.bound.noticed_ms,
             acted_ms=self.bound.acted_ms,
             paused_until_ms=self.exempt_until_ms,
         )
-        return next_action(enforcement, self.verdict, self.now_ms)
+        return window.next_action(enforcement, self.verdict, self.now_ms)
 
     def event_data(self, verdict: PolicyVerdict) -> dict[str, Any]:
         """The data of events about a low stretch."""
@@ -192,7 +184,7 @@ def _notice(node: _BoundJob, nodes: Sequence[_BoundJob]) -> PolicyAction:
     JobPolicy.objects.filter(pk=node.job.pk).update(noticed_ms=low_ms)
     if any(other.bound.noticed_ms == other.verdict.low_since_ms is not None for other in nodes if other is not node):
         return PolicyAction.NOTHING
-    warning = stop_warning(node.verdict, node.bound.time_window_s * 1000, node.exempt_until_ms, node.now_ms)
+    warning = window.stop_warning(node.verdict, node.bound.time_window_s * 1000, node.exempt_until_ms, node.now_ms)
     assert warning.stops_ms is not None, "a notice is due before a stop only"
     stops_at = to_moment(warning.stops_ms).isoformat()
     _record(node, RunEventKind.UTILIZATION_NOTICE, node.event_data(node.verdict) | {"stops_at": stops_at})
@@ -267,7 +259,6 @@ def _add_to_ledger(node: _BoundJob, verdict: PolicyVerdict, jobs: Sequence[Job],
 
 
 def _first_waiting_for_gpus(run: Run) -> str:
-    """The name of the queue's first run that waits for GPUs; empty without one."""
     first = in_order(run.queue).values_list("name", "spec__requirements__gpu_count_min")[:RUNS_SEARCHED]
     return next((str(name) for name, wants in first if wants), "")
 

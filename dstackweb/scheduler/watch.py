@@ -242,7 +242,6 @@ def remove_left_hosts() -> None:
 
 
 def has_unsettled_tasks() -> bool:
-    """Whether tasks of any run may change yet."""
     return Scope.objects.filter(Q(ended_ms=None, run_id__gt=0) | Q(ended_ms__isnull=False, settled=False)).exists()
 
 

@@ -71,7 +71,6 @@ def join_token(instance: UUID) -> tuple[str, str]:
 
 
 def agent_token(instance: UUID) -> str:
-    """The bearer token of an agent that has joined."""
     return sign_id(instance, AGENT_SALT)
 
 

@@ -229,7 +229,6 @@ def _record_started(instance: Instance, machine: CloudInstance) -> None:
 
 
 def _offer_data(instance: Instance) -> dict[str, Any]:
-    """The instance's offer as event data."""
     return {
         "backend": instance.backend.name,
         "region": instance.region,

@@ -31,7 +31,7 @@ from dstackweb.backends.contract import (
     LaunchFailed,
     LaunchFailure,
     SourceFailed,
-)  # fmt: skip
+)
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.user_data import user_data
 from dstackweb.lib.errors import DomainError
@@ -44,20 +44,8 @@ from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
-from dstackweb.scheduler.cloud import agents, instances
-from dstackweb.scheduler.cloud.lifecycle import (
-    MAX_TRIES,
-    Cause,
-    CloudState,
-    cause_of_end,
-    cloud_state,
-    find_instance,
-    find_orphans,
-    grace_s,
-    idle_time_s,
-    job_end_reason,
-    reason_to_end,
-)
+from dstackweb.scheduler.cloud import agents, instances, lifecycle
+from dstackweb.scheduler.cloud.lifecycle import Cause, CloudState, find_instance
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +89,7 @@ def poll_jobs(job_ids: Sequence[str]) -> None:
 def start_instance(job_id: UUID) -> None:
     """Start a job's instance, going to the next offer after each refusal until none is left."""
     began = time.monotonic()
-    for _ in range(MAX_TRIES + 1):
+    for _ in range(lifecycle.MAX_TRIES + 1):
         if not _try_offer(job_id) or time.monotonic() - began > START_S:
             return
 
@@ -247,7 +235,7 @@ def poll_region(backend: Backend, region: str) -> None:
     stored = known.values_list("pk", "status", "cloud_id")
     wanted = {str(row.pk): (InstanceStatus(row.status), row.cloud_id) for row in rows}
     wanted |= {str(pk): (InstanceStatus(status), cloud_id) for pk, status, cloud_id in stored}
-    for machine in find_orphans(machines, wanted, timezone.now()):
+    for machine in lifecycle.find_orphans(machines, wanted, timezone.now()):
         log.warning("%s %s: terminating orphan instance %s", backend, region, machine.cloud_id)
         ending.add(machine.cloud_id)
     for job in reported:
@@ -267,16 +255,15 @@ def _reported_jobs() -> QuerySet[Job]:
 
 
 def _settle_reported(job: Job, instance: Instance, machine: CloudInstance | None) -> None:
-    match cause_of_end(job, machine):
+    match lifecycle.cause_of_end(job, machine):
         case Cause.MACHINE:
             assert machine is not None
-            end_job(job.pk, job_end_reason(_why(instance, machine)), message=machine.text)
+            end_job(job.pk, lifecycle.job_end_reason(_why(instance, machine)), message=machine.text)
         case Cause.OWN:
             end_job(job.pk, Reason.CONTAINER_EXITED_WITH_ERROR, message=job.message)
 
 
 def _why(instance: Instance, machine: CloudInstance | None) -> str:
-    """Why an instance ends that its cloud has ended."""
     if instance.interrupted_at is not None or instance.why == InstanceEnd.INTERRUPTED:
         return InstanceEnd.INTERRUPTED
     return (machine.why if machine else "") or InstanceEnd.CLOUD
@@ -286,7 +273,7 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
     """Update a row from the cloud's answer; returns whether the instance must be terminated."""
     why = _why(instance, machine)
     text = machine.text if machine else ""
-    match cloud_state(instance, machine):
+    match lifecycle.cloud_state(instance, machine):
         case CloudState.THERE | CloudState.ALIVE as there:
             assert machine is not None
             instances.record_found(instance, machine)
@@ -313,7 +300,7 @@ def release_instances(held: Iterable[Instance]) -> None:
         if job is not None and job.status in JOB_ACTIVE:
             continue
         idle_s = job.run.spec.get("idle_duration_s") if job and registry.is_machine(instance.backend) else None
-        kept = idle_time_s(instance, job.termination_reason if job else "", idle_s)
+        kept = lifecycle.idle_time_s(instance, job.termination_reason if job else "", idle_s)
         same = Instance.objects.filter(pk=instance.pk, holder=instance.holder, status=instance.status)
         now = timezone.now()
         if kept:
@@ -331,7 +318,7 @@ def _ends_due() -> Iterator[Callable[[], object]]:
     jobs = instances.jobs_by_instance(rows)
     now = timezone.now()
     for instance in rows:
-        why = reason_to_end(instance, jobs.get(instance.pk), now)
+        why = lifecycle.reason_to_end(instance, jobs.get(instance.pk), now)
         if why is not None:
             log.info("%s %s: ending, reason %s", instance.backend, instance, why)
             yield partial(instances.end_instance, instance, InstanceStatus.STOPPING, why)
@@ -358,7 +345,7 @@ def _stop_interrupted(job: Job, instance: Instance) -> None:
         if fresh.reported_at is not None:
             end_job(fresh.pk, Reason.INTERRUPTED)
             return
-        grace = grace_s(job.run.spec.get("stop_duration_s") or 0, instance.interrupted_at, now)
+        grace = lifecycle.grace_s(job.run.spec.get("stop_duration_s") or 0, instance.interrupted_at, now)
         if fresh.status != JobStatus.TERMINATING:
             record(run, RunEventKind.SPOT_INTERRUPTION, {"at": instance.interrupted_at.isoformat()}, node=job.node)
             move_job(fresh, JobStatus.TERMINATING, now=now, stop_reason=Reason.INTERRUPTED, stop_grace_s=grace)

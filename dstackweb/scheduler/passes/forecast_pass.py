@@ -114,7 +114,6 @@ class Forecast:
         )
 
     def estimate(self) -> list[Estimate]:
-        """The estimate of each waiting run."""
         site = Site(self.hosts, self.usage)
         numbers: dict[tuple[str, int], int] = {}
         demands: list[Demand] = []

@@ -148,7 +148,6 @@ def waiting_run(run: Run, queue: Queue, spec: EffectiveSpec) -> WaitingRun:
 
 
 def limits_of(queue: Queue) -> QueueLimits:
-    """A queue's limits."""
     limits = QueueLimits(**{name: getattr(queue, name) for name in LIMITS})
     if not queue.cohort or queue.max_gpus is None:
         return limits

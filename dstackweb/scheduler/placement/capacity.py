@@ -28,14 +28,7 @@ from dstackweb.scheduler.placement.hosts import (
     may_use_hosts,
     place_on_hosts,
 )
-from dstackweb.scheduler.placement.limits import (
-    Budget,
-    QueueLimits,
-    QueueUsage,
-    budget_data,
-    gpus_requested,
-    waits_for_gpu_limit,
-)
+from dstackweb.scheduler.placement.limits import Budget, QueueLimits, QueueUsage, budget_data, gpus_requested
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferPlacement
 from dstackweb.scheduler.placement.reservation import HostReservation, JobUsage, Turns, is_ahead
 from dstackweb.spec.effective import EffectiveSpec
@@ -95,8 +88,7 @@ class Capacity:
     def decide(self, run: WaitingRun) -> HostPlacement | OfferPlacement | Wait:
         """Where the run goes, own hosts first if it names none before, or the most permanent reason why it waits."""
         outcome = self._anywhere(run)
-        found = self._blockers(run, outcome)
-        return outcome if not found else found[0]
+        return next(iter(self._blockers(run, outcome)), outcome)
 
     def blockers(self, run: WaitingRun) -> list[Wait]:
         """All that keeps the run from starting now, the most permanent first."""
@@ -112,11 +104,8 @@ class Capacity:
     def exceeded_limits(self, run: WaitingRun) -> list[Wait]:
         """The limits of its queue that the run would exceed now, the most permanent first."""
         queue_limits, gpus = self.limits.get(run.queue_id, QueueLimits()), gpus_requested(run.spec)
-        promised = self._withdraw(run.id)
-        found = limits.exceeded_limits(queue_limits, self.queue_usage, run.queue_id, run.user_id, gpus)
-        if promised:
-            self.promise(run)
-        return found
+        with self.queue_usage.without([self._promised[run.id]] if run.id in self._promised else []):
+            return limits.exceeded_limits(queue_limits, self.queue_usage, run.queue_id, run.user_id, gpus)
 
     def promise(self, run: WaitingRun) -> None:
         """Count a run for which others are stopping as placed: no limit may keep it from what they leave."""
@@ -125,15 +114,11 @@ class Capacity:
         self.queue_usage.add(*counted)
 
     def is_promised(self, run_id: int) -> bool:
-        """Whether it is counted so."""
         return run_id in self._promised
 
-    def _withdraw(self, run_id: int) -> bool:
-        """Count it no longer; whether it was counted."""
-        counted = self._promised.pop(run_id, None)
-        if counted is not None:
+    def _withdraw(self, run_id: int) -> None:
+        if (counted := self._promised.pop(run_id, None)) is not None:
             self.queue_usage.remove(*counted)
-        return counted is not None
 
     def offers_for(self, run: WaitingRun) -> BackendOffers:
         """Offers of other backends for this run, its project's idle instances first."""
@@ -147,7 +132,6 @@ class Capacity:
 
     def take(self, run: WaitingRun, placed: HostPlacement | OfferPlacement) -> None:
         """Subtract a run's placement from the free capacity."""
-        self._withdraw(run.id)
         self._taken.add(run.id)
         self.queue_usage.add(run.queue_id, run.user_id, gpus_requested(run.spec))
         if isinstance(placed, OfferPlacement):
@@ -160,9 +144,8 @@ class Capacity:
                          since=self.now, ends_at=end)
                 for node, made in enumerate(placed.fits)
             ]  # fmt: skip
-        self.end_reservation(run.id, ReservationEnd.PLACED)
         self._job_usage = None
-        self._unreserved.clear()
+        self.end_reservation(run.id, ReservationEnd.PLACED)
 
     def reserve(self, reserved: HostReservation, instead_of: Iterable[HostReservation] = ()) -> None:
         """Begin or renew a reservation, instead of those that it outranks."""
@@ -265,7 +248,7 @@ class Capacity:
 
     def _is_met(self, reserved: HostReservation, waits: Wait) -> bool:
         """Whether it waits for a limit that runs which stop for it leave to it."""
-        return reserved.reclaims and waits_for_gpu_limit(waits) and not self.limits_after_stops(reserved.run)
+        return reserved.reclaims and limits.waits_for_gpu_limit(waits) and not self.limits_after_stops(reserved.run)
 
     def not_before_limits(self, reserved: HostReservation, before: dt.datetime | None = None) -> HostReservation:
         """With a start no earlier than the end of what its cohort's limits wait for; `before` is its previous start."""

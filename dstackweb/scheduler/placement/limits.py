@@ -93,7 +93,6 @@ class QueueUsage:
         return tally
 
     def add(self, queue_id: int, user_id: int, gpus: int) -> None:
-        """Count one more placed run and its GPUs."""
         self._count(queue_id, user_id, 1, gpus)
 
     def remove(self, queue_id: int, user_id: int, gpus: int) -> None:
@@ -225,7 +224,6 @@ class ProjectUsage:
     cpus: int = 0
 
     def plus(self, gpus: int, cpus: int) -> ProjectUsage:
-        """This usage plus more."""
         return ProjectUsage(self.gpus + gpus, self.cpus + cpus)
 
 

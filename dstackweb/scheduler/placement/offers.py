@@ -62,7 +62,6 @@ class OfferPlacement:
 
 
 def offer_key(offer: Offer) -> OfferKey:
-    """The offer's identity."""
     return offer.backend, offer.region, offer.instance_type, offer.spot, str(offer.detail.get("instance", ""))
 
 

@@ -77,7 +77,6 @@ class HostReservation:
 
     @property
     def host_ids(self) -> frozenset[int]:
-        """The hosts of its nodes."""
         return frozenset(node.host_id for node in self.nodes)
 
     @property
@@ -193,7 +192,6 @@ def _host_after(host: HostView, left: Sequence[JobUsage], gone: Sequence[JobUsag
 
 
 def _host_without(now: HostView, at_start: HostView, nodes: Sequence[ReservedNode]) -> HostView:
-    """A host without what is reserved on it."""
     kept = {uuid for node in nodes for uuid in node.gpus}
     cpus = at_start.cpus_free - sum(node.cpus for node in nodes)
     memory = at_start.memory_free_mib - sum(node.memory_mib for node in nodes)

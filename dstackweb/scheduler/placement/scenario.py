@@ -39,7 +39,6 @@ class Demand:
 
     @property
     def gpus_of_run(self) -> int:
-        """The GPUs of all nodes."""
         return self.nodes * self.gpus
 
 

@@ -157,14 +157,12 @@ def _old_empty_sweeps(now: dt.datetime) -> QuerySet[Sweep]:
 
 
 def old_logs(now: dt.datetime) -> QuerySet[Job]:
-    """Jobs of runs that ended long ago, whose logs are there."""
     before = now - dt.timedelta(days=settings.DSTACKWEB_LOGS_DAYS)
     jobs = Job.objects.filter(log_removed_at=None, ended_at__lt=before)
     return jobs.filter(run__status__in=ENDED, run__ended_at__lt=before).order_by("ended_at")
 
 
 def old_artifacts(now: dt.datetime) -> QuerySet[Artifact]:
-    """Artifacts of runs that ended long ago."""
     before = now - dt.timedelta(days=settings.DSTACKWEB_ARTIFACTS_DAYS)
     old = Artifact.objects.filter(created_at__lt=before, job__run__status__in=ENDED, job__run__ended_at__lt=before)
     return old.order_by("created_at")

@@ -132,7 +132,6 @@ class SupervisedProcess:
         return [line for line in lines if _ERROR.search(line)]
 
     def check_ready(self) -> bool:
-        """Whether it answers."""
         if not self.is_ready and self.process is not None and self.start_at is None:
             self.is_ready = self.spec.ready is None or self.spec.ready(self.process.pid)
         return self.is_ready
@@ -207,7 +206,6 @@ class Supervisor:
         return outcome
 
     def survivors(self) -> list[FormerChild]:
-        """The processes that go on after a reload."""
         living = [child for child in (*self._leaving, *self.children) if child.is_alive]
         return [
             FormerChild(child.spec.name, child.process.pid, child.output.fileno())

@@ -126,7 +126,6 @@ def host_jobs(host: str) -> list[Periodic]:
 
 
 def ensure_rows(jobs: Sequence[Periodic]) -> None:
-    """Create missing rows."""
     PeriodicJob.objects.bulk_create([PeriodicJob(name=job.name) for job in jobs], ignore_conflicts=True)
 
 
@@ -212,7 +211,6 @@ def _bring_forward(name: str, seconds: float) -> None:
 
 
 def prune_soon() -> None:
-    """Prune with the next tick."""
     _bring_forward("retention", 0)
 
 
@@ -273,7 +271,6 @@ def enqueue_job_checks(job_ids: Sequence[str], cluster: str, **_signal: Any) -> 
 
 
 def poll_cloud_jobs(*job_ids: str) -> None:
-    """Advance a few cloud jobs."""
     with cloud_slot() as free:
         if free:
             cloud_watch.poll_jobs(job_ids)
@@ -286,7 +283,6 @@ def enqueue_cloud_polls(job_ids: Sequence[str], **_signal: Any) -> None:
 
 
 def poll_clouds() -> None:
-    """Advance all cloud jobs and instances."""
     with cloud_slot() as free:
         if free:
             cloud_watch.poll_all()
