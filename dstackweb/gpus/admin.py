@@ -1,7 +1,5 @@
-"""Utilization policies in the admin: how projects enforce them, and applying a changed profile's to active runs.
-
-The profiles app knows no runs, so its admin is extended here.
-"""
+"""Utilization policies in the admin: how projects enforce them, and applying a changed profile's to active runs. The
+profiles app knows no runs, so its admin is extended here."""
 
 from __future__ import annotations
 

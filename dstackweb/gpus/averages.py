@@ -1,7 +1,5 @@
-"""What samples add up to: five-minute averages, kept for a month, and how much of the time GPUs of jobs are idle.
-
-In small transactions, each with the rows of a few series locked: after an interruption the next call continues.
-"""
+"""What samples add up to: five-minute averages, kept for a month, and how much of the time GPUs of jobs are idle. In
+small transactions, each with the rows of a few series locked: after an interruption the next call continues."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How a project enforces its utilization policies, and exempting a run from its own for a limited time, with a reason.
-
-Verdicts are unaffected.
-"""
+"""How a project enforces its utilization policies, and exempting a run from its own for a while. Verdicts go on."""
 
 from __future__ import annotations
 

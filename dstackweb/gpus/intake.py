@@ -1,8 +1,5 @@
-"""Storing samples: rows in bulk, the newest values of each GPU's series, and its job's low stretch.
-
-One short transaction per snapshot, with a number of statements that doesn't depend on how many GPUs or jobs there are.
-Locking the series' rows in the order of their IDs serializes everyone who folds samples or judges a job.
-"""
+"""Storing samples: one short transaction per snapshot, with a fixed number of statements. Locking the series' rows in
+the order of their IDs serializes everyone who folds samples or judges a job."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""GPU samples, the utilization policies that jobs are bound to, and the stops they caused.
-
-Times of samples are whole milliseconds since 1970 (UTC) by the clock of the sampling machine: both databases group by
-them in the same way.
-"""
+"""GPU samples, the utilization policies that jobs are bound to, and the stops they caused. Times of samples are whole
+milliseconds since 1970 (UTC) by the clock of the sampling machine, which both databases group in the same way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The current state of runs under their utilization policies, for pages, the API and the command line.
-
-Judged from the same rows and by the same function as in the watcher that stops runs.
-"""
+"""The current state of runs under their policies, judged from the same rows as by the watcher that stops runs."""
 
 from __future__ import annotations
 

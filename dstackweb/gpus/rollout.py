@@ -1,9 +1,5 @@
-"""Applying a profile's changed utilization policy to active runs, for the runs that an admin chooses.
-
-A run keeps the settings it resolved to at submission. Runs whose policy came from the profile, not from their own file,
-can get the new one; so can runs of the profile that had none. With a run of a sweep, those of it that are still to be
-created get it too.
-"""
+"""Applying a profile's changed utilization policy to active runs that an admin chooses: those that have theirs from the
+profile, not from their own file, or none. With a run of a sweep, those of it that are still to be created get it."""
 
 from __future__ import annotations
 

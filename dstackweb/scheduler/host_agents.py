@@ -1,9 +1,5 @@
-"""Calls of the agents on joined hosts, and what they get in return.
-
-An agent asks every two seconds. For idle hosts each web process reads all hosts at once, at most every REFRESH_S, and
-writes their heartbeats with it (docs/decisions/0013-agents-poll.md). Any call may be repeated, doubled or lost: the
-answers follow from rows alone, and a claim lets only one runner start a job.
-"""
+"""Calls of the agents on joined hosts, and what they get in return (docs/decisions/0013-agents-poll.md). Any call may
+be repeated, doubled or lost: answers follow from rows alone, and a claim lets only one runner start a job."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
-"""What a server's own workers do on its machine: start, revive and stop runners, sample GPUs, remove old files.
-
-Other machines have an agent (`host_agents`).
-
-Safe to repeat: the runner decides from its own files whether to start, to salvage or to do nothing, and the API lets
-only one runner claim a job.
-"""
+"""What a server's own workers do on its machine; others have an agent (`host_agents`). Safe to repeat: a runner decides
+from its own files whether to start, to salvage or to do nothing, and the API lets only one runner claim a job."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Applies utilization policies to jobs that leave their GPUs unused: a notice first, then a stop. Records which run
-got the freed GPUs.
-
-A sample is only a trigger: everything is read and judged again with the run's row locked, and a stop needs the stored
-samples as well. Any step may be lost, doubled or killed: the next sample repeats it.
-"""
+"""Applies utilization policies to jobs that leave their GPUs unused. A sample is only a trigger: all is read and judged
+again with the run's row locked. Any step may be lost, doubled or killed: the next sample repeats it."""
 
 from __future__ import annotations
 

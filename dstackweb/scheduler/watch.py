@@ -1,8 +1,7 @@
 """Watches placed runs and hosts: silence, deadlines, due retries, schedules, and the tasks of ended attempts.
 
 Silence and time in a status are added up in monotonic time between two checks of one machine, at most `MAX_STEP`
-intervals at once: downtime or a clock change declares nothing lost. Where several machines check in turn, no second
-counts twice.
+intervals at once: downtime or a clock change declares nothing lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Calls of the agents on cloud instances, and the orders they get in return.
-
-An agent joins once with the token in its user data, and polls with the token it gets back. Any call may be repeated,
-doubled or lost: orders follow from rows alone.
-"""
+"""Calls of the agents on cloud instances, and the orders they get in return. Any call may be repeated, doubled or lost:
+orders follow from rows alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Rows of cloud instances: which there are, new ones for jobs, updates from the cloud's answers, and their ends.
-
-Any function may be repeated, doubled or killed: each write is guarded by what was read.
-"""
+"""Rows of cloud instances: which there are, new ones for jobs, updates from the cloud's answers, and their ends. Any
+function may be repeated, doubled or killed: each write is guarded by what was read."""
 
 from __future__ import annotations
 

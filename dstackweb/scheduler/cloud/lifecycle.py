@@ -1,7 +1,5 @@
 """What follows for a cloud instance and its job, from rows and from the cloud's answer. Decides only, does no I/O.
-
-Times in a status and of silence are counted by the watcher. What is unknown never ends anything.
-"""
+Times in a status and of silence are counted by the watcher. What is unknown never ends anything."""
 
 from __future__ import annotations
 

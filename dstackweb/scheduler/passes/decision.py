@@ -1,7 +1,5 @@
-"""What a pass would decide now: on a waiting run, with each candidate place, and on a submission.
-
-Uses the same pure functions as the pass. Stores nothing.
-"""
+"""What a pass would decide now, by the same functions: on a waiting run, with each candidate place, and on a
+submission. Stores nothing."""
 
 from __future__ import annotations
 

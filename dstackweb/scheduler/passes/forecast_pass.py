@@ -1,7 +1,4 @@
-"""Estimates of when waiting runs start: made by a periodic job, and written where they have changed.
-
-Requests only read the rows.
-"""
+"""Estimates of when waiting runs start: made by a periodic job, and written where they have changed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The placement pass: takes waiting runs in order and places each where it fits (docs/design.md#scheduling).
-
-Only one pass runs at a time. A run that does not fit is skipped, and its shape is decided once. A pass reads rows only,
-never a cloud. Decisions are made one by one in memory, and written in batches.
-"""
+"""The placement pass (docs/design.md#scheduling): takes waiting runs in order and places each where it fits, one pass
+at a time. It reads rows only, never a cloud; decisions are made one by one in memory, and written in batches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""What other settings of a profile would mean for the runs that wait with it now. Stores nothing.
-
-Submitted runs keep their settings: this is what they would meet if they were submitted again. One run stands for all of
-its shape.
-"""
+"""What other settings of a profile would mean for the runs that wait with it now, if they were submitted again. One run
+stands for all of its shape. Stores nothing."""
 
 from __future__ import annotations
 

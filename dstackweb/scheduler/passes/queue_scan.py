@@ -1,8 +1,5 @@
-"""Scans a queue for a pass: its next runs in order, without those whose shape fits nowhere.
-
-It starts in the order of ranks. Once a shape is blocked, the rest is merged from one ordered list per shape, so that a
-run behind a hundred thousand that do not fit is found as fast as the first.
-"""
+"""The next runs of a queue for a pass, without those whose shape fits nowhere: once a shape is blocked, the rest is
+merged from one ordered list per shape, so a run behind a hundred thousand that don't fit is found as fast."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Free capacity, and the decision on one run after another while it shrinks (docs/design.md#scheduling).
-
-Pure: `passes.loading` reads the rows, the pass writes the decisions. What is costly to read (usage of jobs, offers,
-budgets) comes through functions that are called only when needed.
-"""
+"""Free capacity, and the decision on one run after another while it shrinks (docs/design.md#scheduling). Pure: what is
+costly to read (usage of jobs, offers, budgets) comes through functions that are called only when needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether and where a run fits on the team's hosts: pure decisions on plain data (docs/design.md#scheduling).
-
-The caller loads hosts into `HostView`s and applies the result. No database and no clock here.
-"""
+"""Whether and where a run fits on the team's hosts: pure decisions on plain data (docs/design.md#scheduling)."""
 
 from __future__ import annotations
 

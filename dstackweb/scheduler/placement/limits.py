@@ -1,7 +1,5 @@
-"""A queue's limits and what its runs use of them, and budgets and fair shares of projects (docs/design.md#scheduling).
-
-A run counts from its placement until it has ended, with the GPUs that its spec requests.
-"""
+"""A queue's limits and what its runs use of them, from their placement to their end, with the GPUs that their specs
+request; budgets and fair shares of projects (docs/design.md#scheduling)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Which offers of other backends a run may use, and which it gets: pure (docs/design.md#scheduling).
 
-The cheapest first, by (price, place among the run's `backends`, backend, region, instance type). All nodes of a run
-go to one backend and region. An idle instance is preferred, since it starts at once, unless a new one costs less than
-half.
+The cheapest first; all nodes of a run go to one backend and region. An idle instance is preferred, since it starts at
+once, unless a new one costs less than half.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""django-q2's broker on the database, or on Redis: a process loads only the one that it uses.
-
-From both, a cluster that is too old for the database takes no tasks (`lib.schema`).
-"""
+"""django-q2's broker on the database, or on Redis: a process loads only the one that it uses. From both, a cluster that
+is too old for the database takes no tasks (`lib.schema`)."""
 
 from __future__ import annotations
 

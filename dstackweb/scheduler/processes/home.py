@@ -1,8 +1,6 @@
-"""The home directory of a server: one uses it at a time, until the program that is installed by then takes over.
+"""The home directory of a server: one uses it at a time. The locked file says where, and how its last reload went.
 
-The locked file says where the server is, and how its last reload went. For a reload the supervisor becomes the new
-program by `exec`, which keeps the process: its pid, its children and its open files. What the new program must know of
-them is in one variable.
+For a reload the supervisor becomes the new program by `exec`, which keeps its pid, its children and its open files.
 """
 
 from __future__ import annotations

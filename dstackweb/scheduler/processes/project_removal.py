@@ -1,8 +1,6 @@
-"""Deletes whole projects, which may have very many runs: marked by an admin, then removed in small steps.
-
-From the mark on the project is hidden and takes nothing. `retention` removes the rest, with the files of logs,
-artifacts and code; what was interrupted goes on with the next tick, since the project's row goes last.
-"""
+"""Deletes whole projects, which may have very many runs: marked by an admin, then removed by `retention` in small
+steps. From the mark on it is hidden and takes nothing. What was interrupted goes on with the next tick, since the
+project's row goes last."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What is kept for how long, and what prunes it. Old data goes in small transactions, for a bounded time per tick.
+"""What is kept for how long, and what prunes it: in small transactions, for a bounded time per tick.
 
-What remains goes with the next ticks, which then follow each other at once. A run is pruned with its jobs and events
-once it has ended long ago, and the schedule that it belongs to has gone on. A log, and code that no one submits any
-more, may go earlier. Nothing goes that an active run, its retry or its schedule may need.
+What remains goes with the next ticks, which then follow each other at once. Nothing goes that an active run, its retry
+or its schedule may need.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Keeps a set of processes running: starts them, restarts them when they end, stops them all together.
 
-Each process dies with the supervisor (`lib.process`), so kill -9 leaves nothing behind. Each writes to its own log
-file; errors also go to the console with the process's name. A reload starts all of them anew, from a new program of the
-supervisor itself (`home.py`); the former ones go on until their successors answer.
+Each process dies with the supervisor (`lib.process`), so kill -9 leaves nothing behind. A reload starts all of them
+anew, from a new program of the supervisor itself (`home.py`); the former ones go on until their successors answer.
 """
 
 from __future__ import annotations

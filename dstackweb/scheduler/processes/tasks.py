@@ -1,8 +1,5 @@
-"""The tasks that django-q2 calls, and the periodic work among them, enqueued by one guarded UPDATE.
-
-Any task may be lost, late or doubled. A tick older than one interval does nothing; none is enqueued while one is
-outstanding.
-"""
+"""The tasks that django-q2 calls, and the periodic work among them. Any task may be lost, late or doubled. A tick older
+than one interval does nothing; none is enqueued while one is outstanding."""
 
 from __future__ import annotations
 
