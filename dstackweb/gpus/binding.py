@@ -108,10 +108,8 @@ def confirmed(bound: JobPolicy, gpus: Sequence[str], series: Collection[GpuSerie
 
 
 def verdict_of(bound: JobPolicy, gpus: Sequence[str], series: Collection[GpuSeries], now_ms: int) -> PolicyVerdict:
-    """The verdict on a job from the low stretches in its series; unknown without a minimum.
-
-    `gpus` are the job's NVML UUIDs, and the verdict's `gpu` is an index into them.
-    """
+    """The verdict on a job from the low stretches in its series; its `gpu` is an index into `gpus`, the job's NVML
+    UUIDs."""
     if bound.min_gpu_utilization is None:
         return UNKNOWN
     found = {one.uuid: Stretch(one.low_since_ms, one.low_last_ms) for one in series}

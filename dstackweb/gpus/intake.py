@@ -105,10 +105,8 @@ class TimedSample:
 
 
 def add_snapshot(host: Host, snapshot: Snapshot, at_ms: int) -> list[UUID]:
-    """Store a snapshot of a host's GPUs; returns the jobs whose policies may require action.
-
-    GPUs that the host has not registered (yet) are left out. While no started job holds a GPU, its samples are its own.
-    """
+    """Store a snapshot of a host's GPUs; returns the jobs whose policies may require action. GPUs that the host has not
+    registered are left out, and while no started job holds a GPU, its samples are its own."""
     with transaction.atomic():
         samples, jobs = _on_host(host, snapshot.samples, at_ms) if snapshot.samples else ([], {})
         due = _store(samples, jobs, at_ms) if samples else []
@@ -117,10 +115,8 @@ def add_snapshot(host: Host, snapshot: Snapshot, at_ms: int) -> list[UUID]:
 
 
 def add_samples(job: Job, samples: Sequence[tuple[int, Sequence[Sample]]], now_ms: int | None = None) -> list[UUID]:
-    """Store what a job's runner sampled, in any order; returns the job if its policy may require action.
-
-    Samples from before the job ran, older than the retention period or of other jobs' GPUs are left out.
-    """
+    """Store what a job's runner sampled, in any order; returns the job if its policy may require action. Samples from
+    before the job ran, too old ones and those of other jobs' GPUs are left out."""
     now_ms = to_ms(timezone.now()) if now_ms is None else now_ms
     if job.started_at is None or job.status not in JOB_ACTIVE:
         return []
@@ -197,10 +193,7 @@ def _series(samples: Sequence[TimedSample], jobs: Iterable[JobId]) -> dict[Key, 
 
 
 def _policies(jobs: Sequence[JobId]) -> dict[JobId, BoundPolicy]:
-    """The policies that running jobs are bound to, binding now those with their first sample (R17).
-
-    A later change of a run's policy rebinds its jobs.
-    """
+    """The policies that running jobs are bound to; those with their first sample are bound now (R17)."""
     if not jobs:
         return {}
     found = sql.rows(

@@ -134,10 +134,8 @@ class HostSampling(models.Model):
 
 
 class JobPolicy(models.Model):
-    """The utilization policy that a job is bound to with its first sample (R17), copied from its run's spec.
-
-    Without `min_gpu_utilization` the run has none. A changed spec is bound anew.
-    """
+    """The utilization policy that a job is bound to with its first sample (R17), copied from its run's spec: none
+    without `min_gpu_utilization`. A changed spec is bound anew."""
 
     job = models.OneToOneField("runs.Job", on_delete=models.CASCADE, primary_key=True, related_name="policy")
     min_gpu_utilization = models.PositiveSmallIntegerField(null=True, help_text="Percent")

@@ -46,10 +46,8 @@ class PolicyStatus:
 
 
 def policy_statuses(runs: Collection[Run], now: dt.datetime) -> dict[int, PolicyStatus]:
-    """By run ID, the status of each run that is placed, has GPUs and has a policy.
-
-    Five queries for any number of runs; their specs and provenance may be deferred.
-    """
+    """By run ID, the status of each placed run that has GPUs and a policy, in five queries. Their specs may be
+    deferred."""
     placed = {run.pk: run for run in runs if run.status in PLACED}
     policies = _policies(placed)
     if not policies:

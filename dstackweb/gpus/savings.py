@@ -180,10 +180,8 @@ def _bare(text: str) -> str:
 
 
 def what_if(project: Project, policy: UtilizationPolicy, now: dt.datetime) -> WhatIf:
-    """Apply a policy, instead of their own, to what the project's runs did in the last 24 hours. Changes nothing.
-
-    The work is bounded: newest runs first, up to MOST_SAMPLES samples, and the answer says how many runs were left out.
-    """
+    """Apply a policy, instead of their own, to what the project's runs did in the last 24 hours: the newest first, up
+    to MOST_SAMPLES samples. Changes nothing."""
     since = now - LOOKS_BACK
     by_run = _jobs(project, policy, since, now)
     runs = Run.objects.filter(pk__in=by_run).select_related("user").defer("provenance", "config_text").order_by("-pk")
@@ -356,10 +354,8 @@ class Stop:
 def first_stop(
     gpus: Sequence[Sequence[tuple[int, int]]], minimum: int, window: Window, interval_ms: int
 ) -> Stop | None:
-    """The first moment at which the verdict is *stop*; None where it never is.
-
-    `gpus` has for each GPU of the job its `(at_ms, utilization)`, oldest first.
-    """
+    """The first moment at which the verdict is *stop*, if any. `gpus` has each GPU's `(at_ms, utilization)`, oldest
+    first."""
     moments: Iterable[tuple[int, tuple[tuple[int, int, int], ...]]]
     if len(gpus) == 1:
         moments = ((at_ms, ((at_ms, 0, used),)) for at_ms, used in gpus[0])

@@ -226,10 +226,8 @@ def register(
 def removable(
     known: KnownHost, jobs: Sequence[UUID], runs: Sequence[UUID], *, removed_runs: bool
 ) -> dict[str, list[str]]:
-    """Which of these old files may go: of jobs that have ended, and of runs that ended long ago or were removed.
-
-    With `removed_runs` also lately removed runs, whatever the age of their directories.
-    """
+    """Which of these old files may go: of ended jobs, and of runs that ended long ago or were removed. With
+    `removed_runs` also lately removed runs, whatever the age of their directories."""
     active = set(Job.objects.filter(pk__in=jobs, status__in=JOB_ACTIVE).values_list("pk", flat=True))
     before = timezone.now() - dt.timedelta(days=settings.DSTACKWEB_RUN_DIRS_DAYS)
     found = removal.over([str(run) for run in runs], before)

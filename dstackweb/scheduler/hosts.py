@@ -143,10 +143,7 @@ def sample_gpus(name: str) -> None:
 
 
 def remove_old_files(host: str, budget_s: float | None = FILES_BUDGET_S) -> bool:
-    """Remove what ended jobs left on this host: runner files, and later the runs' directories.
-
-    For `budget_s` seconds (None: all of it); returns whether some remain.
-    """
+    """Remove what ended jobs left here, for `budget_s` seconds (None: all of it); returns whether some remains."""
     ends = time.monotonic() + (math.inf if budget_s is None else budget_s)
     jobs, (runs_dir, runs) = old_job_files(host), old_run_dirs(host)
     forgotten, removed = local.forget_all(jobs, ends), local.remove_run_dirs(runs_dir, runs, ends)

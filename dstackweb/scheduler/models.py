@@ -41,10 +41,8 @@ class PeriodicJob(models.Model):
 
 
 class PassRequest(models.Model):
-    """Whether a placement pass is requested that has not begun: one row, apart from PassState.
-
-    So what requests a pass, such as a submit, never waits for one that is being written.
-    """
+    """Whether a placement pass is requested that has not begun: one row, apart from PassState, so that what requests a
+    pass never waits for one that is being written."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     waiting = models.BooleanField(default=False)
@@ -86,10 +84,8 @@ class PassRequest(models.Model):
 
 
 class PassState(models.Model):
-    """The one row that makes placement passes exclusive.
-
-    A claim raises `generation`, and each transaction of a pass first checks that its generation is still there.
-    """
+    """The one row that makes placement passes exclusive: a claim raises `generation`, which each transaction of a pass
+    checks first."""
 
     EXPIRES_S = 10.0
     """A killed pass delays the next one this long at most."""
@@ -210,10 +206,8 @@ class Retention(models.Model):
 
 
 class Reservation(models.Model):
-    """Hosts and GPUs kept for a run that has waited long for them, written by passes. A host is in one at most.
-
-    Once it has expired the row remembers that it is another run's turn, and nothing is reserved.
-    """
+    """Hosts and GPUs kept for a run that has waited long for them, written by passes. A host is in one at most. Once it
+    has expired, the row remembers that it is another run's turn."""
 
     run = models.OneToOneField("runs.Run", on_delete=models.CASCADE, primary_key=True, related_name="reservation")
     made_at = models.DateTimeField(default=timezone.now)

@@ -60,10 +60,8 @@ class HostSummary:
 
 
 def list_hosts(name: str = "", *, events: int = 0) -> list[HostSummary]:
-    """All hosts that have not left, by name, or the one called `name`; each with its `events` newest events.
-
-    The number of queries does not depend on the number of hosts.
-    """
+    """All hosts that have not left, or the one called `name`, each with its `events` newest events; a fixed number of
+    queries."""
     jobs = dict(Job.objects.filter(status__in=JOB_ACTIVE).values_list("host").annotate(Count("pk")).order_by())
     kept = _reserved_by_host()
     hosts = Host.joined.filter(**({"name": name} if name else {}))

@@ -260,10 +260,8 @@ def _first_waiting_for_gpus(run: Run) -> str:
 
 
 def record_next_runs(now: dt.datetime) -> int:
-    """Find the run that now holds what each recent stop freed; returns how many were found.
-
-    Repeatable: what one pass misses, the next one finds in the same rows. A fixed number of queries.
-    """
+    """Find the run that now holds what each recent stop freed; returns how many were found. Repeatable: what one pass
+    misses, the next one finds in the same rows. A fixed number of queries."""
     recent = PolicyStop.objects.filter(observed=False, next_run=None, run__isnull=False, at__gt=now - FOLLOWED_FOR)
     stops = list(recent.order_by("-at")[:MAX_STOPS])
     if not stops:

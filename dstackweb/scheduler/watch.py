@@ -93,10 +93,8 @@ def watch() -> None:
 
 
 def _add_silence(step: float) -> None:
-    """Add `step` seconds of silence to machines that have sent no heartbeat. A fixed number of statements.
-
-    Jobs, of which there are most, are not written: what has passed is derived (`Job.objects.timed`).
-    """
+    """Add `step` seconds of silence to machines without a heartbeat, in a fixed number of statements. Jobs, of which
+    there are most, are not written: what has passed is derived (`Job.objects.timed`)."""
     counted: tuple[tuple[QuerySet[Any], tuple[str, ...]], ...] = (
         (Host.objects.all(), ("silent_s",)),
         (Instance.objects.exclude(status=InstanceStatus.GONE), ("silent_s", "status_s")),
@@ -111,10 +109,8 @@ def _add_silence(step: float) -> None:
 
 
 def _unlocked(rows: QuerySet[M]) -> QuerySet[M]:
-    """The rows that no other transaction has locked: waiting for one while holding others could deadlock.
-
-    A row being written is not silent; the next check counts it.
-    """
+    """The rows that no other transaction has locked: waiting for one while holding others could deadlock. A row being
+    written is not silent."""
     free = rows.select_for_update(skip_locked=True, no_key=True).order_by().values("pk")
     return rows.model._default_manager.filter(pk__in=free)
 
@@ -172,10 +168,8 @@ def _end_late_job(late: Job) -> None:
 
 
 def _end_lost_jobs() -> None:
-    """End jobs whose host has been silent so long that their runner must have stopped them, for runs with `retry`.
-
-    Without `retry` the run stays as it is until the host answers or a person decides.
-    """
+    """End jobs whose host has been silent so long that their runner must have stopped them, for runs with `retry`:
+    others stay until the host answers or a person decides."""
     silent = (
         Job.objects.timed()
         .select_related("run", "host")

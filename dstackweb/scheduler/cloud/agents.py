@@ -59,10 +59,8 @@ class AgentReport:
 
 
 def join_token(instance: UUID) -> tuple[str, str]:
-    """The one-time token for an instance's user data, and its digest (`Instance.join_digest`).
-
-    The same each time: a repeated launch request must be identical.
-    """
+    """The token for an instance's user data, and its digest: the same each time, as a repeated launch must be
+    identical."""
     token = signing.Signer(salt=JOIN_SALT).signature(str(instance))
     return token, digest(token)
 

@@ -178,10 +178,7 @@ def end_idle(instance_id: UUID) -> bool:
 
 
 def record_found(instance: Instance, machine: CloudInstance) -> None:
-    """Store what the cloud reports about an existing instance.
-
-    If its row was given up meanwhile, the instance is set to end.
-    """
+    """Store what the cloud reports about an instance, which is set to end if its row was given up meanwhile."""
     now = timezone.now()
     mine = Instance.objects.filter(pk=instance.pk)
     if not instance.cloud_id:
@@ -237,10 +234,8 @@ def _offer_data(instance: Instance) -> dict[str, Any]:
 
 
 def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str = "") -> bool:
-    """Set an instance to end (STOPPING) or record that it has ended (GONE), and do what follows for its job.
-
-    Returns False, leaving the row unchanged, when it is no longer as it was read.
-    """
+    """Set an instance to end (STOPPING) or record that it has ended (GONE), and do what follows for its job. False,
+    changing nothing, when its row is no longer as it was read."""
     job = jobs_by_instance([instance]).get(instance.pk)
     becomes = follow_up(instance, job, why)
     fields: dict[str, Any] = {"why": instance.why or why, "error": text or instance.error, "holder": None}

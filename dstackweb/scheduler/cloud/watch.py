@@ -191,10 +191,8 @@ def _store_error(instance: Instance, error: Exception) -> None:
 
 
 def end_orphans() -> None:
-    """Poll every region that a cloud backend uses, or used recently: instances without rows may be left there.
-
-    In random order, so that later ticks reach the regions that this one has no time for.
-    """
+    """Poll every region that a cloud backend uses, or used recently: instances without rows may be left there. In
+    random order, so that later ticks reach what this one has no time for."""
     now = timezone.now()
     places: list[tuple[Backend, str]] = []
     _run_all([partial(_add_regions, places, backend, now) for backend in instances.cloud_backends(now)])

@@ -268,10 +268,8 @@ def _write_waits(verdicts: WaitChanges, known: KnownWaits, now: dt.datetime) -> 
 
 
 def _write_reservation(change: ReservationChange, now: dt.datetime) -> None:
-    """Write the row and the run's events.
-
-    Locks rows of runs: call in the pass's transaction, in the order of runs, before queue counters and hosts.
-    """
+    """Write the row and the run's events. Locks rows of runs: call in the pass's transaction, in the order of runs,
+    before queue counters and hosts."""
     touch(change.queue_id)
     before, after = change.before, change.after
     was_kept, is_kept = before is not None and before.is_kept, after is not None and after.lapsed_at is None

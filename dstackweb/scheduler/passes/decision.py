@@ -227,10 +227,8 @@ def _offer_candidate(spec: EffectiveSpec, offer: Offer) -> Candidate:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What one backend has for a run now, whether the run may use it (`used`) or not.
-
-    `waits` is None where it could start at once. `price` is USD per hour of all nodes, None without an offer.
-    """
+    """What one backend has for a run now, whether the run may use it (`used`) or not: why it `waits`, if it does, and
+    the `price` per hour of all nodes, if there is an offer."""
 
     backend: str
     used: bool

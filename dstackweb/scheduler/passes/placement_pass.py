@@ -53,10 +53,8 @@ MAX_PLACED = 500
 
 
 def run_passes(pause: Pause = time.sleep) -> int:
-    """Run passes while they are requested, for WORK_S at most; returns how many runs were placed.
-
-    Returns at once while another process runs a pass: that one sees the request when it ends.
-    """
+    """Run passes while they are requested, for WORK_S at most; returns how many runs were placed. While another process
+    runs a pass, that one sees the request."""
     placed, began = 0, time.monotonic()
     while (generation := PassState.claim(timezone.now())) is not None:
         done = _run_one(generation)
@@ -254,10 +252,8 @@ class PlacementPass:
         return len(self.placements) >= MAX_WRITTEN or waited > (WRITE_EVERY_S if self.placements else RENEW_EVERY_S)
 
     def _write(self) -> None:
-        """Write what was decided since the last write; this also renews the claim.
-
-        If something has changed since it was read, all placements before it are written, and one of STALE raised.
-        """
+        """Write what was decided since the last write, which also renews the claim. If something has changed since it
+        was read, all placements before it are written, and one of STALE raised."""
         placements, verdicts, displacements = self.placements, self.verdicts, self.displacements
         making_room, everything = {one.run.pk for one in displacements}, self._changes()
         changes = [change for change in everything if change.run_id not in making_room]
@@ -296,10 +292,8 @@ LIMIT 1
 
 
 def _usage_by_project() -> defaultdict[int, ProjectUsage]:
-    """GPUs and CPUs that each project's jobs hold now.
-
-    Three queries instead of joins: SQLite would scan all jobs, and PostgreSQL with old statistics all runs.
-    """
+    """GPUs and CPUs that each project's jobs hold now. Not joined: SQLite would scan all jobs, and PostgreSQL with old
+    statistics all runs."""
     of_job = {
         job_id: (gpus, cpus)
         for job_id, gpus, cpus in Allocation.objects.values_list("job_id").annotate(gpus=Count("gpu"), cpus=Sum("cpus"))

@@ -70,20 +70,16 @@ class Displacer:
         return victims
 
     def would_displace(self, run: WaitingRun, priority: int, waits: Wait) -> Sequence[PlacedRun]:
-        """Whom the run would displace if no run ahead of it in its queue waited for the same hosts.
-
-        What its queue has lent comes first: a run displaces others of its own queue only where that is no help.
-        """
+        """Whom the run would displace if no run ahead of it in its queue waited for the same hosts: others of its own
+        queue only where taking back what that has lent is no help."""
         if not self._may_displace(run, waits):
             return ()
         reclaimed = self._would_reclaim(run, priority) if self._may_reclaim(run, waits) else ()
         return reclaimed or (self._would_preempt(run, priority) if waits.reason in WAITS_FOR_HOSTS else ())
 
     def work_budget(self, run: WaitingRun, victims: Sequence[PlacedRun]) -> WorkBudget | None:
-        """The budget of the run's member for displacing these; None where its queue has none, or it displaces none.
-
-        What its queue takes back from others counts towards no budget: it is its own.
-        """
+        """The budget of the run's member for displacing these; None where its queue has none, it displaces none, or it takes
+        back what is its queue's own."""
         hours = self._capacity.preempt_gpu_hours.get(run.queue_id)
         if hours is None or not victims or is_reclaim(run.queue_id, victims):
             return None
@@ -270,10 +266,8 @@ def choose_victims(
 
 
 class Room:
-    """How many nodes of a run each host holds once some runs have stopped; each combination is counted once.
-
-    Nodes need the same and hosts are independent of each other, so the run fits where the hosts together hold them.
-    """
+    """How many nodes of a run each host holds once some runs have stopped; each combination is counted once. Nodes need
+    the same, so the run fits where the hosts together hold them."""
 
     def __init__(self, run: WaitingRun, hosts: Sequence[HostView], holders: Sequence[JobUsage]) -> None:
         self._spec, self._hosts = run.spec, hosts

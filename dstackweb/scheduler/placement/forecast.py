@@ -285,10 +285,8 @@ class _Simulation:
 
 @dataclass(frozen=True, slots=True)
 class StartWindow:
-    """Half of what may happen starts the run by `p50`, nine tenths by `p90`; NEVER if it then does not start.
-
-    `cause` is the run whose end makes room in the middle case, as in `SimulatedStarts`.
-    """
+    """Half of what may happen starts the run by `p50`, nine tenths by `p90`; NEVER if it then does not start. `cause`
+    is the run whose end makes room in the middle case."""
 
     p50: float
     p90: float

@@ -41,10 +41,8 @@ class QueueLimits:
 
 @dataclass
 class Cohort:
-    """Queues that lend each other GPUs: each queue's limits by id, and how many of the lent ones are in use.
-
-    A queue's runs use those that it keeps first, then the shared ones, which are what all lend.
-    """
+    """Queues that lend each other GPUs: each queue's limits by id, and how many of the lent ones are in use. A queue's
+    runs use what it keeps first, then the shared ones, which are what all lend."""
 
     queues: dict[int, QueueLimits] = field(default_factory=dict)
     shared: int = 0
@@ -155,10 +153,8 @@ def queue_wide_limit(limits: QueueLimits, tally: QueueUsage, queue_id: int) -> W
 
 
 def exceeded_limits(limits: QueueLimits, tally: QueueUsage, queue_id: int, user_id: int, gpus: int) -> list[Wait]:
-    """The limits that one more run of this member with `gpus` GPUs would exceed, the most permanent first.
-
-    `never` in the data: the run alone requests more than the limit.
-    """
+    """The limits that one more run of this member with `gpus` GPUs would exceed, the most permanent first. `never` in
+    the data: the run alone requests more."""
     mine, all_ = (queue_id, user_id), (queue_id, None)
     cohort, most = tally.cohorts.get(queue_id), limits.max_gpus
     if cohort is not None:

@@ -60,10 +60,8 @@ class ReservedNode:
 
 @dataclass(frozen=True)
 class HostReservation:
-    """Nodes reserved for a run. All are free by `starts_at`; None if unknown, then `expires_at` is set.
-
-    `expires_at` is set once and never moves: it is kept while the start is known, for the case that it is lost again.
-    """
+    """Nodes reserved for a run. All are free by `starts_at`; None if unknown. `expires_at` is set once, when the start
+    is unknown, and kept for the case that it is lost again."""
 
     run: WaitingRun
     nodes: tuple[ReservedNode, ...]
@@ -213,10 +211,8 @@ def _gone_by_start(holder: JobUsage, reserved: HostReservation) -> bool:
 def _first_enough(
     holders: Sequence[JobUsage], enough: Callable[[Sequence[JobUsage]], bool]
 ) -> Sequence[JobUsage] | None:
-    """The fewest jobs, in the order of their ends, whose end is enough; None if it never is.
-
-    Jobs without a known end come last, oldest first. `enough` must be monotonic: more ends never make it false.
-    """
+    """The fewest jobs, in the order of their ends, whose end is enough; None if it never is. Those without a known end
+    come last, oldest first. `enough` must be monotonic."""
     order = sorted(holders, key=lambda holder: (holder.ends_at is None, holder.ends_at or holder.since))
     if not enough(order):
         return None

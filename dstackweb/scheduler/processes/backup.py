@@ -206,10 +206,7 @@ def _refuse_others() -> None:
 
 
 def _unpack(tar: tarfile.TarFile, staged: Path) -> None:
-    """The files of the backup, and nothing else that a tar may have.
-
-    Each byte is one of the backup's own: a sparse file is left out, which may claim any size.
-    """
+    """The files of the backup, and nothing else that a tar may have, such as sparse files, which may claim any size."""
     for member in tar:
         parts = Path(member.name).parts
         wanted = member.name in (DATABASE, *KEYS) or parts[:1] in [(folder,) for folder in FOLDERS]
@@ -307,10 +304,8 @@ def _put_back(staged: Path, root: Path, name: str) -> int:
 
 
 def _end_unknown_jobs() -> tuple[int, int]:
-    """End jobs that run here and that the restored database does not know; returns how many ended, and how many not.
-
-    Their runs are unknown too, or wait again: a run that was placed after the backup must not run twice.
-    """
+    """End jobs that run here and that the restored database does not know: their runs may be placed again. Returns how
+    many ended, and how many not."""
     running = [job_id for job_id in local.jobs_here() if local.runner_alive(job_id)]
     known = set(Job.objects.filter(pk__in=running).values_list("pk", flat=True))
     ends = [local.kill_job(job_id) for job_id in running if job_id not in known]

@@ -178,10 +178,8 @@ def hand_over(argv: Sequence[str], env: Mapping[str, str], what: Handover) -> No
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there, made by systemd if it has made one for this process. Raises OSError.
-
-    The server's own process keeps it open: while no web process serves it, requests wait instead of being refused.
-    """
+    """A socket that listens there, systemd's if it has made one for this process. Raises OSError. The supervisor keeps
+    it open: while no web process serves it, requests wait instead of being refused."""
     if os.environ.get("LISTEN_PID") == str(os.getpid()) and os.environ.get("LISTEN_FDS") == "1":
         made = socket.socket(fileno=SYSTEMD_FD)
         made.set_inheritable(False)

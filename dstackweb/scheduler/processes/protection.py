@@ -134,10 +134,8 @@ def close_ports(job_user: str, database: dict[str, Any], redis_url: str, *own_po
 
 
 def end_jobs_on(port: int, job_user: str) -> bool:
-    """Kill the processes of projects' users that listen on a port of this machine, and whether there were any.
-
-    While the server is not running a job can take its port, and would keep it from starting again.
-    """
+    """Kill processes of projects' users that listen on a port, which a job can take while the server is not running;
+    whether there were any."""
     uids = uids_of(job_user)
     if os.getuid() != 0 or uids is None:
         return False

@@ -106,10 +106,8 @@ def kinds() -> list[PrunedData]:
 
 
 def prune(now: dt.datetime | None = None, budget_s: float | None = BUDGET_S) -> bool:
-    """Prune all kinds in turn, step by step, for `budget_s` seconds (None: to the end); returns whether some remains.
-
-    A kind that fails stops no other; its error is raised at the end.
-    """
+    """Prune all kinds in turn, step by step, for `budget_s` seconds (None: to the end); returns whether some remains. A
+    kind that fails stops no other; its error is raised at the end."""
     now, began = now or timezone.now(), time.monotonic()
     left, pruned, failed = kinds(), Counter[RetentionKind](), None
     while left and (budget_s is None or time.monotonic() - began < budget_s):

@@ -78,19 +78,16 @@ def control_jobs() -> list[Periodic]:
         Periodic("housekeeping", retention.keep_house, 600.0, control),
         Periodic("storage", keep_storage, 30.0, clouds),
         Periodic("retention", prune_old_data, 600.0, control),
-        *(
-            Periodic(name, work, every_s, settings.DSTACKWEB_CLUSTERS[role], when)
-            for name, (work, every_s, role, when) in _registered.items()
-        ),
+        *_registered.values(),
     ]
 
 
-_registered: dict[str, tuple[Callable[[], object], float, str, Callable[[], bool] | None]] = {}
+_registered: dict[str, Periodic] = {}
 
 
 def register(name: str, work: Callable[[], object], every_s: float) -> None:
     """Periodic work of a room above this one, which waits for nothing but the database."""
-    _registered[name] = work, every_s, "control", None
+    _registered[name] = Periodic(name, work, every_s, settings.DSTACKWEB_CLUSTERS["control"])
 
 
 def register_calls(name: str, work: Callable[[], object], every_s: float, when: Callable[[], bool]) -> None:
@@ -107,7 +104,7 @@ def register_calls(name: str, work: Callable[[], object], every_s: float, when: 
             finally:
                 _bring_forward(name, max(every_s, 4 * (time.monotonic() - began)))
 
-    _registered[name] = do, every_s, "cloud", when
+    _registered[name] = Periodic(name, do, every_s, settings.DSTACKWEB_CLUSTERS["cloud"], when)
 
 
 def host_jobs(host: str) -> list[Periodic]:
@@ -127,10 +124,8 @@ def ensure_rows(jobs: Sequence[Periodic]) -> None:
 
 
 def enqueue_due(jobs: Sequence[Periodic], now: dt.datetime) -> int:
-    """Enqueue what is due and not outstanding; returns how many.
-
-    A row whose times lie further ahead than they could have been set (the clock was put back) counts as due.
-    """
+    """Enqueue what is due and not outstanding; returns how many. A row whose times lie further ahead than they could
+    have been set (the clock was put back) counts as due."""
     names = [job.name for job in jobs]
     horizon = now + dt.timedelta(seconds=OUTSTANDING_S + max(job.every_s for job in jobs))
     due = Q(due_at__lte=now) | Q(due_at__gt=horizon)
@@ -170,10 +165,7 @@ def tick(name: str, enqueued_at: float) -> None:
 
 
 def run_tick(job: Periodic, enqueued_at: float) -> None:
-    """Do a tick's work unless it is too old, and mark it as no longer outstanding.
-
-    An error is stored on the row, for the health page, and raised again.
-    """
+    """Do a tick's work unless it is too old. Its error is stored on the row, for the health page, and raised again."""
     started = timezone.now()
     if started.timestamp() - enqueued_at > max(job.every_s, OUTSTANDING_S):
         return
@@ -296,10 +288,8 @@ def end_orphan_instances() -> None:
 
 @contextlib.contextmanager
 def cloud_slot() -> Iterator[bool]:
-    """Whether this worker may call clouds now; if not, the next tick does the work.
-
-    Only so many of a machine's workers call clouds at once that a cloud that hangs never blocks a pass.
-    """
+    """Whether this worker may call clouds now: only so many of a machine's workers do at once that a cloud that hangs
+    never blocks a pass. If not, the next tick does the work."""
     locks = settings.DSTACKWEB_HOME / "locks"
     slot = next(filter(None, (try_lock(locks / f"cloud-{number}") for number in range(slot_count()))), None)
     with slot or contextlib.nullcontext():

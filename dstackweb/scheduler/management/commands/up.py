@@ -199,10 +199,8 @@ def reach_redis(url: str) -> None:
 
 
 def collect_static() -> Path:
-    """Collect static files under hashed names, only when one has changed. Returns their folder.
-
-    Older files stay, for pages loaded before.
-    """
+    """Collect static files under hashed names if one has changed; returns their folder. Older ones stay, for open
+    pages."""
     root = Path(settings.STATIC_ROOT or settings.DSTACKWEB_HOME / "static")
     root.mkdir(parents=True, exist_ok=True)
     with wait_for_lock(root / ".lock"):  # another server may use the same folder
