@@ -78,8 +78,8 @@ class Displacer:
         return reclaimed or (self._would_preempt(run, priority) if waits.reason in WAITS_FOR_HOSTS else ())
 
     def work_budget(self, run: WaitingRun, victims: Sequence[PlacedRun]) -> WorkBudget | None:
-        """The budget of the run's member for displacing these; None where its queue has none, it displaces none, or it takes
-        back what is its queue's own."""
+        """The budget of the run's member for displacing these; None where its queue has none, it displaces none, or it
+        takes back what is its queue's own."""
         hours = self._capacity.preempt_gpu_hours.get(run.queue_id)
         if hours is None or not victims or is_reclaim(run.queue_id, victims):
             return None
