@@ -11,7 +11,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Run
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.passes import queue_scan
+from dstackweb.scheduler.passes import loading, queue_scan
 from dstackweb.scheduler.passes.queue_scan import QueueScan
 from dstackweb.spec.effective import EffectiveSpec
 from tests.factories import make_run
@@ -111,7 +111,7 @@ def test_each_spec_is_read_once_where_shapes_are_more_than_are_kept(
             return EffectiveSpec.model_validate(stored)
 
     runs = waiting(project, member, [(index, f"shape-{index:02}") for index in range(60)])
-    monkeypatch.setattr(queue_scan, "EffectiveSpec", Counted)
+    monkeypatch.setattr(loading, "EffectiveSpec", Counted)
     scan, seen = QueueScan(ensure_queue(project)), []
     while (head := scan.head()) is not None:
         assert scan.spec(head) is not None
