@@ -20,7 +20,7 @@ import psutil
 
 from dstackweb.lib.process import try_lock
 
-NAME = "up.lock"
+LOCK_NAME = "up.lock"
 POLL_S = 0.2
 LONGEST_RELOAD_S = 600.0
 VARIABLE = "DSTACKWEB_HANDOVER"
@@ -49,7 +49,7 @@ class HomeLock:
     @classmethod
     def take(cls, home: Path, address: str) -> HomeLock | None:
         """None while another process holds it."""
-        file = try_lock(home / NAME)
+        file = try_lock(home / LOCK_NAME)
         if file is None:
             return None
         lock = cls(file, address)
@@ -76,7 +76,7 @@ class HomeLock:
 def running_server(home: Path) -> RunningServer:
     """The server last started in this home; empty if none was."""
     try:
-        return _parsed((home / NAME).read_text())
+        return _parsed((home / LOCK_NAME).read_text())
     except OSError:
         return RunningServer()
 
@@ -89,7 +89,7 @@ def _parsed(text: str) -> RunningServer:
 def holds(pid: int, home: Path) -> bool:
     """Whether that process has the locked file open: a number alone may belong to another process by now."""
     try:
-        return any(file.path == str((home / NAME).resolve()) for file in psutil.Process(pid).open_files())
+        return any(file.path == str((home / LOCK_NAME).resolve()) for file in psutil.Process(pid).open_files())
     except (psutil.Error, ValueError):
         return False
 

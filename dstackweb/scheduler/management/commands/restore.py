@@ -22,7 +22,7 @@ class Command(BaseCommand):
         parser.add_argument("--replace", action="store_true", help="replace the database that is there")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        lock = try_lock(settings.DSTACKWEB_HOME / home.NAME)
+        lock = try_lock(settings.DSTACKWEB_HOME / home.LOCK_NAME)
         if lock is None:
             raise CommandError(
                 "the server is running. Nothing was changed. Stop it first, and hosts of other machines."
