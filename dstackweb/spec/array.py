@@ -58,8 +58,8 @@ class ArrayFields(Keys):
         gettext_noop("a mapping such as {LR: [0.1, 0.01], SEED: [1, 2]}"),
         "A run for each combination of the values. The last parameter changes first.",
     )
-    list: Annotated[tuple[Annotated[Parameters, BeforeValidator(_parameters)], ...], Field(min_length=1)] | None = (
-        optional(gettext_noop("a list of mappings such as {LR: 0.1}"), "A run for each item, with its parameters.")
+    list: Annotated[tuple[Item, ...], Field(min_length=1)] | None = optional(
+        gettext_noop("a list of mappings such as {LR: 0.1}"), "A run for each item, with its parameters."
     )
     max_parallel: Annotated[int, Field(strict=True, ge=1)] | None = optional(
         gettext_noop("a whole number of at least 1"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.errors import aws_error
+from dstackweb.backends.aws.instance_types import describe
 from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ _ids: dict[tuple[str | None, str, str], tuple[float, str]] = {}
 """When a parameter was read, and its value, by endpoint, region and parameter."""
 _images: dict[tuple[str | None, str, str], Image] = {}
 """Images never change, so each process asks once."""
-_types: dict[str, tuple[frozenset[str], bool]] = {}
-"""Architectures and whether there are GPUs, by instance type; these never change."""
 
 
 def of(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> Image:
@@ -72,16 +71,16 @@ def is_published_for(family: str) -> bool:
 def forget() -> None:
     _ids.clear()
     _images.clear()
-    _types.clear()
 
 
 def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> str:
     family = instance_type.partition(".")[0]
     if not is_published_for(family):
         raise LaunchFailed(LaunchFailure.AMI, f"no public image has a driver for {family}", instance_type=instance_type)
-    architectures, gpus = _kind(aws, region, instance_type)
+    described = describe(aws, region, [instance_type])[instance_type]
+    architectures = described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())
     architecture = next((one for one in config.architectures if one in architectures), "x86_64")
-    name = PARAMETERS[architecture, gpus]
+    name = PARAMETERS[architecture, bool(described.get("GpuInfo", {}).get("Gpus"))]
     key = (config.endpoint_url, region, name)
     asked_at, image_id = _ids.get(key, (0.0, ""))
     if not image_id or not 0 <= time.monotonic() - asked_at < KEPT_S:
@@ -96,15 +95,6 @@ def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> 
         image_id = answer["Parameter"]["Value"]
         _ids[key] = time.monotonic(), image_id
     return image_id
-
-
-def _kind(aws: Aws, region: str, instance_type: str) -> tuple[frozenset[str], bool]:
-    if instance_type not in _types:
-        answer = aws.call("ec2", region, "DescribeInstanceTypes", InstanceTypes=[instance_type])
-        described = answer["InstanceTypes"][0]
-        architectures = described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())
-        _types[instance_type] = frozenset(architectures), bool(described.get("GpuInfo", {}).get("Gpus"))
-    return _types[instance_type]
 
 
 def _described(aws: Aws, region: str, image_id: str) -> Image:

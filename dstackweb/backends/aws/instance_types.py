@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
@@ -172,3 +172,17 @@ def fetch_spot_prices(aws: Aws, config: AwsConfig, region: str, now: dt.datetime
     for (name, zone), (_, price) in sorted(newest.items()):
         found[name][zone] = price
     return dict(found)
+
+
+described: dict[str, Mapping[str, Any]] = {}
+"""Instance types as EC2 describes them; these never change, so each process asks once."""
+
+
+def describe(aws: Aws, region: str, names: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
+    """EC2's descriptions of instance types, and of others, by name. Raises SourceFailed."""
+    unknown = sorted(set(names) - set(described))
+    for start in range(0, len(unknown), 100):
+        batch = unknown[start : start + 100]
+        for kind in aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", InstanceTypes=batch):
+            described[kind["InstanceType"]] = kind
+    return described

@@ -47,11 +47,6 @@ _PROTECTED = "OperationNotPermitted"
 """One of them has termination protection, and EC2 terminates none in its zone."""
 
 
-def find_by_deployment(aws: Aws, region: str, deployment: str) -> list[CloudInstance]:
-    """Instances with the deployment's tag, including those terminated in the last hour. Raises SourceFailed."""
-    return list(_tagged(aws, region, {DEPLOYMENT_TAG: deployment}))
-
-
 def terminate(aws: Aws, region: str, cloud_ids: Sequence[str]) -> None:
     """Unknown IDs are no error. Raises SourceFailed."""
     wanted = list(dict.fromkeys(cloud_ids))
@@ -198,10 +193,11 @@ def _find_by_order(aws: Aws, order: InstanceOrder) -> CloudInstance | None:
     """The instance of an order; of several, one that is alive."""
     tags = {DEPLOYMENT_TAG: order.deployment, INSTANCE_TAG: order.instance}
     preferred = list(InstanceState)  # GONE is last
-    return min(_tagged(aws, order.region, tags), key=lambda one: preferred.index(one.state), default=None)
+    return min(tagged(aws, order.region, tags), key=lambda one: preferred.index(one.state), default=None)
 
 
-def _tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInstance]:
+def tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInstance]:
+    """Instances with these tags, including those terminated in the last hour. Raises SourceFailed."""
     for instance in described(aws, region, {f"tag:{name}": [value] for name, value in tags.items()}):
         yield read(instance, region)
 

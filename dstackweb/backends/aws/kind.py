@@ -106,7 +106,7 @@ class AwsBackend(Cloud):
 
     def instances(self, region: str, deployment: str) -> list[CloudInstance]:
         with self._connect(region) as aws:
-            return instances.find_by_deployment(aws, region, deployment)
+            return list(instances.tagged(aws, region, {instances.DEPLOYMENT_TAG: deployment}))
 
     def terminate(self, region: str, cloud_ids: Sequence[str]) -> None:
         with self._connect(region) as aws:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.utils.translation import gettext_noop as _
 
+from dstackweb.backends.aws.instance_types import describe
 from dstackweb.backends.aws.instances import described
 
 if TYPE_CHECKING:
@@ -99,11 +100,12 @@ def _used(aws: Aws, region: str) -> Counter[str]:
     """vCPUs in use by quota: of running and starting instances, and of open spot requests."""
     running = Counter(_running(aws, region))
     running.update((name, True) for name in _requested(aws, region))
-    cpus = _default_cpus(aws, region, {name for name, _ in running})
+    kinds = describe(aws, region, (name for name, _ in running))
     used: Counter[str] = Counter()
     for (name, spot), count in running.items():
-        if (code := code_of(name, spot=spot)) is not None:
-            used[code] += count * cpus.get(name, 0)
+        if (code := code_of(name, spot=spot)) is not None and name in kinds:
+            # The default counts even if an instance has fewer threads.
+            used[code] += count * kinds[name]["VCpuInfo"]["DefaultVCpus"]
     return used
 
 
@@ -122,17 +124,3 @@ def _requested(aws: Aws, region: str) -> Iterable[str]:
     for request in aws.items("ec2", region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", **params):
         if name := request.get("LaunchSpecification", {}).get("InstanceType"):
             yield name
-
-
-_cpus: dict[str, int] = {}
-"""These never change, so each process asks once."""
-
-
-def _default_cpus(aws: Aws, region: str, names: set[str]) -> Mapping[str, int]:
-    """Default vCPUs by instance type: they count even if an instance has fewer threads."""
-    unknown = sorted(names - set(_cpus))
-    for start in range(0, len(unknown), 100):
-        batch = unknown[start : start + 100]
-        for kind in aws.items("ec2", region, "DescribeInstanceTypes", "InstanceTypes", InstanceTypes=batch):
-            _cpus[kind["InstanceType"]] = kind["VCpuInfo"]["DefaultVCpus"]
-    return _cpus

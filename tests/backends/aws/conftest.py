@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dstackweb.backends.aws import client, config, quotas, rate_limits
+from dstackweb.backends.aws import client, config, instance_types, rate_limits
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.models import Backend
 from standins.aws import ACCESS_KEY, SECRET_KEY, Cloud
@@ -24,7 +24,7 @@ def as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     client._kept.clear()
-    quotas._cpus.clear()
+    instance_types.described.clear()
     yield
     client._kept.clear()
 
