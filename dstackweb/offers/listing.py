@@ -255,8 +255,7 @@ def find_offers(wanted: Filter, now: dt.datetime) -> OfferListing:
         known = source_rows.of_backends([(backend, driver)], now) if driver else []
         ages += (age for age in known if not age.region or wanted.takes_region(age.region))
         if error is not None and not known:
-            failed = SourceState.FAILED
-            ages.append(Freshness(backend.name, backend.kind, WHOLE, "", failed, None, None, None, error, None))
+            ages.append(Freshness(backend.name, backend.kind, WHOLE, "", SourceState.FAILED, error=error))
     return OfferListing(found, ages)
 
 

@@ -52,11 +52,11 @@ class Freshness:
     source: str
     region: str
     state: SourceState
-    fetched_at: dt.datetime | None
-    expires_at: dt.datetime | None
-    due_at: dt.datetime | None
-    error: dict[str, Any] | None
-    failed_at: dt.datetime | None
+    fetched_at: dt.datetime | None = None
+    expires_at: dt.datetime | None = None
+    due_at: dt.datetime | None = None
+    error: dict[str, Any] | None = None
+    failed_at: dt.datetime | None = None
     asked_at: dt.datetime | None = None
 
 
@@ -164,7 +164,7 @@ class Source:
         state, asked_at = self.state(row, now), _asked_at(row, now)
         name, kind = self.backend.name, self.backend.kind
         if row is None or row.digest != self.digest:
-            return Freshness(name, kind, *self.key, state, None, None, None, None, None, asked_at)
+            return Freshness(name, kind, *self.key, state, asked_at=asked_at)
         is_known = state is not SourceState.FAILED
         until = expires_at(row, self.spec.ttl_s) if is_known else None
         due_at = retry_at(row) or (expires_at(row, self.spec.ttl_s * AHEAD) if is_known else None)

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
@@ -137,6 +137,7 @@ class Worker(TypedDict):
     running: bool
 
 
+@final
 class Row(TypedDict):
     """An instance as the scheduler remembers it."""
 
@@ -157,17 +158,14 @@ class About(TypedDict):
     other: dict[str, str]
 
 
-class Answer(TypedDict, total=False):
-    """What an order gets: a row, or a refusal."""
+@final
+class Refused(TypedDict):
+    """Why an order gets no row."""
 
     refused: str
-    key: str
-    instance: str
-    host: str
-    at: Moment
-    why: str
-    text: str
-    state: InstanceState
+
+
+LAUNCHED: Any = Row | Refused
 
 
 class DaskBackend(ClusterBackend):
@@ -223,9 +221,9 @@ class DaskBackend(ClusterBackend):
 
     def submit(self, order: InstanceOrder) -> CloudInstance:
         """The scheduler places it and remembers it in one step, so that doubled orders are one task."""
-        answer = self.scheduler.ask(
+        answer: Row | Refused = self.scheduler.ask(
             "launch",
-            Answer,
+            LAUNCHED,
             key=f"dstackweb-{order.instance}",
             instance=order.instance,
             deployment=order.deployment,
@@ -250,7 +248,7 @@ class DaskBackend(ClusterBackend):
             self.scheduler.ask("terminate", type(None), keys=list(cloud_ids))
 
 
-def _instance(row: Row | Answer) -> CloudInstance:
+def _instance(row: Row) -> CloudInstance:
     at = dt.datetime.fromtimestamp(row["at"], dt.UTC)
     return CloudInstance(
         row["instance"], row["key"], REGION, row["state"], row["host"], "", at, row["why"], row["text"]

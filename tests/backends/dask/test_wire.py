@@ -19,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from dstackweb.backends.contract import SourceFailed, SourceFailure
-from dstackweb.backends.dask.kind import Row, Worker
+from dstackweb.backends.contract import InstanceOrder, SourceFailed, SourceFailure
+from dstackweb.backends.dask.kind import DaskBackend, Row, Worker
 from dstackweb.backends.dask.scheduler import MAX_BYTES, Code, ProtocolError, Scheduler, pack, read
+from dstackweb.backends.models import Backend
 from tests.support import examples
 
 PLAIN = st.recursive(
@@ -177,3 +178,16 @@ def test_a_number_that_is_none_is_no_answer(anybody: tuple[str, list[bytes]], nu
     given_here += [HELLO, pack({"answer": [ROW | {"at": number}]})]
     with pytest.raises(SourceFailed, match="no answer of a scheduler"):
         Scheduler(address).ask("instances", list[Row])
+
+
+@pytest.mark.parametrize("part", [{}, {"key": "k"}, {name: ROW[name] for name in ("key", "instance", "state")}])
+def test_an_order_gets_a_whole_row_or_a_refusal(
+    anybody: tuple[str, list[bytes]], settings: Any, part: dict[str, Any]
+) -> None:
+    settings.DSTACKWEB_SHARED_UID = True
+    address, given_here = anybody
+    given_here += [HELLO, pack({"answer": part})]
+    with pytest.raises(SourceFailed, match="no answer of a scheduler"):
+        DaskBackend(Backend(config={"scheduler": address})).launch(
+            InstanceOrder("u-1", "mine", "cluster", "cpu", False, "")
+        )
