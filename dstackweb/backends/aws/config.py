@@ -96,10 +96,12 @@ TextsByRegion = Annotated[dict[str, tuple[str, ...]], _by_region(_texts)]
 class CredentialsFields(Keys):
     """How to sign in: boto3's default chain unless a key or a profile is set; then, optionally, as a role."""
 
+    # Titles of nested settings are marked: `make messages` finds those of a kind's own ones alone.
+
     access_key_id: Annotated[Text, _like(_KEY_ID)] | None = optional(
         _("the ID of an access key, such as AKIAIOSFODNN7EXAMPLE"),
         _("In the AWS console: IAM, Users, the user for dstackweb, Security credentials, Create access key."),
-        title="Access key ID",
+        title=_("Access key ID"),
     )
     profile: Text | None = optional(
         _("the name of an AWS profile"),
@@ -108,10 +110,10 @@ class CredentialsFields(Keys):
     role_arn: Annotated[Text, _like(_ROLE)] | None = optional(
         _("a role's ARN, such as arn:aws:iam::123456789012:role/dstackweb"),
         _("Only to act as a role, for example in another account."),
-        title="Role to assume",
+        title=_("Role to assume"),
     )
     external_id: Text | None = optional(
-        _("text"), _("Only if the role's trust policy requires one."), title="External ID"
+        _("text"), _("Only if the role's trust policy requires one."), title=_("External ID")
     )
 
     @model_validator(mode="after")
