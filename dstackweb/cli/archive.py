@@ -19,10 +19,9 @@ from typing import IO
 
 from pathspec import GitIgnoreSpec
 
-from dstackweb.cli.language import N_, _
+from dstackweb.cli.language import N_, _, size_text
 from dstackweb.cli.output import CliError
 from dstackweb.cli.tables import padding_of
-from dstackweb.cli.values import size_text
 from dstackweb.runner.limits import DEPTH_MAX, LIMITS, NAME_MAX, PATH_MAX, TEXT_MAX, ArchiveLimits, is_too_long
 
 LARGEST_NAMED = 5
@@ -179,11 +178,8 @@ def pack(
             unpacked = tar.offset + tarfile.BLOCKSIZE  # a reader goes to the block behind
     except _OverLimit:
         file.close()
-        why = _(
-            "the code in {root} exceeds the limit of {limit} after packing. Nothing was sent.",
-            root=root,
-            limit=size_text(limit),
-        )
+        values = {"root": root, "limit": size_text(limit)}
+        why = _("the code in {root} exceeds the limit of {limit} after packing. Nothing was sent.", **values)
         raise _too_large(kept, why) from None
     except OSError as error:
         file.close()
@@ -198,47 +194,34 @@ def pack(
 def _check_paths(root: Path, found: list[SourceFile], limits: ArchiveLimits) -> None:
     """Raises CliError if there are too many files and folders for a host, or a path is too long for it."""
     paths = {os.fsencode(entry.path) for entry in found}
-    for path in sorted(paths):
-        if is_too_long(path):
-            raise CliError(
-                _("the path {path} is too long. Nothing was sent.", path=os.fsdecode(path)),
-                _(
-                    "Hosts unpack paths of up to {path:,} bytes, with {depth} names of {name} bytes each.",
-                    path=PATH_MAX,
-                    depth=DEPTH_MAX,
-                    name=NAME_MAX,
-                ),
-                _(LEAVE_OUT),
-            )
-    folders = {path[:at] for path in paths for at, byte in enumerate(path) if byte == ord("/")}
-    if (number := len(paths | folders)) > limits.entries:
+    if long := next(filter(is_too_long, sorted(paths)), None):
+        limit = {"path": PATH_MAX, "depth": DEPTH_MAX, "name": NAME_MAX}
         raise CliError(
-            _(
-                "the code in {root} has {number:,} files and folders, and hosts unpack at most "
-                "{most:,}. Nothing was sent.",
-                root=root,
-                number=number,
-                most=limits.entries,
-            ),
+            _("the path {path} is too long. Nothing was sent.", path=os.fsdecode(long)),
+            _("Hosts unpack paths of up to {path:,} bytes, with {depth} names of {name} bytes each.", **limit),
             _(LEAVE_OUT),
         )
-    if sum(map(len, paths | folders)) > TEXT_MAX:
-        raise CliError(
-            _(
-                "the paths of the code in {root} are longer than {most} together. Nothing was sent.",
-                root=root,
-                most=size_text(TEXT_MAX),
-            ),
-            _(LEAVE_OUT),
+    everything = paths | {path[:at] for path in paths for at, byte in enumerate(path) if byte == ord("/")}
+    why = ""
+    if (number := len(everything)) > limits.entries:
+        why = _(
+            "the code in {root} has {number:,} files and folders, and hosts unpack at most {most:,}. Nothing was sent.",
+            root=root,
+            number=number,
+            most=limits.entries,
         )
+    elif sum(map(len, everything)) > TEXT_MAX:
+        values = {"root": root, "most": size_text(TEXT_MAX)}
+        why = _("the paths of the code in {root} are longer than {most} together. Nothing was sent.", **values)
+    if why:
+        raise CliError(why, _(LEAVE_OUT))
 
 
 def _unpacks_to(root: Path, size: int, most: int) -> str:
+    values = {"root": root, "size": size_text(size), "most": size_text(most)}
     return _(
         "the code in {root} takes {size} when unpacked, and hosts unpack at most {most} of it. Nothing was sent.",
-        root=root,
-        size=size_text(size),
-        most=size_text(most),
+        **values,
     )
 
 

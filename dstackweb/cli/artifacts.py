@@ -7,19 +7,15 @@ import os
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.language import _, _n
+from dstackweb.cli.language import _, _n, clock_text, file_count, size_text
 from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, note
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
-from dstackweb.cli.values import clock_text, file_count, size_text
 from dstackweb.runner.limits import is_safe
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
 
 COLUMNS: ItemColumns = {
     Column("ATTEMPT", right=True): itemgetter("attempt"),
@@ -48,7 +44,7 @@ def artifacts(
     api = config.connect()
     found = api.get(api.in_project("runs", run))
     path = api.in_project("runs", found["id"], "artifacts")
-    listed = _all(api, path)
+    listed = api.pages(path)
     for key in ("items", "left_out"):
         listed[key] = [one for one in listed[key] if node in (None, one["node"]) and attempt in (None, one["attempt"])]
     if download is not None:
@@ -57,17 +53,6 @@ def artifacts(
         show_found(listed, rows_or(_("No artifacts."), COLUMNS, listed["items"]), as_json, quiet, "path")
     if not as_json:
         _note_left_out(listed)
-
-
-def _all(api: Api, path: str) -> dict[str, Any]:
-    """The API's answer, with the items of all its pages."""
-    listed: dict[str, Any] = api.get(path)
-    cursor = listed["next"]
-    while cursor:
-        page = api.get(path, cursor=cursor)
-        listed["items"] += page["items"]
-        cursor = page["next"]
-    return listed | {"next": None}
 
 
 def _note_left_out(listed: dict[str, Any]) -> None:
@@ -82,7 +67,7 @@ def _note_left_out(listed: dict[str, Any]) -> None:
         note("  " + _("and {n:,} more", n=number - len(listed["left_out"])))
 
 
-def _save_all(api: Api, path: str, items: list[dict[str, Any]], folder: Path) -> None:
+def _save_all(api: config.Api, path: str, items: list[dict[str, Any]], folder: Path) -> None:
     saved = there = 0
     for one in items:
         if not is_safe(one["path"]):
@@ -116,7 +101,7 @@ def _is_there(target: Path, one: dict[str, Any]) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == str(one["sha256"])
 
 
-def _save(api: Api, path: str, one: dict[str, Any], target: Path) -> None:
+def _save(api: config.Api, path: str, one: dict[str, Any], target: Path) -> None:
     """Save a file: whole, or not at all. Raises CliError if its bytes are not those that are listed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name.encode()[:200].decode(errors="ignore") + PART)

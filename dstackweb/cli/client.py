@@ -1,16 +1,23 @@
-"""The REST API over HTTP: retries, and errors that say what to do."""
+"""The REST API over HTTP: retries, errors that say what to do, and a notice where the server is newer."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 
+import dstackweb
+from dstackweb.cli import config
 from dstackweb.cli.config import Settings, tokens_page
 from dstackweb.cli.language import ENGLISH, _, tag
 from dstackweb.cli.output import (
@@ -26,13 +33,14 @@ from dstackweb.cli.output import (
     clean,
     note,
 )
-from dstackweb.cli.updates import VERSION_HEADER, notice
 from dstackweb.lib.network import full_jitter
 
 T = TypeVar("T")
 
 BASE = "/api/v1"
 TIMEOUT = httpx.Timeout(30, connect=5)
+PAGE = 500
+"""The most that one request lists."""
 TRIES = 4
 """How often a request that is safe to repeat is sent when the connection drops or the server answers 502 to 504."""
 NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
@@ -82,14 +90,25 @@ class Api:
         """A path below the project. Raises UsageError for a part that can't be a name."""
         return self.path("projects", self.settings.project, *parts)
 
-    def get(self, path: str, **query: Any) -> Any:
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
         """The JSON at `path`; query values that are None are left out."""
         given = {key: value for key, value in query.items() if value is not None}
         return self.json(self.send("GET", path, params=given))
 
-    def post(self, path: str, body: dict[str, Any] | None = None, **request: Any) -> Any:
-        """The JSON of the answer to a POST."""
+    def pages(self, path: str, key: str = "items", most: float = math.inf, **query: Any) -> dict[str, Any]:
+        """The JSON at `path` with what its further pages list under `key`, `most` in all."""
+        found = self.get(path, limit=min(PAGE, most), **query)
+        while found["next"] and len(found[key]) < most:
+            more = self.get(path, limit=min(PAGE, most - len(found[key])), cursor=found["next"], **query)
+            found[key] += more[key]
+            found["next"] = more["next"]
+        return found
+
+    def post(self, path: str, body: dict[str, Any] | None = None, **request: Any) -> dict[str, Any]:
         return self.json(self.send("POST", path, json=body, **request))
+
+    def patch(self, path: str, body: dict[str, Any], **request: Any) -> dict[str, Any]:
+        return self.json(self.send("PATCH", path, json=body, **request))
 
     def send(
         self,
@@ -178,10 +197,11 @@ class Api:
                 return answer
         raise AssertionError("the loop returns")
 
-    def json(self, response: httpx.Response) -> Any:
-        """The JSON of an answer. Raises CliError if it is not JSON: the server is not dstackweb."""
+    def json(self, response: httpx.Response) -> dict[str, Any]:
+        """The JSON of an answer, an object. Raises CliError if it is not JSON: the server is not dstackweb."""
         try:
-            return response.json()
+            found: dict[str, Any] = response.json()
+            return found
         except ValueError:
             raise self._not_dstackweb() from None
 
@@ -259,3 +279,35 @@ def reason(error: Exception) -> str:
         cause = cause.__cause__ or cause.__context__ or cause
     text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
     return text[:1].lower() + text[1:] if text else _("no connection")
+
+
+VERSION_HEADER = "X-Dstackweb-Version"
+"""What the server sends to signed-in clients."""
+
+
+def notice(url: str, version: str) -> None:
+    """Say on stderr that the server has a newer version: once a day and server, and only to people at a terminal."""
+    if not is_newer(version, dstackweb.__version__) or not sys.stderr.isatty() or GIVEN.get("form") == "--json":
+        return
+    path, today = config.config_path().with_name("notices.json"), f"{datetime.now(UTC):%Y-%m-%d}"
+    try:
+        noted: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        noted = {}
+    if noted.get(url) == today:
+        return
+    try:
+        config.write_private(path, [json.dumps({**noted, url: today})])
+    except CliError:
+        return  # without a note of the day it would be said each time
+    values = {"url": url, "version": version, "mine": dstackweb.__version__}
+    note(_("{url} has the newer version {version}; this command is {mine}. Update it to use what is new.", **values))
+
+
+def is_newer(one: str, other: str) -> bool:
+    """Whether a version has larger numbers than another. False for text that is no version."""
+    numbers = [tuple(map(int, found[0].split("."))) if (found := _NUMBERS.match(text)) else () for text in (one, other)]
+    return numbers[0] > numbers[1] != ()
+
+
+_NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}")

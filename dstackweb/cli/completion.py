@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from dstackweb.cli.language import _
-from dstackweb.cli.values import run_count, word
+from dstackweb.cli.language import _, run_count, word
 
 if TYPE_CHECKING:
     from dstackweb.cli.client import Api
 
+Completion = Callable[[str], list[tuple[str, str]]]
+"""Names that begin so, each with what it is."""
 MOST = 100
 """Runs that are looked through, the newest first."""
 PATIENCE_S = 1.0
@@ -39,24 +41,17 @@ def sweep_names(incomplete: str) -> list[tuple[str, str]]:
     return _matching(names.items(), incomplete)
 
 
-def queue_names(incomplete: str) -> list[tuple[str, str]]:
-    rows = _items(lambda api: api.get(api.in_project("queues")))
-    return _matching(((row["name"], _("{n:,} waiting", n=row["submitted"])) for row in rows), incomplete)
+def _names(path: Callable[[Api], str], about: Callable[[dict[str, Any]], str]) -> Completion:
+    def names(incomplete: str) -> list[tuple[str, str]]:
+        return _matching(((row["name"], about(row)) for row in _items(lambda api: api.get(path(api)))), incomplete)
+
+    return names
 
 
-def view_names(incomplete: str) -> list[tuple[str, str]]:
-    rows = _items(lambda api: api.get(api.in_project("views")))
-    return _matching(((row["name"], row["query"]) for row in rows), incomplete)
-
-
-def host_names(incomplete: str) -> list[tuple[str, str]]:
-    rows = _items(lambda api: api.get(api.path("hosts")))
-    return _matching(((row["name"], _("online") if row["online"] else _("offline")) for row in rows), incomplete)
-
-
-def project_names(incomplete: str) -> list[tuple[str, str]]:
-    rows = _items(lambda api: api.get(api.path("projects")))
-    return _matching(((row["name"], word(row["role"])) for row in rows), incomplete)
+queue_names = _names(lambda api: api.in_project("queues"), lambda queue: _("{n:,} waiting", n=queue["submitted"]))
+view_names = _names(lambda api: api.in_project("views"), itemgetter("query"))
+host_names = _names(lambda api: api.path("hosts"), lambda host: _("online") if host["online"] else _("offline"))
+project_names = _names(lambda api: api.path("projects"), lambda project: word(project["role"]))
 
 
 def server_names(incomplete: str) -> list[tuple[str, str]]:

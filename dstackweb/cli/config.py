@@ -13,35 +13,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from dstackweb.cli.language import _
+from dstackweb.cli.language import _, listed
 from dstackweb.cli.output import GIVEN, CliError, UsageError
-from dstackweb.cli.values import listed
 from dstackweb.lib.network import is_loopback
 
 if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
+    from dstackweb.cli.client import Api as Api  # others name it in annotations as `config.Api`
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_PROJECT = "main"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The server, token and project of a command. `token_from` is the source of a stored token."""
-
-    url: str
-    token: str
-    project: str
-    token_from: str
-
-
-@dataclass(frozen=True)
 class Server:
-    """A saved server."""
-
     url: str
     token: str = field(repr=False)
     project: str
+
+
+@dataclass(frozen=True)
+class Settings(Server):
+    """The server, token and project of a command. `token_from` is the source of a stored token."""
+
+    token_from: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,6 @@ class Saved:
 
 
 def tokens_page(url: str) -> str:
-    """The page on which users of the server at `url` make API tokens."""
     return f"{url}/account/tokens/"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import run_names
-from dstackweb.cli.language import N_, _, _n
+from dstackweb.cli.language import N_, _, _n, clock_text, duration_text, start_text, word
 from dstackweb.cli.output import (
     ENDED,
     Json,
@@ -27,8 +28,7 @@ from dstackweb.cli.output import (
 )
 from dstackweb.cli.plan import settings_rows
 from dstackweb.cli.runs import status_text
-from dstackweb.cli.tables import Column, Note, Rows, View, show_view, watch_view
-from dstackweb.cli.values import clock_text, duration_text, start_text, word
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_view, watch_view
 from dstackweb.spec.units import price_text
 
 EVENTS_SHOWN = 12
@@ -65,7 +65,7 @@ def view_of(run: dict[str, Any]) -> View:
     yield Rows([Column(), FACTS], list(_facts(run)))
     if run["jobs"]:
         yield ""
-        yield Rows(*_nodes(run))
+        yield Rows.of(NODES, run["jobs"])
     yield ""
     yield Rows([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], settings_rows(run, defaults=False))
     if run["events"]:
@@ -96,7 +96,6 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _service_facts(service: dict[str, Any] | None) -> Iterator[tuple[str, object]]:
-    """Where a service is called, and its health."""
     if service is None:
         return
     health = service["health"]
@@ -118,7 +117,6 @@ def _queue(run: dict[str, Any]) -> str:
 
 
 def _times(run: dict[str, Any]) -> str:
-    """When it was submitted, and how long it has run."""
     submitted = clock_text(run["submitted_at"])
     if not run["started_at"]:
         return _("submitted {submitted}", submitted=submitted)
@@ -130,28 +128,20 @@ def _times(run: dict[str, Any]) -> str:
     return _("submitted {submitted}, started {started}, running for {duration}", **values)
 
 
-def _nodes(run: dict[str, Any]) -> tuple[list[Column], list[tuple[object, ...]]]:
-    columns = [
-        Column("ATTEMPT", right=True),
-        Column("NODE", right=True),
-        Column("STATUS"),
-        Column("PLACE", wide=True),
-        Column("GPUS", right=True),
-        Column("EXIT", right=True),
-        Column("MESSAGE", wide=True),
-    ]
-    return columns, [
-        (
-            job["attempt"],
-            job["node"],
-            word(job["status"]),
-            job["host"] or " ".join(filter(None, (job["backend"], job["region"], job["instance_type"]))),
-            len(job["gpus"]) or None,
-            job["exit_code"],
-            " ".join(filter(None, (job["message"], (job.get("accounting") or {}).get("detail")))),
-        )
-        for job in run["jobs"]
-    ]
+NODES: ItemColumns = {
+    Column("ATTEMPT", right=True): itemgetter("attempt"),
+    Column("NODE", right=True): itemgetter("node"),
+    Column("STATUS"): lambda job: word(job["status"]),
+    Column("PLACE", wide=True): lambda job: (
+        job["host"] or " ".join(filter(None, (job["backend"], job["region"], job["instance_type"])))
+    ),
+    Column("GPUS", right=True): lambda job: len(job["gpus"]) or None,
+    Column("EXIT", right=True): itemgetter("exit_code"),
+    Column("MESSAGE", wide=True): lambda job: " ".join(
+        filter(None, (job["message"], (job.get("accounting") or {}).get("detail")))
+    ),
+}
+"""Of the `jobs` of a run."""
 
 
 def _event(run: dict[str, Any], event: dict[str, Any]) -> tuple[object, ...]:

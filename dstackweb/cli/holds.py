@@ -1,18 +1,24 @@
-"""`dstackweb hold` and `extend`: GPUs for interactive work."""
+"""`dstackweb hold`, `extend`, `ssh` and `key`: GPUs for interactive work, a shell there, and the keys that open it."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, run_names
-from dstackweb.cli.language import _
+from dstackweb.cli.language import _, age_text, clock_text, gpu_count
 from dstackweb.cli.output import (
+    ENDED,
     INTERRUPTED,
     CliError,
     Json,
@@ -22,14 +28,12 @@ from dstackweb.cli.output import (
     agreed,
     clean,
     echo,
+    group,
     note,
     show_answer,
 )
 from dstackweb.cli.runs import status_text
-from dstackweb.cli.values import clock_text, gpu_count
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
+from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 
 
 def hold(
@@ -91,7 +95,7 @@ def extend(
     _extend(config.connect(), run, duration, as_json, quiet)
 
 
-def _extend(api: Api, name: str, duration: str, as_json: bool, quiet: bool) -> None:
+def _extend(api: config.Api, name: str, duration: str, as_json: bool, quiet: bool) -> None:
     run = api.post(api.in_project("runs", name, "extend"), {"for": duration})
     until = (
         _("held until {time}", time=clock_text(run["held_until"]))
@@ -101,7 +105,7 @@ def _extend(api: Api, name: str, duration: str, as_json: bool, quiet: bool) -> N
     show_answer(run, f"{clean(run['name'])}: {until}", as_json, quiet)
 
 
-def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
+def _wait(api: config.Api, run: dict[str, Any], follow: bool) -> int:
     """Wait until the hold has started and print how to connect; with `follow` stay until it ends."""
     from dstackweb.cli.logs import Cursor, Follower, StatusLine
 
@@ -124,7 +128,7 @@ def _wait(api: Api, run: dict[str, Any], follow: bool) -> int:
     return 0
 
 
-def wait_for_start(api: Api, run: dict[str, Any], show: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def wait_for_start(api: config.Api, run: dict[str, Any], show: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Poll the run, through outages of the server, until it runs or has ended; `show` gets each answer."""
     idle, path = 0.3, api.in_project("runs", run["id"])
     while run["status"] in ("pending", "submitted", "provisioning", "terminating"):
@@ -140,15 +144,8 @@ def show_connection(run: dict[str, Any]) -> None:
     hold, name = run["hold"], clean(run["name"])
     host = clean(hold["host"]) if hold["here"] else f"{clean(hold['host'])} ({clean(hold['address'])})"
     gpus = gpu_count(len(hold["gpus"])) if hold["gpus"] else _("no GPU")
-    echo(
-        _(
-            "{name}: {host}, {gpus}, held until {time}",
-            name=name,
-            host=host,
-            gpus=gpus,
-            time=clock_text(run["held_until"]),
-        )
-    )
+    values = {"name": name, "host": host, "gpus": gpus, "time": clock_text(run["held_until"])}
+    echo(_("{name}: {host}, {gpus}, held until {time}", **values))
     if hold["here"]:
         note(_("In a shell on the dstackweb server:"))
     for line in hold["lines"]:
@@ -158,7 +155,7 @@ def show_connection(run: dict[str, Any]) -> None:
     note(_("Extend: dstackweb extend {name} 1h\nRelease: dstackweb stop {name}", name=name))
 
 
-def _interrupted(api: Api, run: dict[str, Any]) -> int:
+def _interrupted(api: config.Api, run: dict[str, Any]) -> int:
     """After Ctrl-C: at a terminal ask whether to cancel a hold that still waits; otherwise leave it."""
     name, status = run["name"], run["status"]
     if sys.stdin.isatty() and status != "running":
@@ -176,3 +173,114 @@ def _interrupted(api: Api, run: dict[str, Any]) -> int:
     ways = _("  connection details: dstackweb logs {name}\n  release:            dstackweb stop {name}", name=name)
     note(f"{kept}\n{ways}")
     return INTERRUPTED
+
+
+keys_app = group("Add, list and remove the SSH keys that open your dev environments.")
+USUAL = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
+READY_S = 60.0
+"""How long a running run may take until its runner is connected."""
+
+
+def ssh(
+    run: RunName,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="A command instead of a shell; after -- also ssh's own options."),
+    ] = None,
+    print_only: Annotated[bool, typer.Option("--print", help="Print the ssh command instead of running it.")] = False,
+) -> None:
+    """Open a shell in a dev environment or a hold, once it has started.
+
+    Your public key has to be there: `dstackweb key add`. For VS Code and port forwarding, see `--print`.
+    """
+    api = config.connect()
+    found = _connected(api, run)
+    line = (found["connect"] or {}).get("ssh")
+    if not line:
+        raise CliError(_("can't connect to {status}", status=status_text(found)))
+    words = [*shlex.split(line), *(command or [])]
+    if print_only:
+        echo(clean(shlex.join(words)))
+        return
+    if not api.get(api.path("user", "ssh-keys"))["items"]:
+        raise CliError(_("you have added no SSH key."), _("Add yours: dstackweb key add"))
+    if shutil.which("ssh") is None:
+        raise UsageError(_("there is no ssh on this machine."))
+    os.execvp("ssh", words)
+
+
+def _connected(api: config.Api, name: str) -> dict[str, Any]:
+    """The run, once it runs and its runner is connected."""
+    from dstackweb.cli.logs import StatusLine
+
+    line = StatusLine()
+    run = api.get(api.in_project("runs", name))
+    if run["status"] not in ENDED:
+        run = wait_for_start(api, run, lambda run: line.show(status_text(run)))
+    waited = 0.0
+    while run["connect"] and not run["connect"]["ready"] and waited < READY_S:
+        line.show(_("{name}: its runner is connecting", name=clean(run["name"])))
+        api.sleep(1.0)
+        waited += 1.0
+        run = api.get(api.in_project("runs", run["id"]))
+    line.clear()
+    return run
+
+
+@keys_app.command("add")
+def add_key(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A public key. Default: that of ~/.ssh.", show_default=False)
+    ] = None,
+    name: Annotated[str, typer.Option(help="Where it is used; the key's comment if empty.")] = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Add a public key to your account."""
+    places = [file] if file else [Path.home() / ".ssh" / one for one in USUAL]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        missing = file or "~/.ssh/*.pub"
+        raise UsageError(_("there is no public key {file}. Make one: ssh-keygen -t ed25519", file=missing))
+    try:
+        text = found.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(_("{file} can't be read: {reason}.", file=found, reason=error.strerror or error)) from None
+    if "PRIVATE KEY" in text:
+        raise UsageError(_("{file} is a private key, which stays with you. Give the .pub file.", file=found))
+    api = config.connect()
+    key = api.post(api.path("user", "ssh-keys"), {"public_key": text.strip(), "name": name})
+    show_answer(
+        key, _("{name}: added, {fingerprint}", name=clean(key["name"]), fingerprint=key["fingerprint"]), as_json, quiet
+    )
+
+
+@keys_app.command("list")
+@keys_app.command("ls", hidden=True)
+def list_keys(as_json: Json = False, quiet: Quiet = False) -> None:
+    """List your SSH keys, and the fingerprint by which you know the server."""
+    api = config.connect()
+    found = api.get(api.path("user", "ssh-keys"))
+    columns: ItemColumns = {
+        Column("ID", right=True): itemgetter("id"),
+        Column("NAME", wide=True): itemgetter("name"),
+        Column("FINGERPRINT"): itemgetter("fingerprint"),
+        Column("LAST USED"): lambda key: age_text(key["last_used_at"]) if key["last_used_at"] else _("never"),
+    }
+    view = rows_or(_("No SSH keys. Add yours: dstackweb key add"), columns, found["items"])
+    show_found(found, view, as_json, quiet)
+    if not (as_json or quiet) and (server := found["gateway"])["fingerprint"]:
+        note(_("The server's own key: {fingerprint}", fingerprint=server["fingerprint"]))
+
+
+@keys_app.command("remove")
+@keys_app.command("rm", hidden=True)
+def remove_key(
+    key: Annotated[int, typer.Argument(metavar="ID", help="As `dstackweb key list` shows it.")],
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Remove one of your SSH keys."""
+    api = config.connect()
+    api.send("DELETE", api.path("user", "ssh-keys", str(key)))
+    show_answer({"id": key}, _("key {id}: removed", id=key), as_json, quiet)

@@ -1,21 +1,26 @@
-"""`dstackweb host …`: listing and managing hosts, and making this machine a host (`joining`)."""
+"""`dstackweb host …`: listing and managing hosts, and making this machine one: this process becomes its agent."""
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+import dstackweb
 from dstackweb.cli import config
 from dstackweb.cli.completion import host_names
-from dstackweb.cli.joining import JoinOptions, default_home, start_host, use_token
-from dstackweb.cli.language import _, _n
-from dstackweb.cli.output import Json, Quiet, UsageError, Yes, confirm, echo, group, note, show_answer
+from dstackweb.cli.language import _, _n, age_text, clock_text, job_count, listed
+from dstackweb.cli.output import CliError, Json, Quiet, UsageError, Yes, confirm, echo, group, note, show_answer, warn
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
-from dstackweb.cli.values import age_text, clock_text, job_count, listed
-from dstackweb.lib.network import machine_name
+from dstackweb.lib.network import is_exposed, machine_name
+from dstackweb.runner.state import HOST_CONFIG
 from dstackweb.spec.labels import read_pair
 
 app = group("Manage hosts, or make this machine a host.")
@@ -48,7 +53,6 @@ def labels_of(host: dict[str, Any]) -> str:
 
 
 def limits_of(host: dict[str, Any]) -> str:
-    """What limits a host's jobs: `cgroups v2`, `none`, or `unknown`."""
     cgroups = host.get("cgroups") or {}  # older servers don't send it
     if cgroups.get("code"):
         return _("none")
@@ -128,33 +132,26 @@ def leave(name: HostName, as_json: Json = False) -> None:
     """Remove a host: it gets no new jobs, and disappears when its running jobs have ended."""
     api = config.connect()
     # Repeatable: removing a host that is already leaving changes nothing.
-    host = api.json(api.send("POST", api.path("hosts", name, "leave"), repeatable=True))
-    text = (
-        _n(
-            "{name} gets no new jobs and is removed when its {n:,} job ended.",
-            "{name} gets no new jobs and is removed when its {n:,} jobs ended.",
-            host["jobs"],
-            name=host["name"],
-        )
-        if host["jobs"]
-        else _("{name} gets no new jobs and is removed now.", name=host["name"])
+    host = api.post(api.path("hosts", name, "leave"), repeatable=True)
+    name = host["name"]
+    jobs = _n(
+        "{name} gets no new jobs and is removed when its {n:,} job ended.",
+        "{name} gets no new jobs and is removed when its {n:,} jobs ended.",
+        host["jobs"],
+        name=name,
     )
-    show_answer(host, text, as_json)
+    show_answer(host, jobs if host["jobs"] else _("{name} gets no new jobs and is removed now.", name=name), as_json)
     if not host["online"] and host["jobs"]:
-        note(
-            _(
-                "It is offline. If the machine is gone for good: dstackweb host gone {name} --reason TEXT",
-                name=host["name"],
-            )
-        )
-    note(_("To cancel: dstackweb host undrain {name}", name=host["name"]))
+        text = _("It is offline. If the machine is gone for good: dstackweb host gone {name} --reason TEXT", name=name)
+        note(text)
+    note(_("To cancel: dstackweb host undrain {name}", name=name))
 
 
 @app.command()
 def clear(name: HostName, as_json: Json = False) -> None:
     """Place jobs again on a host that is held back because starts failed."""
     api = config.connect()
-    _show_state(api.json(api.send("POST", api.path("hosts", name, "clear"), repeatable=True)), as_json)
+    _show_state(api.post(api.path("hosts", name, "clear"), repeatable=True), as_json)
 
 
 @app.command()
@@ -187,8 +184,7 @@ def gone(
 
 def _patch(name: str, body: dict[str, Any]) -> dict[str, Any]:
     api = config.connect()
-    found: dict[str, Any] = api.json(api.send("PATCH", api.path("hosts", name), json=body, repeatable=True))
-    return found
+    return api.patch(api.path("hosts", name), body, repeatable=True)
 
 
 def _show_state(host: dict[str, Any], as_json: bool) -> None:
@@ -231,30 +227,88 @@ def join(
 
     Run this as root to isolate jobs in another user, or set DSTACKWEB_SHARED_UID=1 if all users are trusted.
     """
-    request = JoinOptions(
-        url=config.normal_url(url),
-        token=token.strip(),
-        name=name or machine_name(),
-        labels=dict(_pair(text) for text in labels or ()),
-        insecure=insecure,
-        home=home or default_home(),
-    )
-    file = use_token(request)
-    echo(
-        _(
-            "{name} joined {url}. Its token is in {file}, readable by this user only.",
-            name=request.name,
-            url=request.url,
-            file=file,
-        )
-    )
-    again = f"dstackweb host run --home {request.home}" if home else "dstackweb host run"
+    url, name, given = config.normal_url(url), name or machine_name(), dict(map(_pair, labels or ()))
+    file = use_token(home or default_home(), url, token.strip(), name=name, labels=given, insecure=insecure)
+    values = {"name": name, "url": url, "file": file}
+    echo(_("{name} joined {url}. Its token is in {file}, readable by this user only.", **values))
+    again = f"dstackweb host run --home {home}" if home else "dstackweb host run"
     note(_("To start it again, for example in a service: {command}", command=again))
     if start:
-        start_host(request.home, labels=request.labels, address=address)
+        start_host(home or default_home(), labels=given, address=address)
 
 
 @app.command()
 def run(home: Home = None, labels: Labels = None, address: Address = "") -> None:
     """Run the host that this machine joined as. Jobs continue when it stops."""
-    start_host(home or default_home(), labels=dict(_pair(text) for text in labels or ()), address=address)
+    start_host(home or default_home(), labels=dict(map(_pair, labels or ())), address=address)
+
+
+def default_home() -> Path:
+    if os.getuid() == 0:
+        return Path("/var/lib/dstackweb-host")
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "dstackweb-host"
+
+
+def use_token(home: Path, url: str, token: str, *, name: str, labels: dict[str, str], insecure: bool) -> Path:
+    """Exchange the token for the host's own, and save that; returns the file. Raises CliError while it is unused."""
+    if not config.is_token(token):
+        raise UsageError(_("invalid join token. Make one on the Hosts page."))
+    if is_exposed(url) and not insecure:
+        raise UsageError(
+            _("{url} is not encrypted. Nothing was sent.", url=url),
+            _("Use the server's https:// URL, or --insecure on a trusted network: tokens and logs are sent."),
+        )
+    _make_home(home)
+    from dstackweb.cli.client import Api
+
+    api = Api(config.Settings(url, token, config.DEFAULT_PROJECT, "--token"))
+    asked = {"name": name, "url": url, "insecure": insecure}
+    body = {**asked, "version": dstackweb.__version__, "labels": labels, "nonce": secrets.token_hex(16)}
+    found = api.post(api.path("hosts", "join"), body | {"check": True}, repeatable=True)
+    if found["obstacles"]:
+        raise CliError(_("this machine can't join {url} yet. The token is still valid.", url=url), *found["obstacles"])
+    own = api.post(api.path("hosts", "join"), body, repeatable=True)["token"]
+    if os.getuid() != 0 and not os.environ.get("DSTACKWEB_SHARED_UID"):
+        warn(_("not running as root: the host refuses jobs unless DSTACKWEB_SHARED_UID=1 lets them share its user"))
+    settings = {
+        "url": url,
+        "name": name,
+        "token": own,
+        "insecure": insecure,
+        "job_user": os.environ.get("DSTACKWEB_JOB_USER", ""),
+        "job_writable": [folder for folder in os.environ.get("DSTACKWEB_JOB_WRITABLE", "").split(",") if folder],
+        "engine": os.environ.get("DSTACKWEB_ENGINE", ""),
+        "container_network": os.environ.get("DSTACKWEB_CONTAINER_NETWORK", ""),
+        "job_volumes": [folder for folder in os.environ.get("DSTACKWEB_JOB_VOLUMES", "").split(",") if folder],
+        "shared_uid": os.environ.get("DSTACKWEB_SHARED_UID", "") not in ("", "0", "false", "no"),
+    }
+    return config.write_private(home / HOST_CONFIG, [json.dumps(settings, indent=2), "\n"])
+
+
+def start_host(home: Path, *, labels: Mapping[str, str], address: str) -> NoReturn:
+    """Replace this process by the host's agent. Raises UsageError if this machine has not joined."""
+    if not (home / HOST_CONFIG).exists():
+        raise UsageError(
+            _("this machine has not joined: {file} does not exist.", file=home / HOST_CONFIG),
+            _("Deployment admins get the join command on the Hosts page."),
+        )
+    package = str(Path(dstackweb.__file__).resolve().parents[1])
+    argv = [sys.executable, "-S", "-m", "dstackweb.runner", "host", "--home", str(home.resolve())]
+    argv += [f"--label={name}={value}" for name, value in labels.items()]
+    argv += [f"--address={address}"] if address else []
+    sys.stdout.flush()
+    os.execve(sys.executable, argv, {**os.environ, "PYTHONPATH": package})
+
+
+def _make_home(home: Path) -> None:
+    """Make the host's home, which other users can enter: the directories of runs are in it."""
+    try:
+        home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        message = _("can't create {file}: {reason}. Nothing was sent.", file=home, reason=error.strerror)
+        raise CliError(message, _("Use another directory: --home DIR")) from None
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise CliError(
+            _("can't write to {folder}. Nothing was sent.", folder=home), _("Use another directory: --home DIR")
+        )

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.language import N_, _
+from dstackweb.cli.language import N_, _, size_text
 from dstackweb.cli.output import DIM, ENDED, INTERRUPTED, RunName, UsageError, clean, note, paint
 from dstackweb.cli.runs import status_text
 from dstackweb.cli.tables import cut
-from dstackweb.cli.terminal import to_stdout
-from dstackweb.cli.values import size_text
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
+from dstackweb.lib.text import CONTROLS, ESCAPE, FORMATS, few_accents
 
 PAGE_FULL = 1 << 16
 """After an answer of this many bytes the next request follows at once."""
@@ -80,7 +78,7 @@ class Cursor:
         return {"node": self.node, **place, **({"attempt": self.attempt} if self.attempt else {})}
 
 
-def read(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:
+def read(api: config.Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:
     """One request: write its bytes, and move the cursor past each byte written. Returns their number."""
     count = 0
     with api.stream(api.in_project("runs", run_id, "logs"), cursor.query()) as response:
@@ -110,16 +108,12 @@ def note_missing(cursor: Cursor, say: Callable[[str], object] = note) -> None:
         lost = size_text(cursor.missing) if cursor.missing else _("Output")
         say(_(CUTS.get(cursor.cut, CUTS["job_limit"]), lost=lost))
     elif cursor.missing:
-        say(
-            _(
-                "The log was over its limit: {lost} of output are missing before its last part.",
-                lost=size_text(cursor.missing),
-            )
-        )
+        lost = size_text(cursor.missing)
+        say(_("The log was over its limit: {lost} of output are missing before its last part.", lost=lost))
     cursor.missing, cursor.cut = 0, ""
 
 
-def print_log(api: Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:
+def print_log(api: config.Api, run_id: str, cursor: Cursor, write: Callable[[bytes], object]) -> int:
     """Write all bytes that the log has now; returns their number."""
     total = 0
     while count := read(api, run_id, cursor, write):
@@ -136,7 +130,7 @@ class Follower:
     """
 
     def __init__(
-        self, api: Api, cursor: Cursor, only: bool = False, write: Callable[[bytes], object] | None = None
+        self, api: config.Api, cursor: Cursor, only: bool = False, write: Callable[[bytes], object] | None = None
     ) -> None:
         self._api, self._cursor, self._only, self._out = api, cursor, only, write or to_stdout()
         self._status = StatusLine()
@@ -229,3 +223,52 @@ class StatusLine:
         if self._shown and sys.stderr.isatty():
             typer.echo("\r\x1b[K", nl=False, err=True)
         self._shown = ""
+
+
+MOST_HELD = 4096
+"""An escape sequence of more characters is none."""
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_BEGUN = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\x9c]*\x1b?|[ -/]*)$")
+_OTHER = re.compile(f"(?!\r)[{CONTROLS}{FORMATS}]")
+
+
+class ColoursOnly:
+    """Takes the bytes of a log piece by piece.
+
+    Sequences that move the cursor, set titles, write to the clipboard or link are left out, also where one is split
+    between pieces. Other characters that can't be seen, or turn the text around them, become U+FFFD.
+    """
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = ""
+
+    def __call__(self, data: bytes) -> str:
+        text = self._held + self._decode(data)
+        begun = _BEGUN.search(text, max(0, len(text) - MOST_HELD))
+        self._held = begun[0] if begun else ""
+        text = text[: len(text) - len(self._held)]
+        parts, end = [], 0
+        for found in ESCAPE.finditer(text):
+            parts.append(_plain(text[end : found.start()]))
+            parts.append(found[0] if _COLOUR.fullmatch(found[0]) else "")
+            end = found.end()
+        return "".join([*parts, _plain(text[end:])])
+
+
+def _plain(text: str) -> str:
+    return few_accents(_OTHER.sub("\ufffd", text))
+
+
+def to_stdout() -> Callable[[bytes], object]:
+    """What writes a log to stdout: its very bytes, except on a terminal."""
+    shown = ColoursOnly() if sys.stdout.isatty() else None
+
+    def write(data: bytes) -> None:
+        if shown is None:
+            sys.stdout.buffer.write(data)
+        else:
+            sys.stdout.write(shown(data))
+        sys.stdout.flush()
+
+    return write

@@ -16,25 +16,23 @@ from dstackweb.cli import (
     apply,
     artifacts,
     completion,
-    connect,
     details,
+    history,
     holds,
     hosts,
     logs,
     manual,
     moves,
     offers,
-    parser,
     progress,
     queue,
     runs,
     servers,
     sweeps,
-    usage,
     utilization,
     views,
 )
-from dstackweb.cli.language import _, choose
+from dstackweb.cli.language import _, choose, parser_errors, translate_usage
 from dstackweb.cli.output import GIVEN, INTERRUPTED, ChangeInterrupted, CliError, UsageError, echo, note, show_error
 
 HELP = ["-h", "--help"]
@@ -57,7 +55,7 @@ class _Commands(TyperGroup):
 
     def __init__(self, **values: Any) -> None:
         choose()
-        parser.translate_usage(self.context_class)
+        translate_usage(self.context_class)
         super().__init__(**values)
         shared = [option for option in self.params if option.name in EVERYWHERE]
         for path, command in _leaves(self.commands.items()):
@@ -86,12 +84,12 @@ class _Commands(TyperGroup):
         return super().main(*args, **values)
 
     def make_context(self, *args: Any, **values: Any) -> Any:
-        with parser.errors():
+        with parser_errors():
             return super().make_context(*args, **values)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with parser.errors():
+            with parser_errors():
                 return super().invoke(ctx)
         except CliError as error:
             show_error(error)
@@ -213,12 +211,12 @@ for panel, commands in {
         runs.stop,
         sweeps.retry,
         runs.delete,
-        connect.ssh,
+        holds.ssh,
         holds.hold,
         holds.extend,
     ),
-    "Queue": (queue.queue, moves.move, runs.priority, runs.release, queue.history),
-    "GPUs": (utilization.metrics, utilization.keep, utilization.what_if, usage.usage),
+    "Queue": (queue.queue, moves.move, runs.priority, runs.release, history.history),
+    "GPUs": (utilization.metrics, utilization.keep, utilization.what_if, history.usage),
     "Hosts and clouds": (offers.offers, offers.quotas, offers.cache),
     "Servers": (servers.login, servers.logout, servers.projects, version),
 }.items():
@@ -226,5 +224,5 @@ for panel, commands in {
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
 app.add_typer(views.app, name="view", rich_help_panel="Queue")
 app.add_typer(hosts.app, name="host", rich_help_panel="Hosts and clouds")
-app.add_typer(connect.app, name="key", rich_help_panel="Servers")
+app.add_typer(holds.keys_app, name="key", rich_help_panel="Servers")
 app.add_typer(servers.app, name="servers", rich_help_panel="Servers")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, run_names
-from dstackweb.cli.language import _, _n
+from dstackweb.cli.language import _, _n, duration_text, listed, start_text, word
 from dstackweb.cli.output import ApiError, CliError, Json, Quiet, UsageError, clean, echo, note, show_ids, show_json
-from dstackweb.cli.values import duration_text, listed, start_text, word
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
 
 
 def move(
@@ -66,7 +62,7 @@ def move(
     _move(api, runs, given, dry_run, as_json, quiet)
 
 
-def _move(api: Api, runs: list[str], target: dict[str, Any], dry_run: bool, as_json: bool, quiet: bool) -> None:
+def _move(api: config.Api, runs: list[str], target: dict[str, Any], dry_run: bool, as_json: bool, quiet: bool) -> None:
     seen = [api.send("GET", api.in_project("runs", run)) for run in runs]
     found = [api.json(response) for response in seen]
     queues = {run["queue"] for run in found}
@@ -101,14 +97,13 @@ def _print_move(moved: dict[str, Any], queue: str, dry_run: bool, as_json: bool,
         note(_("Undo within {n} s: {command}", n=moved["undo_s"], command=command))
 
 
-def _undo(api: Api, queue: str) -> dict[str, Any]:
+def _undo(api: config.Api, queue: str) -> dict[str, Any]:
     try:
-        undone: dict[str, Any] = api.post(api.in_project("queues", queue or "default", "undo"), {})
+        return api.post(api.in_project("queues", queue or "default", "undo"), {})
     except ApiError as refused:
         if queue or refused.status != 409:
             raise
         raise CliError(refused.message, _("For a move in another queue: dstackweb move --undo --queue NAME")) from None
-    return undone
 
 
 def _print(moved: dict[str, Any], as_json: bool, quiet: bool) -> None:
@@ -133,7 +128,6 @@ def _print(moved: dict[str, Any], as_json: bool, quiet: bool) -> None:
 
 
 def _print_queue(there: dict[str, Any], pushed: int | None) -> None:
-    """What runs find in another queue."""
     if there["reordered"]:
         note(_("Their order changes: ageing step or fair share differ there."))
     if pushed:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
-from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from operator import itemgetter
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import Json, Watch, clean, clean_lines, echo, note, show_json, warn
-from dstackweb.cli.tables import Column, bar, rich_table, show_table, watch
-from dstackweb.cli.values import age_text, clock_text, listed, word
+from dstackweb.cli.language import N_, _, _n, age_text, clock_text, listed, word
+from dstackweb.cli.output import Json, Watch, clean, note
+from dstackweb.cli.tables import (
+    Column,
+    ItemColumns,
+    Note,
+    Rows,
+    View,
+    Warn,
+    bar,
+    show_found,
+    watch_view,
+)
 from dstackweb.spec.units import memory_text, price_text
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from dstackweb.cli.client import Api
 
 PRICE_BAR = 8
 USED_BAR = 10
@@ -41,29 +45,25 @@ SOURCES = {
 WITHOUT_SOURCES = "offers"
 """The source of a backend that is read at each request."""
 
-COLUMNS = {
-    Column("OFFER", wide=True): 0,
-    Column("CPU", right=True): 100,
-    Column("MEMORY", right=True): 100,
-    Column("GPU"): 0,
-    Column("PRICE/H", right=True): 0,
-    Column("KIND"): 0,
-    Column(): 90,
-    Column("AVAILABILITY"): 0,
-    Column("WHY", wide=True): 130,
-}
-"""Each with the width that a terminal needs to show it. Pipes get all."""
-
 Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="One backend; all if empty.")]
-COUNTERS = {
-    "hits": Column("HITS", right=True),
-    "misses": Column("MISSES", right=True),
-    "coalesced": Column("COALESCED", right=True),
-    "calls": Column("CALLS", right=True),
-    "saved": Column("SAVED", right=True),
-    "failures": Column("FAILURES", right=True),
-    "throttles": Column("THROTTLES", right=True),
-    "stale_served": Column("STALE", right=True),
+COUNTERS: ItemColumns = {
+    Column("HITS", right=True): itemgetter("hits"),
+    Column("MISSES", right=True): itemgetter("misses"),
+    Column("COALESCED", right=True): itemgetter("coalesced"),
+    Column("CALLS", right=True): itemgetter("calls"),
+    Column("SAVED", right=True): itemgetter("saved"),
+    Column("FAILURES", right=True): itemgetter("failures"),
+    Column("THROTTLES", right=True): itemgetter("throttles"),
+    Column("STALE", right=True): itemgetter("stale_served"),
+}
+"""Of a backend's figures, in total or of an hour."""
+QUOTA_COLUMNS: ItemColumns = {
+    Column("BACKEND"): itemgetter("backend"),
+    Column("REGION"): itemgetter("region"),
+    Column("QUOTA", wide=True): itemgetter("name"),
+    Column("USED", right=True): itemgetter("used"),
+    Column("LIMIT", right=True): itemgetter("limit"),
+    Column(): lambda quota: bar(min(quota["used"], quota["limit"]), quota["limit"], USED_BAR),
 }
 
 
@@ -95,63 +95,59 @@ def offers(
         _refresh(api, path)
     page = api.get(path, **query)
     if follow:
-        from rich.console import Console
-
-        _watch(api, path, query, page, Console(highlight=False))
-    elif as_json:
-        show_json(page)
+        watch_view(api, page, lambda: api.get(path, **query), view_of, every_s=WATCH_S, stopped="")
     else:
-        show(page)
+        show_found(page, view_of(page), as_json)
 
 
-def show(page: dict[str, Any]) -> None:
-    """A page of offers as a table on stdout; how many there are and how fresh they are on stderr."""
+def view_of(page: dict[str, Any]) -> View:
+    """A page of offers as a table; how many there are and how fresh they are."""
     if page["items"]:
-        show_table(*table(page["items"], get_terminal_size().columns if sys.stdout.isatty() else None))
-    for line in remarks(page):
-        note(line)
-    for line in problems(page["sources"]):
-        warn(line)
+        yield partial(table, page["items"])
+    yield from map(Note, remarks(page))
+    yield from _ages_and_problems(page["sources"])
 
 
-def table(
-    items: list[dict[str, Any]], width: int | None, without: Collection[str] = ()
-) -> tuple[list[Column], list[list[object]]]:
+def _ages_and_problems(sources: list[dict[str, Any]]) -> View:
+    return [*map(Note, ages(sources)), *map(Warn, problems(sources))]
+
+
+def table(items: list[dict[str, Any]], width: int | None, without: Collection[str] = (), whole: bool = False) -> Rows:
     """The columns that a terminal `width` characters wide has room for; all where it is None."""
     highest = max(offer["price"] for offer in items)
-    shown = {
-        index: column
-        for index, (column, least) in enumerate(COLUMNS.items())
-        if (width or least) >= least and column.title not in without
+    columns: dict[Column, tuple[int, Callable[[dict[str, Any]], object]]] = {
+        Column("OFFER", wide=True): (0, _place),
+        Column("CPU", right=True): (100, itemgetter("cpus")),
+        Column("MEMORY", right=True): (100, lambda offer: memory_text(offer["memory_mib"])),
+        Column("GPU"): (0, _gpus),
+        Column("PRICE/H", right=True): (0, lambda offer: price_text(offer["price"]) if offer["price"] else "–"),
+        Column("KIND"): (0, _kind),
+        Column(): (90, lambda offer: bar(offer["price"], highest, PRICE_BAR)),
+        Column("AVAILABILITY"): (0, lambda offer: word(offer["availability"])),
+        Column("WHY", wide=True): (130, lambda offer: offer["detail"].get("message", "")),
     }
-    return [*shown.values()], [[row(offer, highest)[index] for index in shown] for offer in items]
+    fitting = {column: value for column, (least, value) in columns.items() if least <= (width or least)}
+    return Rows.of({column: fitting[column] for column in fitting if column.title not in without}, items)
 
 
-def row(offer: dict[str, Any], highest: float = 0) -> tuple[object, ...]:
-    """An offer's cells, in the order of COLUMNS; the bar is its share of the `highest` price."""
-    place = " ".join(part for part in (offer["backend"], offer["region"], offer["instance_type"]) if part)
+def _place(offer: dict[str, Any]) -> str:
+    return " ".join(filter(None, (offer["backend"], offer["region"], offer["instance_type"])))
+
+
+def _gpus(offer: dict[str, Any]) -> str:
     name = offer["gpu_name"].removeprefix("NVIDIA ").removeprefix("GeForce ")
-    gpus = f"{offer['gpu_count']} × {name} {memory_text(offer['gpu_memory_mib'])}" if offer["gpu_count"] else ""
-    return (
-        place,
-        offer["cpus"],
-        memory_text(offer["memory_mib"]),
-        gpus,
-        price_text(offer["price"]) if offer["price"] else "–",
-        (_("spot") if offer["spot"] else _("on-demand")) if offer["price"] else _("own"),
-        bar(offer["price"], highest, PRICE_BAR),
-        word(offer["availability"]),
-        offer["detail"].get("message", ""),
-    )
+    return f"{offer['gpu_count']} × {name} {memory_text(offer['gpu_memory_mib'])}" if offer["gpu_count"] else ""
+
+
+def _kind(offer: dict[str, Any]) -> str:
+    return (_("spot") if offer["spot"] else _("on-demand")) if offer["price"] else _("own")
 
 
 def remarks(page: dict[str, Any]) -> Iterator[str]:
-    """How many offers there are, and how fresh each backend's are."""
     if not page["items"]:
         yield _("No matching offers.")
     if page["next"]:
         yield _("Showing {n} of {total} offers; for more: --limit", n=len(page["items"]), total=page["total"])
-    yield from ages(page["sources"])
 
 
 def ages(sources: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -179,7 +175,6 @@ def _age(name: str, found: list[dict[str, Any]]) -> str:
 
 
 def source_text(name: str) -> str:
-    """What the source of a backend's offers is called."""
     return _(SOURCES[name]) if name in SOURCES else clean(name).replace("_", " ")
 
 
@@ -198,13 +193,7 @@ def problems(sources: Iterable[dict[str, Any]]) -> list[str]:
     return list(lines)
 
 
-def is_refreshing(sources: Iterable[dict[str, Any]]) -> bool:
-    return any(
-        each["state"] != "fresh" and each["due_at"] is None for each in sources if each["source"] != WITHOUT_SOURCES
-    )
-
-
-def _refresh(api: Api, path: str) -> None:
+def _refresh(api: config.Api, path: str) -> None:
     """Refresh all sources, and wait up to REFRESH_S for them."""
     backends = api.post(f"{path}/refresh", {})["items"]
     if not backends:
@@ -212,25 +201,14 @@ def _refresh(api: Api, path: str) -> None:
         return
     note(_("Refreshing {backends} …", backends=listed([clean(name) for name in backends])))
     until = time.monotonic() + REFRESH_S
-    while is_refreshing(api.get(path, limit=1, backend=backends)["sources"]):
+    while any(
+        source["state"] != "fresh" and source["due_at"] is None and source["source"] != WITHOUT_SOURCES
+        for source in api.get(path, limit=1, backend=backends)["sources"]
+    ):
         if time.monotonic() > until:
             note(_("Still refreshing; showing what is known so far."))
             return
         api.sleep(1.0)
-
-
-def _watch(api: Api, path: str, query: dict[str, Any], page: dict[str, Any], console: Console) -> None:
-    def draw(page: dict[str, Any]) -> Iterator[RenderableType]:
-        from rich.text import Text
-
-        if page["items"]:
-            columns, rows = table(page["items"], console.width)
-            yield rich_table(columns, [[clean(cell) for cell in cells] for cells in rows])
-        yield from (Text(clean_lines(line), style="dim") for line in remarks(page))
-        warning = _("warning: ")
-        yield from (Text(f"{warning}{clean_lines(line)}", style="yellow") for line in problems(page["sources"]))
-
-    watch(page, lambda: api.get(path, **query), draw, lambda _page: False, console, api.sleep, WATCH_S)
 
 
 def quotas(
@@ -241,40 +219,27 @@ def quotas(
     """Show the quotas of cloud accounts by region, in vCPUs."""
     api = config.connect()
     found = {name: api.get(api.path("backends", name, "quotas"))["items"] for name in _names(api, backend)}
-    if as_json:
-        show_json(found)
-        return
-    rows = [
-        (name, region["region"], quota)
-        for name, regions in found.items()
-        for region in regions
-        for quota in region["items"]
-    ]
-    shown = [line for line in rows if every or line[2]["limit"] or line[2]["used"]]
+    show_found(found, _quotas(found, every), as_json)
+
+
+def _quotas(found: dict[str, Any], every: bool) -> View:
+    """The quotas of each backend by its name."""
+    regions = [{"backend": name, **region} for name, regions in found.items() for region in regions]
+    items = [{**region, **quota} for region in regions for quota in region["items"]]
+    shown = [item for item in items if every or item["limit"] or item["used"]]
     if shown:
-        columns = [Column("BACKEND"), Column("REGION"), Column("QUOTA", wide=True)]
-        amounts = [Column("USED", right=True), Column("LIMIT", right=True), Column()]
-        show_table([*columns, *amounts], [_quota(*line) for line in shown])
-    elif not rows:
-        note(_("No quotas."))
-    if hidden := len(rows) - len(shown):
-        note(
+        yield Rows.of(QUOTA_COLUMNS, shown)
+    elif not items:
+        yield Note(_("No quotas."))
+    if hidden := len(items) - len(shown):
+        yield Note(
             _n(
                 "{n:,} quota of zero not shown; to show: --all",
                 "{n:,} quotas of zero not shown; to show: --all",
                 hidden,
             )
         )
-    sources = [region["source"] for regions in found.values() for region in regions]
-    for line in ages(sources):
-        note(line)
-    for line in problems(sources):
-        warn(line)
-
-
-def _quota(backend: str, region: str, quota: dict[str, Any]) -> tuple[object, ...]:
-    used, limit = quota["used"], quota["limit"]
-    return backend, region, quota["name"], used, limit, bar(min(used, limit), limit, USED_BAR)
+    yield from _ages_and_problems([region["source"] for region in regions])
 
 
 def cache(
@@ -288,38 +253,32 @@ def cache(
     """
     api = config.connect()
     found = {name: api.get(api.path("backends", name, "cache"), hours=hours) for name in _names(api, backend)}
-    if as_json:
-        show_json(found)
+    show_found(found, _cache(found, found[backend]["items"] if backend else [], hours), as_json)
+
+
+def _cache(found: dict[str, Any], by_hour: list[dict[str, Any]], hours: int) -> View:
+    """The statistics of each backend by its name, and those of one by hour."""
+    if by_hour:
+        most = max(each["uncached"] for each in by_hour)
+        hour = {Column("HOUR"): lambda each: clock_text(each["hour"])}
+        uncached = {Column(): lambda each: bar(each["uncached"], most, USED_BAR)}
+        yield Rows.of({**hour, **COUNTERS, **uncached}, by_hour)
+        yield ""
+    if not found:
+        yield Note(_("No cloud backends."))
         return
-    titles = list(COUNTERS.values())
-    if backend and (by_hour := found[backend]["items"]):
-        show_table([Column("HOUR"), *titles, Column()], list(_hours(by_hour)))
-        echo()
-    rows = [(name, *_counters(statistics["total"])) for name, statistics in found.items()]
-    if rows:
-        show_table([Column("BACKEND"), *titles], rows)
-        note(
-            _n(
-                "Last {n:,} hour. SAVED: calls that would have been made without the cache, minus CALLS.",
-                "Last {n:,} hours. SAVED: calls that would have been made without the cache, minus CALLS.",
-                hours,
-            )
+    totals = [{"backend": name, **statistics["total"]} for name, statistics in found.items()]
+    yield Rows.of({Column("BACKEND"): itemgetter("backend"), **COUNTERS}, totals)
+    yield Note(
+        _n(
+            "Last {n:,} hour. SAVED: calls that would have been made without the cache, minus CALLS.",
+            "Last {n:,} hours. SAVED: calls that would have been made without the cache, minus CALLS.",
+            hours,
         )
-    else:
-        note(_("No cloud backends."))
+    )
 
 
-def _hours(by_hour: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
-    most = max(each["uncached"] for each in by_hour)
-    for each in by_hour:
-        yield clock_text(each["hour"]), *_counters(each), bar(each["uncached"], most, USED_BAR)
-
-
-def _counters(figures: dict[str, Any]) -> list[object]:
-    return [figures[name] for name in COUNTERS]
-
-
-def _names(api: Api, wanted: str) -> list[str]:
+def _names(api: config.Api, wanted: str) -> list[str]:
     if wanted:
         return [wanted]
     sources = api.get(api.in_project("offers"), limit=1)["sources"]

@@ -116,7 +116,6 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Update until Ctrl-C.
 
 
 def group(help_text: str) -> typer.Typer:
-    """The application of a command that has commands of its own."""
     names = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", context_settings=names, help=help_text)
 
@@ -155,7 +154,6 @@ def echo(text: str = "", file: IO[str] | None = None) -> None:
 
 
 def agreed(question: str) -> bool:
-    """Whether the user says yes; no by default."""
     return typer.confirm(clean_lines(question), err=True)
 
 

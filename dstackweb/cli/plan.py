@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import IO, Any
+from operator import itemgetter
+from typing import Any
 
-from dstackweb.cli.language import N_, _, _n
+from dstackweb.cli.language import N_, _, _n, clock_text, run_count
 from dstackweb.cli.offers import table as offer_table
-from dstackweb.cli.output import clean, echo
-from dstackweb.cli.tables import Column, show_table
-from dstackweb.cli.values import clock_text, run_count
+from dstackweb.cli.output import clean
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, Warn
 from dstackweb.spec.units import price_text
 
 OFFERS_SHOWN = 5
@@ -22,86 +22,64 @@ ORIGINS = {
 """Sources of settings that have no line and no name."""
 
 
-def show_plan(plan: dict[str, Any], code: str, stream: IO[str]) -> None:
-    """Write a plan to `stream`: settings with their sources, offers, and the position; `code` says what is uploaded."""
-    show_table([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], settings_rows(plan), stream)
-    echo(file=stream)
-    if plan["offers"]:
-        show_table(*offer_table(plan["offers"][:OFFERS_SHOWN], None, without=("", "WHY")), stream)
-        if (more := len(plan["offers"]) - OFFERS_SHOWN) > 0:
-            echo(_n("and {n:,} more offer", "and {n:,} more offers", more), file=stream)
-        echo(file=stream)
-    if len(plan.get("backends", ())) > 1:
-        show_table(
-            [Column("BACKEND"), Column("START", wide=True), Column("PRICE/H", right=True)], _backends(plan), stream
-        )
-        echo(file=stream)
-    echo(_("Code: {code}", code=code), file=stream)
-    show_position(plan, stream)
-
-
 def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
     """The plan of each run of the file: more than one for a pipeline."""
     return answer["plans"] if answer.get("type") == "pipeline" else [answer]
 
 
-def show_plans(plans: list[dict[str, Any]], code: str, stream: IO[str]) -> None:
-    """Write the plan of a run, or a row for each run of a pipeline."""
-    if len(plans) == 1:
-        show_plan(plans[0], code, stream)
+def view_of(plans: list[dict[str, Any]], code: str) -> View:
+    """Settings with their sources, offers, what is uploaded, and the position; of a pipeline a row for each run."""
+    if len(plans) > 1:
+        yield from positions(plans)
+        yield ""
+        yield _("Code: {code}", code=code)
         return
-    show_outlines(plans, stream)
-    echo(file=stream)
-    echo(_("Code: {code}", code=code), file=stream)
+    (plan,) = plans
+    yield Rows([Column("SETTING"), Column("VALUE", wide=True), Column("FROM")], settings_rows(plan))
+    yield ""
+    if plan["offers"]:
+        yield offer_table(plan["offers"][:OFFERS_SHOWN], None, without=("", "WHY"))
+        if (more := len(plan["offers"]) - OFFERS_SHOWN) > 0:
+            yield _n("and {n:,} more offer", "and {n:,} more offers", more)
+        yield ""
+    if len(plan.get("backends", ())) > 1:
+        yield Rows.of(BACKENDS, plan["backends"])
+        yield ""
+    yield _("Code: {code}", code=code)
+    yield from positions(plans)
 
 
-def show_positions(plans: list[dict[str, Any]], stream: IO[str]) -> None:
-    """Write where the run enters its queue, or a row for each run of a pipeline."""
-    show_position(plans[0], stream) if len(plans) == 1 else show_outlines(plans, stream)
+def positions(plans: list[dict[str, Any]]) -> View:
+    """Where the run enters its queue, or a row for each run of a pipeline."""
+    if len(plans) > 1:
+        yield Rows.of(OUTLINE, plans)
+        if sum(not plan["reason"] and not plan.get("after_detail") for plan in plans) > 1:
+            yield _("Each run is planned by itself: those that can start now may not all fit at once.")
+        return
+    (plan,) = plans
+    if plan.get("runs", 1) > 1:
+        text = _("Sweep of {runs}", runs=run_count(plan["runs"]))
+        if at_once := plan["settings"]["array"].get("max_parallel"):
+            text = _("{text}, at most {n:,} at once", text=text, n=at_once)
+        yield text
+    yield _start(plan)
+    if not plan.get("after_detail") and (share := plan.get("penalty_detail")):
+        yield _("Fair share: {share}", share=share)
 
 
-def show_outlines(plans: list[dict[str, Any]], stream: IO[str]) -> None:
-    """Write a row for each run of a pipeline: what it asks for, and when it enters its queue."""
-    columns = [Column("RUN"), Column("RESOURCES"), Column("START", wide=True)]
-    show_table(columns, [_outline(plan) for plan in plans], stream)
-    if sum(not plan["reason"] and not plan.get("after_detail") for plan in plans) > 1:
-        echo(_("Each run is planned by itself: those that can start now may not all fit at once."), file=stream)
-
-
-def _outline(plan: dict[str, Any]) -> tuple[str, str, str]:
-    settings = plan["settings"]
-    return settings["name"], _text(settings["resources"]), _start(plan)
-
-
-def _backends(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What each backend has for the run now, the best first."""
-    return [
-        (
-            one["backend"],
-            _backend(one),
-            price_text(one["price"]) if one["price"] else "–",
-        )
-        for one in plan["backends"]
-    ]
+def remarks(plans: list[dict[str, Any]]) -> View:
+    """Notes and warnings on each run; with its name where there are several."""
+    for plan in plans:
+        name = f"{plan['settings'].get('name')}: " if len(plans) > 1 else ""
+        yield from (Note(name + clean(one["message"])) for one in plan["notes"])
+        if displaces := plan.get("displaces"):
+            yield Note(name + _("{sentence}.", sentence=clean(displaces["detail"])))
+        yield from (Warn(name + clean(one["message"])) for one in plan["warnings"])
 
 
 def _backend(one: dict[str, Any]) -> str:
     text = _("now") if one["starts"] else str(one["reason_detail"])
     return text if one["used"] else _("{text} (not used)", text=text)
-
-
-def show_position(plan: dict[str, Any], stream: IO[str]) -> None:
-    """Write one line to `stream`: the position, and whether the run would wait there."""
-    if plan.get("runs", 1) > 1:
-        text = _("Sweep of {runs}", runs=run_count(plan["runs"]))
-        if at_once := plan["settings"]["array"].get("max_parallel"):
-            text = _("{text}, at most {n:,} at once", text=text, n=at_once)
-        echo(text, file=stream)
-    echo(_start(plan), file=stream)
-    if plan.get("after_detail"):
-        return
-    if share := plan.get("penalty_detail"):
-        echo(_("Fair share: {share}", share=share), file=stream)
 
 
 def _start(plan: dict[str, Any]) -> str:
@@ -116,6 +94,19 @@ def _start(plan: dict[str, Any]) -> str:
     if plan["reason"]:
         return _("{place}; would wait: {reason}", place=place, reason=clean(plan["reason_detail"]))
     return _("{place}; can start now", place=place)
+
+
+OUTLINE: ItemColumns = {
+    Column("RUN"): lambda plan: plan["settings"]["name"],
+    Column("RESOURCES"): lambda plan: _text(plan["settings"]["resources"]),
+    Column("START", wide=True): _start,
+}
+"""Of the plans of a pipeline."""
+BACKENDS: ItemColumns = {
+    Column("BACKEND"): itemgetter("backend"),
+    Column("START", wide=True): _backend,
+    Column("PRICE/H", right=True): lambda one: price_text(one["price"]) if one["price"] else "–",
+}
 
 
 def settings_rows(plan: dict[str, Any], defaults: bool = True) -> list[tuple[str, str, str]]:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import ENDED, CliError, Json, UsageError, clean, clean_lines, echo, note, show_json
-from dstackweb.cli.tables import Column, cells_of, columns_that_fit, cut, rich_table, show_table, watch
-from dstackweb.cli.values import age_text, duration_text, listed, word
+from dstackweb.cli.language import N_, _, _n, age_text, duration_text, listed, word
+from dstackweb.cli.output import ENDED, CliError, Json, UsageError, clean, note, show_json
+from dstackweb.cli.tables import (
+    Column,
+    ItemColumns,
+    Note,
+    Rows,
+    View,
+    cells_of,
+    columns_that_fit,
+    cut,
+    show_found,
+    show_view,
+    watch_view,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.progress_bar import ProgressBar
 
-    from dstackweb.cli.client import Api
-
-PAGE = 500
 AROUND = 8
 """Lines of a terminal that are not rows of the table."""
 NO_TASKS = N_("To report tasks, print lines such as  ::task key=train-17 state=done  or use dstackweb.tracking.")
@@ -64,112 +74,71 @@ def progress(
         raise UsageError(_("--attempt needs a run: name the run."))
     if groups:
         only = {"only": "failed"} if failed else {}
-        page = pages(api, f"{base}/groups", limit, prefix=groups, find=find, **only, **query)
-        _show(page, as_json, _("No groups with failed tasks.") if failed else _("No matching groups."), show_groups)
+        page = api.pages(f"{base}/groups", most=limit, prefix=groups, find=find, **only, **query)
+        empty = _("No groups with failed tasks.") if failed else _("No matching groups.")
+        show_found(page, _page_view(page, empty, _groups), as_json)
     elif failed and not run:
         raise UsageError(_("--failed needs a run: name the run."), _("Failed runs: dstackweb ps -a"))
     elif failed:
-        page = pages(api, f"{base}/failures", limit, **query)
-        _show(page, as_json, _("No failed tasks."), show_failures)
+        page = api.pages(f"{base}/failures", most=limit, **query)
+        show_found(page, _page_view(page, _("No failed tasks."), partial(Rows.of, FAILURES)), as_json)
     elif as_json:
-        show_json(all_prefixes(api, base, find=find, **query))
+        show_json(api.pages(base, "prefixes", find=find, **query))
     elif once or not sys.stdout.isatty():
-        show_once(all_prefixes(api, base, find=find, **query), attempt)
+        overview = api.pages(base, "prefixes", find=find, **query)
+        if attempt and _has_no_tasks(overview):
+            raise CliError(_("{name} has no tasks in attempt {number}.", name=overview["run"], number=attempt))
+        show_view(view_of(overview))
+        if overview["total"]["total"] and not overview["prefixes"]:
+            note(_("No matching prefixes."))
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        query |= {"find": find, "limit": min(PAGE, max(1, console.height - AROUND))}
+        lines = shutil.get_terminal_size().lines - AROUND
+        query |= {"find": find, "limit": min(500, max(1, lines))}  # the API lists no more at once
         overview = api.get(base, **query)
         # By id: a newer run may take the name.
         path = api.in_project("runs", overview["id"], "progress") if run else base
-        show_live(api, path, query, overview, console)
+        name = clean(overview["run"])
+        stopped = _("Stopped watching; {name} continues.", name=name) if name else _("Stopped watching.")
+        watch_view(api, overview, lambda: api.get(path, **query), view_of, is_over, every_s=1, stopped=stopped)
 
 
-def all_prefixes(api: Api, path: str, **query: Any) -> dict[str, Any]:
-    """The overview with all prefixes, of which there are at most 2,000."""
-    overview: dict[str, Any] = api.get(path, limit=PAGE, **query)
-    while overview["next"]:
-        more = api.get(path, limit=PAGE, cursor=overview["next"], **query)
-        overview["prefixes"] += more["prefixes"]
-        overview["next"] = more["next"]
-    return overview
+def _page_view(page: dict[str, Any], empty: str, table: Callable[[Sequence[dict[str, Any]]], Rows]) -> View:
+    yield table(page["items"]) if page["items"] else Note(empty)
+    if page["next"]:
+        yield Note(_("Showing the first {n}; for more: --limit", n=len(page["items"])))
 
 
-def pages(api: Api, path: str, limit: int, **query: Any) -> dict[str, Any]:
-    """Up to `limit` items of a list, and the cursor of the next page."""
-    found: dict[str, Any] = {"items": [], "next": ""}
-    while found["next"] is not None and len(found["items"]) < limit:
-        more = api.get(path, limit=min(PAGE, limit - len(found["items"])), cursor=found["next"], **query)
-        found = {"items": found["items"] + more["items"], "next": more["next"]}
-    return found
-
-
-def _show(page: dict[str, Any], as_json: bool, empty: str, show: Callable[[Sequence[dict[str, Any]]], None]) -> None:
-    if as_json:
-        show_json(page)
-    elif not page["items"]:
-        note(empty)
-    else:
-        show(page["items"])
-        if page["next"]:
-            note(_("Showing the first {n}; for more: --limit", n=len(page["items"])))
-
-
-def show_groups(items: Sequence[dict[str, Any]]) -> None:
+def _groups(items: Sequence[dict[str, Any]]) -> Rows:
     columns = {
         N_("GROUP"): [name_text(item["name"]) for item in items],
         "FINISHED": [finished_text(item) for item in items],
         **_states(items, everything=not sys.stdout.isatty()),
     }
-    show_table([_column(title) for title in columns], list(zip(*columns.values(), strict=True)))
+    return Rows([_column(title) for title in columns], list(zip(*columns.values(), strict=True)))
 
 
-def show_failures(items: Sequence[dict[str, Any]]) -> None:
-    columns = [Column("TASK"), Column("PREFIX"), Column("AGE", right=True), Column("MESSAGE", wide=True)]
-    show_table(columns, [(item["key"], item["prefix"], age_text(item["at"]), item["message"]) for item in items])
+FAILURES: ItemColumns = {
+    Column("TASK"): itemgetter("key"),
+    Column("PREFIX"): itemgetter("prefix"),
+    Column("AGE", right=True): lambda failure: age_text(failure["at"]),
+    Column("MESSAGE", wide=True): itemgetter("message"),
+}
 
 
-def show_once(overview: dict[str, Any], attempt: int | None = None) -> None:
-    """Print the totals and all prefixes. Raises CliError when the requested attempt has no tasks."""
-    if attempt and _has_no_tasks(overview):
-        raise CliError(_("{name} has no tasks in attempt {number}.", name=overview["run"], number=attempt))
-    for line in summary(overview):
-        echo(line)
+def view_of(overview: dict[str, Any]) -> View:
+    """The totals and the prefixes; on a terminal with progress bars."""
+    yield from summary(overview)
     if _has_no_tasks(overview):
-        note(_(NO_TASKS))
-    elif overview["total"]["total"] and not overview["prefixes"]:
-        note(_("No matching prefixes."))
-    elif overview["prefixes"] and sys.stdout.isatty():
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        console.print(drawn(overview["prefixes"], console.width))
-    elif overview["prefixes"]:
-        show_table(*table(overview["prefixes"], None))
+        yield Note(_(NO_TASKS))
+    if overview["prefixes"]:
+        yield partial(table, overview["prefixes"])
+    if overview["next"]:
+        yield Note(_("More prefixes: --once"))
 
 
-def show_live(api: Api, path: str, query: dict[str, Any], overview: dict[str, Any], console: Console) -> None:
-    """Draw the totals and the prefixes that fit each second until the run has ended, or Ctrl-C."""
-
-    def draw(overview: dict[str, Any]) -> Iterator[RenderableType]:
-        from rich.text import Text
-
-        yield from (Text(clean_lines(line)) for line in summary(overview))
-        if _has_no_tasks(overview):
-            yield Text(_(NO_TASKS), style="dim")
-        if overview["prefixes"]:
-            yield drawn(overview["prefixes"], console.width)
-        if overview["next"]:
-            yield Text(_("More prefixes: --once"), style="dim")
-
-    def is_over(overview: dict[str, Any]) -> bool:
-        # The unfinished tasks of an attempt are released a moment after its end.
-        return overview["status"] in ENDED and overview["total"]["total"] == overview["total"]["finished"]
-
-    name = clean(overview["run"])
-    stopped = _("Stopped watching; {name} continues.", name=name) if name else _("Stopped watching.")
-    watch(overview, lambda: api.get(path, **query), draw, is_over, console, api.sleep, stopped=stopped)
+def is_over(overview: dict[str, Any]) -> bool:
+    # The unfinished tasks of an attempt are released a moment after its end.
+    return overview["status"] in ENDED and overview["total"]["total"] == overview["total"]["finished"]
 
 
 def _has_no_tasks(overview: dict[str, Any]) -> bool:
@@ -205,7 +174,6 @@ def summary(overview: Mapping[str, Any]) -> list[str]:
 
 
 def _silence(silent: Mapping[str, Any] | None) -> list[str]:
-    """What is said of reporters that stopped reporting."""
     if silent is None:
         return []
     since = datetime.fromisoformat(silent["since"]).astimezone()
@@ -245,7 +213,6 @@ def finished_text(item: Mapping[str, Any], short: bool = False) -> str:
 
 
 def pace_text(item: Mapping[str, Any]) -> str:
-    """How fast tasks finish; empty when all have."""
     return rate_text(item["rate_per_s"]) if item["total"] > item["finished"] else ""
 
 
@@ -272,16 +239,14 @@ def left_text(item: Mapping[str, Any], short: bool = False) -> str:
     return f"{left} ({f'≥{low}' if far is None else f'{low}–{far}'})"
 
 
-def table(items: Sequence[Mapping[str, Any]], width: int | None) -> tuple[list[Column], list[list[object]]]:
-    """A line for each prefix: all columns, or those that fit a terminal `width` characters wide.
-
-    For a terminal the column without a title has room for a progress bar.
-    """
+def table(items: Sequence[Mapping[str, Any]], width: int | None) -> Rows:
+    """A line for each prefix: all columns, or those that fit a terminal `width` characters wide, with bars."""
     short = width is not None and width < TIGHT
     longest = None if width is None else max(8, width // 4)
+    bar = NARROW_BAR if width is None or width < ROOMY else BAR
     cells: dict[str, Sequence[object]] = {
         "PREFIX": [_cut(name_text(item["name"]), longest) for item in items],
-        "": [" " * (NARROW_BAR if width is None or width < ROOMY else BAR)] * len(items),
+        "": [" " * bar] * len(items),
         "FINISHED": [finished_text(item, short) for item in items],
         **_states(items, everything=width is None),
         "GROUPS": [f"{item['groups']:,}" for item in items],
@@ -291,29 +256,17 @@ def table(items: Sequence[Mapping[str, Any]], width: int | None) -> tuple[list[C
     if width is None:
         del cells[""]
     shown = columns_that_fit(cells, BY_IMPORTANCE, width)
-    return [_column(title) for title in shown], [list(row) for row in zip(*shown.values(), strict=True)]
+    if "" in shown:
+        shown[""] = [_bar(item, bar) for item in items]
+    return Rows([_column(title) for title in shown], list(zip(*shown.values(), strict=True)), whole=True)
 
 
-def drawn(items: Sequence[Mapping[str, Any]], width: int) -> Table:
-    """The table with progress bars, red where tasks have failed."""
+def _bar(item: Mapping[str, Any], width: int) -> ProgressBar:
+    """Red where tasks have failed."""
     from rich.progress_bar import ProgressBar
 
-    columns, rows = table(items, width)
-
-    def cell(item: Mapping[str, Any], column: Column, value: object) -> RenderableType:
-        if column.title:
-            return str(value)
-        style = "red" if item["outcomes"]["failed"] else "green"
-        return ProgressBar(max(1, item["total"]), item["finished"], len(str(value)), complete_style=style,
-                           finished_style=style)  # fmt: skip
-
-    return rich_table(
-        columns,
-        [
-            [cell(item, column, value) for column, value in zip(columns, row, strict=True)]
-            for item, row in zip(items, rows, strict=True)
-        ],
-    )
+    style = "red" if item["outcomes"]["failed"] else "green"
+    return ProgressBar(max(1, item["total"]), item["finished"], width, complete_style=style, finished_style=style)
 
 
 def _states(items: Sequence[Mapping[str, Any]], everything: bool) -> dict[str, list[str]]:

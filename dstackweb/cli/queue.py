@@ -1,25 +1,22 @@
-"""`dstackweb queue` and `history`: a queue in order, its settings, and past waits."""
+"""`dstackweb queue`: a queue in order, and its settings."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable
 from operator import itemgetter
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, view_names
-from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import ENDED, Json, Quiet, UsageError, Watch, clean, echo, note, show_json
-from dstackweb.cli.queue_past import show_past
-from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_found, show_table, watch_view
-from dstackweb.cli.values import age_text, duration_text, gpu_count, run_count, start_text
+from dstackweb.cli.history import show_past
+from dstackweb.cli.language import N_, _, _n, age_text, duration_text, gpu_count, run_count, start_text
+from dstackweb.cli.output import ENDED, Json, Quiet, UsageError, Watch, clean
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_found, watch_view
 
+NOTHING = {"ageing_minutes": "strict", "fair_share_minutes": "off", "preempt_points": "off"}
+"""What is said for no number; of other settings `none`."""
 DIGITS = 12
 """The most digits of a number that is sent; the server knows its own limits."""
 LIMITS: dict[str, tuple[str, Callable[[int], str]]] = {
@@ -34,6 +31,10 @@ RECLAIM = {
     "lower_priority": N_("takes back lent GPUs from preemptible runs of lower priority"),
     "any": N_("takes back lent GPUs from preemptible runs"),
 }
+
+
+def _set(help_text: str, metavar: str = "N|none") -> Any:
+    return typer.Option(metavar=metavar, help=help_text)
 
 
 def queue(
@@ -56,49 +57,36 @@ def queue(
     create: Annotated[bool, typer.Option("--create", help="Create the queue.")] = False,
     pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Pause or resume scheduling.")] = None,
     drain: Annotated[bool | None, typer.Option("--drain/--undrain", help="Refuse or accept new runs.")] = None,
-    ageing: Annotated[
-        str | None, typer.Option(metavar="MIN|strict", help="Minutes of waiting for +1 priority; strict for none.")
-    ] = None,
+    ageing: Annotated[str | None, _set("Minutes of waiting for +1 priority; strict for none.", "MIN|strict")] = None,
     fair_share: Annotated[
-        str | None,
-        typer.Option(metavar="MIN|off", help="Maximum penalty in minutes for members above the median."),
+        str | None, _set("Maximum penalty in minutes for members above the median.", "MIN|off")
     ] = None,
     half_life: Annotated[
         int | None, typer.Option(metavar="DAYS", min=1, max=90, help="Days after which past usage counts half.")
     ] = None,
-    max_running: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum runs at once.")] = None,
-    max_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once.")] = None,
-    max_running_per_user: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Maximum runs at once per member.")
-    ] = None,
-    max_gpus_per_user: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Maximum GPUs at once per member.")
-    ] = None,
-    cohort: Annotated[
-        str | None, typer.Option(metavar="NAME|none", help="Lend and borrow unused GPUs with queues of this cohort.")
-    ] = None,
-    borrow_gpus: Annotated[
-        str | None, typer.Option(metavar="N|none", help="Maximum GPUs to borrow in the cohort.")
-    ] = None,
-    lend_gpus: Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs to lend in the cohort.")] = None,
+    max_running: Annotated[str | None, _set("Maximum runs at once.")] = None,
+    max_gpus: Annotated[str | None, _set("Maximum GPUs at once.")] = None,
+    max_running_per_user: Annotated[str | None, _set("Maximum runs at once per member.")] = None,
+    max_gpus_per_user: Annotated[str | None, _set("Maximum GPUs at once per member.")] = None,
+    cohort: Annotated[str | None, _set("Lend and borrow unused GPUs with queues of this cohort.", "NAME|none")] = None,
+    borrow_gpus: Annotated[str | None, _set("Maximum GPUs to borrow in the cohort.")] = None,
+    lend_gpus: Annotated[str | None, _set("Maximum GPUs to lend in the cohort.")] = None,
     reclaim: Annotated[
         str | None,
-        typer.Option(
-            metavar="never|lower_priority|any",
-            help="Displace preemptible runs of other queues that hold lent GPUs, of a lower or any priority.",
+        _set(
+            "Displace preemptible runs of other queues that hold lent GPUs, of a lower or any priority.",
+            "never|lower_priority|any",
         ),
     ] = None,
     preempt_points: Annotated[
-        str | None,
-        typer.Option(metavar="N|off", help="Displace preemptible runs whose priority is at least N lower; off: never."),
+        str | None, _set("Displace preemptible runs whose priority is at least N lower; off: never.", "N|off")
     ] = None,
     preempt_gpu_hours: Annotated[
-        str | None,
-        typer.Option(metavar="N|none", help="GPU-hours that a member's runs may displace within 24 hours."),
+        str | None, _set("GPU-hours that a member's runs may displace within 24 hours.")
     ] = None,
 ) -> None:
     """Show a queue in its order and why each run waits. Managers change its settings with the options."""
-    limits = {
+    numbers = {
         "max_running": max_running,
         "max_gpus": max_gpus,
         "max_running_per_user": max_running_per_user,
@@ -106,19 +94,19 @@ def queue(
         "preempt_gpu_hours": preempt_gpu_hours,
         "borrow_gpus": borrow_gpus,
         "lend_gpus": lend_gpus,
+        "ageing_minutes": ageing,
+        "fair_share_minutes": fair_share,
+        "preempt_points": preempt_points,
     }
-    settings: dict[str, Any] = {key: _number(key, text, "none") for key, text in limits.items() if text is not None}
-    if cohort is not None:
-        settings["cohort"] = "" if cohort == "none" else cohort
-    if reclaim is not None:
-        settings["reclaim"] = reclaim.replace("-", "_")
-    if ageing is not None:
-        settings["ageing_minutes"] = _number("ageing", ageing, "strict")
-    switches = {"fair_share": ("fair_share_minutes", fair_share), "preempt_points": ("preempt_points", preempt_points)}
-    settings |= {key: _number(option, text, "off") for option, (key, text) in switches.items() if text is not None}
-    if half_life is not None:
-        settings["fair_share_half_life_days"] = half_life
-    settings |= {key: on for key, on in (("paused", pause), ("draining", drain)) if on is not None}
+    others = {
+        "cohort": "" if cohort == "none" else cohort,
+        "reclaim": reclaim and reclaim.replace("-", "_"),
+        "fair_share_half_life_days": half_life,
+        "paused": pause,
+        "draining": drain,
+    }
+    settings: dict[str, Any] = {key: _number(key, text) for key, text in numbers.items() if text is not None}
+    settings |= {key: value for key, value in others.items() if value is not None}
     if every and (create or settings):
         raise UsageError(_("--list changes nothing. To change a queue's settings, leave --list out."))
     if view and (every or create or settings or at):
@@ -137,12 +125,10 @@ def queue(
     if view:
         lines = {"view": view}
 
-    def fetch() -> Any:
-        return (
-            api.get(api.in_project("queues"))
-            if every
-            else api.get(api.in_project("queues", name), limit=limit, **lines)
-        )
+    def fetch() -> dict[str, Any]:
+        if every:
+            return api.get(api.in_project("queues"))
+        return api.get(api.in_project("queues", name), limit=limit, **lines)
 
     shown, page = _queues if every else _waiting, fetch()
     if follow:
@@ -151,19 +137,14 @@ def queue(
         show_found(page, shown(page), as_json, quiet, "name" if every else "id")
 
 
-def _number(option: str, text: str, nothing: str) -> int | None:
-    if text == nothing:
+def _number(key: str, text: str) -> int | None:
+    """The value of a setting; None for its word for none."""
+    if text == (nothing := NOTHING.get(key, "none")):
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
-        given = text if len(text) <= DIGITS else f"{text[:DIGITS]}…"
-        raise UsageError(
-            _(
-                "--{option} takes a whole number or {nothing}, not {given!r}.",
-                option=option.replace("_", "-"),
-                nothing=nothing,
-                given=clean(given),
-            )
-        )
+        given = clean(text if len(text) <= DIGITS else f"{text[:DIGITS]}…")
+        values = {"option": key.removesuffix("_minutes").replace("_", "-"), "nothing": nothing, "given": given}
+        raise UsageError(_("--{option} takes a whole number or {nothing}, not {given!r}.", **values))
     return int(text)
 
 
@@ -275,98 +256,3 @@ QUEUE_COLUMNS: ItemColumns = {
     Column("PLACED", right=True): _placed,
     Column("SETTINGS", wide=True): lambda row: _("; ").join(settings_text(row)),
 }
-
-
-WEEKDAYS = (N_("Mon"), N_("Tue"), N_("Wed"), N_("Thu"), N_("Fri"), N_("Sat"), N_("Sun"))
-NUMBERS = [
-    Column("STARTED", right=True),
-    Column("MEDIAN WAIT", right=True),
-    Column("P90", right=True),
-    Column("LONGEST", right=True),
-    Column("WAITING", right=True),
-]
-
-
-def history(
-    queue: Annotated[
-        str,
-        typer.Argument(metavar="QUEUE", help="One queue; the whole project if empty.", autocompletion=queue_names),
-    ] = "",
-    days: Annotated[int, typer.Option(min=1, max=90, help="Number of days.")] = 7,
-    as_json: Json = False,
-) -> None:
-    """Show how long runs waited and how many were waiting, by day and by priority."""
-    api = config.connect()
-    path = api.in_project("queues", queue, "history") if queue else api.in_project("history")
-    past = api.get(path, days=days, step="day", tz=local_zone())
-    if as_json:
-        show_json(past)
-        return
-    if not past["total"]["placed"] and not past["total"]["length_max"]:
-        note(
-            _n(
-                "No runs waited in {queue} in the last {n} day.",
-                "No runs waited in {queue} in the last {n} days.",
-                days,
-                queue=queue,
-            )
-            if queue
-            else _n(
-                "No runs waited in any queue in the last {n} day.",
-                "No runs waited in any queue in the last {n} days.",
-                days,
-            )
-        )
-        return
-    show_table([Column("DAY"), *NUMBERS, Column()], list(_days(past)))
-    echo()
-    bands = [(f"{band['low']}–{band['high']}", *_numbers(band["total"])) for band in reversed(past["bands"])]
-    show_table([Column("PRIORITY"), *NUMBERS], bands)
-    if len(past.get("queues", ())) > 1:
-        echo()
-        show_table([Column("QUEUE"), *NUMBERS], [(each["queue"], *_numbers(each["total"])) for each in past["queues"]])
-    note(
-        _("Time zone {zone}. Wait: from entering the queue to the start. WAITING: mean and maximum.", zone=past["zone"])
-    )
-
-
-def _days(past: dict[str, Any]) -> Iterator[tuple[object, ...]]:
-    columns, zone = past["all"], _zone(past["zone"])
-    longest = max((wait for wait in columns["wait_median_s"] if wait is not None), default=0)
-    for index, at in enumerate(past["times"]):
-        day = {name: values[index] for name, values in columns.items()}
-        date = datetime.fromisoformat(at).astimezone(zone)
-        yield (
-            _("{weekday} {date:%d %b}", weekday=_(WEEKDAYS[date.weekday()]), date=date),
-            *_numbers(day),
-            bar(day["wait_median_s"], longest),
-        )
-
-
-def _numbers(span: dict[str, Any]) -> Sequence[object]:
-    seconds = (span[name] for name in ("wait_median_s", "wait_p90_s", "wait_max_s"))
-    waits = ("" if wait is None else duration_text(wait) for wait in seconds)
-    waiting = "" if span["length"] is None else f"{span['length']:g} (≤{span['length_max']})"
-    return (span["placed"], *waits, waiting)
-
-
-def local_zone() -> str:
-    """The IANA name of this machine's time zone, from TZ or /etc/localtime; UTC if neither has one."""
-    name = os.environ.get("TZ", "").removeprefix(":")
-    if not name:
-        found = re.search(r"zoneinfo/(?:posix/|right/)?(.+)$", str(Path("/etc/localtime").resolve()))
-        name = found[1] if found else ""
-    return name if _known(name) else "UTC"
-
-
-def _known(name: str) -> bool:
-    try:
-        return bool(name) and bool(_zone(name))
-    except (ValueError, KeyError, OSError):
-        return False
-
-
-def _zone(name: str) -> Any:
-    from zoneinfo import ZoneInfo
-
-    return ZoneInfo(name)

@@ -9,7 +9,7 @@ import typer
 
 from dstackweb.cli import config, sweeps
 from dstackweb.cli.completion import queue_names
-from dstackweb.cli.language import N_, _
+from dstackweb.cli.language import N_, _, age_text, clock_text, listed, start_text, word
 from dstackweb.cli.output import (
     ACTIVE,
     ApiError,
@@ -26,7 +26,6 @@ from dstackweb.cli.output import (
     show_answer,
 )
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_found, watch_view
-from dstackweb.cli.values import age_text, clock_text, listed, start_text, word
 
 RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
 """How holds end, by termination reason."""
@@ -56,11 +55,10 @@ def ps(
 
     def fetch() -> dict[str, Any]:
         statuses = status or (None if everything else ACTIVE)
-        page: dict[str, Any] = api.get(
+        return api.get(
             api.in_project("runs"), status=statuses, user=user or None, queue=queue or None, q=search or None,
             limit=limit,
         )  # fmt: skip
-        return page
 
     def view(page: dict[str, Any]) -> View:
         if page["items"]:
@@ -109,12 +107,10 @@ def priority(
     values = {"name": after["name"], "before": before["priority"], "after": after["priority"]}
     text = _("{name}: priority {before} → {after}", **values)
     if after["position"]:
+        values |= {"position_before": before["position"] or "–", "position_after": after["position"]}
+        values["queue"] = after["queue"]
         text = _(
-            "{name}: priority {before} → {after}, position {position_before} → {position_after} in {queue}",
-            **values,
-            position_before=before["position"] or "–",
-            position_after=after["position"],
-            queue=after["queue"],
+            "{name}: priority {before} → {after}, position {position_before} → {position_after} in {queue}", **values
         )
     show_answer(after, text, as_json, quiet)
 
@@ -166,12 +162,8 @@ def delete(
     """Delete an ended run for good, with its log and its directory."""
     api = config.connect()
     found = api.get(api.in_project("runs", run))
-    question = _(
-        "Delete {name} of {user} ({status}), with its log and its directory?",
-        name=found["name"],
-        user=found["user"],
-        status=word(found["status"]),
-    )
+    values = {"name": found["name"], "user": found["user"], "status": word(found["status"])}
+    question = _("Delete {name} of {user} ({status}), with its log and its directory?", **values)
     if found["spec"].get("schedule") and found.get("next_at"):
         question = _("{sentence} {another}", sentence=question, another=_("Its schedule ends too."))
     confirm(question, yes, _("Not deleted."))

@@ -13,10 +13,9 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import server_names
-from dstackweb.cli.language import _
+from dstackweb.cli.language import _, listed, word
 from dstackweb.cli.output import GIVEN, CliError, Json, Quiet, UsageError, echo, group, note, warn
 from dstackweb.cli.tables import Column, ItemColumns, Rows, rows_or, show_found
-from dstackweb.cli.values import listed, word
 from dstackweb.lib.network import is_exposed
 
 app = group("Add, list and choose the servers that commands talk to.")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import sweep_names
-from dstackweb.cli.language import N_, _, _n
+from dstackweb.cli.language import N_, _, _n, age_text, duration_text, listed, run_count, word
 from dstackweb.cli.output import (
     ENDED,
     ApiError,
@@ -21,7 +21,6 @@ from dstackweb.cli.output import (
     Watch,
     Yes,
     clean,
-    clean_lines,
     confirm,
     known_statuses,
     one_form,
@@ -29,11 +28,7 @@ from dstackweb.cli.output import (
     show_ids,
     show_json,
 )
-from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_view, watch_view
-from dstackweb.cli.values import age_text, duration_text, listed, run_count, word
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
+from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_csv, show_view, watch_view
 
 WORDS = {"to_come": N_("to come"), "dropped": N_("never started")}
 COUNTED = {
@@ -79,14 +74,12 @@ def sweep(
     if as_csv:
         if not name:
             raise UsageError(_("--csv needs the name of a sweep."))
-        text = api.send("GET", api.in_project("sweeps", name, "export"), params={"format": "csv"}).text
-        typer.echo(clean_lines(text.replace("\r\n", "\n")), nl=False)
+        show_csv(api, api.in_project("sweeps", name, "export"))
         return
 
     def fetch() -> dict[str, Any]:
         if not name:
-            page: dict[str, Any] = api.get(api.in_project("sweeps"), limit=limit)
-            return page
+            return api.get(api.in_project("sweeps"), limit=limit)
         runs = api.get(api.in_project("sweeps", name, "runs"), status=status, limit=limit, cursor=start)
         return {**api.get(api.in_project("sweeps", name)), "runs": runs["items"], "next": runs["next"]}
 
@@ -109,37 +102,34 @@ def retry(name: SweepName, as_json: Json = False, quiet: Quiet = False) -> None:
     show_answer(retried, summary(retried), as_json, quiet)
 
 
-def find(api: Api, name: str) -> dict[str, Any]:
+def find(api: config.Api, name: str) -> dict[str, Any]:
     """The run of this name, or else the sweep, which has a `type`; of an ended run and an active sweep, the sweep."""
-    run: dict[str, Any] | None = None
-    missing: ApiError | None = None
+    run = _known(api, "runs", name)
+    if isinstance(run, dict) and run["status"] not in ENDED:
+        return run
+    found = _known(api, "sweeps", name)
+    if isinstance(found, dict) and (isinstance(run, ApiError) or not found["ended_at"]):
+        return found
+    if isinstance(run, ApiError):
+        raise run
+    return run
+
+
+def _known(api: config.Api, kind: str, name: str) -> dict[str, Any] | ApiError:
+    """What is there, or the error that says that it is not."""
     try:
-        run = api.get(api.in_project("runs", name))
+        return api.get(api.in_project(kind, name))
     except ApiError as error:
         if error.status != 404:
             raise
-        missing = error
-    if run is not None and run["status"] not in ENDED:
-        return run
-    try:
-        found: dict[str, Any] = api.get(api.in_project("sweeps", name))
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        found = {"ended_at": "never"}
-    if run is not None and found["ended_at"]:
-        return run
-    if missing is not None and "type" not in found:
-        raise missing
-    return found
+        return error
 
 
 def is_sweep(found: dict[str, Any]) -> bool:
     return found.get("type") == "sweep"
 
 
-def stop_sweep(api: Api, found: dict[str, Any], *, abort: bool, yes: Yes, as_json: bool, quiet: bool) -> None:
-    """Stop it, after a question at a terminal."""
+def stop_sweep(api: config.Api, found: dict[str, Any], *, abort: bool, yes: Yes, as_json: bool, quiet: bool) -> None:
     counts = found["counts"]
     values = {"name": found["name"], "user": found["user"]}
     values["active"] = _n("{n:,} active run", "{n:,} active runs", counts["waiting"] + counts["running"])
@@ -155,15 +145,10 @@ def stop_sweep(api: Api, found: dict[str, Any], *, abort: bool, yes: Yes, as_jso
     show_answer(stopped, summary(stopped), as_json, quiet)
 
 
-def set_priority(api: Api, found: dict[str, Any], value: int, as_json: bool, quiet: bool) -> None:
-    changed = api.json(api.send("PATCH", api.in_project("sweeps", found["id"]), json={"priority": value}))
-    text = _(
-        "{name}: priority {before} → {after} for all its runs",
-        name=clean(changed["name"]),
-        before=found["priority"],
-        after=changed["priority"],
-    )
-    show_answer(changed, text, as_json, quiet)
+def set_priority(api: config.Api, found: dict[str, Any], value: int, as_json: bool, quiet: bool) -> None:
+    changed = api.patch(api.in_project("sweeps", found["id"]), {"priority": value})
+    values = {"name": clean(changed["name"]), "before": found["priority"], "after": changed["priority"]}
+    show_answer(changed, _("{name}: priority {before} → {after} for all its runs", **values), as_json, quiet)
 
 
 def summary(found: dict[str, Any]) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from dstackweb.cli import wrapping
-from dstackweb.cli.language import _
-from dstackweb.cli.output import OUTAGE, Painted, clean, clean_lines, echo, note, show_ids, show_json
-from dstackweb.cli.values import word
+from dstackweb.cli.language import _, word, wrap_chinese
+from dstackweb.cli.output import OUTAGE, Painted, clean, clean_lines, echo, note, show_ids, show_json, warn
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -67,35 +66,39 @@ class Column:
         return self.title if self.given else _(self.title)
 
 
-def show_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], stream: IO[str] | None = None) -> None:
-    """A table on a terminal, without its empty columns; elsewhere one line per row in aligned columns, never cut off.
-
-    `None` is shown as an empty cell.
-    """
-    stream = stream or sys.stdout
-    cells = [[clean(value) for value in row] for row in rows]
-    if stream.isatty():
-        from rich.console import Console
-
-        draw_table(Console(file=stream, highlight=False), *_filled(columns, cells))
-    else:
-        _print_columns(columns, cells, stream)
-
-
 ItemColumns = Mapping[Column, Callable[[dict[str, Any]], object]]
 """The columns of a table of the API's items: what each shows of an item."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A table as part of a view."""
+    """A table as part of a view. On a terminal it is drawn without its empty columns, unless it is to be `whole`;
+    elsewhere there is a line per row in aligned columns, never cut off. `None` is shown as an empty cell.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[object]]
+    whole: bool = False
 
     @classmethod
     def of(cls, columns: ItemColumns, items: Sequence[dict[str, Any]]) -> Rows:
         return cls(list(columns), [[value(item) for value in columns.values()] for item in items])
+
+    def show(self, stream: IO[str]) -> None:
+        if stream.isatty():
+            from rich.console import Console
+
+            Console(file=stream, highlight=False).print(self.drawn())
+        else:
+            _print_columns(self.columns, [[clean(value) for value in row] for row in self.rows], stream)
+
+    def drawn(self) -> Table:
+        """For terminals. Cells that rich draws, such as progress bars, stay as they are."""
+        cells: list[list[Any]] = [
+            [value if hasattr(value, "__rich_console__") else clean(value) for value in row] for row in self.rows
+        ]
+        shown = [at for at in range(len(self.columns)) if self.whole or any(row[at] for row in cells)]
+        return rich_table([self.columns[at] for at in shown], [[row[at] for at in shown] for row in cells])
 
 
 class Note(str):
@@ -104,8 +107,14 @@ class Note(str):
     __slots__ = ()
 
 
-View = Iterable[Rows | Note | str]
-"""What a command shows, from top to bottom: tables, lines and notes."""
+class Warn(Note):
+    __slots__ = ()
+
+
+Fitted = Callable[[int | None], Rows]
+"""A table with the columns that a terminal so wide has room for; all of them for None. Watched, it is whole."""
+View = Iterable[Rows | Fitted | Note | str]
+"""What a command shows, from top to bottom: tables, lines, notes and warnings."""
 
 
 def rows_or(empty: str, columns: ItemColumns, items: Sequence[dict[str, Any]]) -> View:
@@ -113,7 +122,7 @@ def rows_or(empty: str, columns: ItemColumns, items: Sequence[dict[str, Any]]) -
     return [Rows.of(columns, items) if items else Note(empty)]
 
 
-def show_found(found: dict[str, Any], view: View, as_json: bool, quiet: bool, key: str = "id") -> None:
+def show_found(found: dict[str, Any], view: View, as_json: bool, quiet: bool = False, key: str = "id") -> None:
     """Print what the API answers as a view, as it is (`--json`), or the ids of its `items` (`-q`)."""
     if as_json:
         show_json(found)
@@ -123,53 +132,26 @@ def show_found(found: dict[str, Any], view: View, as_json: bool, quiet: bool, ke
         show_view(view)
 
 
-def show_view(view: View) -> None:
-    """Print it once."""
+def show_csv(api: Api, path: str, **query: Any) -> None:
+    text = api.send("GET", path, params={**query, "format": "csv"}).text
+    typer.echo(clean_lines(text.replace("\r\n", "\n")), nl=False)
+
+
+def show_view(view: View, stream: IO[str] | None = None) -> None:
+    """Print it once, to stdout or `stream`."""
     for part in view:
-        if isinstance(part, Rows):
-            show_table(part.columns, part.rows)
+        if callable(part):
+            part(shutil.get_terminal_size().columns if sys.stdout.isatty() else None).show(sys.stdout)
+        elif isinstance(part, Rows):
+            part.show(stream or sys.stdout)
+        elif isinstance(part, Warn):
+            warn(part)
         elif isinstance(part, Note):
             note(part)
         elif isinstance(part, Painted):
-            typer.echo(part)
+            typer.echo(part, file=stream)
         else:
-            echo(part)
-
-
-def watch_view(
-    api: Api,
-    value: T,
-    fetch: Callable[[], T],
-    view: Callable[[T], View],
-    is_over: Callable[[T], bool] = lambda _value: False,
-    console: Console | None = None,
-) -> None:
-    """Show it until it is over or Ctrl-C is pressed, fetched again every WATCH_S seconds."""
-    from rich.console import Console as Terminal
-
-    def draw(value: T) -> Iterable[RenderableType]:
-        from rich.text import Text
-
-        for part in view(value):
-            if isinstance(part, Rows):
-                cells = [[clean(cell) for cell in row] for row in part.rows]
-                yield rich_table(*_filled(part.columns, cells))
-            else:
-                yield Text(clean_lines(part), style="dim" if isinstance(part, Note) else "")
-
-    watch(value, fetch, draw, is_over, console or Terminal(highlight=False), api.sleep, WATCH_S, _("Stopped watching."))
-
-
-def _filled(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]]
-) -> tuple[Sequence[Column], Sequence[Sequence[str]]]:
-    filled = [index for index in range(len(columns)) if any(row[index] for row in cells)]
-    return [columns[index] for index in filled], [[row[index] for index in filled] for row in cells]
-
-
-def draw_table(console: Console, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
-    """A table that fits the console's width: wide columns shrink first, then long words are folded."""
-    console.print(rich_table(columns, cells))
+            echo(part, file=stream)
 
 
 def columns_that_fit(
@@ -197,7 +179,7 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[RenderableTyp
     from rich.table import Table
     from rich.text import Text
 
-    wrapping.use()
+    wrap_chinese()
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True, show_edge=False)
     table.show_header = any(column.title for column in columns)
     for column in columns:
@@ -263,35 +245,33 @@ def bar(value: float | None, most: float, cells: int = BAR) -> str:
     return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def watch(
+def watch_view(
+    api: Api,
     value: T,
     fetch: Callable[[], T],
-    draw: Callable[[T], Iterable[RenderableType]],
-    is_over: Callable[[T], bool],
-    console: Console,
-    sleep: Callable[[float], None],
-    every_s: int = 1,
-    stopped: str = "",
+    view: Callable[[T], View],
+    is_over: Callable[[T], bool] = lambda _value: False,
+    *,
+    console: Console | None = None,
+    every_s: int = WATCH_S,
+    stopped: str | None = None,
 ) -> None:
-    """Draw `value` again each second, and fetch it every `every_s` seconds, until it is over or Ctrl-C is pressed.
+    """Draw it each second, fetched again every `every_s` seconds, until it is over or Ctrl-C is pressed.
 
     While the server doesn't answer the last value stays, with the error below. `stopped` is noted after Ctrl-C.
     """
+    from rich.console import Console as Terminal
     from rich.console import Group
     from rich.live import Live
-    from rich.text import Text
 
-    trouble, age_s = "", 0
+    console, trouble, age_s = console or Terminal(highlight=False), "", 0
     try:
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                live.update(
-                    Group(*draw(value), *([Text(clean_lines(trouble), style="yellow")] if trouble else [])),
-                    refresh=True,
-                )
+                live.update(Group(*_drawn(view(value), console.width, trouble)), refresh=True)
                 if is_over(value):
                     return
-                sleep(1)
+                api.sleep(1)
                 age_s += 1
                 if age_s >= every_s:
                     age_s = 0
@@ -300,4 +280,20 @@ def watch(
                     except OUTAGE as error:
                         trouble = _("{message} Trying again …", message=error.message)
     except KeyboardInterrupt:
-        note(stopped)
+        note(_("Stopped watching.") if stopped is None else stopped)
+
+
+def _drawn(view: View, width: int, trouble: str) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    for part in view:
+        if callable(part):
+            yield replace(part(width), whole=True).drawn()
+        elif isinstance(part, Rows):
+            yield part.drawn()
+        elif isinstance(part, Warn):
+            yield Text(_("warning: ") + clean_lines(part), style="yellow")
+        else:
+            yield Text(clean_lines(part), style="dim" if isinstance(part, Note) else "")
+    if trouble:
+        yield Text(clean_lines(trouble), style="yellow")

@@ -7,22 +7,29 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from operator import itemgetter
+from typing import Annotated, Any
 
 import typer
 
 from dstackweb.cli import config
-from dstackweb.cli.language import N_, _, _n
-from dstackweb.cli.output import ENDED, Json, RunName, clean, clean_lines, echo, note, show_json
-from dstackweb.cli.tables import Column, bar, columns_that_fit, rich_table, show_table, watch
-from dstackweb.cli.values import clock_text, duration_text, gpu_count, listed, run_count, word
+from dstackweb.cli.language import N_, _, _n, clock_text, duration_text, gpu_count, listed, run_count, word
+from dstackweb.cli.output import ENDED, Json, RunName, clean, show_json
+from dstackweb.cli.tables import (
+    Column,
+    ItemColumns,
+    Note,
+    Rows,
+    View,
+    bar,
+    columns_that_fit,
+    show_found,
+    show_view,
+    watch_view,
+)
 from dstackweb.spec.codes import UtilizationAction
 from dstackweb.spec.units import format_duration, price_text
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from dstackweb.cli.client import Api
 
 FETCH_S = 5
 """Hosts take a sample about every ten seconds."""
@@ -59,23 +66,17 @@ def metrics(
     if as_json:
         show_json(found)
     elif once or not sys.stdout.isatty() or found["status"] in ENDED:
-        now = time.time() + skew_s
-        for line in summary(found, now):
-            echo(line)
-        if _gpus(found):
-            from rich.console import Console
-
-            show_table(*table(found, now, Console().width if sys.stdout.isatty() else None))
+        show_view(view_of((found, skew_s)))
     else:
-        from rich.console import Console
-
         # By id: a newer run may take the name.
-        show_live(api, api.in_project("runs", found["id"], "metrics"), (found, skew_s), Console(highlight=False))
+        path = api.in_project("runs", found["id"], "metrics")
+        stopped = _("Stopped watching; {name} continues.", name=clean(found["run"]))
+        watch_view(api, (found, skew_s), lambda: fetch(api, path), view_of, is_over, every_s=FETCH_S, stopped=stopped)
 
 
-def fetch(api: Api, path: str) -> Snapshot:
+def fetch(api: config.Api, path: str) -> Snapshot:
     answer = api.send("GET", path, params={"points": POINTS})
-    found: dict[str, Any] = api.json(answer)
+    found = api.json(answer)
     try:
         skew_s = parsedate_to_datetime(answer.headers["Date"]).timestamp() - time.time()
     except (KeyError, ValueError):
@@ -83,23 +84,15 @@ def fetch(api: Api, path: str) -> Snapshot:
     return found, skew_s if abs(skew_s) > 2 else 0.0  # the header has whole seconds
 
 
-def show_live(api: Api, path: str, found: Snapshot, console: Console) -> None:
-    """Draw the metrics each second until the run has ended, or Ctrl-C."""
+def is_over(snapshot: Snapshot) -> bool:
+    return snapshot[0]["status"] in ENDED
 
-    def draw(snapshot: Snapshot) -> Iterator[RenderableType]:
-        from rich.text import Text
 
-        run, now = snapshot[0], time.time() + snapshot[1]
-        yield from (Text(clean_lines(line)) for line in summary(run, now))
-        if _gpus(run):
-            columns, rows = table(run, now, console.width)
-            yield rich_table(columns, [[clean(cell) for cell in row] for row in rows])
-
-    def is_over(snapshot: Snapshot) -> bool:
-        return snapshot[0]["status"] in ENDED
-
-    stopped = _("Stopped watching; {name} continues.", name=clean(found[0]["run"]))
-    watch(found, lambda: fetch(api, path), draw, is_over, console, api.sleep, FETCH_S, stopped)
+def view_of(snapshot: Snapshot) -> View:
+    run, now = snapshot[0], time.time() + snapshot[1]
+    yield from summary(run, now)
+    if _gpus(run):
+        yield partial(table, run, now)
 
 
 def summary(run: dict[str, Any], now: float) -> Iterator[str]:
@@ -145,7 +138,6 @@ def policy_text(policy: dict[str, Any], now: float, nodes: int = 1) -> str:
 
 
 def gpu_text(index: int | None, node: int | None) -> str:
-    """One GPU, or all; of a node, if one is given."""
     if node is None:
         return _("All GPUs") if index is None else _("GPU {index}", index=index)
     if index is None:
@@ -157,7 +149,7 @@ def _gpus(run: dict[str, Any]) -> int:
     return sum(len(job["gpus"]) for job in run["jobs"])
 
 
-def table(run: dict[str, Any], now: float, width: int | None = None) -> tuple[list[Column], list[tuple[object, ...]]]:
+def table(run: dict[str, Any], now: float, width: int | None) -> Rows:
     """A line for each GPU: its newest sample, and its utilization in the last hour (of an ended run, in its last).
 
     A terminal `width` characters wide shows the most important columns that fit.
@@ -168,7 +160,7 @@ def table(run: dict[str, Any], now: float, width: int | None = None) -> tuple[li
         del cells["NODE"]
     shown = columns_that_fit(cells, BY_IMPORTANCE, width)
     columns = [Column(title, right=title not in ("NAME", "", "LAST HOUR")) for title in shown]
-    return columns, list(zip(*shown.values(), strict=True))
+    return Rows(columns, list(zip(*shown.values(), strict=True)))
 
 
 def _cells(node: int, gpu: dict[str, Any], now: float) -> dict[str, object]:
@@ -201,7 +193,6 @@ def spark(values: list[float | None]) -> str:
 
 
 def _seconds(at: str, now: float) -> int:
-    """Seconds from an ISO time to `now`."""
     return int((datetime.fromtimestamp(now, UTC) - datetime.fromisoformat(at)).total_seconds())
 
 
@@ -215,16 +206,10 @@ def keep(
     body: dict[str, Any] = {"reason": reason} | ({"minutes": minutes} if minutes is not None else {})
     api = config.connect()
     kept = api.post(api.in_project("runs", run, "keep"), body)
-    if as_json:
-        show_json(kept)
-        return
-    echo(_("{name}: kept until {time}", name=clean(kept["run"]), time=clock_text(kept["until"])))
+    text = _("{name}: kept until {time}", name=clean(kept["run"]), time=clock_text(kept["until"]))
     left = kept["keeps_left"]
-    note(
-        _n("You can extend this {n:,} more time.", "You can extend this {n:,} more times.", left)
-        if left
-        else _("This can't be extended again.")
-    )
+    again = _n("You can extend this {n:,} more time.", "You can extend this {n:,} more times.", left)
+    show_found(kept, [text, Note(again if left else _("This can't be extended again."))], as_json)
 
 
 def what_if(
@@ -238,27 +223,20 @@ def what_if(
     policy = {"min_gpu_utilization": minimum, "time_window": window, "scope": scope, "warmup": warmup}
     api = config.connect()
     found = api.post(api.in_project("utilization", "what-if"), policy, repeatable=True)
-    if as_json:
-        show_json(found)
-        return
-    if found["stops"]:
-        numbers = [Column("GPUS", right=True), Column("GPU-HOURS", right=True), Column("USD", right=True)]
-        columns = [Column("RUN"), Column("USER"), Column("WOULD STOP"), Column("IDLE"), *numbers, Column("NOW")]
-        show_table(columns, [_stop_row(stop) for stop in found["stops"]])
-    note(_what_if_text(found))
+    stops = [Rows.of(STOP_COLUMNS, found["stops"])] if found["stops"] else []
+    show_found(found, [*stops, Note(_what_if_text(found))], as_json)
 
 
-def _stop_row(stop: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        stop["run"],
-        stop["user"],
-        clock_text(stop["at"]),
-        gpu_text(stop["gpu_index"], stop["node"]),
-        stop["gpus"],
-        f"{stop['gpu_hours']:.1f}",
-        price_text(round(stop["usd"], 2)) if stop["usd"] else "",
-        word(stop["status"]),
-    )
+STOP_COLUMNS: ItemColumns = {
+    Column("RUN"): itemgetter("run"),
+    Column("USER"): itemgetter("user"),
+    Column("WOULD STOP"): lambda stop: clock_text(stop["at"]),
+    Column("IDLE"): lambda stop: gpu_text(stop["gpu_index"], stop["node"]),
+    Column("GPUS", right=True): itemgetter("gpus"),
+    Column("GPU-HOURS", right=True): lambda stop: f"{stop['gpu_hours']:.1f}",
+    Column("USD", right=True): lambda stop: price_text(round(stop["usd"], 2)) if stop["usd"] else "",
+    Column("NOW"): lambda stop: word(stop["status"]),
+}
 
 
 def _what_if_text(found: dict[str, Any]) -> str:

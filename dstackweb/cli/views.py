@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.completion import view_names
-from dstackweb.cli.language import _
+from dstackweb.cli.language import _, listed
 from dstackweb.cli.output import CliError, Json, Quiet, UsageError, clean, group, show_answer
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
-from dstackweb.cli.values import listed
-
-if TYPE_CHECKING:
-    from dstackweb.cli.client import Api
 
 app = group("Save filters of the project's queues under a name: your own, and those shared with all members.")
 View = Annotated[str, typer.Argument(metavar="NAME", help="The view.", autocompletion=view_names)]
@@ -75,7 +71,7 @@ def rename_view(
 ) -> None:
     """Give a view another name."""
     api = config.connect()
-    view = _change(api, _found(api, name, shared), {"name": new_name})
+    view = api.patch(_path(api, _found(api, name, shared)), {"name": new_name})
     show_answer(view, _("View {name} renamed to {new}", name=clean(name), new=clean(view["name"])), as_json, quiet)
 
 
@@ -88,7 +84,7 @@ def default_view(
 ) -> None:
     """Have your queue pages begin with a view."""
     api = config.connect()
-    view = _change(api, _found(api, name), {"default": not off})
+    view = api.patch(_path(api, _found(api, name)), {"default": not off})
     called = clean(view["name"])
     text = (
         _("The queue no longer opens with {name}", name=called)
@@ -103,20 +99,18 @@ def remove_view(name: View, shared: Shared = False, as_json: Json = False, quiet
     """Delete a view."""
     api = config.connect()
     view = _found(api, name, shared)
-    api.send("DELETE", api.in_project("views", str(view["id"])))
+    api.send("DELETE", _path(api, view))
     show_answer(view, _("View {name} deleted", name=clean(view["name"])), as_json, quiet)
 
 
-def _change(api: Api, view: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    changed: dict[str, Any] = api.send("PATCH", api.in_project("views", str(view["id"])), json=changes).json()
-    return changed
+def _path(api: config.Api, view: dict[str, Any]) -> str:
+    return api.in_project("views", str(view["id"]))
 
 
-def _found(api: Api, name: str, shared: bool = False) -> dict[str, Any]:
+def _found(api: config.Api, name: str, shared: bool = False) -> dict[str, Any]:
     """The view of this name: one's own before a shared one."""
-    views = [view for view in api.get(api.in_project("views"))["items"] if view["name"] == name]
-    views = [view for view in views if view["shared"]] if shared else sorted(views, key=itemgetter("shared"))
-    if not views:
-        raise CliError(_("there is no view {name}.", name=clean(name)), _("Yours: dstackweb view list"))
-    found: dict[str, Any] = views[0]
-    return found
+    for view in sorted(api.get(api.in_project("views"))["items"], key=itemgetter("shared")):
+        if view["name"] == name and (view["shared"] or not shared):
+            found: dict[str, Any] = view
+            return found
+    raise CliError(_("there is no view {name}.", name=clean(name)), _("Yours: dstackweb view list"))

@@ -9,10 +9,11 @@ import pytest
 from django.conf import LazySettings, settings
 
 from dstackweb.accounts.models import Membership, Project, User
+from dstackweb.cli.apply import LocalRunFile, explain
+from dstackweb.cli.language import clock_text
 from dstackweb.cli.output import ApiError
-from dstackweb.cli.plan import show_plan
-from dstackweb.cli.run_files import LocalRunFile, explain
-from dstackweb.cli.values import clock_text
+from dstackweb.cli.plan import view_of
+from dstackweb.cli.tables import show_view
 from dstackweb.runs.models import Archive, Run
 from dstackweb.runs.recurrence import next_time
 from tests.cli.conftest import Cli
@@ -253,7 +254,7 @@ def test_the_plan_shows_spot_and_on_demand_prices(cli: Cli) -> None:
     printed = StringIO()
     outlook = {"backend": "aws", "used": False, "starts": True, "price": 3.06, "reason": None, "reason_detail": None}
     full = {"backend": "hosts", "used": True, "starts": False, "price": 0.0, "reason_detail": "needs 2 GPUs, 1 free"}
-    show_plan(plan | {"backends": [full, outlook]}, "none", printed)
+    show_view(view_of([plan | {"backends": [full, outlook]}], "none"), printed)
     rows = [line.split() for line in printed.getvalue().splitlines() if "m5.large" in line]
     compared = [
         " ".join(line.split()) for line in printed.getvalue().splitlines() if line.startswith(("aws  ", "hosts"))

@@ -93,7 +93,7 @@ def test_show_fits_a_narrow_terminal(cli: Cli, project: Project, ada: User) -> N
     out = io.StringIO()
     console = Console(file=out, width=60, force_terminal=True, color_system=None)
     api = Api(Settings("http://x", "dw_x", "main", ""))
-    watch_view(api, found, dict, details.view_of, lambda _run: True, console)
+    watch_view(api, found, dict, details.view_of, lambda _run: True, console=console)
     output = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())  # the cursor's moves
     assert max(len(line) for line in output.splitlines()) <= 60
     assert "submitted" in output

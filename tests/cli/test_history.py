@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.cli.queue import local_zone
+from dstackweb.cli.history import local_zone
 from dstackweb.cli.tables import BAR, bar
 from dstackweb.runs import history, services
 from dstackweb.runs.models import Run

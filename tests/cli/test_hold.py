@@ -15,7 +15,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
 from dstackweb.cli.holds import wait_for_start
-from dstackweb.cli.values import clock_text
+from dstackweb.cli.language import clock_text
 from dstackweb.runs import attempts, holds, services
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import Reason

@@ -12,9 +12,9 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
+from dstackweb.cli.logs import ColoursOnly, to_stdout
 from dstackweb.cli.output import ApiError, clean_lines, echo, note, show_error, show_json, warn
-from dstackweb.cli.tables import Column, show_table
-from dstackweb.cli.terminal import ColoursOnly, to_stdout
+from dstackweb.cli.tables import Column, Rows, show_view
 from dstackweb.lib.text import CONTROLS, FORMATS, MARKS
 from dstackweb.runs import attempts
 from tests.cli.conftest import Cli
@@ -79,7 +79,7 @@ def test_all_that_prints_makes_it_text(capsys: pytest.CaptureFixture[str]) -> No
     for show in (echo, note, warn, clean_lines):
         show(f"a\tb\n{HOSTILE}")
     show_error(ApiError(HOSTILE, HOSTILE, status=409))
-    show_table([Column(HOSTILE)], [[HOSTILE]])
+    show_view([Rows([Column(HOSTILE)], [[HOSTILE]])])
     show_json({HOSTILE: [HOSTILE, "\U000e0041"]})
     out, err = capsys.readouterr()
     assert HIDDEN.findall(out + err) == []
@@ -95,7 +95,7 @@ def test_a_table_on_a_terminal_has_no_colours_but_ours(monkeypatch: pytest.Monke
     terminal = Terminal()
     monkeypatch.setenv("TERM", "xterm-256color")
     title = f"[link=http://evil]{HOSTILE}[/link]"  # two runs that are compared have their names above their columns
-    show_table([Column(title, wide=True)], [[HOSTILE]], terminal)
+    show_view([Rows([Column(title, wide=True)], [[HOSTILE]])], terminal)
     assert HIDDEN.findall(COLOUR.sub("", terminal.getvalue())) == []
     assert "\x1b[31m" not in terminal.getvalue()
 

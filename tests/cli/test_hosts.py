@@ -1,4 +1,4 @@
-"""dstackweb host: looking after hosts, and what keeps a machine from joining."""
+"""dstackweb host: looking after hosts, and what keeps a machine from hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Host
-from dstackweb.cli import joining
+from dstackweb.cli import hosts
 from dstackweb.cli.output import CliError, UsageError
 from dstackweb.runs.models import Run
 from tests.cli.conftest import Cli
@@ -114,15 +114,14 @@ class FakeServer:
         return httpx.Response(200, json=self.answer | {"token": token})
 
 
-def wants(home: Path, url: str = HTTPS, **changes: Any) -> joining.JoinOptions:
-    values = {"token": "dwj_x", "name": "far", "labels": {"disk": "nvme"}, "insecure": False}
-    return joining.JoinOptions(url=url, home=home, **values | changes)
+def use_token(home: Path, url: str = HTTPS, *, insecure: bool = False) -> Path:
+    return hosts.use_token(home, url, "dwj_x", name="far", labels={"disk": "nvme"}, insecure=insecure)
 
 
 def test_the_hosts_token_is_stored_for_this_user_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     monkeypatch.setenv("DSTACKWEB_SHARED_UID", "1")
-    file = joining.use_token(wants(tmp_path / "home"))
+    file = use_token(tmp_path / "home")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     stored = json.loads(file.read_text())
     assert (stored["token"], stored["name"], stored["url"], stored["shared_uid"]) == ("dwh_secret", "far", HTTPS, True)
@@ -130,7 +129,7 @@ def test_the_hosts_token_is_stored_for_this_user_only(monkeypatch: pytest.Monkey
     assert len({call["nonce"] for call in server.calls}) == 1
     ran: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *call: ran.append(call))
-    joining.start_host(tmp_path / "home", labels={"disk": "nvme"}, address="10.0.0.2")
+    hosts.start_host(tmp_path / "home", labels={"disk": "nvme"}, address="10.0.0.2")
     _program, argv, _env = ran[0]
     home = str(tmp_path / "home")
     options = ["--home", home, "--label=disk=nvme", "--address=10.0.0.2"]
@@ -140,7 +139,7 @@ def test_the_hosts_token_is_stored_for_this_user_only(monkeypatch: pytest.Monkey
 def test_all_obstacles_are_listed_before_the_token_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch, obstacles=["a host called far is online"])
     with pytest.raises(CliError, match="The token is still valid") as caught:
-        joining.use_token(wants(tmp_path))
+        use_token(tmp_path)
     assert list(caught.value.notes) == ["a host called far is online"]
     assert [call.get("check") for call in server.calls] == [True]
     assert not (tmp_path / "host.json").exists()
@@ -149,20 +148,20 @@ def test_all_obstacles_are_listed_before_the_token_is_used(monkeypatch: pytest.M
 def test_plain_http_to_another_machine_needs_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     with pytest.raises(UsageError, match=r"is not encrypted\. Nothing was sent"):
-        joining.use_token(wants(tmp_path, "http://10.0.0.1:8000"))
+        use_token(tmp_path, "http://10.0.0.1:8000")
     assert not server.calls
-    joining.use_token(wants(tmp_path, "http://10.0.0.1:8000", insecure=True))
+    use_token(tmp_path, "http://10.0.0.1:8000", insecure=True)
     assert [call["insecure"] for call in server.calls] == [True, True]
 
 
 def test_a_machine_that_has_not_joined_gets_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="this machine has not joined"):
-        joining.start_host(tmp_path, labels={}, address="")
+        hosts.start_host(tmp_path, labels={}, address="")
 
 
 def test_an_unwritable_home_is_refused_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = FakeServer(monkeypatch)
     (tmp_path / "file").touch()
     with pytest.raises(CliError, match="Nothing was sent"):
-        joining.use_token(wants(tmp_path / "file" / "home"))
+        use_token(tmp_path / "file" / "home")
     assert not server.calls

@@ -18,9 +18,9 @@ import pytest
 from babel.messages.catalog import Catalog, Message
 from rich.cells import cell_len
 
-from dstackweb.cli import language, parser, tables, values
+from dstackweb.cli import language, tables
 from dstackweb.cli.language import CHINESE, ENGLISH, language_of
-from dstackweb.cli.tables import Column, show_table
+from dstackweb.cli.tables import Column, Rows, show_view
 from tests.cli.conftest import Cli
 from tests.support import REPO
 from tools import cli_messages
@@ -193,16 +193,17 @@ def test_errors_of_the_command_line_itself_are_in_chinese() -> None:
 
 
 def test_the_parsers_errors_are_known_in_english_too() -> None:
-    assert parser.translated("Invalid value for '--limit': Input should be a valid integer, unable to parse") == (
+    assert language.translated("Invalid value for '--limit': Input should be a valid integer, unable to parse") == (
         "Invalid value for '--limit': it must be a whole number."
     )
-    assert parser.translated("Something new.") == "Something new."
+    assert language.translated("Something new.") == "Something new."
 
 
 def test_columns_stand_below_each_other_where_characters_are_wide(
     chinese: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_table([Column("NAME"), Column("PRIO", right=True), Column("USER")], [("训练", 5, "ada"), ("b", 100, "小明")])
+    columns = [Column("NAME"), Column("PRIO", right=True), Column("USER")]
+    show_view([Rows(columns, [("训练", 5, "ada"), ("b", 100, "小明")])])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["名称", "优先级", "用户"]
     starts = [cell_len(line[: line.rindex(line.split()[-1])]) for line in lines]
@@ -228,24 +229,24 @@ def test_long_chinese_text_is_broken_into_lines_and_nothing_of_it_is_lost(
     text = "以 JSON 格式打印 API 的响应，只用于程序（见文档）：“原样”。"
     for width in range(8, 40):
         console = Console(width=width, record=True, file=io.StringIO())
-        tables.draw_table(console, [Column("VALUE", wide=True)], [[text]])
+        console.print(tables.Rows([Column("VALUE", wide=True)], [[text]]).drawn())
         lines = [line.strip() for line in console.export_text().splitlines()][2:]
         assert re.sub(r"\s", "", "".join(lines)) == re.sub(r"\s", "", text), width
         assert all(cell_len(line) <= width and line[0] not in "，。：）”" for line in lines), (width, lines)
 
 
 def test_times_and_codes_have_their_words(chinese: None) -> None:
-    assert [values.duration_text(seconds) for seconds in (5, 90, 5400, 90000)] == [
+    assert [language.duration_text(seconds) for seconds in (5, 90, 5400, 90000)] == [
         "5 秒",
         "1 分钟",
         "1 小时 30 分钟",
         "1 天 1 小时",
     ]
-    assert values.size_text(17) == "17 字节"
-    assert values.size_text(5 << 20) == "5 MB"
-    assert values.word("running") == "运行中"
-    assert values.word("a-run-of-its-own") == "a-run-of-its-own"
-    assert re.fullmatch(r"11月\d+日 \d\d:\d\d", values.clock_text("2020-11-06T10:00:00+00:00"))
+    assert language.size_text(17) == "17 字节"
+    assert language.size_text(5 << 20) == "5 MB"
+    assert language.word("running") == "运行中"
+    assert language.word("a-run-of-its-own") == "a-run-of-its-own"
+    assert re.fullmatch(r"11月\d+日 \d\d:\d\d", language.clock_text("2020-11-06T10:00:00+00:00"))
 
 
 @pytest.mark.django_db

@@ -15,8 +15,8 @@ from rich.console import Console
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.tables import draw_table
-from dstackweb.cli.utilization import THEN, fetch, policy_text, show_live, spark, table
+from dstackweb.cli.tables import watch_view
+from dstackweb.cli.utilization import FETCH_S, THEN, fetch, is_over, policy_text, spark, table, view_of
 from dstackweb.spec.codes import UtilizationAction
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all
@@ -83,10 +83,10 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_gpu_stays_a_line(width: i
         "last": last, "utilization": [50.0] * 30,
     }  # fmt: skip
     output = {"run": "train", "status": "running", "jobs": [{"node": 0, "gpus": [gpu] * GPUS}]}
-    columns, rows = table(output, NOW.timestamp(), width)
-    assert [column.title for column in columns if column.title] == titles
+    shown = table(output, NOW.timestamp(), width)
+    assert [column.title for column in shown.columns if column.title] == titles
     out = io.StringIO()
-    draw_table(Console(file=out, width=width), columns, [[str(cell) for cell in row] for row in rows])
+    Console(file=out, width=width).print(shown.drawn())
     lines = out.getvalue().splitlines()
     assert len(lines) == 2 + GPUS
     assert all("9 s ago" in line for line in lines[2:])
@@ -156,7 +156,8 @@ def test_live_metrics_outlast_an_outage_until_the_run_has_ended() -> None:
 
     api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=slept.append)
     out = io.StringIO()
-    show_live(api, "/m", (running, 0.0), Console(file=out, force_terminal=True, width=100))
+    console = Console(file=out, force_terminal=True, width=100)
+    watch_view(api, (running, 0.0), lambda: fetch(api, "/m"), view_of, is_over, console=console, every_s=FETCH_S)
     assert len(slept) == 10
     assert "train: done" in out.getvalue()
     assert "Trying again" in out.getvalue()

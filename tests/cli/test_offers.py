@@ -25,6 +25,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.cli import client
 from dstackweb.cli import offers as command
 from dstackweb.cli.config import Settings
+from dstackweb.cli.tables import watch_view
 from dstackweb.offers import catalog, sources
 from dstackweb.offers.models import CacheCount
 from tests.backends.kinds import use_driver
@@ -182,7 +183,8 @@ def test_watching_outlasts_an_outage_until_ctrl_c(monkeypatch: pytest.MonkeyPatc
 
     out = StringIO()
     api = client.Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=pause)
-    command._watch(api, "/offers", {}, page, Console(file=out, force_terminal=True, width=100))
+    console = Console(file=out, force_terminal=True, width=100)
+    watch_view(api, page, lambda: api.get("/offers"), command.view_of, console=console, every_s=command.WATCH_S)
     assert out.getvalue().count("No matching offers.") >= 2
     assert "can't reach http://x: refused. Trying again …" in out.getvalue()
 

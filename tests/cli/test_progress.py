@@ -14,7 +14,8 @@ from rich.console import Console
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.progress import WORDS, drawn, left_text, rate_text, show_live, summary, table
+from dstackweb.cli.progress import WORDS, is_over, left_text, rate_text, summary, table, view_of
+from dstackweb.cli.tables import watch_view
 from dstackweb.progress.models import Scope, TaskFailure
 from dstackweb.progress.states import PLAIN
 from tests.cli.conftest import Cli
@@ -56,7 +57,7 @@ def test_each_prefix_is_a_line_with_all_states(cli: Cli, scope: Scope) -> None:
 def test_json_output_has_the_answers_of_the_api_for_all_prefixes(
     cli: Cli, scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstackweb.cli.progress.PAGE", 1)
+    monkeypatch.setattr("dstackweb.cli.client.PAGE", 1)
     output = json.loads(cli.ok("progress", "sweep", "--json"))
     assert [prefix["name"] for prefix in output["prefixes"]] == ["train", "eval"]
     assert output["total"]["states"]["processing"] == 2
@@ -114,13 +115,13 @@ def test_all_states_have_words() -> None:
 @pytest.mark.parametrize(("changes", "finished", "cells"), [({}, 30, 24), ({"total": 0, "finished": 0}, 0, 24)])
 def test_a_progress_bar_shows_the_share_that_has_finished(changes: dict[str, Any], finished: int, cells: int) -> None:
     out = io.StringIO()
-    Console(file=out, width=140).print(drawn([item(**changes)], 140))
+    Console(file=out, width=140).print(table([item(**changes)], 140).drawn())
     assert out.getvalue().splitlines()[2].count("━") == (cells * finished // 40 if finished else 0)
 
 
 def test_a_progress_bar_is_red_where_tasks_have_failed() -> None:
     def bar_of(failed: int) -> Any:
-        return next(iter(drawn([item(outcomes=outcomes(done=30, failed=failed))], 140).columns[1].cells))
+        return table([item(outcomes=outcomes(done=30, failed=failed))], 140).rows[0][1]
 
     assert (bar_of(0).complete_style, bar_of(1).complete_style) == ("green", "red")
 
@@ -173,18 +174,18 @@ def test_the_time_left_has_a_range(changes: dict[str, Any], said: str) -> None:
 )
 def test_a_narrow_terminal_gets_fewer_columns_and_each_prefix_stays_a_line(width: int, titles: list[str]) -> None:
     items = [item(), item(name="x" * 200)]
-    columns, _rows = table(items, width)
-    assert [column.title for column in columns] == titles
+    shown = table(items, width)
+    assert [column.title for column in shown.columns] == titles
     out = io.StringIO()
-    Console(file=out, width=width).print(drawn(items, width))
+    Console(file=out, width=width).print(shown.drawn())
     assert len(out.getvalue().splitlines()) == 2 + len(items)
 
 
 def test_thousands_are_grouped_and_finished_items_have_no_rate() -> None:
     many = {state: 0 for state in WORDS if state != "forgotten"} | {"memory": 2000}
     over = item(total=2000, finished=2000, states=many, outcomes=outcomes(done=2000), groups=1500, left_s=None)
-    columns, rows = table([over], None)
-    figures = dict(zip([column.title for column in columns], rows[0], strict=True))
+    shown = table([over], None)
+    figures = dict(zip([column.title for column in shown.columns], shown.rows[0], strict=True))
     assert (figures["DONE"], figures["GROUPS"], figures["RATE"]) == ("2,000", "1,500", "")
     assert summary(output(total=over))[1] == "2,000 done"
 
@@ -219,7 +220,8 @@ def test_live_progress_outlasts_an_outage_until_all_tasks_are_settled() -> None:
 
     api = Api(Settings("http://x", "t", "main", ""), transport=httpx.MockTransport(answer), sleep=slept.append)
     out = io.StringIO()
-    show_live(api, "/p", {}, output(), Console(file=out, force_terminal=True, width=100))
+    console = Console(file=out, force_terminal=True, width=100)
+    watch_view(api, output(), lambda: api.get("/p"), view_of, is_over, console=console, every_s=1)
     assert len(slept) == 3
     assert "Trying again" in out.getvalue()
     assert "attempt 1 ended: 40 of 40" in out.getvalue()

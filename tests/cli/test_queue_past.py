@@ -9,8 +9,8 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.cli.history import moment
 from dstackweb.cli.output import UsageError
-from dstackweb.cli.queue_past import moment
 from dstackweb.runs import removal, services
 from tests.cli.conftest import Cli
 from tests.factories import make_host, make_run, place_all

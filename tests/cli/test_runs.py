@@ -13,7 +13,7 @@ from rich.console import Console
 from dstackweb.accounts.models import Project, User
 from dstackweb.cli.client import Api
 from dstackweb.cli.config import Settings
-from dstackweb.cli.tables import Column, Note, Rows, View, draw_table, watch_view
+from dstackweb.cli.tables import Column, Note, Rows, View, watch_view
 from dstackweb.runs import services
 from dstackweb.runs.models import Job, Queue, Run, StartEstimate
 from dstackweb.runs.states import Reason
@@ -281,7 +281,8 @@ def test_tables_fit_80_columns_and_no_colour_means_no_escape(monkeypatch: pytest
 
     def drawn(**options: object) -> str:
         file = io.StringIO()
-        draw_table(Console(file=file, width=80, force_terminal=True, **options), columns, [row])  # type: ignore[arg-type]
+        console = Console(file=file, width=80, force_terminal=True, **options)  # type: ignore[arg-type]
+        console.print(Rows(columns, [row]).drawn())
         return file.getvalue()
 
     plain = drawn(color_system=None)

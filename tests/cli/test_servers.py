@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import dstackweb
 from dstackweb.accounts.models import Project, User
-from dstackweb.cli import config, updates
+from dstackweb.cli import client, config
 from dstackweb.cli.client import Api
 from dstackweb.cli.completion import run_names
 from dstackweb.cli.main import LOCAL, app
@@ -178,14 +178,14 @@ def test_every_example_of_the_help_is_a_command_with_these_options(monkeypatch: 
      ("", "0.1", False), ("x", "0.1", False), ("1.0\x1b[2J", "0.1", True)],
 )  # fmt: skip
 def test_versions_are_compared_by_their_numbers(one: str, other: str, newer: bool) -> None:
-    assert updates.is_newer(one, other) is newer
+    assert client.is_newer(one, other) is newer
 
 
 def test_a_newer_server_is_noticed_once_a_day_on_a_terminal_and_never_with_json(
     saved: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(newest: str = "9.0.0") -> str:
-        updates.notice(saved.url, newest)
+        client.notice(saved.url, newest)
         return capsys.readouterr().err
 
     assert printed() == ""
@@ -196,7 +196,7 @@ def test_a_newer_server_is_noticed_once_a_day_on_a_terminal_and_never_with_json(
     assert printed(dstackweb.__version__) == printed("") == ""
     assert "has the newer version 9.0.0" in printed()
     assert printed() == ""
-    updates.notice("http://other", "9.0.0")
+    client.notice("http://other", "9.0.0")
     assert "http://other has" in capsys.readouterr().err
 
 
