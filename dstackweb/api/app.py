@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import logging
 from collections.abc import Callable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
@@ -31,6 +31,7 @@ from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 
 log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 
 MOST_KEYS, MOST_ERRORS = 10_000, 50
 """Of an object in a body, and of an answer: pydantic notes each unknown key, and each wrong value."""
@@ -56,6 +57,17 @@ class Token(HttpBearer):
 
     def authenticate(self, request: HttpRequest, token: str) -> User | None:
         return sign_in(request, token)
+
+
+class TokenOf(HttpBearer):
+    """Another token, for what is not public: of what `find` knows, as `auth_of` has it."""
+
+    def __init__(self, find: Callable[[str], object]) -> None:
+        super().__init__()
+        self._find = find
+
+    def authenticate(self, request: HttpRequest, token: str) -> object:
+        return self._find(token)
 
 
 Answers = Callable[[HttpRequest], HttpResponseBase]
@@ -191,7 +203,6 @@ def on_database_away(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(Exception)
 def on_failure(request: HttpRequest, error: Exception) -> HttpResponse:
-    """An unexpected error: logged, and answered in the API's form."""
     log.error("%s %s failed", request.method, request.path, exc_info=error)
     detail = _("Internal server error; details are in the server's log.")
     return api.create_response(request, {"detail": detail}, status=500)
@@ -222,6 +233,25 @@ def refusals(*statuses: int) -> dict[int, type[Schema]]:
     return dict.fromkeys((401, *statuses), ErrorOut)
 
 
+REFUSALS = refusals(403, 404, 422)
+CONFLICTS = refusals(403, 404, 409, 422)
+
+
+class Body(Schema):
+    model_config = {"extra": "forbid"}
+
+
+class Page(Schema, Generic[Item]):
+    items: list[Item]
+    next: str | None
+
+
+class Listing(Page[Item]):
+    """All at once."""
+
+    next: str | None = None
+
+
 Id = Annotated[str, BeforeValidator(str)]
 """A UUID as text."""
 _name = BeforeValidator(lambda found: getattr(found, "name", found))
@@ -243,6 +273,15 @@ IdempotencyKey = HeaderEx[
 ]
 RAW = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 """The content of a request or response that is bytes, for the schema."""
+Format = QueryEx[Literal["csv", "json"], P(alias="format")]
+FILE = {
+    "responses": {
+        200: {
+            "content": {"text/csv": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "array"}}}
+        }
+    }
+}
+"""For the schema: an export's content, a header and lines, or one array of objects."""
 
 
 def ready(request: HttpRequest, answer: dict[str, Any]) -> HttpResponse:
@@ -270,7 +309,6 @@ def project_of(request: HttpRequest, name: str, at_least: str = "viewer") -> tup
 
 
 def run_of(request: HttpRequest, project: str, name: str, at_least: str = "viewer") -> tuple[Run, str]:
-    """A run, and the caller's role in its project."""
     found, role = project_of(request, project, at_least)
     return selectors.find_run(found, name), role
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 from functools import partial
+from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
-from ninja import P, Path, QueryEx, Router, Schema
+from ninja import Field, P, Path, QueryEx, Router, Schema
 
-from dstackweb.api.app import RAW, refusals, run_of
+from dstackweb.api.app import RAW, REFUSALS, refusals, run_of
 from dstackweb.lib.downloads import file_response
 from dstackweb.runs import artifacts
 from dstackweb.wording import artifacts as words
 
 router = Router(tags=["runs"])
-REFUSALS = refusals(403, 404, 422)
 FILE_HEADERS = {
     "ETag": {"schema": {"type": "string"}, "description": "Its SHA-256, in quotes"},
     "Content-Range": {"schema": {"type": "string"}, "description": "Of a 206"},
@@ -25,8 +25,8 @@ class ArtifactOut(Schema):
     """A file that a job left. `content_type` is guessed from its name."""
 
     path: str
-    node: int
-    attempt: int
+    node: int = Field(validation_alias="job.node")
+    attempt: int = Field(validation_alias="job.attempt")
     size: int
     sha256: str
     content_type: str
@@ -60,27 +60,21 @@ def index(
     name: str,
     limit: QueryEx[int, P(ge=1, le=artifacts.MOST_FILES)] = 500,
     cursor: QueryEx[int, P(ge=0, lt=2**31)] = 0,
-) -> ArtifactsOut:
+) -> dict[str, Any]:
     """The files that its jobs left in `$DSTACKWEB_ARTIFACTS`: newest attempt first, then by node and path."""
     run, _role = run_of(request, project, name)
     found = list(artifacts.of_run(run)[cursor : cursor + limit + 1])
     jobs = artifacts.left_out(run)
-    return ArtifactsOut(
-        items=[
-            ArtifactOut(
-                path=one.path, node=one.job.node, attempt=one.job.attempt, size=one.size, sha256=one.sha256,
-                content_type=one.content_type, stored_at=one.stored_at or one.created_at,
-            )
-            for one in found[:limit]
-        ],
-        next=str(cursor + limit) if len(found) > limit else None,
-        left_out=[
-            LeftOutOut(node=job.node, attempt=job.attempt, detail=words.left_out(one["why"]), **one)
+    return {
+        "items": found[:limit],
+        "next": str(cursor + limit) if len(found) > limit else None,
+        "left_out": [
+            {"node": job.node, "attempt": job.attempt, "detail": words.left_out(one["why"]), **one}
             for job in jobs
             for one in job.artifacts_left["left_out"]
         ],
-        left_out_number=sum(job.artifacts_left["number"] for job in jobs),
-    )  # fmt: skip
+        "left_out_number": sum(job.artifacts_left["number"] for job in jobs),
+    }
 
 
 @router.get(

@@ -9,14 +9,13 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from ninja import P, Path, QueryEx, Router, Schema
 
-from dstackweb.api.app import admin, project_of, refusals
+from dstackweb.api.app import REFUSALS, admin, project_of
 from dstackweb.audit import log
 from dstackweb.audit.log import AuditFilter
 from dstackweb.audit.models import AuditAction, AuditKind
 
 router = Router(tags=["deployment"])
 of_project = Router(tags=["deployment"])
-REFUSALS = refusals(403, 404, 422)
 Kind = QueryEx[AuditKind | None, P(description="Only entries about this")]
 Actor = QueryEx[str, P(max_length=150, description="Only entries of this user")]
 Text = QueryEx[str, P(max_length=200, description="Part of a name, a user or an address")]

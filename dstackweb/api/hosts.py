@@ -16,7 +16,7 @@ from pydantic import BeforeValidator
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
-from dstackweb.api.app import Username, admin, auth_of, caller, refusals
+from dstackweb.api.app import CONFLICTS, Body, Listing, Username, admin, auth_of, caller, refusals
 from dstackweb.backends.hosts import inventory, joining
 from dstackweb.backends.models import HostInvite
 from dstackweb.gpus.models import HostSampling
@@ -122,24 +122,18 @@ class HostOut(Schema):
     reserved: ReservedOut | None
 
 
-class HostsOut(Schema):
-    items: list[HostOut]
-    next: str | None = None
+class HostsOut(Listing[HostOut]): ...
 
 
-class PatchHostIn(Schema):
+class PatchHostIn(Body):
     """Changes by deployment admins. Labels that are not given stay; a label that is null is removed."""
-
-    model_config = {"extra": "forbid"}
 
     draining: bool | None = Field(None, strict=True)
     labels: dict[str, str | None] | None = None
 
 
-class GoneIn(Schema):
+class GoneIn(Body):
     """`reason`: how you know that the machine is gone. Everyone can read it."""
-
-    model_config = {"extra": "forbid"}
 
     reason: str
 
@@ -165,15 +159,11 @@ class NewHostInviteOut(HostInviteOut):
     obstacles: list[str]
 
 
-class HostInvitesOut(Schema):
-    items: list[HostInviteOut]
-    next: str | None = None
+class HostInvitesOut(Listing[HostInviteOut]): ...
 
 
-class HostJoinIn(Schema):
+class HostJoinIn(Body):
     """A machine that joins as a host. With `check` only obstacles are reported."""
-
-    model_config = {"extra": "forbid"}
 
     name: str
     url: str = Field(description="The server's URL as the machine reaches it")
@@ -194,7 +184,6 @@ class JoinOut(Schema):
 
 
 router = Router(tags=["hosts"])
-REFUSALS = refusals(403, 404, 409, 422)
 
 
 class JoinToken(HttpBearer):
@@ -210,7 +199,7 @@ def hosts(request: HttpRequest) -> dict[str, Any]:
     return {"items": _hosts(list_hosts(), caller(request))}
 
 
-@router.post("/invites", response={201: NewHostInviteOut, **REFUSALS}, summary="Create a join token")
+@router.post("/invites", response={201: NewHostInviteOut, **CONFLICTS}, summary="Create a join token")
 def invite(request: HttpRequest) -> Status[dict[str, Any]]:
     """For deployment admins. It works once, within an hour, and makes one machine a host."""
     made, token = joining.invite(admin(request, _("hosts")))
@@ -220,20 +209,20 @@ def invite(request: HttpRequest) -> Status[dict[str, Any]]:
     return Status(201, HostInviteOut.from_orm(made).dict() | own)
 
 
-@router.get("/invites", response={200: HostInvitesOut, **REFUSALS}, summary="Valid join tokens")
+@router.get("/invites", response={200: HostInvitesOut, **CONFLICTS}, summary="Valid join tokens")
 def invites(request: HttpRequest) -> dict[str, Any]:
     admin(request, _("hosts"))
     return {"items": joining.open_invites()}
 
 
-@router.delete("/invites/{invite_id}", response={204: None, **REFUSALS}, summary="Revoke a join token")
+@router.delete("/invites/{invite_id}", response={204: None, **CONFLICTS}, summary="Revoke a join token")
 def withdraw(request: HttpRequest, invite_id: Path[int]) -> Status[None]:
     admin(request, _("hosts"))
     joining.withdraw(invite_id)
     return Status(204, None)
 
 
-@router.post("/join", auth=JoinToken(), response={200: JoinOut, **REFUSALS}, summary="Join as a host")
+@router.post("/join", auth=JoinToken(), response={200: JoinOut, **CONFLICTS}, summary="Join as a host")
 def join(request: HttpRequest, body: HostJoinIn) -> dict[str, Any]:
     """Called by the new host with a join token. After an error or a check the token stays valid."""
     row = auth_of(request)
@@ -248,7 +237,7 @@ def join(request: HttpRequest, body: HostJoinIn) -> dict[str, Any]:
     }
 
 
-@router.patch("/{name}", response={200: HostOut, **REFUSALS}, summary="Drain a host, or change its labels")
+@router.patch("/{name}", response={200: HostOut, **CONFLICTS}, summary="Drain a host, or change its labels")
 def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> dict[str, Any]:
     """For deployment admins. `draining: false` also cancels a removal."""
     who = admin(request, _("hosts"))
@@ -260,7 +249,7 @@ def patch(request: HttpRequest, name: Path[str], body: PatchHostIn) -> dict[str,
     return _one(name, who)
 
 
-@router.post("/{name}/leave", response={200: HostOut, **REFUSALS}, summary="Remove a host")
+@router.post("/{name}/leave", response={200: HostOut, **CONFLICTS}, summary="Remove a host")
 def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins. It gets no new jobs, and disappears when its jobs have ended."""
     who = admin(request, _("hosts"))
@@ -269,7 +258,7 @@ def leave(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
         return _one(name, who)
 
 
-@router.post("/{name}/clear", response={200: HostOut, **REFUSALS}, summary="Place jobs on a host again")
+@router.post("/{name}/clear", response={200: HostOut, **CONFLICTS}, summary="Place jobs on a host again")
 def clear(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins: a host that is held back because starts failed takes jobs again."""
     who = admin(request, _("hosts"))
@@ -277,7 +266,7 @@ def clear(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     return _one(name, who)
 
 
-@router.post("/{name}/revoke", response={200: HostOut, **REFUSALS}, summary="Revoke a host's token")
+@router.post("/{name}/revoke", response={200: HostOut, **CONFLICTS}, summary="Revoke a host's token")
 def revoke(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     """For deployment admins: its agent is refused until the machine joins again. Its running jobs continue."""
     who = admin(request, _("hosts"))
@@ -285,7 +274,7 @@ def revoke(request: HttpRequest, name: Path[str]) -> dict[str, Any]:
     return _one(name, who)
 
 
-@router.post("/{name}/gone", response={200: GoneOut, **REFUSALS}, summary="Declare a machine gone")
+@router.post("/{name}/gone", response={200: GoneOut, **CONFLICTS}, summary="Declare a machine gone")
 def gone(request: HttpRequest, name: Path[str], body: GoneIn) -> dict[str, int]:
     """For deployment admins: ends the jobs of an offline host, and frees what they held. 409 while it is online."""
     who = admin(request, _("hosts"))

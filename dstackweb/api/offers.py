@@ -15,10 +15,9 @@ from django.utils.translation import gettext as _
 from ninja import Field, P, Path, PathEx, QueryEx, Router, Schema, Status
 from pydantic import BeforeValidator
 
-from dstackweb.api.app import admin, member_somewhere, project_of, refusals
+from dstackweb.api.app import REFUSALS, Body, Listing, admin, member_somewhere, project_of, refusals
 from dstackweb.api.plan_schemas import OfferOut
 from dstackweb.backends import registry, services
-from dstackweb.backends.contract import Offer
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import counts, listing
@@ -26,12 +25,10 @@ from dstackweb.offers.listing import RegionQuotas
 from dstackweb.offers.source_rows import Freshness
 from dstackweb.scheduler.cloud.backend_offers import idle_offers
 from dstackweb.scheduler.placement.offers import matching_idle
-from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words
 
 router = Router(tags=["offers"])
 backend_router = Router(tags=["backends"])
-REFUSALS = refusals(403, 404, 422)
 QUERY = ("query",)
 Several = QueryEx[list[str] | None, P(description="Repeat or separate by commas")]
 NewName = PathEx[str, P(pattern=r"^[A-Za-z0-9_-]+$", max_length=60)]
@@ -72,10 +69,8 @@ class OffersOut(Schema):
     sources: list[SourceOut]
 
 
-class RefreshIn(Schema):
+class RefreshIn(Body):
     """The backends to refresh; all by default."""
-
-    model_config = {"extra": "forbid"}
 
     backends: list[str] | None = Field(None, min_length=1, max_length=100)
 
@@ -97,15 +92,11 @@ class BackendOut(Schema):
     version: int
 
 
-class BackendsOut(Schema):
-    items: list[BackendOut]
-    next: str | None = None
+class BackendsOut(Listing[BackendOut]): ...
 
 
-class PutBackendIn(Schema):
+class PutBackendIn(Body):
     """All settings of a backend. A secret that is left out stays, if its access key or address is the same."""
-
-    model_config = {"extra": "forbid"}
 
     type: str = Field(examples=["aws"])
     config: dict[str, Any] = Field(
@@ -139,9 +130,7 @@ class RegionQuotasOut(Schema):
         ]
 
 
-class QuotasOut(Schema):
-    items: list[RegionQuotasOut]
-    next: str | None = None
+class QuotasOut(Listing[RegionQuotasOut]): ...
 
 
 class FiguresOut(Schema):
@@ -202,15 +191,14 @@ def offers(
     all_offers = [*found.offers, *filter(wanted.takes, kept)]
     items, following = listing.page(all_offers, order, limit, cursor, within=QUERY)
     return {
-        "items": [_with_message(offer, wanted.requirements) for offer in items],
+        "items": [
+            replace(offer, detail={**offer.detail, "message": offer_words.why(offer, wanted.requirements)})
+            for offer in items
+        ],
         "next": following,
         "total": len(all_offers),
         "sources": found.sources,
     }
-
-
-def _with_message(offer: Offer, needs: Requirements) -> Offer:
-    return replace(offer, detail={**offer.detail, "message": offer_words.why(offer, needs)})
 
 
 @router.post("/refresh", response={200: RefreshOut, **REFUSALS, **refusals(429)}, summary="Refresh offers")

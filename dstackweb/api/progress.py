@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from ninja import Field, P, Path, Query, QueryEx, Router, Schema
 
-from dstackweb.api.app import project_of, ready, refusals, run_of
+from dstackweb.api.app import Page, project_of, ready, refusals, run_of
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.progress import selectors, task_lists
@@ -99,11 +99,8 @@ class ProgressOut(Schema):
     next: str | None = Field(description="The `cursor` of the next page")
 
 
-class GroupsOut(Schema):
+class GroupsOut(Page[GroupOut]):
     """A page of a prefix's groups."""
-
-    items: list[GroupOut]
-    next: str | None
 
 
 class FailureOut(Schema):
@@ -116,11 +113,8 @@ class FailureOut(Schema):
     at: dt.datetime
 
 
-class FailuresOut(Schema):
+class FailuresOut(Page[FailureOut]):
     """A page of failed tasks, newest first."""
-
-    items: list[FailureOut]
-    next: str | None
 
 
 class TaskOut(Schema):
@@ -133,11 +127,8 @@ class TaskOut(Schema):
     since: dt.datetime
 
 
-class TaskListOut(Schema):
+class TaskListOut(Page[TaskOut]):
     """A page of a group's tasks; empty if they were reported as counts."""
-
-    items: list[TaskOut]
-    next: str | None
 
 
 def prefix_of(bar: ProgressBar) -> dict[str, Any]:

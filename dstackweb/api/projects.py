@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
@@ -10,13 +10,12 @@ from ninja import P, Path, PathEx, Router, Schema, Status
 
 from dstackweb.accounts.access import limited, visible_projects
 from dstackweb.accounts.models import Membership, Role
-from dstackweb.api.app import RAW, caller, project_of, refusals
+from dstackweb.api.app import RAW, REFUSALS, Listing, caller, project_of, refusals
 from dstackweb.lib.errors import NotFound, TooLarge
 from dstackweb.runs import files
 from dstackweb.spec.source import MAX_BYTES
 
 router = Router(tags=["deployment"])
-REFUSALS = refusals(403, 404, 422)
 Sha256 = PathEx[str, P(pattern="^[0-9a-f]{64}$")]
 CHUNK = 1 << 16
 
@@ -36,9 +35,7 @@ class ProjectOut(Schema):
     role: str
 
 
-class ProjectsOut(Schema):
-    items: list[ProjectOut]
-    next: str | None = None
+class ProjectsOut(Listing[ProjectOut]): ...
 
 
 class ArchiveOut(Schema):
@@ -95,10 +92,5 @@ def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Sta
             _("the archive exceeds the limit of %(archive_limit)s MB. Nothing was stored")
             % {"archive_limit": files.archive_limit() >> 20}
         )
-    archive, created = files.store_archive(found, _chunks(request), sha256)
+    archive, created = files.store_archive(found, iter(partial(request.read, CHUNK), b""), sha256)
     return Status(201 if created else 200, ArchiveOut(sha256=archive.sha256, size=archive.size))
-
-
-def _chunks(request: HttpRequest) -> Iterator[bytes]:
-    while chunk := request.read(CHUNK):
-        yield chunk

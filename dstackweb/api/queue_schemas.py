@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ninja import Field, Schema
 
-from dstackweb.api.app import Id, Name, Username
-from dstackweb.api.queue_items import QueueItem
+from dstackweb.api.app import Body, Id, Listing, Name, Username
+from dstackweb.api.sweeps import SweepCountsOut
 from dstackweb.runs.codes import WaitReason
-from dstackweb.runs.models import MAX_LIMIT
+from dstackweb.runs.models import MAX_LIMIT, Sweep
 from dstackweb.runs.queue import reorder
 from dstackweb.runs.queue.move_preview import MoveEffect
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.runs.queue.transfer import Transfer
-from dstackweb.runs.row_fields import Starts
+from dstackweb.runs.row_fields import QueueRow, Starts
 from dstackweb.runs.rows import starts_of
+from dstackweb.runs.sweeps.selectors import SweepCounts
 from dstackweb.scheduler.passes.decision import foresee_waits
 from dstackweb.wording import starts, waiting
 
@@ -23,10 +25,8 @@ ReclaimChoice = Literal["never", "lower_priority", "any"]
 Limit = Annotated[int, Field(ge=0, le=MAX_LIMIT, strict=True)]
 
 
-class PatchQueueIn(Schema):
+class PatchQueueIn(Body):
     """Changes by managers; missing fields stay. A limit of null is no limit; 0 starts nothing."""
-
-    model_config = {"extra": "forbid"}
 
     paused: bool = Field(False, description="No run starts; running runs continue", strict=True)
     draining: bool = Field(False, description="New runs are refused; waiting runs still start", strict=True)
@@ -102,16 +102,35 @@ class QueueSummary(QueueSettings):
     terminating: int = Field(validation_alias="count.terminating")
 
 
-class QueuesOut(Schema):
-    items: list[QueueSummary]
-    next: str | None = None
+class QueuesOut(Listing[QueueSummary]): ...
 
 
-class MoveIn(Schema):
+class FoldedOut(Schema):
+    """The waiting runs of a sweep that an item stands for. The item itself is the first of them."""
+
+    sweep: str = Field(description="The name of the sweep")
+    id: Id
+    runs: int
+    size: int = Field(description="All runs of the sweep")
+    counts: SweepCountsOut
+
+    @classmethod
+    def of(cls, sweep: Sweep, runs: int) -> FoldedOut:
+        counts = SweepCountsOut.from_orm(SweepCounts.of(sweep))
+        return cls(sweep=sweep.name, id=str(sweep.uid), runs=runs, size=sweep.size, counts=counts)
+
+
+@dataclass(slots=True, kw_only=True)
+class QueueItem(QueueRow):
+    """A waiting run and its position."""
+
+    reason_detail: str
+    folded: Annotated[FoldedOut | None, Field(description="Only with `folded=true`; null for a single run")] = None
+
+
+class MoveIn(Body):
     """The runs (`run` or `runs`, names or ids, or all waiting ones of a `member`), and one of `before`, `after`, `top`,
     `bottom` or `queue`."""
-
-    model_config = {"extra": "forbid"}
 
     run: str | None = None
     runs: list[str] | None = Field(None, description="They keep their order", max_length=1000)
@@ -188,10 +207,8 @@ class MoveOut(Schema):
         return reorder.UNDO_S
 
 
-class UndoIn(Schema):
+class UndoIn(Body):
     """`move`: the number in the answer to the move. Default: your latest move in this queue."""
-
-    model_config = {"extra": "forbid"}
 
     move: int | None = None
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.translation import gettext as _
 from ninja import P, Path, QueryEx, Router, Status
 
 from dstackweb.accounts import saved_views
 from dstackweb.accounts.models import Project
-from dstackweb.api.app import IfMatch, StaleOut, caller, project_of, ready, refusals
-from dstackweb.api.queue_items import read_items
+from dstackweb.api.app import REFUSALS, IfMatch, StaleOut, caller, project_of, ready, refusals
 from dstackweb.api.queue_schemas import (
+    FoldedOut,
     MoveIn,
     MoveOut,
     NewQueueIn,
@@ -25,14 +25,18 @@ from dstackweb.api.queue_schemas import (
     UndoIn,
 )
 from dstackweb.lib.errors import Conflict, Invalid, Stale
-from dstackweb.runs import concurrency, selectors, services
+from dstackweb.runs import concurrency, rows, selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import member_shares, queues, reorder, transfer
+from dstackweb.runs.queue.folds import folding_of, page_of
 from dstackweb.runs.queue.move_preview import MoveTarget
+from dstackweb.runs.row_fields import QueueExportRow
+from dstackweb.runs.sweeps.selectors import find_sweeps
 from dstackweb.scheduler.passes.loading import usage_of
+from dstackweb.wording.queue_filters import Filters, Front
+from dstackweb.wording.tables import queue_items
 
 router = Router(tags=["queues"])
-REFUSALS = refusals(403, 404, 422)
 MOVE_REFUSALS = {**REFUSALS, **refusals(409), 412: StaleOut}
 
 
@@ -171,7 +175,7 @@ def _target(project: Project, body: MoveIn) -> MoveTarget | str:
 
 
 def _page(queue: Queue, limit: int, offset: int, *, folded: bool = False, query: str = "") -> dict[str, Any]:
-    items, more = read_items(queue, limit, offset, folded=folded, query=query)
+    items, more = _items(queue, limit, offset, folded=folded, query=query)
     return {
         **{name: getattr(queue, name) for name in QueueSettings.model_fields},
         "borrowed_gpus": usage_of(queue).borrowed(queue.pk)[0] if queue.cohort else 0,
@@ -179,3 +183,40 @@ def _page(queue: Queue, limit: int, offset: int, *, folded: bool = False, query:
         "items": items,
         "next": str(offset + limit) if more else None,
     }
+
+
+def _items(
+    queue: Queue, limit: int, offset: int, *, folded: bool, query: str = ""
+) -> tuple[list[dict[str, Any]], bool]:
+    """A page of runs, or of lines, or of the runs that a view's `query` shows, and whether there are more."""
+    if query:
+        items, more = _in_view(queue, limit, offset, query)
+        return [item | {"folded": None} for item in items] if folded else items, more
+    if folded:
+        return _folded(queue, limit, offset)
+    found = rows.queue_rows(queue, limit + 1, offset)
+    return queue_items(found[:limit]), len(found) > limit
+
+
+def _in_view(queue: Queue, limit: int, offset: int, query: str) -> tuple[list[dict[str, Any]], bool]:
+    filters = Filters.read(QueryDict(query))
+    positions = Front.read(queue, filters).positions(queue, filters, limit + 1, offset)
+    shown = dict(list(positions.items())[:limit])
+    return queue_items(rows.queue_rows_at(queue, shown, kind=QueueExportRow)), len(positions) > limit
+
+
+def _folded(queue: Queue, limit: int, offset: int) -> tuple[list[dict[str, Any]], bool]:
+    folding = folding_of(queue)
+    if folding is None:
+        items, more = _items(queue, limit, offset, folded=False)
+        return [item | {"folded": None} for item in items], more
+    positions = page_of(queue, folding, limit + 1, offset)
+    shown = rows.queue_rows_at(queue, dict(list(positions.items())[:limit]), kind=QueueExportRow)
+    runs = folding.stands_for(row.pk for row in shown)
+    sweeps = {one.pk: one for one in find_sweeps({folding.heads[pk].sweep_id for pk, n in runs.items() if n > 1})}
+    items = queue_items(shown)
+    for item, row in zip(items, shown, strict=True):
+        key = folding.heads.get(row.pk)
+        sweep = sweeps.get(key.sweep_id) if key is not None and runs[row.pk] > 1 else None
+        item["folded"] = FoldedOut.of(sweep, runs[row.pk]).model_dump() if sweep else None
+    return items, len(positions) > limit

@@ -6,37 +6,37 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from django.conf import settings
 from django.utils import timezone
 from ninja import Field, Schema
 
-from dstackweb.api.app import Id, Name, NameOrNull, Username, UsernameOrNull
-from dstackweb.api.connect_schemas import ConnectOut, ServiceOut
+from dstackweb.api.app import Body, Id, Name, NameOrNull, Page, UsernameOrNull
 from dstackweb.api.utilization import PolicyOut
 from dstackweb.gpus.policy_status import policy_status
-from dstackweb.runs import selectors
+from dstackweb.runs import connections, selectors
 from dstackweb.runs.codes import DependencyOutcome
-from dstackweb.runs.comparison import LineOf, Side, current_spec
+from dstackweb.runs.comparison import current_spec
 from dstackweb.runs.holds import access_to
 from dstackweb.runs.models import Dependency, Job, Run, RunEvent
 from dstackweb.runs.queue.positions import RankFactors, rank_factors
 from dstackweb.runs.row_fields import RunRow
 from dstackweb.runs.rows import row_of
+from dstackweb.runs.service_codes import ServiceState
+from dstackweb.runs.service_health import HealthReport
 from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.spec.source import Config
-from dstackweb.wording import accounting, events, fair_share, statuses, waiting
+from dstackweb.wording import accounting, events, fair_share, gateway, statuses, waiting
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
 ]
 
 
-class SubmitIn(Schema):
+class SubmitIn(Body):
     """`config` is the run file, as YAML text or as an object; several runs are a list of objects."""
-
-    model_config = {"extra": "forbid"}
 
     config: Config
     env: dict[str, str] = Field(default_factory=dict, description="Values for bare names in the file's `env` list")
@@ -49,27 +49,23 @@ class SubmitRunIn(SubmitIn):
     archive: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="SHA-256 of an uploaded archive")
 
 
-class PatchRunIn(Schema):
+class PatchRunIn(Body):
     """Changes of a run."""
-
-    model_config = {"extra": "forbid"}
 
     priority: int | None = Field(None, strict=True)
     queue: str | None = None
 
 
-class StopIn(Schema):
+class StopIn(Body):
     """`abort` kills immediately instead of after `stop_duration`."""
-
-    model_config = {"extra": "forbid"}
 
     abort: bool = False
 
 
-class HoldIn(Schema):
+class HoldIn(Body):
     """The resources, in the notation of the run file, and `for` how long."""
 
-    model_config = {"extra": "forbid", "populate_by_name": True}
+    model_config = {"populate_by_name": True}
 
     duration: str = Field(alias="for", examples=["3h"])
     gpu: str = Field("", examples=["A100:2"])
@@ -80,10 +76,10 @@ class HoldIn(Schema):
     priority: int | None = Field(None, strict=True)
 
 
-class ExtendIn(Schema):
+class ExtendIn(Body):
     """The time to add."""
 
-    model_config = {"extra": "forbid", "populate_by_name": True}
+    model_config = {"populate_by_name": True}
 
     duration: str = Field(alias="for", examples=["1h"])
 
@@ -224,6 +220,64 @@ class DependencyOut(Schema):
         return one.sweep is not None
 
 
+class ConnectOut(Schema):
+    """How to connect to a dev environment or a hold, through the server's gateway."""
+
+    ready: Annotated[bool, Field(description="Whether its runner is connected to the gateway now")]
+    ssh: Annotated[str | None, Field(description="The command; null without SSH")]
+    vscode: Annotated[str | None, Field(description="A link that opens it in VS Code")]
+    url: Annotated[str | None, Field(description="The dashboard's address that opens JupyterLab in a browser")]
+    used_at: Annotated[dt.datetime | None, Field(description="When a person last used it")]
+    stops_s: Annotated[int | None, Field(description="Seconds of further inactivity after which it is stopped")]
+
+    @classmethod
+    def of(cls, run: Run) -> ConnectOut | None:
+        found = connections.connection_to(run)
+        if found is None:
+            return None
+        url = f"{settings.DSTACKWEB_API_URL}{connections.open_path(run)}" if found.opens else None
+        return cls(**vars(found) | {"ssh": found.ssh or None, "vscode": found.vscode or None, "url": url})
+
+
+class HealthOut(Schema):
+    """How a running service is: `starting` until a check has succeeded, then `healthy` or `unhealthy`.
+
+    `unknown` where it is not checked now, as its runner or the gateway is away. `error` is why the last check failed,
+    empty if it did not, and `detail` says it in words.
+    """
+
+    state: ServiceState
+    since: dt.datetime
+    checked_at: dt.datetime
+    failures: Annotated[int, Field(description="How many of the last checks have failed in a row")]
+    error: str
+    detail: str
+
+    @staticmethod
+    def resolve_detail(health: HealthReport) -> str:
+        return gateway.check_failure(health.error, health.error_data)
+
+
+class ServiceOut(Schema):
+    """How to call a service, with an API token as `Authorization: Bearer …`, and its health."""
+
+    url: Annotated[str, Field(description="Where it is called; a host name of its own")]
+    open_url: Annotated[str, Field(description="The dashboard's address that opens it in a browser")]
+    port: Annotated[int, Field(description="Where its commands listen")]
+    ready: Annotated[bool, Field(description="Whether its runner is connected to the gateway now")]
+    health: HealthOut
+    used_at: Annotated[dt.datetime | None, Field(description="When the last request came")]
+    stops_s: Annotated[int | None, Field(description="Seconds of further inactivity after which it is stopped")]
+
+    @classmethod
+    def of(cls, run: Run) -> ServiceOut | None:
+        found = connections.service_of(run)
+        if found is None:
+            return None
+        open_url = f"{settings.DSTACKWEB_API_URL}{connections.open_path(run)}"
+        return cls.from_orm({**vars(found), **vars(found.use), "open_url": open_url})
+
+
 class OfSweepOut(Schema):
     """The sweep that a run belongs to."""
 
@@ -282,7 +336,7 @@ class RunOut(RunRow):
             reason_detail=waiting.reason(reason, data).text if reason else None,
             after=[DependencyOut.from_orm(one) for one in selectors.dependencies_of(run)],
             sweep=OfSweepOut.of(run),
-            silent_hosts=[SilentHostOut(host=one.host, seen_at=one.seen_at) for one in silent],
+            silent_hosts=[SilentHostOut.from_orm(one) for one in silent],
             silent_detail=statuses.silent(run, silent) or None,
             max_duration_s=run.limit_s,
             cost=float(costs_by_run([run], now).get(run.pk, 0)) if jobs else 0.0,
@@ -300,14 +354,10 @@ class RunOut(RunRow):
         )
 
 
-class JobsOut(Schema):
-    items: list[JobOut]
-    next: str | None
+class JobsOut(Page[JobOut]): ...
 
 
-class EventsOut(Schema):
-    items: list[EventOut]
-    next: str | None
+class EventsOut(Page[EventOut]): ...
 
 
 def jobs_page(run: Run, limit: int = selectors.JOBS_AT_ONCE, cursor: str = "") -> tuple[list[Job], str | None]:
@@ -330,50 +380,3 @@ def events_page(
 class RunsOut(Schema):
     items: list[RunRow]
     next: str | None
-
-
-class SideOut(Schema):
-    """One of two runs. Seconds of its newest attempt, up to now where they go on; null where a part was not reached."""
-
-    id: Id = Field(validation_alias="run.uid")
-    name: str = Field(validation_alias="run.name")
-    user: Username = Field(validation_alias="run.user")
-    status: str = Field(validation_alias="run.status")
-    status_message: str
-    termination_reason: str = Field(validation_alias="run.termination_reason")
-    exit_code: int | None = Field(validation_alias="run.exit_code")
-    attempt: int = Field(validation_alias="run.attempt")
-    submitted_at: dt.datetime = Field(validation_alias="run.submitted_at")
-    started_at: dt.datetime | None = Field(validation_alias="run.started_at")
-    ended_at: dt.datetime | None = Field(validation_alias="run.ended_at")
-    place: str = Field(description="Where it was placed last")
-    cost: float = Field(description="USD of all attempts; hosts are free")
-    waited_s: float | None = Field(description="In the queue")
-    starting_s: float | None = Field(description="From its placement to its first command")
-    ran_s: float | None
-    total_s: float = Field(description="From its submission, all attempts")
-
-    @staticmethod
-    def resolve_status_message(side: Side) -> str:
-        return statuses.run_message(side.run)
-
-
-class LineOut(Schema):
-    of: LineOf = Field(description="Which run has it")
-    text: str
-
-
-class SettingOut(Schema):
-    """A setting as text; null where a run lacks it. `code` is the beginning of the uploaded code's SHA-256."""
-
-    key: str
-    left: str | None
-    right: str | None
-    differs: bool
-    lines: list[LineOut] = Field(description="The lines of both, where texts of several lines differ")
-
-
-class ComparisonOut(Schema):
-    left: SideOut
-    right: SideOut
-    settings: list[SettingOut]

@@ -9,10 +9,9 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.utils import timezone
 from ninja import P, QueryEx, Router
-from ninja.security import HttpBearer
 
 from dstackweb.api import tasks
-from dstackweb.api.app import auth_of
+from dstackweb.api.app import TokenOf, auth_of
 from dstackweb.api.runner_schemas import ClaimIn, ExitIn, HeartbeatIn, HeartbeatsIn, SamplesIn, StartedIn
 from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus import intake
@@ -30,16 +29,15 @@ from dstackweb.scheduler import utilization
 from dstackweb.scheduler.cloud import agents
 
 FOREIGN = "this token is for another job"
+EXPLAINED: dict[str, str] = {
+    Reason.OUT_OF_DISK: "disk",
+    Reason.CODE_REFUSED: "code_refused",
+    Reason.IMAGE_PULL_FAILED: "image_pull_failed",
+}
+"""Reasons of which the message's detail has the same code, and what the runner says of them in this field."""
 
 
-class JobToken(HttpBearer):
-    """The token of a job's runner."""
-
-    def authenticate(self, request: HttpRequest, token: str) -> UUID | None:
-        return job_of_token(token)
-
-
-router = Router(auth=JobToken())
+router = Router(auth=TokenOf(job_of_token))
 
 
 @router.post("/{job_id}/claim", include_in_schema=False)
@@ -215,15 +213,10 @@ def task_lines(request: HttpRequest, job_id: UUID) -> TasksOut:
 def exit_(request: HttpRequest, job_id: UUID, body: ExitIn) -> dict[str, Any]:
     """The job has ended, its processes are gone and its log has been shipped."""
     instance_id = _claim_of(request, job_id)
-    detail = None
+    explained = getattr(body, EXPLAINED.get(body.reason, ""), None)
+    detail = {"code": MessageCode(body.reason), **explained.dict()} if explained else None
     if body.reason == Reason.OUT_OF_MEMORY:
         detail = {"code": MessageCode.OUT_OF_MEMORY, "memory_mib": body.memory_mib}
-    elif body.reason == Reason.OUT_OF_DISK and body.disk is not None:
-        detail = {"code": MessageCode.OUT_OF_DISK, **body.disk.dict()}
-    elif body.reason == Reason.CODE_REFUSED and body.code_refused is not None:
-        detail = {"code": MessageCode.CODE_REFUSED, **body.code_refused.dict()}
-    elif body.reason == Reason.IMAGE_PULL_FAILED and body.image_pull_failed is not None:
-        detail = {"code": MessageCode.IMAGE_PULL_FAILED, **body.image_pull_failed.dict()}
     if body.interruption is not None and instance_id is not None:
         agents.record_interruption(instance_id, body.interruption.at)
     if body.artifacts is not None:

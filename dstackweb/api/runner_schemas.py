@@ -69,7 +69,6 @@ class SamplesIn(Schema):
     samples: list[SampleIn] = Field(max_length=100, fail_fast=True)
 
     def taken(self, now: dt.datetime) -> list[tuple[int, list[Sample]]]:
-        """The samples with their times in ms."""
         now_ms = to_ms(now)
         return [(now_ms - round(sample.age_s * 1000), [gpu.sample() for gpu in sample.gpus]) for sample in self.samples]
 

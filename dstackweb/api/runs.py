@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any, Literal
 
 from django.http import HttpRequest, HttpResponse
@@ -11,12 +12,16 @@ from ninja import Field, P, Path, QueryEx, Router, Schema, Status
 
 from dstackweb.accounts.models import Project
 from dstackweb.api.app import (
+    CONFLICTS,
     RAW,
+    REFUSALS,
+    Id,
     IdempotencyKey,
     IfMatch,
     Since,
     StaleOut,
     Until,
+    Username,
     caller,
     project_of,
     ready,
@@ -25,7 +30,6 @@ from dstackweb.api.app import (
 )
 from dstackweb.api.plan_schemas import DecisionOut, PlanOut
 from dstackweb.api.run_schemas import (
-    ComparisonOut,
     EventsOut,
     ExtendIn,
     HoldIn,
@@ -40,10 +44,11 @@ from dstackweb.api.run_schemas import (
     events_page,
     jobs_page,
 )
-from dstackweb.api.sweep_schemas import SweepOut
+from dstackweb.api.sweeps import SweepOut
 from dstackweb.lib.errors import Invalid
 from dstackweb.runs import comparison, dependencies, holds, pipelines, removal, rows, selectors, services
 from dstackweb.runs.codes import LogCut
+from dstackweb.runs.comparison import LineOf, Side
 from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.row_fields import RunRow, sent
 from dstackweb.runs.sweeps import selectors as sweep_selectors
@@ -52,8 +57,6 @@ from dstackweb.wording import statuses
 
 router = Router(tags=["runs"])
 hold_router = Router(tags=["holds"])
-REFUSALS = refusals(403, 404, 422)
-CONFLICTS = refusals(403, 404, 409, 422)
 LOG_LIMIT = 4 << 20
 LOG_HEADERS = {
     "X-Next-Offset": {"schema": {"type": "integer"}, "description": "The next offset"},
@@ -68,6 +71,53 @@ LOG_HEADERS = {
         "description": "Why output after the last line is not kept; the run goes on",
     },
 }
+
+
+class SideOut(Schema):
+    """One of two runs. Seconds of its newest attempt, up to now where they go on; null where a part was not reached."""
+
+    id: Id = Field(validation_alias="run.uid")
+    name: str = Field(validation_alias="run.name")
+    user: Username = Field(validation_alias="run.user")
+    status: str = Field(validation_alias="run.status")
+    status_message: str
+    termination_reason: str = Field(validation_alias="run.termination_reason")
+    exit_code: int | None = Field(validation_alias="run.exit_code")
+    attempt: int = Field(validation_alias="run.attempt")
+    submitted_at: dt.datetime = Field(validation_alias="run.submitted_at")
+    started_at: dt.datetime | None = Field(validation_alias="run.started_at")
+    ended_at: dt.datetime | None = Field(validation_alias="run.ended_at")
+    place: str = Field(description="Where it was placed last")
+    cost: float = Field(description="USD of all attempts; hosts are free")
+    waited_s: float | None = Field(description="In the queue")
+    starting_s: float | None = Field(description="From its placement to its first command")
+    ran_s: float | None
+    total_s: float = Field(description="From its submission, all attempts")
+
+    @staticmethod
+    def resolve_status_message(side: Side) -> str:
+        return statuses.run_message(side.run)
+
+
+class LineOut(Schema):
+    of: LineOf = Field(description="Which run has it")
+    text: str
+
+
+class SettingOut(Schema):
+    """A setting as text; null where a run lacks it. `code` is the beginning of the uploaded code's SHA-256."""
+
+    key: str
+    left: str | None
+    right: str | None
+    differs: bool
+    lines: list[LineOut] = Field(description="The lines of both, where texts of several lines differ")
+
+
+class ComparisonOut(Schema):
+    left: SideOut
+    right: SideOut
+    settings: list[SettingOut]
 
 
 class PipelineOut(Schema):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -11,6 +12,7 @@ from ninja import Field, Router, Schema, Status
 from ninja import Path as PathParam
 
 from dstackweb.accounts import ssh_keys
+from dstackweb.accounts.models import SSHKey
 from dstackweb.api.app import caller, refusals
 from dstackweb.lib.ssh_keys import host_fingerprint
 from dstackweb.runs import connections
@@ -47,20 +49,16 @@ class SSHKeysOut(Schema):
 
 
 @router.get("/user/ssh-keys", response={200: SSHKeysOut, **refusals()}, summary="The caller's SSH keys")
-def keys(request: HttpRequest) -> SSHKeysOut:
-    found = [SSHKeyOut.from_orm(key) for key in caller(request).ssh_keys.all()]
-    gateway = GatewayOut(
-        host=connections.ssh_host(),
-        port=settings.DSTACKWEB_SSH_PORT,
-        fingerprint=host_fingerprint(Path(settings.DSTACKWEB_HOME)),
-    )
-    return SSHKeysOut(items=found, gateway=gateway)
+def keys(request: HttpRequest) -> dict[str, Any]:
+    fingerprint = host_fingerprint(Path(settings.DSTACKWEB_HOME))
+    gateway = {"host": connections.ssh_host(), "port": settings.DSTACKWEB_SSH_PORT, "fingerprint": fingerprint}
+    return {"items": caller(request).ssh_keys.all(), "gateway": gateway}
 
 
 @router.post("/user/ssh-keys", response={201: SSHKeyOut, **refusals(403, 409, 422)}, summary="Add an SSH key")
-def add_key(request: HttpRequest, body: SSHKeyIn) -> Status[SSHKeyOut]:
+def add_key(request: HttpRequest, body: SSHKeyIn) -> Status[SSHKey]:
     """With a token that is not limited: its private key opens all dev environments of its user."""
-    return Status(201, SSHKeyOut.from_orm(ssh_keys.add(caller(request), body.public_key, body.name)))
+    return Status(201, ssh_keys.add(caller(request), body.public_key, body.name))
 
 
 @router.delete("/user/ssh-keys/{key_id}", response={204: None, **refusals(404)}, summary="Remove an SSH key")

@@ -27,8 +27,8 @@ from dstackweb.api.app import auth_of, refusals, run_of, sign_in
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, TooMany
 from dstackweb.lib.models import room
 from dstackweb.progress import reports
+from dstackweb.progress.ingest import Together
 from dstackweb.progress.reports import ENTRIES_MAX, MESSAGE_MAX, Batch, EntryList, ParsedRequest, Receipt, parse_request
-from dstackweb.progress.together import Together
 from dstackweb.runner.pyz import package, write_zip
 from dstackweb.runs.launch import job_of_tasks_token, masker, scope_for
 from dstackweb.runs.models import Job, Run

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
@@ -12,7 +11,7 @@ from django.utils.translation import gettext as _
 from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.accounts.models import Project
-from dstackweb.api.app import Since, Until, admin, project_of, refusals
+from dstackweb.api.app import FILE, REFUSALS, Format, Since, Until, admin, project_of
 from dstackweb.api.history import Days, Zone
 from dstackweb.api.history import view as history_range
 from dstackweb.api.run_schemas import RunStatusName
@@ -25,19 +24,9 @@ from dstackweb.wording import tables
 router = Router(tags=["usage"])
 deployment_router = Router(tags=["usage"])
 export_router = Router(tags=["exports"])
-REFUSALS = refusals(403, 404, 422)
 UsageDays = QueryEx[int, P(ge=1, le=MOST_DAYS, description="Number of days (UTC), including today")]
 Month = QueryEx[str, P(description="A month instead, such as `2026-11`", pattern=r"^(\d{4}-\d\d)?$")]
 Groups = QueryEx[By, P(description="What usage is added up by")]
-Format = QueryEx[Literal["csv", "json"], P(alias="format")]
-FILE = {
-    "responses": {
-        200: {
-            "content": {"text/csv": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "array"}}}
-        }
-    }
-}
-"""For the schema: an export's content, a header and lines, or one array of objects."""
 
 
 class UsedOut(Schema):
@@ -177,14 +166,11 @@ def _report(project: Project | None, days: int, month: str, by: By) -> dict[str,
         "first": found.period.first,
         "last": found.period.last,
         "by": found.by,
-        "items": list(_items(found)),
+        "items": [
+            {"name": line.name, "gpu_hours_by_day": line.gpu_hours} | line.used._asdict() for line in found.lines
+        ],
         "total": found.total._asdict(),
     }
-
-
-def _items(found: usage_report.Report) -> Iterator[dict[str, Any]]:
-    for line in found.lines:
-        yield {"name": line.name, "gpu_hours_by_day": line.gpu_hours} | line.used._asdict()
 
 
 def _usage_file(project: Project | None, days: int, month: str, by: By, form: str) -> StreamingHttpResponse:

@@ -8,31 +8,26 @@ from ninja import Field, Path, Router, Schema, Status
 from dstackweb.accounts import saved_views
 from dstackweb.accounts.access import allows, need_role
 from dstackweb.accounts.models import Project, Role, SavedView, TokenScope
-from dstackweb.api.app import Name, caller, project_of, refusals
+from dstackweb.api.app import REFUSALS, Body, Listing, Name, caller, project_of, refusals
 from dstackweb.wording.queue_filters import worth_saving
 
 router = Router(tags=["queues"])
-REFUSALS = refusals(403, 404, 422)
 QUERY = (
     "As in the address of the queue's page: `q` (part of the name), `member`, `needs` (such as `2xA100` or `1xGPU`), "
     "`reason`, `priority` (the lowest), `group` (`reason` or `member`) and `columns`"
 )
 
 
-class ViewIn(Schema):
+class ViewIn(Body):
     """A view to save. One of the same name is replaced."""
-
-    model_config = {"extra": "forbid"}
 
     name: str = Field(max_length=40, description="Such as `my sweeps`")
     query: str = Field(max_length=500, description=QUERY, examples=["q=sweep&group=reason"])
     shared: bool = Field(False, strict=True, description="For all members; managers only")
 
 
-class PatchViewIn(Schema):
+class PatchViewIn(Body):
     """Changes of a view; missing fields stay. Shared ones are changed by managers; `default` is the caller's own."""
-
-    model_config = {"extra": "forbid"}
 
     name: str | None = Field(None, max_length=40)
     query: str | None = Field(None, max_length=500, description=QUERY)
@@ -53,9 +48,7 @@ class ViewOut(Schema):
         return view.user_id is None
 
 
-class ViewsOut(Schema):
-    items: list[ViewOut]
-    next: str | None = None
+class ViewsOut(Listing[ViewOut]): ...
 
 
 @router.get("", response={200: ViewsOut, **REFUSALS}, summary="The caller's saved views")

@@ -71,13 +71,16 @@ _PREFIX_OF_PROJECT = (
 )
 
 
-def lock(scope_id: int) -> Scope | None:
-    """Lock a scope's row and return it with this transaction's version; None without one."""
-    return _scope(bulk.read(_locking("id = %s", scope_id))[0])
+def lock_scope(scope_id: int) -> Scope:
+    """Lock a scope's row and return it with this transaction's version. Raises Scope.DoesNotExist."""
+    scope = _scope(bulk.read(_locking("id = %s", scope_id))[0])
+    if scope is None:
+        raise Scope.DoesNotExist
+    return scope
 
 
 def lock_project(project_id: int, names: Collection[GroupName]) -> tuple[Scope | None, Prefixes, Groups]:
-    """`lock` for the scope of a project's runs, and these groups of it with their prefixes: by one message."""
+    """`lock_scope` for the scope of a project's runs, and these groups of it with their prefixes: by one message."""
     scopes, prefixes, groups = bulk.read(
         _locking(_OF_PROJECT, project_id),
         _prefixes({prefix for prefix, _ in names}, _SCOPE_OF_PROJECT, project_id),
@@ -94,6 +97,13 @@ def read_prefixes(scope_id: int, names: Collection[str]) -> Prefixes:
 def read_groups(names: Collection[tuple[int | None, str, str]]) -> Groups:
     """The rows of these groups that are there, by the id of their prefix, their name and that of their prefix."""
     return _group_rows(bulk.read(_groups(names, "given.prefix_id"))[0]) if names else {}
+
+
+def read_keys(table: str, columns: Iterable[str], scope_id: int, keys: Iterable[str]) -> list[tuple[Any, ...]]:
+    """The rows of a scope's tasks with these keys."""
+    where = "t.key = given.key AND t.scope_id = %s"
+    selected = ", ".join(f"t.{column}" for column in columns)
+    return bulk.find(selected, table, where, {"key": "text"}, [(key,) for key in keys], scope_id)
 
 
 def _locking(where: str, value: int) -> bulk.Query:

@@ -1,7 +1,7 @@
 """The counters of a scope, changed in the transaction that writes the rows they count.
 
-A writer first locks the scope's row (`lock_scope`). The scope's prefixes, groups, reporters and tasks that it reads
-afterwards are current, and no other writer changes them before the commit.
+A writer first locks the scope's row (`counter_rows.lock_scope`). The scope's prefixes, groups, reporters and tasks that
+it reads afterwards are current, and no other writer changes them before the commit.
 
 Forgotten tasks stay counted, so that bars never shrink. While a scope has more than GROUPS_KEPT groups, those whose
 tasks are all forgotten are deleted; if such a group is created again, its own count of forgotten tasks and its
@@ -17,9 +17,9 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from dstackweb.lib import bulk
-from dstackweb.progress import counter_rows, durations
+from dstackweb.progress import counter_rows
 from dstackweb.progress.counter_rows import GROUP_COLUMNS, PREFIX_COLUMNS, SCOPE_COLUMNS, GroupName, GroupRow, PrefixRow
-from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, decayed
+from dstackweb.progress.estimate import BINS, MINUTE_S, TEN_MINUTES_S, added, decayed
 from dstackweb.progress.models import Reporter, Scope
 from dstackweb.progress.reports import EntryList, Receipt, Rejection
 from dstackweb.progress.states import FINISHED, GONE, LIVE, SHOWN, TaskState
@@ -29,7 +29,7 @@ from dstackweb.progress.states import FINISHED, GONE, LIVE, SHOWN, TaskState
 class Delta:
     """Change of one group: tasks per state (negative where they left), and timed tasks with their total seconds.
 
-    `bins` counts the tasks that were timed one by one, by `durations.BINS`.
+    `bins` counts the tasks that were timed one by one, by `estimate.BINS`.
     """
 
     states: dict[TaskState, int] = field(default_factory=dict)
@@ -38,7 +38,6 @@ class Delta:
     bins: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: Delta) -> None:
-        """Add another delta."""
         for state, count in other.states.items():
             self.states[state] = self.states.get(state, 0) + count
         self.duration_n += other.duration_n
@@ -47,10 +46,9 @@ class Delta:
             self.bins[number] = self.bins.get(number, 0) + count
 
     def time(self, seconds: float) -> None:
-        """Add the duration of one task."""
         self.duration_n += 1
         self.duration_s += seconds
-        number = durations.BINS.bin_of(seconds)
+        number = BINS.bin_of(seconds)
         self.bins[number] = self.bins.get(number, 0) + 1
 
     def move(self, old: TaskState | None, new: TaskState, count: int = 1) -> None:
@@ -87,14 +85,6 @@ def ensure_scope(project_id: int, run_id: int = 0, attempt: int = 0) -> int:
     return pk
 
 
-def lock_scope(scope_id: int) -> Scope:
-    """Lock a scope's row and return it with this transaction's version. Raises Scope.DoesNotExist."""
-    scope = counter_rows.lock(scope_id)
-    if scope is None:
-        raise Scope.DoesNotExist
-    return scope
-
-
 def shift(scope: Scope, deltas: Mapping[GroupName, Delta], now_ms: int) -> None:
     """Change the counters of a locked scope by `{(prefix, group): Delta}`, and write its row."""
     rows = CounterRows(scope)
@@ -109,7 +99,7 @@ def shift_project(project_id: int, deltas: Mapping[GroupName, Delta], now_ms: in
     """
     scope, prefixes, groups = counter_rows.lock_project(project_id, deltas.keys())
     if scope is None:
-        shift(lock_scope(ensure_scope(project_id)), deltas, now_ms)
+        shift(counter_rows.lock_scope(ensure_scope(project_id)), deltas, now_ms)
         return
     rows = CounterRows(scope)
     rows.prefixes |= prefixes
@@ -133,7 +123,6 @@ class CounterRows:
         self.groups |= self._load_groups(more)
 
     def ids(self, group_name: GroupName) -> GroupIds:
-        """Row ids of a group that was read."""
         return GroupIds(self.prefixes[group_name[0]].id, self.groups[group_name].id)
 
     def shift(self, deltas: Mapping[GroupName, Delta], now_ms: int, *, ids: bool = True) -> Delta:
@@ -168,7 +157,7 @@ class CounterRows:
             _count(prefix, delta, scope.version, now_ms)
             _rate(prefix, more, now_ms)
             if delta.bins:
-                prefix.durations = durations.added(prefix.durations, delta.bins)
+                prefix.durations = added(prefix.durations, delta.bins)
             if not prefix.id:
                 scope.prefixes += 1
                 prefix.version, prefix.changed_ms = scope.version, now_ms
@@ -299,7 +288,6 @@ class BatchUpdate:
         return ended_seq is not None and seq <= ended_seq and state in LIVE
 
     def reject(self, index: int, key: str, reason: str, entry_list: EntryList) -> None:
-        """Note a rejected entry in the receipt."""
         self.receipt.rejected.append(Rejection(entry_list, index, key, reason))
 
     def exceeded_limit(self, group_name: GroupName) -> str:

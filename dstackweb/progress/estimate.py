@@ -1,4 +1,4 @@
-"""Rate of finishing tasks and time left, with 80 % ranges. Pure.
+"""How long tasks take, the rate at which they finish, and the time left, with 80 % ranges. Pure.
 
 Two exponential windows are kept (models.RateCounters): one minute follows changes, ten minutes smooth bursts. The more
 tasks finished in the last minute, the more that window counts. A range contains the true value in four of five cases
@@ -7,10 +7,17 @@ while tasks finish independently, and is wider where the windows disagree.
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dstackweb.lib.log_bins import LogBins
+
+BINS = LogBins(least=0.001, per_octave=3, count=96)
+"""Of durations in seconds, up to 39 days. Each prefix keeps such a histogram, so that a page reads no tasks."""
 MINUTE_S = 60.0
 TEN_MINUTES_S = 600.0
 
@@ -22,6 +29,13 @@ _FORGOTTEN = 0.05
 """Weight of one finished task after half an hour. Below this there is no rate."""
 _Z = 1.2816
 """The 90 % quantile of the normal distribution."""
+
+
+def added(histogram: str, bins: Mapping[int, int]) -> str:
+    """The JSON of a histogram of durations with more tasks in it."""
+    counts = Counter({int(number): count for number, count in json.loads(histogram).items()})
+    counts.update(bins)
+    return json.dumps({str(number): counts[number] for number in sorted(counts)})
 
 
 class RateSample(NamedTuple):

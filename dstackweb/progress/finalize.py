@@ -16,7 +16,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
 
 from dstackweb.lib import bulk
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
-from dstackweb.progress.states import CODES, GONE, LIVE, TaskState
+from dstackweb.progress.states import CODES, GONE_CODES, LIVE, LIVE_CODES, TaskState
 
 ROWS_AT_ONCE = 5_000
 MOST_STEPS = 100
@@ -28,8 +28,6 @@ COUNTERS_KEPT_MS = settings.DSTACKWEB_PROGRESS_DAYS * DAY_MS
 """How long the counters of a run's last attempt are kept after its end."""
 
 IS_LIVE = Q.create([Q(**{f"{state}__gt": 0}) for state in LIVE], connector=Q.OR)
-LIVE_CODES = tuple(CODES[state] for state in LIVE)
-GONE_CODES = tuple(CODES[state] for state in GONE)
 
 
 def end(attempts: Collection[tuple[int, int]], now_ms: int) -> int:

@@ -36,7 +36,6 @@ class ReportedCount(NamedTuple):
 
     @classmethod
     def of(cls, pk: int, seq: int, *values: Any) -> ReportedCount:
-        """From the columns of a row."""
         return cls(pk, seq, values[:-2], *values[-2:])
 
 

@@ -6,7 +6,9 @@ batches arrive.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from django.db import transaction
 from django.db.models import F
@@ -15,7 +17,8 @@ from django.utils.translation import gettext as _
 from dstackweb.lib import bulk
 from dstackweb.lib.errors import Conflict, TooLarge
 from dstackweb.progress import group_counts, task_events
-from dstackweb.progress.counters import BatchUpdate, CounterRows, lock_scope
+from dstackweb.progress.counter_rows import lock_scope, read_keys
+from dstackweb.progress.counters import BatchUpdate, CounterRows
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
 from dstackweb.progress.reports import Batch, Failure, Receipt
 from dstackweb.progress.states import LIVE, NoReports
@@ -161,12 +164,82 @@ def _write_failures(update: BatchUpdate, failed: Sequence[Failure], done: Collec
 
 def _stored_failures(scope_id: int, keys: Collection[str], column: str) -> dict[str, int]:
     """One column of the stored failures of these tasks, by key."""
-    found = bulk.find(
-        f"t.key, t.{column}",
-        "progress_taskfailure",
-        "t.key = given.key AND t.scope_id = %s",
-        {"key": "text"},
-        [(key,) for key in keys],
-        scope_id,
-    )
-    return dict(found)
+    return dict(read_keys("progress_taskfailure", ("key", column), scope_id, keys))
+
+
+BATCHES_MAX = 16
+"""Batches of one transaction."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A batch of a thread. Once `ready`: it has its result, else its thread applies it and those that follow.
+
+    `alone`: it was among batches that failed together.
+    """
+
+    batch: Batch
+    ready: threading.Event = field(default_factory=threading.Event)
+    result: Receipt | TooLarge | None = None
+    alone: bool = False
+
+
+class Together:
+    """Batches of this process. A thread applies its own and those that wait, then hands over to the next thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[_Waiting]] = {}
+
+    def ingest(self, scope_id: int, batch: Batch, now_ms: int) -> Receipt:
+        if batch.is_empty:
+            return ingest_batch(scope_id, batch, now_ms)
+        mine = _Waiting(batch)
+        with self._lock:
+            waiting = self._waiting.get(scope_id)
+            if waiting is None:
+                self._waiting[scope_id] = []
+            else:
+                waiting.append(mine)
+        if waiting is not None:
+            mine.ready.wait()
+        if mine.result is None:
+            self._apply(scope_id, mine, now_ms)
+        if isinstance(mine.result, TooLarge):
+            raise mine.result
+        assert mine.result is not None
+        return mine.result
+
+    def _apply(self, scope_id: int, mine: _Waiting, now_ms: int) -> None:
+        """Apply this thread's batch and those that wait. If that fails, each thread applies its own."""
+        with self._lock:
+            waiting = self._waiting[scope_id]
+            most = 0 if mine.alone or any(one.alone for one in waiting) else BATCHES_MAX - 1
+            taken, self._waiting[scope_id] = waiting[:most], waiting[most:]
+        try:
+            try:
+                _apply_all(scope_id, [mine, *taken], now_ms)
+            except Exception:
+                if not taken:
+                    raise
+                for one in taken:
+                    one.alone = True
+                _apply_all(scope_id, [mine], now_ms)
+        finally:
+            with self._lock:
+                # Those without a result come first: the next of them takes over.
+                left = [one for one in taken if one.result is None] + self._waiting[scope_id]
+                self._waiting[scope_id] = left[1:]
+                if not left:
+                    del self._waiting[scope_id]
+            for one in taken:
+                if one.result is not None:
+                    one.ready.set()
+            if left:
+                left[0].ready.set()
+
+
+def _apply_all(scope_id: int, waiting: list[_Waiting], now_ms: int) -> None:
+    results = ingest_batches(scope_id, [one.batch for one in waiting], now_ms)
+    for one, result in zip(waiting, results, strict=True):
+        one.result = result

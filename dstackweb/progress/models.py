@@ -110,7 +110,7 @@ class TaskPrefix(StateCounters, RateCounters):
     name = models.CharField(max_length=NAME_MAX)
     groups = models.IntegerField(default=0)
     durations: models.JSONField[Any, Any] = models.JSONField(
-        default=dict, help_text="{bin of durations.BINS: tasks}, of the timed tasks that were reported one by one"
+        default=dict, help_text="{bin of estimate.BINS: tasks}, of the timed tasks that were reported one by one"
     )
 
     class Meta:
@@ -190,7 +190,7 @@ class Task(models.Model):
     seq = models.BigIntegerField(help_text="Of the latest event; increases per reporter")
     since_ms = models.BigIntegerField(help_text="When it entered this state")
     before = models.BigIntegerField(
-        null=True, help_text="Of a released or forgotten task: its newest other report (outcomes.Before)"
+        null=True, help_text="Of a released or forgotten task: its newest other report (task_events.Before)"
     )
     before_by = models.BigIntegerField(null=True, help_text="The reporter of `before`")
     message = models.TextField(db_default="", help_text="The newest one; of a failure: TaskFailure.message")

@@ -18,7 +18,7 @@ from typing import Any
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Model, Q, QuerySet, Sum
 
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskGroup, TaskPrefix
-from dstackweb.progress.states import CODES, GONE, LIVE, SHOWN, STATE_OF, TaskState
+from dstackweb.progress.states import GONE, LIVE, LIVE_CODES, SHOWN, STATE_OF, TaskState
 
 STATES = [state.value for state in TaskState]
 OVER = ExpressionWrapper(Q(reporter__ended_seq__gte=F("seq")), output_field=BooleanField())
@@ -132,7 +132,7 @@ def _count_reports(counted: defaultdict[int, _Counted]) -> None:
 def _unfinished() -> Iterator[Difference]:
     """Numbers of unfinished tasks of reporters, in attempts that go on, that differ from their rows."""
     found: Counter[int] = Counter()
-    live = Task.objects.filter(state__in=[CODES[state] for state in LIVE])
+    live = Task.objects.filter(state__in=LIVE_CODES)
     found.update(dict(live.order_by().values_list("reporter").annotate(n=Count("pk"))))
     counts = ReporterCount.objects.order_by().values_list("reporter")
     found.update(dict(counts.annotate(n=Sum(reduce(add, (F(state) for state in LIVE))))))

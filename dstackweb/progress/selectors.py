@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple
 from django.db import connection
 
 from dstackweb.lib import sql
-from dstackweb.progress.cursors import after_id, next_cursor, parse_cursor
-from dstackweb.progress.estimate import Left, Rate, RateSample, left, longest, rate
-from dstackweb.progress.models import NAME_MAX
+from dstackweb.progress.estimate import BINS, Left, Rate, RateSample, left, longest, rate
+from dstackweb.progress.models import NAME_MAX, TaskPrefix
 from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, TaskState, folded
 
 Order = Literal["active", "failed", "name"]
@@ -106,6 +105,8 @@ class ScopeProgress:
     silence: Silence | None = None
 
 
+TIMED_MIN = 5
+"""Fewer timed tasks have no quantiles."""
 SLOWEST_OF = 50
 """Active prefixes among which the slowest is looked for."""
 _ALL = tuple(TaskState)
@@ -207,7 +208,6 @@ def prefixes(
 
 
 def _place(bar: ProgressBar, order: Order) -> int:
-    """The value of `_PLACE`."""
     if order == "active":
         return int(not bar.live)
     return -bar.counts[TaskState.ERRED] if order == "failed" else 0
@@ -249,7 +249,6 @@ def prefix(scope_id: int, name: str, now_ms: int, silent_since_ms: int = 0) -> P
 
 
 def group(prefix_id: int, name: str) -> ProgressBar | None:
-    """The group with this name. None when there is none."""
     found = sql.rows(f"{_GROUP} WHERE prefix_id = %s AND name = %s", [prefix_id, name])
     return _bar(found[0], None) if found else None
 
@@ -314,3 +313,40 @@ def _like(find: str) -> tuple[str, str]:
     like = "ILIKE" if connection.vendor == "postgresql" else "LIKE"
     plain = find[: NAME_MAX + 1].replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     return f" AND name {like} %s ESCAPE '\\'", f"%{plain}%"
+
+
+def after_id(column: str, value: int, after: str | None) -> tuple[str, list[int | str]]:
+    """A condition for rows with this value that follow the cursor in the order of their ids.
+
+    Written as a range of both columns: for an equality and an order by id, PostgreSQL may scan all ids.
+    """
+    return (
+        f" WHERE ({column}, id) > (%s, %s) AND {column} <= %s",
+        [value, 0 if after is None else parse_cursor(after)[1], value],
+    )
+
+
+def parse_cursor(after: str) -> list[int]:
+    """The two 64-bit numbers of a cursor made by `next_cursor`. Raises ValueError."""
+    numbers = [int(number) for number in after.split(".")]
+    if len(numbers) != 2 or any(abs(number) >= 2**63 for number in numbers):
+        raise ValueError(f"{after!r} is not a cursor")
+    return numbers
+
+
+def next_cursor(found: Sequence[object], limit: int, last: Callable[[], tuple[int, int]]) -> str | None:
+    return "{}.{}".format(*last()) if len(found) > limit else None
+
+
+def duration_quantiles(prefixes: Collection[int], shares: Sequence[float]) -> dict[int, list[float]]:
+    """Seconds that these shares of a prefix's tasks took at most, by its id.
+
+    Only of prefixes with TIMED_MIN, all of whose timed tasks were reported one by one: of the others sums are known.
+    """
+    found = {}
+    rows = TaskPrefix.objects.filter(pk__in=prefixes, duration_n__gte=TIMED_MIN)
+    for pk, timed, histogram in rows.values_list("pk", "duration_n", "durations"):
+        counts = {int(number): count for number, count in histogram.items()}
+        if sum(counts.values()) == timed:
+            found[pk] = [BINS.quantile(counts, share) or 0.0 for share in shares]
+    return found

@@ -92,6 +92,9 @@ CODES: dict[TaskState, int] = {
 }  # fmt: skip
 """States as stored in task rows."""
 
+LIVE_CODES = tuple(sorted(CODES[state] for state in LIVE))
+GONE_CODES = tuple(sorted(CODES[state] for state in GONE))
+
 STATE_OF: dict[int, TaskState] = {code: state for state, code in CODES.items()}
 
 ALIASES: dict[str, TaskState] = {

@@ -1,30 +1,113 @@
 """Events of single tasks: which of them count, and the rows that store them.
 
 Per task the event with the highest (sequence, reporter's name) counts, but `forgotten` overrides all others and is
-final. Repeated events change nothing, and overtaken ones only how a released or forgotten task had ended (outcomes).
+final. Repeated events change nothing, and overtaken ones only how a released or forgotten task had ended: by its newest
+other report, whichever arrives first. Only rows of such tasks store it (`before`); of others it is the report itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection
 
 from dstackweb.lib import bulk
-from dstackweb.progress.counter_rows import GroupName
+from dstackweb.progress.counter_rows import GroupName, read_keys
 from dstackweb.progress.counters import TASKS_MAX, BatchUpdate, CounterRows, Delta
 from dstackweb.progress.models import Reporter, Task, TaskGroup
-from dstackweb.progress.outcomes import Before, Endings, StoredTask, as_reported
 from dstackweb.progress.reports import Event, Failure
-from dstackweb.progress.states import CODES, DROPPED, GONE, LIVE, STATE_OF, TaskState
+from dstackweb.progress.states import AS_REPORTED, CODES, DROPPED, GONE, LIVE_CODES, STATE_OF, TaskState
+
+HOW: dict[TaskState, int] = {TaskState.MEMORY: 1, TaskState.ERRED: 2}
+"""How a task had ended; 0 for all other states."""
+_DROPPED_AS = {
+    (TaskState.RELEASED, 1): TaskState.RELEASED_DONE, (TaskState.RELEASED, 2): TaskState.RELEASED_FAILED,
+    (TaskState.FORGOTTEN, 1): TaskState.FORGOTTEN_DONE, (TaskState.FORGOTTEN, 2): TaskState.FORGOTTEN_FAILED,
+}  # fmt: skip
+_BITS = 2
+
+
+class StoredTask(NamedTuple):
+    id: int
+    key: str
+    state: int
+    seq: int
+    since_ms: int
+    group_id: int | None
+    reporter_id: int
+    before: int | None
+    before_by: int | None
+
+
+class Before(NamedTuple):
+    """A task's newest report other than released and forgotten, by (seq, reporter's name).
+
+    `how`: as in HOW; `by`: the reporter's id.
+    """
+
+    seq: int
+    reporter: str
+    how: int
+    by: int
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """The columns `before` and `before_by`."""
+        return (self.seq << _BITS) + self.how, self.by
+
+    def dropped(self, state: TaskState) -> TaskState:
+        """RELEASED or FORGOTTEN, by how the task had ended."""
+        return _DROPPED_AS.get((state, self.how), state)
+
+
+NEVER = Before(-1, "", 0, 0)
+"""No other report is known."""
+
+
+class Endings:
+    """How those tasks of a batch had ended that it releases or forgets, or that are released or forgotten already.
+
+    `known`: rows of its tasks, by key; `names`: of reporters, by id.
+    """
+
+    def __init__(
+        self, events: Sequence[Event], reporter: int, known: Mapping[str, StoredTask], names: Mapping[int, str]
+    ) -> None:
+        self._known, self._names = known, names
+        self._stored = {key for key, row in known.items() if row.before is not None}
+        keys = self._stored | {event.key for event in events if event.state in DROPPED}
+        self._reported: dict[str, Before] = {}
+        for event in events if keys else ():
+            if event.key in keys and event.state not in DROPPED:
+                earlier = self._reported.get(event.key)
+                if earlier is None or event.seq >= earlier.seq:
+                    how = HOW.get(event.state, 0)
+                    self._reported[event.key] = Before(event.seq, names[reporter], how, reporter)
+
+    def of(self, key: str) -> Before:
+        before, row = self._reported.get(key, NEVER), self._known.get(key)
+        return before if row is None else max(before, self._of_row(row))
+
+    def late(self, moved: Collection[str]) -> Iterator[tuple[StoredTask, Before]]:
+        """Tasks, other than the `moved` ones, of which the batch says more than their rows, and what that is."""
+        for key in sorted(self._stored.intersection(self._reported).difference(moved)):
+            row, before = self._known[key], self._reported[key]
+            if before > self._of_row(row):
+                yield row, before
+
+    def _of_row(self, row: StoredTask) -> Before:
+        if row.before is None:
+            return Before(row.seq, self._names[row.reporter_id], HOW.get(STATE_OF[row.state], 0), row.reporter_id)
+        by = row.before_by or 0
+        return Before(row.before >> _BITS, self._names.get(by, ""), row.before & (1 << _BITS) - 1, by)
+
 
 FORGOTTEN = TaskState.FORGOTTEN
 TIMED = (TaskState.MEMORY, TaskState.ERRED)
 """Entering one of these ends the timing of a task's processing."""
-LIVE_CODES = frozenset(CODES[state] for state in LIVE)
-HAS_LIVE_STATE = f"state IN ({', '.join(map(str, sorted(LIVE_CODES)))})"
+HAS_LIVE_STATE = f"state IN ({', '.join(map(str, LIVE_CODES))})"
 
 MOVED = {"group_id": "bigint", "reporter_id": "bigint", "state": "smallint", "seq": "bigint", "since_ms": "bigint"}
 FRESH = {"scope_id": "bigint", "prefix_id": "bigint", "key": "text", **MOVED}
@@ -127,7 +210,8 @@ def _decide_late(
     group_of = {event.key: event.group for event in events} if gone else {}
     for row, before in found:
         tasks.before[row.key] = before
-        old, new = STATE_OF[row.state], before.dropped(as_reported(row.state))
+        old = STATE_OF[row.state]
+        new = before.dropped(AS_REPORTED.get(old, old))
         tasks.late.append((row, new))
         if old != new:
             group_name = group_name_of[row.group_id] if row.group_id else (prefixes[row.id], group_of[row.key])
@@ -172,15 +256,7 @@ def _write_rows(tasks: TaskChanges, fresh: list[tuple[Any, ...]], moved: list[tu
 
 
 def _load(scope_id: int, keys: Iterable[str]) -> dict[str, StoredTask]:
-    found = bulk.find(
-        ", ".join(f"t.{column}" for column in StoredTask._fields),
-        "progress_task",
-        "t.key = given.key AND t.scope_id = %s",
-        {"key": "text"},
-        [(key,) for key in keys],
-        scope_id,
-    )
-    return {row[1]: StoredTask._make(row) for row in found}
+    return {row[1]: StoredTask._make(row) for row in read_keys("progress_task", StoredTask._fields, scope_id, keys)}
 
 
 def _group_names(counters: CounterRows, tasks: Iterable[StoredTask]) -> dict[int | None, GroupName]:

@@ -6,13 +6,11 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from dstackweb.lib import sql
-from dstackweb.progress.cursors import after_id, next_cursor, parse_cursor
+from dstackweb.progress.selectors import after_id, next_cursor, parse_cursor
 from dstackweb.progress.states import STATE_OF, TaskState
 
 
 class FailedTask(NamedTuple):
-    """A failed task and its message."""
-
     id: int
     key: str
     prefix: str
@@ -22,8 +20,6 @@ class FailedTask(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """A task that was reported with its name."""
-
     id: int
     key: str
     state: TaskState

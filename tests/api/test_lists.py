@@ -7,8 +7,7 @@ from django.utils import timezone
 from pydantic import TypeAdapter
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.api.queue_items import QueueItem
-from dstackweb.api.queue_schemas import QueueOut
+from dstackweb.api.queue_schemas import QueueItem, QueueOut
 from dstackweb.api.run_schemas import RunsOut
 from dstackweb.runs import holds
 from dstackweb.runs.models import Run, Verdict

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.api import app
-from dstackweb.api.host_agents import PollIn
+from dstackweb.api.agents import PollIn
 from dstackweb.api.runner_schemas import SamplesIn
 from dstackweb.runs import files, rows
 from dstackweb.runs.launch import job_token

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.api.metrics import MetricsOut
+from dstackweb.api.utilization import MetricsOut
 from tests.api.conftest import Api
 from tests.factories import make_run
 from tests.gpus.past import past_run

@@ -7,7 +7,7 @@ import time
 
 from django.db import transaction
 
-from dstackweb.progress import counters
+from dstackweb.progress import counter_rows, counters
 from dstackweb.progress.counters import Delta
 from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.states import TaskState
@@ -69,7 +69,7 @@ def _groups(states: dict[TaskState, int], chance: random.Random) -> list[Delta]:
 def shift(scope_id: int, deltas: dict[tuple[str, str], Delta], now_ms: int | None = None) -> None:
     """Counters change, as if tasks had."""
     with transaction.atomic():
-        scope = counters.lock_scope(scope_id)
+        scope = counter_rows.lock_scope(scope_id)
         counters.shift(scope, deltas, now_ms if now_ms is not None else time.time_ns() // 1_000_000)
 
 

@@ -9,7 +9,8 @@ from django.db import transaction
 
 from dstackweb.accounts.models import Project
 from dstackweb.progress import counters
-from dstackweb.progress.counters import CounterRows, Delta, ensure_scope, lock_scope, shift
+from dstackweb.progress.counter_rows import lock_scope
+from dstackweb.progress.counters import CounterRows, Delta, ensure_scope, shift
 from dstackweb.progress.models import Scope, TaskGroup, TaskPrefix
 from dstackweb.progress.states import TaskState
 

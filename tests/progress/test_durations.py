@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project
-from dstackweb.progress import durations
+from dstackweb.progress import selectors
 from dstackweb.progress.counters import ensure_scope
-from dstackweb.progress.durations import BINS, TASKS_MIN, added
+from dstackweb.progress.estimate import BINS, added
 from dstackweb.progress.models import Scope, TaskPrefix
 from dstackweb.progress.recount import differences
+from dstackweb.progress.selectors import TIMED_MIN
 from dstackweb.progress.states import TaskState
 from tests.progress.test_ingest import count, event, ingest_entries
 
@@ -24,7 +25,7 @@ RATIO = 2 ** (1 / BINS.per_octave)
 seconds = st.floats(0.002, 1_000_000)
 
 
-@given(st.lists(seconds, min_size=TASKS_MIN, max_size=200), st.sampled_from([0.5, 0.95]))
+@given(st.lists(seconds, min_size=TIMED_MIN, max_size=200), st.sampled_from([0.5, 0.95]))
 def test_a_quantile_is_within_a_bin_of_the_exact_one(took: list[float], share: float) -> None:
     histogram = "{}"
     for one in took:
@@ -52,7 +53,7 @@ def took(scope_id: int, *each: float, prefix: str = "a", first: int = 0) -> None
 
 def quantiles(prefix: str = "a") -> list[float] | None:
     row = TaskPrefix.objects.get(name=prefix)
-    return durations.quantiles([row.pk], (0.5, 0.95)).get(row.pk)
+    return selectors.duration_quantiles([row.pk], (0.5, 0.95)).get(row.pk)
 
 
 def test_each_timed_task_counts_once_in_its_prefix(scope_id: int) -> None:
@@ -82,7 +83,7 @@ def test_reading_is_one_statement_for_all_prefixes(scope_id: int, django_assert_
         took(scope_id, 1, 2, 3, 4, 5, prefix=prefix)
     ids = list(TaskPrefix.objects.values_list("pk", flat=True))
     with django_assert_num_queries(1):
-        assert len(durations.quantiles(ids, (0.5,))) == 3
+        assert len(selectors.duration_quantiles(ids, (0.5,))) == 3
 
 
 def test_a_histogram_with_more_tasks_than_were_timed_is_found(scope_id: int) -> None:

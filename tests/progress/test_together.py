@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from dstackweb.lib.errors import Conflict, TooLarge
-from dstackweb.progress import together
+from dstackweb.progress import ingest
+from dstackweb.progress.ingest import Together
 from dstackweb.progress.reports import Batch, Event, Receipt
 from dstackweb.progress.states import TaskState
-from dstackweb.progress.together import Together
 from tests.support import eventually
 
 
@@ -38,7 +38,7 @@ class Database:
 
 def ingested(monkeypatch: pytest.MonkeyPatch, database: Database, *names: str) -> dict[str, object]:
     """What each thread gets: the first holds the scope until all others wait."""
-    monkeypatch.setattr(together, "ingest_batches", database)
+    monkeypatch.setattr(ingest, "ingest_batches", database)
     group, found = Together(), dict[str, object]()
 
     def report(name: str) -> None:
@@ -67,7 +67,7 @@ def test_waiting_batches_are_stored_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_size_of_a_joined_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "MOST", 2)
+    monkeypatch.setattr(ingest, "BATCHES_MAX", 2)
     database = Database()
     ingested(monkeypatch, database, "a", "b", "c", "d")
     assert database.calls == [["a"], ["b", "c"], ["d"]]

@@ -14,8 +14,8 @@ from django.urls import reverse
 from dstackweb.accounts.models import Project
 from dstackweb.lib.forms import whole_number
 from dstackweb.lib.times import to_moment
-from dstackweb.progress import durations, task_lists
 from dstackweb.progress import selectors as progress
+from dstackweb.progress import task_lists
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import learned_durations, selectors
 from dstackweb.runs.models import Run
@@ -85,7 +85,7 @@ class PageScope:
     def durations(self, bars: Sequence[progress.ProgressBar]) -> dict[str, Durations]:
         """By prefix, how long its tasks took, or a project's runs."""
         if self.run:
-            of_tasks = durations.quantiles([bar.id for bar in bars if bar.mean_s is not None], SHARES)
+            of_tasks = progress.duration_quantiles([bar.id for bar in bars if bar.mean_s is not None], SHARES)
             return {bar.name: Durations(*of_tasks[bar.id]) for bar in bars if bar.id in of_tasks}
         names = [bar.name for bar in bars if bar.mean_s is not None]
         found = learned_durations.quantiles(self.request.project.pk, names, SHARES)

@@ -1,4 +1,4 @@
-"""The API of the agents on joined hosts (docs/runner.md). Not public; a token opens one host."""
+"""The API of the agents on joined hosts and cloud instances (docs/runner.md). Not public; a token opens one of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import Field, Router, Schema
-from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
-from dstackweb.api.app import auth_of
-from dstackweb.api.runner_schemas import DAY_S, MANY, GpuIn, Mib, Text, storable
+from dstackweb.api import tasks
+from dstackweb.api.app import TokenOf, auth_of
+from dstackweb.api.runner_schemas import DAY_S, MANY, GpuIn, InterruptionIn, Mib, Text, storable
 from dstackweb.lib.errors import Forbidden, Invalid
 from dstackweb.runner.isolation import Arrangement
 from dstackweb.runner.machine import GpuProbe, Probe
 from dstackweb.runner.nvml import Snapshot
+from dstackweb.runner.pyz import pyz
 from dstackweb.scheduler import host_agents
+from dstackweb.scheduler.cloud import agents
 from dstackweb.scheduler.host_agents import HostReport, KnownHost
 from dstackweb.spec.labels import check_labels
 
@@ -28,14 +30,8 @@ OLD = 500
 Message = Annotated[str, BeforeValidator(storable)]
 
 
-class HostToken(HttpBearer):
-    """The token that a machine got when it joined."""
-
-    def authenticate(self, request: HttpRequest, token: str) -> KnownHost | None:
-        return host_agents.host_of_token(token)
-
-
-router = Router(auth=HostToken())
+of_hosts = Router(auth=TokenOf(host_agents.host_of_token))
+of_instances = Router()
 
 
 class StrangerIn(Schema):
@@ -135,7 +131,7 @@ class FilesIn(Schema):
     waiting: CountsIn
 
 
-@router.post("/{name}/facts", include_in_schema=False)
+@of_hosts.post("/{name}/facts", include_in_schema=False)
 def facts(request: HttpRequest, name: str, body: FactsIn) -> dict[str, Any]:
     """What the machine has: at the agent's start, and whenever it changes."""
     known = _own(request, name, removed=True)
@@ -160,13 +156,13 @@ def facts(request: HttpRequest, name: str, body: FactsIn) -> dict[str, Any]:
     return {}
 
 
-@router.post("/{name}/poll", include_in_schema=False)
+@of_hosts.post("/{name}/poll", include_in_schema=False)
 def poll(request: HttpRequest, name: str, body: PollIn) -> dict[str, Any]:
     """An agent's heartbeat, answered with what its jobs need."""
     return host_agents.poll(_own(request, name, removed=True), body.report())
 
 
-@router.post("/{name}/files", include_in_schema=False)
+@of_hosts.post("/{name}/files", include_in_schema=False)
 def files(request: HttpRequest, name: str, body: FilesIn) -> dict[str, list[str]]:
     """Which of these old files the host may remove."""
     known = _own(request, name)
@@ -183,3 +179,49 @@ def _own(request: HttpRequest, name: str, *, removed: bool = False) -> KnownHost
     if known.removed and not removed:
         raise Forbidden(f"host {name} was removed")
     return known
+
+
+class AgentJoinIn(Schema):
+    token: str = Field(min_length=1, max_length=200)
+    nonce: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")
+    gpus: list[Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w-]+$")]] = Field([], max_length=256)
+    address: str = Field("", max_length=255, pattern=r"^[0-9A-Za-z.:-]*$")
+
+
+class EngineSetupIn(Schema):
+    """As `runner.engine.EngineSetup.report`."""
+
+    job: UUID
+    fault: str = Field("", max_length=40, pattern="^[a-z_]*$")
+    text: Message = ""
+
+
+class NextIn(Schema):
+    job: UUID | None = None
+    left: bool = False
+    interruption: InterruptionIn | None = None
+    error: Message = ""
+    engine: EngineSetupIn | None = None
+
+
+@of_instances.get("/pyz", auth=None, include_in_schema=False)
+def runner(request: HttpRequest) -> HttpResponse:
+    """The runner and the agent as one file without secrets. Its `ETag` is its SHA-256."""
+    return tasks.zip_response(request, *pyz())
+
+
+@of_instances.post("/instances/{instance_id}/join", auth=None, include_in_schema=False)
+def join(request: HttpRequest, instance_id: UUID, body: AgentJoinIn) -> dict[str, Any]:
+    """An agent's first call: exchanges the single-use token in its user data for its own, and its first step."""
+    token = agents.join(instance_id, body.token, body.nonce, gpus=body.gpus, address=body.address)
+    return {"token": token, "next": agents.next_step(instance_id, agents.AgentReport())}
+
+
+@of_instances.post("/instances/{instance_id}/next", auth=TokenOf(agents.instance_of_token), include_in_schema=False)
+def next_(request: HttpRequest, instance_id: UUID, body: NextIn) -> dict[str, Any]:
+    """An agent's heartbeat, answered with its next step."""
+    if auth_of(request) != instance_id:
+        raise Forbidden("this token is for another instance")
+    at = body.interruption.at if body.interruption else None
+    engine = agents.EngineReport(**body.engine.dict()) if body.engine else None
+    return agents.next_step(instance_id, agents.AgentReport(body.job, body.left, at, body.error, engine))
