@@ -265,16 +265,13 @@ def _numbers(host: HostView, needs: Requirements) -> dict[str, Any]:
             "gpus_outside": sum(gpu.stranger is not None and not gpu.held for gpu in gpus),
             "gpus_total": len(gpus),
         }
-    if host.cpus_free < needs.cpu_min:
-        short.append("cpus")
-        numbers |= {"cpus": needs.cpu_min, "cpus_free": host.cpus_free, "cpus_total": host.cpus}
-    if host.memory_free_mib < needs.memory_min_mib:
-        short.append("memory_mib")
-        numbers |= {
-            "memory_mib": needs.memory_min_mib,
-            "memory_mib_free": host.memory_free_mib,
-            "memory_mib_total": host.memory_mib,
-        }
+    for name, wanted, left, total in (
+        ("cpus", needs.cpu_min, host.cpus_free, host.cpus),
+        ("memory_mib", needs.memory_min_mib, host.memory_free_mib, host.memory_mib),
+    ):
+        if left < wanted:
+            short.append(name)
+            numbers |= {name: wanted, f"{name}_free": left, f"{name}_total": total}
     return numbers
 
 
