@@ -10,10 +10,10 @@ from django.views.generic import RedirectView
 from dstackweb.lib.admin import translate_names
 from dstackweb.web.accounts.views import to_sign_in
 
-handler400 = "dstackweb.web.common.errors.bad_request"
-handler403 = "dstackweb.web.common.errors.denied"
-handler404 = "dstackweb.web.common.errors.not_found"
-handler500 = "dstackweb.web.common.errors.server_error"
+handler400 = "dstackweb.web.common.views.bad_request"
+handler403 = "dstackweb.web.common.views.denied"
+handler404 = "dstackweb.web.common.views.not_found"
+handler500 = "dstackweb.web.common.views.server_error"
 admin.autodiscover()
 translate_names()
 urlpatterns = [

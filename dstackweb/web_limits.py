@@ -93,7 +93,7 @@ class BodyTooLarge(Error):
 
     def to_response(self, ident: str | None = None) -> tuple[str, list[tuple[str, str]], bytes]:
         """Status, headers and body: JSON below /api/, else a page."""
-        from dstackweb.web.common.errors import refusal  # Django is loaded by now
+        from dstackweb.web.common.views import refusal  # Django is loaded by now
 
         request = HttpRequest()
         request.META["HTTP_ACCEPT_LANGUAGE"] = self.languages

@@ -34,10 +34,7 @@ def visible_projects(user: User | AnonymousUser) -> QuerySet[Project]:
 
 
 def role_in(project: Project, user: User | AnonymousUser) -> str | None:
-    """The user's role in the project, `admin` for superusers; None for non-members and inactive users.
-
-    None either in a project that is being deleted.
-    """
+    """The user's role, `admin` for superusers; None for others, for inactive users, and while a project is deleted."""
     if not user.is_active or project.deleting_since is not None:
         return None
     if user.is_superuser:
@@ -74,10 +71,7 @@ WHERE project.name = %s AND project.deleting_since IS NULL
 
 
 def project_for(user: User | AnonymousUser, name: str, at_least: str = Role.VIEWER) -> tuple[Project, str]:
-    """The project `name` and the user's role there.
-
-    Raises NotFound if the user is not a member, and Forbidden if their role is below `at_least`.
-    """
+    """The project and the user's role there. Raises NotFound for who is no member, Forbidden below `at_least`."""
     found = Project.objects.raw(_PROJECT_AND_ROLE, [user.pk, name]) if user.is_active else ()
     project: Any = next(iter(found), None)
     entered, role = enter(user, name, project, project and project.role_there)

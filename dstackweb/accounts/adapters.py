@@ -1,11 +1,16 @@
 """What this product decides for django-allauth: who may have an account, what stands encrypted, what people read.
 
+Groups of the identity provider give roles in projects (`DSTACKWEB_OIDC_ROLES`), at each single sign-on. That touches
+what it gave alone: a role that someone gave by hand stays, whatever the groups are.
+
 Signing in always ends in `sign_in.finish` or one of allauth's views, and so passes the second step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
@@ -19,14 +24,17 @@ from allauth.socialaccount.models import SocialLogin
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import AnonymousUser
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from dstackweb.accounts import group_roles, services
-from dstackweb.accounts.models import User
+from dstackweb.accounts import services
+from dstackweb.accounts.access import allows
+from dstackweb.accounts.models import Membership, Project, User
+from dstackweb.env import GroupRole
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.secrets import decrypt, encrypt
 
@@ -135,14 +143,14 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):
 
 def roles(sociallogin: SocialLogin) -> dict[str, str]:
     """The roles, by project name, that the groups of this sign-in give."""
-    groups = group_roles.groups_in(sociallogin.account.extra_data or {}, settings.DSTACKWEB_OIDC_GROUPS_CLAIM)
-    return group_roles.roles_of(groups, settings.DSTACKWEB_OIDC_ROLES)
+    groups = groups_in(sociallogin.account.extra_data or {}, settings.DSTACKWEB_OIDC_GROUPS_CLAIM)
+    return roles_of(groups, settings.DSTACKWEB_OIDC_ROLES)
 
 
 def apply_roles(sender: object, user: User, sociallogin: SocialLogin | None = None, **_signal: Any) -> None:
     """After a sign-in elsewhere is complete."""
     if sociallogin is not None:
-        group_roles.apply(user, roles(sociallogin))
+        give_roles(user, roles(sociallogin))
 
 
 def _open_invite(request: HttpRequest) -> bool:
@@ -151,3 +159,46 @@ def _open_invite(request: HttpRequest) -> bool:
         return bool(token and services.open_invite(token))
     except DomainError:
         return False
+
+
+log = logging.getLogger(__name__)
+
+
+def groups_in(claims: Mapping[str, Any], name: str) -> set[str]:
+    """The groups in what the provider said of a person: a list, or one name. Anything else counts as none."""
+    for part in ("userinfo", "id_token"):
+        found = (claims.get(part) or {}).get(name)
+        if isinstance(found, str):
+            return {found}
+        if isinstance(found, list):
+            return {one for one in found if isinstance(one, str)}
+    return set()
+
+
+def roles_of(groups: Iterable[str], mapping: Iterable[GroupRole]) -> dict[str, str]:
+    """The role in each project that these groups give, the highest of several."""
+    wanted: dict[str, str] = {}
+    there = {*groups}
+    for group, project, role in mapping:
+        if group in there and (project not in wanted or allows(role, wanted[project])):
+            wanted[project] = role
+    return wanted
+
+
+def give_roles(user: User, wanted: Mapping[str, str]) -> None:
+    """Give the user these roles, by project name, and take back those of groups that they have left."""
+    with transaction.atomic():
+        projects = {one.name: one for one in Project.objects.select_for_update().filter(name__in=wanted).order_by("pk")}
+        if missing := {*wanted} - {*projects}:
+            log.warning("DSTACKWEB_OIDC_ROLES names projects that don't exist: %s", ", ".join(sorted(missing)))
+        memberships = {one.project_id: one for one in user.memberships.select_related("project")}
+        for name, project in projects.items():
+            there = memberships.get(project.pk)
+            if there is None:
+                Membership.objects.create(user=user, project=project, role=wanted[name], by_group=True)
+            elif there.by_group and there.role != wanted[name]:
+                there.role = wanted[name]
+                there.save(update_fields=["role"])
+        for membership in memberships.values():
+            if membership.by_group and membership.project.name not in projects:
+                membership.delete()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 from allauth.account.models import EmailAddress, EmailConfirmation
@@ -38,7 +39,7 @@ from dstackweb.accounts.models import (
     User,
 )
 from dstackweb.accounts.services import create_token, revoke_token, set_secret
-from dstackweb.lib.admin import ReadOnly
+from dstackweb.lib.admin import register_list
 from dstackweb.lib.forms import MergedForm
 
 HAS_TWO_STEP = Exists(Authenticator.objects.filter(user=OuterRef("pk")).exclude(type=Authenticator.Type.RECOVERY_CODES))
@@ -51,12 +52,6 @@ def is_admin(request: HttpRequest) -> bool:
 
 def _may_touch(request: HttpRequest, user: Model | None) -> bool:
     return is_admin(request) or not (isinstance(user, User) and (user.is_superuser or user.is_staff))
-
-
-class ViewAndDeleteAdmin(ReadOnly):
-    """Rows that only services create and change: the admin site shows and deletes them."""
-
-    has_delete_permission = admin.ModelAdmin.has_delete_permission
 
 
 class MembershipFormSet(forms.BaseInlineFormSet[Any, Any, Any]):
@@ -194,25 +189,11 @@ class ProjectForm(MergedForm, forms.ModelForm[Project]):
 class ProjectAdmin(admin.ModelAdmin[Project]):
     form = ProjectForm
     list_display = (
-        "name",
-        "weight",
-        "monthly_budget",
-        "member_max_priority",
-        "least_isolation",
-        "created_at",
-        "deleting_since",
-    )
+        "name", "weight", "monthly_budget", "member_max_priority", "least_isolation", "created_at", "deleting_since",
+    )  # fmt: skip
     search_fields = ("name",)
     readonly_fields = ("created_at",)
     inlines = (ProjectMembers,)
-
-
-@admin.register(Membership)
-class MembershipAdmin(ViewAndDeleteAdmin):
-    list_display = ("user", "project", "role", "by_group")
-    list_filter = ("role", "by_group", "project")
-    search_fields = ("user__username", "project__name")
-    list_select_related = ("user", "project")
 
 
 @admin.register(ApiToken)
@@ -220,7 +201,6 @@ class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
     list_display = ("name", "user", "hint", "created_at", "last_used_at", "revoked_at")
     list_filter = (("revoked_at", admin.EmptyFieldListFilter), "created_at")
     search_fields = ("name", "user__username")
-    list_select_related = ("user",)
     autocomplete_fields = ("user",)
     readonly_fields = ("hint", "created_at", "last_used_at", "revoked_at")
     actions = ("revoke",)
@@ -247,70 +227,52 @@ class ApiTokenAdmin(admin.ModelAdmin[ApiToken]):
         messages.success(request, _("Revoked tokens: %(count)s.") % {"count": len(live)})
 
 
-@admin.register(Invite)
-class InviteAdmin(ViewAndDeleteAdmin):
-    list_display = ("project", "role", "created_by", "created_at", "expires_at", "used_by", "used_at")
-    list_filter = ("role", ("used_at", admin.EmptyFieldListFilter), "project")
-    search_fields = ("project__name", "created_by__username", "used_by__username")
-    list_select_related = ("project", "created_by", "used_by")
+_list_with_deletion = functools.partial(register_list, has_delete_permission=admin.ModelAdmin.has_delete_permission)
+"""Rows that only services create and change: the admin site shows and deletes them."""
 
-
-@admin.register(SSHKey)
-class SSHKeyAdmin(ViewAndDeleteAdmin):
-    list_display = ("name", "user", "fingerprint", "created_at", "last_used_at")
-    list_filter = (("last_used_at", admin.EmptyFieldListFilter), "created_at")
-    search_fields = ("name", "user__username", "fingerprint")
-    list_select_related = ("user",)
-
-
-@admin.register(LoginLink)
-class LoginLinkAdmin(ViewAndDeleteAdmin):
-    list_display = ("user", "expires_at", "used_at")
-    list_filter = (("used_at", admin.EmptyFieldListFilter), "expires_at")
-    search_fields = ("user__username",)
-    list_select_related = ("user",)
-
-
-@admin.register(SavedView)
-class SavedViewAdmin(ViewAndDeleteAdmin):
-    """A view without a user is its project's."""
-
-    list_display = ("name", "project", "user", "query")
-    list_filter = (("user", admin.EmptyFieldListFilter), "project")
-    search_fields = ("name", "query", "project__name", "user__username")
-    list_select_related = ("project", "user")
-
-
-@admin.register(DefaultView)
-class DefaultViewAdmin(ViewAndDeleteAdmin):
-    list_display = ("user", "project", "view")
-    list_filter = ("project",)
-    search_fields = ("user__username", "project__name", "view__name")
-    list_select_related = ("user", "project", "view")
-
-
-@admin.register(AccessAttempt)
-class AccessAttemptAdmin(ViewAndDeleteAdmin):
-    """Deleting a row lets its user try again from there."""
-
-    list_display = ("username", "ip_address", "failures_since_start", "attempt_time")
-    list_filter = ("attempt_time",)
-    search_fields = ("username", "ip_address")
-    fields = ("username", "ip_address", "failures_since_start", "attempt_time", "user_agent", "path_info")
-
-
-@admin.register(AddressFailures)
-class AddressFailuresAdmin(ViewAndDeleteAdmin):
-    """Deleting a row lets its address try again."""
-
-    list_display = ("address", "count", "window")
-    list_filter = ("window",)
-    search_fields = ("address",)
+_list_with_deletion(
+    Membership, "user project role by_group", filters="role by_group project", search="user__username project__name"
+)
+_list_with_deletion(
+    Invite,
+    "project role created_by created_at expires_at used_by used_at",
+    codes=["role", ("used_at", admin.EmptyFieldListFilter), "project"],
+    search="project__name created_by__username used_by__username",
+)
+_list_with_deletion(
+    SSHKey,
+    "name user fingerprint created_at last_used_at",
+    codes=[("last_used_at", admin.EmptyFieldListFilter), "created_at"],
+    search="name user__username fingerprint",
+)
+_list_with_deletion(
+    LoginLink,
+    "user expires_at used_at",
+    codes=[("used_at", admin.EmptyFieldListFilter), "expires_at"],
+    search="user__username",
+)
+_list_with_deletion(
+    SavedView,  # one without a user is its project's
+    "name project user query",
+    codes=[("user", admin.EmptyFieldListFilter), "project"],
+    search="name query project__name user__username",
+)
+_list_with_deletion(
+    DefaultView, "user project view", filters="project", search="user__username project__name view__name"
+)
+_list_with_deletion(  # deleting a row lets its user try again from there
+    AccessAttempt,
+    "username ip_address failures_since_start attempt_time",
+    filters="attempt_time",
+    search="username ip_address",
+    fields=("username", "ip_address", "failures_since_start", "attempt_time", "user_agent", "path_info"),
+)
+_list_with_deletion(  # deleting a row lets its address try again
+    AddressFailures, "address count window", filters="window", search="address"
+)
 
 
 class ProjectSecretForm(forms.ModelForm[ProjectSecret]):
-    """A secret's name, and a field for a new value."""
-
     value = SecretField(help_text=gettext_lazy("Replaces the old value. Stored encrypted and never shown."))
 
     class Meta:
@@ -324,7 +286,6 @@ class ProjectSecretAdmin(admin.ModelAdmin[ProjectSecret]):
     list_display = ("name", "project", "updated_by", "updated_at")
     list_filter = ("project",)
     search_fields = ("name", "project__name")
-    list_select_related = ("project", "updated_by")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> tuple[str, ...]:
         return ("project", "name", "updated_by", "updated_at") if obj else ()

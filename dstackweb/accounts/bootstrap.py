@@ -37,12 +37,10 @@ def first_admin() -> User | None:
 
 
 def bootstrap() -> Bootstrap:
-    """Create the superuser `admin` and the project `main` if there is no admin, and set the environment's password
-    and token. Safe to call by several processes at once: one of them creates the admin, and only that one knows the
-    password.
+    """Create the superuser `admin` and the project `main` if there is no admin; set the environment's password, token.
 
-    Raises Conflict if there is no active superuser, and another account has the name `admin`, and Invalid if the
-    environment's password or token is too weak.
+    Of several processes at once one creates the admin, and only that one knows the password. Raises Conflict if there
+    is no active superuser, and another account is called `admin`, and Invalid if password or token are too weak.
     """
     wanted: str = settings.DSTACKWEB_ADMIN_PASSWORD
     _check_strength(wanted, settings.DSTACKWEB_ADMIN_TOKEN)

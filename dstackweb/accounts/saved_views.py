@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     SeenView: TypeAlias = WithAnnotations[SavedView, _Default]
 
 VIEWS_MOST = 50
-"""Saved views of one person, or shared ones, in a project."""
 
 
 def save(project: Project, user: User | None, name: str, query: str) -> SavedView:

@@ -34,10 +34,7 @@ INVITE_TTL = timedelta(days=7)
 
 
 def set_role(project: Project, user: User, role: str) -> Membership:
-    """Change a member's role, which is then no longer one by a group.
-
-    Raises NotFound if the user is not a member, Conflict for the last admin.
-    """
+    """Change a role, no longer one by a group. Raises NotFound for who is no member, Conflict for the last admin."""
     _check_role(role)
     with transaction.atomic():
         membership = _locked_membership(project, user, stays_admin=role == Role.ADMIN)
@@ -97,10 +94,7 @@ def withdraw_invite(project: Project, invite_id: int) -> None:
 
 
 def open_invite(token: str) -> Invite:
-    """The valid invite of a token.
-
-    Raises NotFound if unknown, Conflict if used, expired, or created by a user who is no longer an admin.
-    """
+    """The valid invite of a token. Raises NotFound if unknown, Conflict if used, expired, or by no admin any more."""
     row = Invite.objects.select_related("project", "created_by").filter(digest=digest(token)).first()
     if row is None:
         raise NotFound(_("This invite does not exist or was withdrawn. Ask for a new one."))
@@ -268,10 +262,7 @@ VALUE_LIMIT = 64 * 1024
 
 
 def check_value(value: str) -> None:
-    """Raise Invalid unless an environment variable can have the value, and logs can hide it.
-
-    Up to 64 KiB in UTF-8, no NUL, at least 8 characters, no common word.
-    """
+    """Raise Invalid unless an environment variable can have the value, and logs can hide it."""
     if not value:
         raise Invalid.at("value", msg=_("The value is empty."))
     if "\0" in value:
@@ -305,7 +296,6 @@ def delete_secret(project: Project, name: str) -> None:
 
 
 def secret_names(project: Project) -> list[str]:
-    """The names of the project's secrets, sorted."""
     return list(ProjectSecret.objects.filter(project=project).order_by("name").values_list("name", flat=True))
 
 

@@ -41,8 +41,6 @@ SET_UP = ("/account/two-step/", "/account/confirm/", "/logout/")
 
 
 class SessionStore(db.SessionStore):
-    """Sessions with their users."""
-
     @classmethod
     def get_model_class(cls) -> type[Session]:
         return Session
@@ -89,7 +87,6 @@ def note_second_step(sender: object, request: HttpRequest, **_signal: object) ->
 
 
 def note_sign_in(sender: object, request: HttpRequest, user: User, **_signal: object) -> None:
-    """Note with a new session what its list shows."""
     request.session.set_expiry(None)
     now = int(time.time())
     program = request.META.get("HTTP_USER_AGENT", "")[:PROGRAM_MAX]

@@ -8,18 +8,21 @@ from allauth.account.internal.flows.login import get_authentication_records, per
 from allauth.account.models import Login
 from django.contrib.auth import logout
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext_noop
 
 from dstackweb.accounts.models import User
 
-WAYS = {"totp": "authenticator app", "recovery_codes": "recovery code", "webauthn": "passkey"}
-PASSWORD, LINK, INVITE, ELSEWHERE = "password", "sign-in link", "invite", "socialaccount"
+WAYS = {
+    "totp": gettext_noop("authenticator app"),
+    "recovery_codes": gettext_noop("recovery code"),
+    "webauthn": gettext_noop("passkey"),
+}
+PASSWORD, LINK, INVITE = gettext_noop("password"), gettext_noop("sign-in link"), gettext_noop("invite")
+ELSEWHERE = "socialaccount"
 
 
 def finish(request: HttpRequest, user: User, way: str, to: str | None = None) -> HttpResponse:
-    """Sign the user in, who has shown that they may by `way`, and go to `to` (the start page).
-
-    Who has a second step is asked for it first.
-    """
+    """Sign in who has shown by `way` that they may, after their second step if any, and go to `to` (the start page)."""
     if request.user.is_authenticated and request.user.pk != user.pk:
         logout(request)
     record_authentication(request, user, method=way)
@@ -29,11 +32,8 @@ def finish(request: HttpRequest, user: User, way: str, to: str | None = None) ->
 
 def ways(request: HttpRequest, user: User) -> list[str]:
     """How they signed in, in order: "password", "authenticator app"."""
-    found = []
-    for record in get_authentication_records(request, user):
-        if not record.get("reauthenticated"):
-            found.append(_way(record))
-    return found or [PASSWORD]
+    records = get_authentication_records(request, user)
+    return [_way(record) for record in records if not record.get("reauthenticated")] or [PASSWORD]
 
 
 def used_second_step(request: HttpRequest, user: User) -> bool:
@@ -43,5 +43,5 @@ def used_second_step(request: HttpRequest, user: User) -> bool:
 def _way(record: dict[str, Any]) -> str:
     method = str(record.get("method"))
     if method == ELSEWHERE:
-        return "single sign-on"
+        return gettext_noop("single sign-on")
     return WAYS.get(str(record.get("type")), method) if method == "mfa" else method

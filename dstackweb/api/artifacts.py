@@ -12,7 +12,7 @@ from ninja import Field, P, Path, QueryEx, Router, Schema
 from dstackweb.api.app import RAW, REFUSALS, refusals, run_of
 from dstackweb.lib.downloads import file_response
 from dstackweb.runs import artifacts
-from dstackweb.wording import artifacts as words
+from dstackweb.wording import storage as words
 
 router = Router(tags=["runs"])
 FILE_HEADERS = {

@@ -28,7 +28,7 @@ from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.spec.source import Config
-from dstackweb.wording import accounting, events, fair_share, gateway, statuses, waiting
+from dstackweb.wording import events, fair_share, gateway, statuses, units, waiting
 
 RunStatusName = Literal[
     "pending", "submitted", "provisioning", "running", "terminating", "done", "failed", "terminated"
@@ -135,7 +135,7 @@ class JobOut(Schema):
     @staticmethod
     def resolve_accounting(job: Job) -> dict[str, Any] | None:
         usage = job.instance.usage if job.instance else None
-        return {**usage, "detail": accounting.used(usage)} if usage else None
+        return {**usage, "detail": units.used(usage)} if usage else None
 
 
 class EventOut(Schema):

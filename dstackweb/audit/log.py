@@ -31,17 +31,11 @@ class AuditFilter:
 
     def rows(self) -> QuerySet[AuditEntry]:
         """The newest first."""
-        found = AuditEntry.objects.order_by("-id")
-        if self.project is not None:
-            found = found.filter(project_id=self.project.pk)
-        if self.kind:
-            found = found.filter(kind=self.kind)
-        if self.actor:
-            found = found.filter(actor_name=self.actor)
-        if self.since is not None:
-            found = found.filter(at__gte=self.since)
-        if self.until is not None:
-            found = found.filter(at__lt=self.until)
+        wanted = {
+            "project_id": self.project and self.project.pk, "kind": self.kind, "actor_name": self.actor,
+            "at__gte": self.since, "at__lt": self.until,
+        }  # fmt: skip
+        found = AuditEntry.objects.order_by("-id").filter(**{name: value for name, value in wanted.items() if value})
         if self.text:
             text = self.text[:SEARCHED]
             found = found.filter(Q(name__icontains=text) | Q(actor_name__icontains=text) | Q(address__icontains=text))

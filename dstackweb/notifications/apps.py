@@ -14,7 +14,7 @@ class NotificationsConfig(AppConfig):
         from dstackweb.audit.models import AuditKind
         from dstackweb.audit.recorder import Watched
         from dstackweb.backends.models import HostEvent
-        from dstackweb.notifications import conditions, outbox, sending, services
+        from dstackweb.notifications import outbox, sending, services
         from dstackweb.notifications.models import Channel, ChannelKind
         from dstackweb.runs import spend, transitions
         from dstackweb.scheduler.models import RetentionKind
@@ -26,7 +26,7 @@ class NotificationsConfig(AppConfig):
         post_save.connect(services.make_bell, sender=User, dispatch_uid="notifications.bell")
         retention.register(RetentionKind.NOTIFICATIONS, services.old)
         tasks.register_calls("notifications", sending.send_due, sending.EVERY_S, sending.has_due)
-        tasks.register("conditions", lambda: conditions.check(timezone.now()), conditions.EVERY_S)
+        tasks.register("conditions", lambda: outbox.check_conditions(timezone.now()), outbox.CONDITIONS_EVERY_S)
         recorder.watch(
             Channel,
             Watched(

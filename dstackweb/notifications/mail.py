@@ -13,7 +13,6 @@ from dstackweb.runs.notification_codes import DeliveryProblem
 
 
 def is_on() -> bool:
-    """Whether the server can send mails."""
     return bool(settings.DSTACKWEB_EMAIL_URL)
 
 

@@ -23,24 +23,12 @@ from django.utils.translation import gettext as _
 from dstackweb.notifications.models import Delivery
 from dstackweb.runs.notification_codes import NotificationEvent
 from dstackweb.wording import notifications as words
-from dstackweb.wording.names import visible
+from dstackweb.wording.sentence import visible
 
 FACTS = (
-    "run",
-    "status",
-    "reason",
-    "waited_s",
-    "by",
-    "queue",
-    "code",
-    "waiting",
-    "backend",
-    "region",
-    "host",
-    "percent",
-    "spent",
-    "budget",
-)
+    "run", "status", "reason", "waited_s", "by", "queue", "code", "waiting", "backend", "region", "host", "percent",
+    "spent", "budget",
+)  # fmt: skip
 """Of a notification's data, what programs get as it is."""
 MAX_TEXT = 2000
 """Characters of one notification: error messages may be long."""

@@ -15,8 +15,6 @@ from django.utils.translation import gettext_lazy
 
 
 class ChannelKind(models.TextChoices):
-    """How a channel's notifications reach people."""
-
     APP = "app", gettext_lazy("In the app")
     """On this server's pages. Each user has one, made with the user (`services.bell_of`)."""
     EMAIL = "email", gettext_lazy("E-mail")
@@ -90,7 +88,7 @@ class Rule(models.Model):
 
 
 class Condition(models.Model):
-    """Something that is so now (`conditions`): of an event and the number of a queue or backend."""
+    """Something that is so now (`outbox`): of an event and the number of a queue or backend."""
 
     event = models.CharField(max_length=40)
     subject = models.CharField(max_length=40)

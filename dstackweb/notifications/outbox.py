@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
@@ -19,9 +20,11 @@ from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Membership, User
 from dstackweb.backends.models import HostEvent, HostEventKind
 from dstackweb.notifications import services
-from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.hours import send_at
-from dstackweb.notifications.models import ChannelKind, Delivery, DeliveryStatus, Rule
+from dstackweb.notifications.models import ChannelKind, Condition, Delivery, DeliveryStatus, Rule
+from dstackweb.notifications.services import EVENTS
+from dstackweb.offers import sources
+from dstackweb.runs import stuck
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import BudgetMark, Run, RunEvent
 from dstackweb.runs.notification_codes import NotificationEvent
@@ -52,7 +55,6 @@ class News:
 
 
 def on_run_events(events: Iterable[RunEvent], **_signal: Any) -> None:
-    """Write the notifications of run events."""
     if found := [news for event in events if (news := news_of(event)) is not None]:
         publish(found)
 
@@ -94,7 +96,6 @@ def news_of(event: RunEvent) -> News | None:
 
 
 def on_host_event(instance: HostEvent, created: bool, **_signal: Any) -> None:
-    """Write the notifications of an event of a host."""
     if created and instance.kind == HostEventKind.HELD_BACK:
         data = {"host": instance.host.name, "error": instance.data.get("error", "")}
         publish([News(f"host-event:{instance.pk}", [NotificationEvent.HOST_HELD_BACK], instance.at, data)])
@@ -195,3 +196,61 @@ class _Readers:
             return rule.channel.project_id == news.project_id
         role = self.roles[user_id].get(news.project_id)
         return role is not None and allows(role, EVENTS[name].least)
+
+
+CONDITIONS_EVERY_S = 60.0
+AFTER: Mapping[NotificationEvent, dt.timedelta] = {
+    NotificationEvent.QUEUE_STUCK: dt.timedelta(minutes=30),
+    NotificationEvent.BACKEND_FAILS: dt.timedelta(minutes=10),
+}
+"""What lasts less is no news."""
+GONE_AFTER = dt.timedelta(minutes=30)
+"""What comes back within this time is the same as before."""
+Key = tuple[str, str]
+
+
+class Found(NamedTuple):
+    """A condition that is so now."""
+
+    data: dict[str, Any]
+    project_id: int | None = None
+
+
+def check_conditions(now: dt.datetime) -> int:
+    """Write notifications of what has been so for a while, such as a queue that is stuck; returns how many.
+
+    A condition stays a row until it has been absent for a while, so that one that comes and goes is notified of once.
+    """
+    found = dict(_all(now))
+    known = {(row.event, row.subject): row for row in Condition.objects.all()}
+    away = [row.pk for key, row in known.items() if key not in found]
+    Condition.objects.filter(pk__in=away, away_since__lte=now - GONE_AFTER).delete()
+    Condition.objects.filter(pk__in=away, away_since=None).update(away_since=now)
+    Condition.objects.exclude(pk__in=away).exclude(away_since=None).update(away_since=None)
+    new = [
+        Condition(event=event, subject=subject, since=now) for event, subject in found if (event, subject) not in known
+    ]
+    Condition.objects.bulk_create(new, ignore_conflicts=True)
+    due = Condition.objects.filter(notified=False, away_since=None)
+    return sum(_notify(row, found[row.event, row.subject], now) for row in due if (row.event, row.subject) in found)
+
+
+def _notify(row: Condition, found: Found, now: dt.datetime) -> bool:
+    event = NotificationEvent(row.event)
+    if now - row.since < AFTER[event]:
+        return False
+    with transaction.atomic():
+        if not Condition.objects.filter(pk=row.pk, notified=False).update(notified=True):
+            return False
+        publish([News(f"condition:{row.pk}", [event], now, found.data, found.project_id)])
+    return True
+
+
+def _all(now: dt.datetime) -> Iterator[tuple[Key, Found]]:
+    for one in stuck.stuck_queues():
+        data = {"queue": one.queue.name, "code": one.code, "waiting": one.waiting}
+        yield (NotificationEvent.QUEUE_STUCK.value, str(one.queue.pk)), Found(data, one.queue.project_id)
+    for row in sources.failing(now):
+        backend = row.backend
+        data = {"backend": backend.name, "backend_kind": backend.kind, "region": row.region, "failure": row.error}
+        yield (NotificationEvent.BACKEND_FAILS.value, str(row.backend_id)), Found(data)

@@ -13,7 +13,7 @@ from django.utils.http import urlsafe_base64_encode
 
 from dstackweb.accounts.models import User
 from dstackweb.notifications import mail
-from dstackweb.wording import accounts
+from dstackweb.wording import notifications
 
 
 def send(user_id: int, server: str, language: str) -> None:
@@ -24,7 +24,9 @@ def send(user_id: int, server: str, language: str) -> None:
     user = User.objects.filter(pk=user_id, is_active=True).exclude(email="").first()
     if user is not None:
         with translation.override(user.language or language):
-            words = accounts.password_mail(user.get_username(), server + path(user), settings.PASSWORD_RESET_TIMEOUT)
+            words = notifications.password_mail(
+                user.get_username(), server + path(user), settings.PASSWORD_RESET_TIMEOUT
+            )
         mail.send(user.email, words.subject, words.text, uuid4())
 
 

@@ -26,7 +26,7 @@ from django.db.models import F, Q
 from django.urls import reverse
 from django.utils import timezone, translation
 
-from dstackweb.accounts import languages
+from dstackweb.accounts import preferences
 from dstackweb.lib import outbound
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.network import full_jitter
@@ -66,7 +66,6 @@ class SendResult(NamedTuple):
 
 
 def has_due() -> bool:
-    """Whether there is anything to send."""
     return bool(_due_channels(timezone.now(), 1))
 
 
@@ -157,7 +156,7 @@ def _send(channel: Channel, batch: uuid.UUID, found: Sequence[Delivery], now: dt
 def _language(channel: Channel) -> str:
     """That of its user's account; else the one that it was set up in."""
     chosen = channel.user.language if channel.user is not None else ""
-    return next(filter(languages.is_known, (chosen, channel.language)), settings.LANGUAGE_CODE)
+    return next(filter(preferences.is_known, (chosen, channel.language)), settings.LANGUAGE_CODE)
 
 
 def _request(channel: Channel, notices: Sequence[Notice], now: dt.datetime) -> Post:

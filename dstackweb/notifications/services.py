@@ -1,9 +1,10 @@
-"""Channels and their rules, and what readers have read."""
+"""What there may be news of, channels and their rules, and what readers have read."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
+from enum import Enum, auto
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import visible_projects
-from dstackweb.accounts.models import User
+from dstackweb.accounts.models import Role, User
 from dstackweb.audit.models import AuditAction, AuditKind
 from dstackweb.audit.recorder import record
 from dstackweb.lib import sql
@@ -34,15 +35,36 @@ class RuleScope(NamedTuple):
     project_id: int | None = None
 
 
+class Subject(Enum):
+    RUN = auto()
+    PROJECT = auto()
+    DEPLOYMENT = auto()
+    """For its admins alone; channels of projects don't get it."""
+
+
+class EventInfo(NamedTuple):
+    about: Subject
+    least: Role = Role.VIEWER
+    """The role in its project that a reader needs."""
+
+
+EVENTS: Mapping[NotificationEvent, EventInfo] = {
+    NotificationEvent.RUN_STARTED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_ENDED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_FAILED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_STOPS_SOON: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_DISPLACED: EventInfo(Subject.RUN),
+    NotificationEvent.RUN_KEPT: EventInfo(Subject.RUN),
+    NotificationEvent.QUEUE_STUCK: EventInfo(Subject.PROJECT),
+    NotificationEvent.BUDGET_SPENT: EventInfo(Subject.PROJECT, Role.MANAGER),
+    NotificationEvent.BACKEND_FAILS: EventInfo(Subject.DEPLOYMENT),
+    NotificationEvent.HOST_HELD_BACK: EventInfo(Subject.DEPLOYMENT),
+}
+"""What rules may be about, in the order of lists."""
 DEFAULTS: Mapping[NotificationEvent, RuleScope] = {
-    NotificationEvent.RUN_STARTED: RuleScope(own=True),
-    NotificationEvent.RUN_FAILED: RuleScope(own=True),
-    NotificationEvent.RUN_STOPS_SOON: RuleScope(own=True),
-    NotificationEvent.RUN_DISPLACED: RuleScope(own=True),
-    NotificationEvent.RUN_KEPT: RuleScope(own=True),
-    NotificationEvent.BUDGET_SPENT: RuleScope(own=False),
-    NotificationEvent.BACKEND_FAILS: RuleScope(own=False),
-    NotificationEvent.HOST_HELD_BACK: RuleScope(own=False),
+    event: RuleScope(own=info.about == Subject.RUN)
+    for event, info in EVENTS.items()
+    if event not in (NotificationEvent.RUN_ENDED, NotificationEvent.QUEUE_STUCK)
 }
 """What a new user sees in the app, and what goes to a new channel of theirs."""
 
@@ -101,7 +123,6 @@ def _events_of(channel: Channel) -> list[str]:
 
 
 def write_rules(channel: Channel, wanted: Mapping[NotificationEvent, RuleScope]) -> None:
-    """Add or change rules of a channel."""
     rows = (
         Rule(channel=channel, event=event.value, own=scope.own, project_id=scope.project_id)
         for event, scope in wanted.items()

@@ -37,7 +37,7 @@ from dstackweb.settings.environment import (
 django_stubs_ext.monkeypatch()
 
 INSTALLED_APPS = [
-    "dstackweb.web.admin.apps.AdminApp",
+    "dstackweb.web.admin.AdminApp",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.humanize",
@@ -79,7 +79,7 @@ MIDDLEWARE = [
     "dstackweb.web.common.views.readable_pages",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "dstackweb.accounts.languages.middleware",
+    "dstackweb.accounts.preferences.middleware",
     "dstackweb.accounts.sessions.middleware",
     "allauth.account.middleware.AccountMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",

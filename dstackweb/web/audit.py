@@ -29,7 +29,7 @@ def audit_page(request: PageRequest) -> HttpResponse:
     wanted, fields = _wanted(request)
     rows, following = log.page(wanted, PER_PAGE, whole_number(request.GET.get("before")) or None)
     values: dict[str, Any] = {
-        "entries": [(row, words.KIND(row.kind), words.ACTION(row.action), words.changes(row)) for row in rows],
+        "entries": words.described(rows),
         "kinds": [(kind.value, words.KIND(kind)) for kind in AuditKind],
         "fields": fields,
         "query": urlencode(fields),

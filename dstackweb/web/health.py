@@ -1,7 +1,4 @@
-"""The health page: system status as a list of checks.
-
-Cheap reads only; a check that fails becomes a line of its own.
-"""
+"""The health page: system status as a list of checks, cheap reads all. One that fails becomes a line of its own."""
 
 from __future__ import annotations
 
@@ -33,11 +30,11 @@ from dstackweb.offers import counts
 from dstackweb.runs import files, history
 from dstackweb.runs.models import ProjectArtifacts, ProjectLogs, QueueCount
 from dstackweb.scheduler.models import PassState, Retention
-from dstackweb.web import health_causes, health_clouds
+from dstackweb.web import health_checks
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.web.history import polylines
 from dstackweb.wording import hosts as host_words
-from dstackweb.wording import retention, units
+from dstackweb.wording import storage, units
 from dstackweb.wording.sentence import clauses, listing
 
 log = logging.getLogger(__name__)
@@ -70,7 +67,6 @@ class HealthArea(NamedTuple):
 
 @project_page()
 def health_page(request: PageRequest) -> HttpResponse:
-    """The checks, for the page and its polls."""
     now = timezone.now()
     found, calls = areas(request.project), sorted(counts.last_day(now).items())
     trend = history.waiting_by_hour(now - TREND)
@@ -95,22 +91,22 @@ def areas(project: Project) -> list[HealthArea]:
     parts: dict[str, tuple[tuple[Callable[[], Iterable[HealthLine]], str], ...]] = {
         _("Scheduling"): (
             (_clusters, ""),
-            (health_causes.periodic_checks, ""),
+            (health_checks.periodic_checks, ""),
             (_passes, "web:history"),
             (_broker, ""),
         ),
         _("Hosts and jobs"): (
-            (health_causes.host_checks, "web:hosts"),
-            (health_causes.gpu_checks, "web:gpus"),
+            (health_checks.host_checks, "web:hosts"),
+            (health_checks.gpu_checks, "web:gpus"),
             (_isolation, "web:hosts"),
             (_ports, "web:hosts"),
             (_limits, "web:hosts"),
         ),
         _("Clouds and clusters"): (
-            (health_clouds.backend_checks, "web:offers"),
-            (health_clouds.api_checks, "web:offers"),
-            (health_clouds.instance_checks, "web:instances"),
-            (health_clouds.offer_checks, "web:offers"),
+            (health_checks.backend_checks, "web:offers"),
+            (health_checks.api_checks, "web:offers"),
+            (health_checks.instance_checks, "web:instances"),
+            (health_checks.offer_checks, "web:offers"),
         ),
         _("Storage"): ((_database, ""), (_storage, ""), (_disk, ""), (_retention, ""), (usage, "web:runs")),
     }
@@ -312,7 +308,7 @@ def _retention() -> Iterable[HealthLine]:
     late = behind is not None and (timezone.now() - behind).total_seconds() > BEHIND_S
     total = sum(row.waiting for row in waiting)
     value = ngettext("%d item waits to be pruned", "%d items wait to be pruned", total) % total if total else ""
-    hint = listing(retention.waiting(row.kind, row.host, row.waiting) for row in waiting)
+    hint = listing(storage.waiting(row.kind, row.host, row.waiting) for row in waiting)
     last = max((row.pruned_at for row in rows if row.pruned_at), default=None)
     name = _("Old data")
     yield HealthLine(name, "wait" if late else "go", value or _("nothing waits to be pruned"), hint, last)

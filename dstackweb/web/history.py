@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_safe
 
+from dstackweb.lib import exports
 from dstackweb.runs import history, selectors, services, start_estimates
-from dstackweb.runs.history import History, HistoryRange, parse_zone
+from dstackweb.runs.history import History, HistoryRange
 from dstackweb.runs.models import Queue, QueueCount
 from dstackweb.runs.start_estimates import Calibration
 from dstackweb.runs.wait_stats import BANDS, WaitStats, band_limits
-from dstackweb.web.common.pages import PageRequest, polled, project_page
+from dstackweb.web.common.pages import PageRequest, polled, project_page, reader_zone
+from dstackweb.wording import tables
 
 RANGES = {
     "hours=1": gettext_lazy("1 h"),
@@ -72,12 +76,15 @@ def project_history(request: PageRequest) -> HttpResponse:
     return _page(request, read)
 
 
-def reader_zone(request: HttpRequest) -> dt.tzinfo:
-    """The reader's time zone, from the cookie that times.js sets; UTC without it."""
-    try:
-        return parse_zone(request.COOKIES.get("zone", ""))
-    except ValueError:
-        return parse_zone("UTC")
+@require_safe
+@project_page()
+def export(request: PageRequest, form: str) -> HttpResponseBase:
+    """Waits and lengths of all queues of the project, or of the one called `queue`, by hour, day or 5 minutes."""
+    name = request.GET.get("queue", "")
+    one = services.find_queue(request.project, name) if name else None
+    of = {"queue": one} if one else {"queue__project": request.project}
+    found = tables.history_table(request.project, HistoryFilters.of(request).view(**of), one)
+    return exports.response(f"history-{name or request.project.name}", form, tables.HISTORY_COLUMNS, found)
 
 
 @dataclass(frozen=True)

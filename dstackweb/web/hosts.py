@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
-from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.hosts import inventory, joining
@@ -24,26 +24,38 @@ from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler import team_hosts
 from dstackweb.scheduler.team_hosts import HostSummary, ReservedCapacity, list_hosts
-from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page, public_url, yes_or_no
+from dstackweb.web.common.pages import (
+    PageRequest,
+    done,
+    fingerprint,
+    polled,
+    project_action,
+    project_page,
+    public_url,
+    yes_or_no,
+)
 from dstackweb.web.gpus import gpu_rows
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
 from dstackweb.wording.sentence import listing
 
 EVENTS_IN_LIST = 3
-"""Events of each host in the list."""
 POLL_S = 5
 JOBS_SHOWN = 30
 """Ended jobs; active jobs are all shown."""
 EVENTS_ON_PAGE = 20
-"""Events on a host's own page."""
 
 
 class Visible(NamedTuple):
-    """The reader's projects, and which runs are holds."""
+    """The reader's projects, and which runs of these hosts are holds."""
 
     projects: set[int]
     held: dict[int, HoldInfo]
+
+    @classmethod
+    def of(cls, request: PageRequest, hosts: Sequence[HostSummary]) -> Visible:
+        runs = (run.pk for one in hosts for _gpu, run in one.gpus if run)
+        return cls({project.pk for project in visible_projects(request.user)}, holds.active_holds(runs))
 
 
 class HostGpuLine(NamedTuple):
@@ -85,7 +97,6 @@ class HostLine:
 
     @property
     def start_error(self) -> str:
-        """Why starts fail on it."""
         return host_words.start_error(self.of.host.start_error)
 
     @property
@@ -125,44 +136,34 @@ def host_line(found: HostSummary, known: Visible) -> HostLine:
 
 @project_page()
 def hosts_page(request: PageRequest) -> HttpResponse:
-    """The list of hosts, for the page and its polls."""
     return _hosts_page(request)
 
 
 def _hosts_page(request: PageRequest, **more: Any) -> HttpResponse:
     """The hosts page, with `more` context that is shown once."""
     found = list_hosts(events=EVENTS_IN_LIST)
-    known = Visible(
-        {project.pk for project in visible_projects(request.user)},
-        holds.active_holds(run.pk for one in found for _gpu, run in one.gpus if run),
-    )
+    known = Visible.of(request, found)
     lines = [host_line(one, known) for one in found]
     version = fingerprint([line.stamp for line in lines])
 
     def context() -> dict[str, Any]:
-        return {
-            "hosts": lines,
-            **(_join_panel(request) if request.user.is_superuser and not request.htmx else {}),
-            **more,
-        }
+        may_invite = request.user.is_superuser and not request.htmx
+        return {"hosts": lines, **(_join_panel(request) if may_invite else {}), **more}
 
     return polled(request, "hosts/hosts.html", "hosts/hosts_list.html", version, context)
 
 
 def _join_panel(request: PageRequest) -> dict[str, Any]:
-    """Context of the panel for adding a host."""
     url = public_url(request)
     return {"invites": joining.open_invites(), "url": url, "obstacles": joining.loopback(url)}
 
 
 @project_page()
 def host_page(request: PageRequest, host: str) -> HttpResponse:
-    """One host, for the page and its polls."""
     now, found = timezone.now(), _found(host)
-    seen = {project.pk for project in visible_projects(request.user)}
-    known = Visible(seen, holds.active_holds(run.pk for _gpu, run in found.gpus if run))
+    known = Visible.of(request, [found])
     line = host_line(found, known)
-    gpus = gpu_rows.of_hosts([found], seen, now)
+    gpus = gpu_rows.of_hosts([found], known.projects, now)
     sampling = HostSampling.objects.filter(host=found.host).first()
     running, ended = _jobs(found.host)
     sampled = (sampling.at, sampling.library, sampling.error) if sampling else None
@@ -178,7 +179,7 @@ def host_page(request: PageRequest, host: str) -> HttpResponse:
             "sampling": sampling,
             "running": running,
             "ended": ended,
-            "seen": seen,
+            "seen": known.projects,
             "here": True,
             "may_declare_gone": request.user.is_superuser and not found.online and bool(running),
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
@@ -212,8 +213,7 @@ def _managed(request: PageRequest, host: str) -> Host:
     return inventory.find(host)
 
 
-@project_page()
-@require_POST
+@project_action()
 def drain(request: PageRequest, host: str) -> HttpResponse:
     """Drain a host (`on=yes`), or undrain it (`on=no`), which also cancels its removal.
 
@@ -222,52 +222,42 @@ def drain(request: PageRequest, host: str) -> HttpResponse:
     found, on = _managed(request, host), yes_or_no(request, "on")
     inventory.set_draining(found, request.user, on)
     text = _("%s is draining: it gets no new jobs, running jobs continue.") if on else _("%s accepts jobs again.")
-    to = _page_of(request, found) if request.POST.get("back") == "host" else None
-    return _back(request, text % found.name, to)
+    return _back(request, text % found.name, found if request.POST.get("back") == "host" else None)
 
 
-@project_page()
-@require_POST
+@project_action()
 def leave(request: PageRequest, host: str) -> HttpResponse:
     found = _managed(request, host)
     inventory.leave(found, request.user)
     return _back(request, _("%s gets no new jobs, and will be removed once its jobs have ended.") % found.name)
 
 
-@project_page()
-@require_POST
+@project_action()
 def clear(request: PageRequest, host: str) -> HttpResponse:
     """Place jobs again on a host that is held back."""
     found = _managed(request, host)
     team_hosts.take_jobs_again(found, request.user)
-    return _back(request, _("%s accepts jobs again.") % found.name, _page_of(request, found))
+    return _back(request, _("%s accepts jobs again.") % found.name, found)
 
 
-@project_page()
-@require_POST
+@project_action()
 def revoke(request: PageRequest, host: str) -> HttpResponse:
     """End the token of a host's agent."""
     found = _managed(request, host)
     joining.revoke(found, request.user)
-    return _back(request, _("%s must join again. Its running jobs continue.") % found.name, _page_of(request, found))
+    return _back(request, _("%s must join again. Its running jobs continue.") % found.name, found)
 
 
-@project_page()
-@require_POST
+@project_action()
 def gone(request: PageRequest, host: str) -> HttpResponse:
     """End the jobs of a host whose machine is gone."""
     found = _managed(request, host)
     ended = team_hosts.declare_gone(found, request.user, request.POST.get("reason", ""))
     text = ngettext("%d job has ended.", "%d jobs have ended.", ended) % ended
-    return _back(request, text, _page_of(request, found))
+    return _back(request, text, found)
 
 
-def _page_of(request: PageRequest, host: Host) -> str:
-    return reverse("web:host", args=[request.project.name, host.name])
-
-
-@project_page()
-@require_POST
+@project_action()
 def invite(request: PageRequest) -> HttpResponse:
     """Create a join command. Its token is only in this response."""
     _check_is_admin(request)
@@ -277,13 +267,15 @@ def invite(request: PageRequest) -> HttpResponse:
     return _hosts_page(request, new_invite={"command": command, "until": made.expires_at})
 
 
-@project_page()
-@require_POST
+@project_action()
 def withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
     _check_is_admin(request)
     joining.withdraw(invite_id)
     return _back(request, _("Join command revoked."))
 
 
-def _back(request: PageRequest, text: str, to: str | None = None) -> HttpResponse:
-    return done(request, text, to or reverse("web:hosts", args=[request.project.name]))
+def _back(request: PageRequest, text: str, host: Host | None = None) -> HttpResponse:
+    """To the host's page, or to the list."""
+    if host is not None:
+        return done(request, text, "web:host", request.project.name, host.name)
+    return done(request, text, "web:hosts", request.project.name)

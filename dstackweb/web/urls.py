@@ -10,30 +10,19 @@ from django.contrib.auth.views import LogoutView
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from dstackweb.web import audit, exports, health, history, hosts, usage
-from dstackweb.web.accounts import account_views, key_views, second_step
+from dstackweb.web import audit, health, history, hosts, notifications, usage
+from dstackweb.web.accounts import account_views, second_step
 from dstackweb.web.accounts import views as accounts
 from dstackweb.web.cloud import instance_views, offer_views
-from dstackweb.web.common import palette
+from dstackweb.web.common import views
 from dstackweb.web.common import views as common
 from dstackweb.web.gpus import run_panel, utilization_views
 from dstackweb.web.gpus import views as gpus
-from dstackweb.web.notifications import channel_views as channels
-from dstackweb.web.notifications import views as notifications
 from dstackweb.web.progress import scope
 from dstackweb.web.progress import views as progress
-from dstackweb.web.queue import move_views, past_views, saved_views, settings_views, transfer_views
+from dstackweb.web.queue import move_views, past_views, settings_views, transfer_views
 from dstackweb.web.queue import views as queue
-from dstackweb.web.runs import (
-    artifact_views,
-    compare_views,
-    connect_views,
-    hold_views,
-    log_views,
-    submit_views,
-    sweep_views,
-    why_views,
-)
+from dstackweb.web.runs import compare_views, interactive_views, output_views, submit_views, sweep_views, why_views
 from dstackweb.web.runs import views as runs
 
 project_pages = [
@@ -48,18 +37,18 @@ project_pages = [
     path("queues/<str:queue>/preview/", move_views.preview, name="preview"),
     path("queues/<str:queue>/undo/", move_views.undo, name="undo"),
     path("queues/<str:queue>/transfer/", transfer_views.transfer_page, name="transfer"),
-    path("queues/<str:queue>/views/", saved_views.save, name="view-save"),
-    path("queues/<str:queue>/views/<int:view>/delete/", saved_views.delete, name="view-delete"),
-    path("queues/<str:queue>/views/<int:view>/default/", saved_views.make_default, name="view-default"),
+    path("queues/<str:queue>/views/", settings_views.save_view, name="view-save"),
+    path("queues/<str:queue>/views/<int:view>/delete/", settings_views.delete_view, name="view-delete"),
+    path("queues/<str:queue>/views/<int:view>/default/", settings_views.make_default_view, name="view-default"),
     path("runs/<str:run>/priority/", move_views.set_priority, name="priority"),
     path("history/", history.project_history, name="history"),
     path("queues/<str:queue>/history/", history.queue_history, name="queue-history"),
-    path("history/history.<str:form>", exports.history, name="history-export"),
-    path("queues/<str:queue>/queue.<str:form>", exports.queue, name="queue-export"),
+    path("history/history.<str:form>", history.export, name="history-export"),
+    path("queues/<str:queue>/queue.<str:form>", queue.export, name="queue-export"),
     path("usage/", usage.usage_page, name="usage"),
-    path("usage/usage.<str:form>", exports.usage, name="usage-export"),
+    path("usage/usage.<str:form>", usage.export, name="usage-export"),
     path("runs/", runs.runs_page, name="runs"),
-    path("runs/runs.<str:form>", exports.runs, name="runs-export"),
+    path("runs/runs.<str:form>", runs.export, name="runs-export"),
     path("sweeps/", sweep_views.sweeps_page, name="sweeps"),
     path("sweeps/<str:sweep>/", sweep_views.sweep_page, name="sweep"),
     path("sweeps/<str:sweep>/sweep.<str:form>", sweep_views.export, name="sweep-export"),
@@ -69,19 +58,19 @@ project_pages = [
     path("sweeps/<str:sweep>/priority/", sweep_views.set_priority, name="sweep-priority"),
     path("compare/", compare_views.compare_page, name="compare"),
     path("runs/<str:run>/", runs.run_page, name="run"),
-    path("runs/<str:run>/log/", log_views.log, name="log"),
-    path("runs/<str:run>/log/lines/", log_views.lines, name="log-lines"),
-    path("runs/<str:run>/log/search/", log_views.search, name="log-search"),
-    path("runs/<str:run>/log/marks/", log_views.marks, name="log-marks"),
-    path("runs/<str:run>/artifacts/", artifact_views.artifact_page, name="artifact"),
-    path("runs/<str:run>/artifacts/file/", artifact_views.artifact_file, name="artifact-file"),
+    path("runs/<str:run>/log/", output_views.log, name="log"),
+    path("runs/<str:run>/log/lines/", output_views.lines, name="log-lines"),
+    path("runs/<str:run>/log/search/", output_views.search, name="log-search"),
+    path("runs/<str:run>/log/marks/", output_views.marks, name="log-marks"),
+    path("runs/<str:run>/artifacts/", output_views.artifact_page, name="artifact"),
+    path("runs/<str:run>/artifacts/file/", output_views.artifact_file, name="artifact-file"),
     path("runs/<str:run>/stop/", runs.stop, name="stop"),
     path("runs/<str:run>/release/", runs.release, name="release"),
     path("runs/<str:run>/delete/", runs.delete, name="run-delete"),
     path("runs/<str:run>/why/", why_views.why_page, name="why"),
-    path("runs/<str:run>/open/", connect_views.open_page, name="open"),
-    path("runs/<str:run>/extend/", hold_views.extend, name="extend"),
-    path("hold/", hold_views.hold_page, name="hold"),
+    path("runs/<str:run>/open/", interactive_views.open_page, name="open"),
+    path("runs/<str:run>/extend/", interactive_views.extend, name="extend"),
+    path("hold/", interactive_views.hold_page, name="hold"),
     path("submit/", submit_views.submit_page, name="submit"),
     path("submit/plan/", submit_views.plan_page, name="plan"),
     path("profiles/", runs.profiles_page, name="profiles"),
@@ -118,8 +107,8 @@ project_pages = [
     path("audit/", audit.audit_page, name="audit"),
     path("audit/audit.<str:form>", audit.export, name="audit-export"),
     path("health/", health.health_page, name="health"),
-    path("palette/", palette.palette, name="palette"),
-    path("palette/runs/", palette.palette_runs, name="palette-runs"),
+    path("palette/", views.palette, name="palette"),
+    path("palette/runs/", views.palette_runs, name="palette-runs"),
 ]
 
 account_pages = [
@@ -163,8 +152,8 @@ account_pages = [
     path("account/two-step/codes/new/", recovery.generate_recovery_codes, name="mfa_generate_recovery_codes"),
     path("account/two-step/passkeys/add/", passkeys.add_webauthn, name="mfa_add_webauthn"),
     path("account/two-step/passkeys/<int:pk>/remove/", second_step.RemovePasskey.as_view(), name="mfa_remove_webauthn"),
-    path("account/ssh-keys/", key_views.keys, name="ssh-keys"),
-    path("account/ssh-keys/<int:key_id>/remove/", key_views.remove, name="ssh-key-remove"),
+    path("account/ssh-keys/", account_views.keys, name="ssh-keys"),
+    path("account/ssh-keys/<int:key_id>/remove/", account_views.remove, name="ssh-key-remove"),
     path("account/tokens/", accounts.tokens, name="tokens"),
     path("account/tokens/create/", accounts.token_create, name="token-create"),
     path("account/tokens/<int:token_id>/revoke/", accounts.token_revoke, name="token-revoke"),
@@ -175,16 +164,18 @@ account_pages = [
     path("account/notifications/read/", notifications.read_all, name="notifications-read"),
     path("account/notifications/<uuid:uid>/open/", notifications.open_one, name="notification-open"),
     path("account/notifications/settings/", notifications.settings_page, name="notification-settings"),
-    path("account/notifications/add/", channels.add_own, name="channel-add"),
-    path("account/notifications/channels/<int:channel_id>/", channels.channel_page, name="channel"),
-    path("account/notifications/channels/<int:channel_id>/hours/", channels.hours, name="channel-hours"),
-    path("account/notifications/channels/<int:channel_id>/test/", channels.test, name="channel-test"),
-    path("account/notifications/channels/<int:channel_id>/key/", channels.new_key, name="channel-key"),
-    path("account/notifications/channels/<int:channel_id>/turn/", channels.turn, name="channel-turn"),
-    path("account/notifications/channels/<int:channel_id>/delete/", channels.delete, name="channel-delete"),
-    path("account/notifications/<uuid:uid>/again/", channels.send_again, name="notification-again"),
-    path("p/<str:project>/notifications/", channels.project_channels, name="project-notifications"),
-    path("p/<str:project>/notifications/add/", channels.add_for_project, name="project-channel-add"),
+    path("account/notifications/add/", notifications.add_own, name="channel-add"),
+    path("account/notifications/channels/<int:channel_id>/", notifications.channel_page, name="channel"),
+    path("account/notifications/channels/<int:channel_id>/hours/", notifications.channel_hours, name="channel-hours"),
+    path("account/notifications/channels/<int:channel_id>/test/", notifications.test_channel, name="channel-test"),
+    path("account/notifications/channels/<int:channel_id>/key/", notifications.new_channel_key, name="channel-key"),
+    path("account/notifications/channels/<int:channel_id>/turn/", notifications.turn_channel, name="channel-turn"),
+    path(
+        "account/notifications/channels/<int:channel_id>/delete/", notifications.delete_channel, name="channel-delete"
+    ),
+    path("account/notifications/<uuid:uid>/again/", notifications.send_again, name="notification-again"),
+    path("p/<str:project>/notifications/", notifications.project_channels, name="project-notifications"),
+    path("p/<str:project>/notifications/add/", notifications.add_for_project, name="project-channel-add"),
     path("account/password/", accounts.ChangePassword.as_view(), name="password-change"),
 ]
 

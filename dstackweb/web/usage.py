@@ -10,12 +10,14 @@ from urllib.parse import urlencode
 
 from django.db.models import Min
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from dstackweb.accounts.models import Project
+from dstackweb.lib import exports
 from dstackweb.runs import usage_report
 from dstackweb.runs.models import UsageDay
 from dstackweb.runs.usage_report import DAYS, By, Period, Report, UsageLine
@@ -24,8 +26,7 @@ from dstackweb.web.common.pages import PageRequest, SortHeader, project_page
 DEFAULT_DAYS = 30
 COLOURS = (0, 4, 6, 2, 7, 1, 5, 3)
 """Of the chart, neighbours unlike each other: the most used lines have one each, all others the last."""
-MONTHS = 24
-"""The most months to choose from."""
+MONTHS_OFFERED = 24
 SORTS = ("name", "gpu_hours", "idle_share", "cpu_hours", "usd", "runs")
 
 
@@ -54,7 +55,6 @@ class UsageFilters:
         )
 
     def query(self, **changes: Any) -> str:
-        """The query string of the page with these changes."""
         period = {"month": self.period.month} if self.period.month else {"days": self.period.days}
         chosen = {**period, "by": self.by.value, "all": "" if self.project else "yes", "sort": self.sort} | changes
         return "?" + urlencode({name: value for name, value in chosen.items() if value})
@@ -71,10 +71,7 @@ class UsageFilters:
 
     def header(self, name: str) -> SortHeader:
         """Of a column: numbers have the most first."""
-        if self.sort.removeprefix("-") != name:
-            return SortHeader(self.query(sort=name if name == "name" else f"-{name}"))
-        falls = self.sort.startswith("-")
-        return SortHeader(self.query(sort=name if falls else f"-{name}"), "descending" if falls else "ascending")
+        return SortHeader.of(name, self.sort, self.query, first="" if name == "name" else f"-{name}")
 
 
 def _period(month: str, days: str, now: dt.datetime) -> Period:
@@ -135,6 +132,15 @@ def usage_page(request: PageRequest) -> HttpResponse:
     return render(request, "usage/usage.html", values)
 
 
+@require_safe
+@project_page()
+def export(request: PageRequest, form: str) -> HttpResponseBase:
+    """Usage per month, as the page adds it up."""
+    filters = UsageFilters.of(request)
+    found = usage_report.rows(filters.project, filters.period, filters.by, timezone.now())
+    return exports.response("usage", form, usage_report.columns(filters.by), found)
+
+
 def _scopes(filters: UsageFilters) -> list[tuple[By, str]]:
     each = [(By.MEMBER, _("Members")), (By.QUEUE, _("Queues"))]
     return each if filters.project else [*each, (By.PROJECT, _("Projects"))]
@@ -146,7 +152,7 @@ def _months(project: Project | None, now: dt.datetime) -> list[str]:
     month = now.date().replace(day=1)
     first = rows.aggregate(first=Min("day"))["first"] or month
     found: list[str] = []
-    while len(found) < MONTHS and (not found or month >= first.replace(day=1)):
+    while len(found) < MONTHS_OFFERED and (not found or month >= first.replace(day=1)):
         found.append(f"{month:%Y-%m}")
         month = (month - dt.timedelta(days=1)).replace(day=1)
     return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -21,7 +21,6 @@ LONGEST = 60
 
 
 def _labels(codes: type[Role | TokenScope]) -> Callable[[str], str]:
-    """The labels of choices by their values."""
     return lambda code: str(codes(code).label) if code in codes.values else code
 
 
@@ -33,19 +32,8 @@ def _rule(rule: str) -> str:
 
 
 def _way(ways: str) -> str:
-    return listing(str(WAY.get(way, way)) for way in ways.split(", "))
+    return listing(_(way) for way in ways.split(", "))  # of `accounts.sign_in`
 
-
-WAY: dict[str, Any] = {
-    "password": gettext_lazy("password"),
-    "sign-in link": gettext_lazy("sign-in link"),
-    "invite": gettext_lazy("invite"),
-    "single sign-on": gettext_lazy("single sign-on"),
-    "authenticator app": gettext_lazy("authenticator app"),
-    "recovery code": gettext_lazy("recovery code"),
-    "passkey": gettext_lazy("passkey"),
-}
-"""How people sign in, as `accounts.sign_in.ways` names it."""
 
 KIND = words(
     {
@@ -119,6 +107,20 @@ VALUES: dict[tuple[str, str], Callable[[str], str]] = {
     (AuditKind.USER, "with"): _way,
 }
 """Fields of codes, with the words of a code."""
+
+
+class Change(NamedTuple):
+    """An entry in words."""
+
+    entry: AuditEntry
+    actor: str
+    kind: str
+    action: str
+    changes: list[str]
+
+
+def described(entries: Iterable[AuditEntry]) -> list[Change]:
+    return [Change(one, actor(one), KIND(one.kind), ACTION(one.action), changes(one)) for one in entries]
 
 
 def actor(entry: AuditEntry) -> str:

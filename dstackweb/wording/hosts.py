@@ -73,21 +73,16 @@ def limits(cgroups: Mapping[str, Any]) -> str:
 
 def event_text(event: HostEvent) -> str:
     """The sentence of an event of a host, without who did it."""
-    data = event.data
+    data = {"reason": "", "error": "", **event.data}
     match event.kind:
         case HostEventKind.JOINED:
             size = [cpus(data.get("cpus", 0)), mebibytes(data.get("memory_mib"))]
-            size += [gpus(data["gpus"])] if data.get("gpus") else []
-            return _EVENTS(event.kind) % {"size": listing(size)}
+            data["size"] = listing([*size, gpus(data["gpus"])] if data.get("gpus") else size)
         case HostEventKind.LABELLED:
             return _labelled(data)
         case HostEventKind.HELD_BACK:
-            return _EVENTS(event.kind) % {"error": start_error(data.get("error", ""))}
-        case HostEventKind.GONE:
-            return _EVENTS(event.kind) % {"reason": data.get("reason", "")}
-        case HostEventKind.SAMPLING_FAILS:
-            return _EVENTS(event.kind) % {"error": data.get("error", "")}
-    return _EVENTS(event.kind)
+            data["error"] = start_error(data["error"])
+    return _EVENTS(event.kind) % data
 
 
 _EVENTS = words(

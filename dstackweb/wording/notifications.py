@@ -1,8 +1,8 @@
-"""Notifications in words: what each event is called, and a sentence for each that has happened."""
+"""Notifications and mails in words: what each event is called, and a sentence for each that has happened."""
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -141,3 +141,19 @@ def _stops_soon(data: Data) -> Label:
     else:
         title, text = _("%(run)s leaves GPUs unused"), Sentence(policy.was_low(found))
     return Label(title % data, fill("%(text)s.", text=text.capitalized()), "wait")
+
+
+class Mail(NamedTuple):
+    subject: str
+    text: str
+
+
+def password_mail(username: str, link: str, valid_s: float) -> Mail:
+    """With the link that sets a new password."""
+    text = _(
+        "Set a new password for %(username)s:\n\n%(link)s\n\n"
+        "The link works once, within %(time)s. If you did not ask for it, ignore this mail: your password is "
+        "unchanged.\n"
+    )
+    values = {"username": username, "link": link, "time": duration(valid_s)}
+    return Mail(_("New password for dstackweb"), text % values)

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 from dstackweb.progress.estimate import Left, Rate
 from dstackweb.progress.states import TaskState
 from dstackweb.wording.sentence import clauses, colon, listing, words
-from dstackweb.wording.units import duration
+from dstackweb.wording.units import duration, figure
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 _NARROW = 1.35
@@ -72,12 +72,8 @@ def rate(per_s: float) -> str:
     """Tasks per second, minute, hour or day, whichever reads best: `212/s`, `6.1/s`, `3.5/min`."""
     for seconds, text in ((1, _("%s/s")), (MINUTE, _("%s/min")), (HOUR, _("%s/h"))):
         if per_s * seconds >= 1:
-            return text % _figure(per_s * seconds)
-    return _("%s/day") % _figure(per_s * DAY)
-
-
-def _figure(number: float) -> str:
-    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}".removesuffix(".0")
+            return text % figure(per_s * seconds)
+    return _("%s/day") % figure(per_s * DAY)
 
 
 def took(seconds: float) -> str:

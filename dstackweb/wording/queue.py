@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -86,26 +86,8 @@ def _changed(name: str, old: Any, new: Any) -> str:
             return _("paused") if new else _("resumed")
         case "draining":
             return _("draining: takes no new runs") if new else _("takes new runs again")
-        case "ageing_minutes":
-            return _("ageing: %(old)s → %(new)s") % {"old": _step(old), "new": _step(new)}
-        case "preempt_points":
-            return _("preemption, points of priority: %(old)s → %(new)s") % {"old": _points(old), "new": _points(new)}
-        case "cohort":
-            return _("cohort: %(old)s → %(new)s") % {"old": old or _("none"), "new": new or _("none")}
-        case "borrow_gpus":
-            return _("GPUs to borrow: %(old)s → %(new)s") % {"old": _limit(old), "new": _limit(new)}
-        case "lend_gpus":
-            return _("GPUs to lend: %(old)s → %(new)s") % {"old": _limit(old), "new": _limit(new)}
-        case "reclaim":
-            return _("lent GPUs: %(old)s → %(new)s") % {"old": reclaim(old or Reclaim.NEVER), "new": reclaim(new)}
-        case "preempt_gpu_hours":
-            limits = {"old": _limit(old), "new": _limit(new)}
-            return _("preemption, GPU-hours per member and day: %(old)s → %(new)s") % limits
-        case "fair_share_minutes":
-            return _("fair share: %(old)s → %(new)s") % {"old": _most_penalty(old), "new": _most_penalty(new)}
-        case "fair_share_half_life_days":
-            return _("half-life of fair share: %(old)s → %(new)s") % {"old": _days(old), "new": _days(new)}
-    return _("%(field)s: %(old)s → %(new)s") % {"field": setting(name), "old": _limit(old), "new": _limit(new)}
+    text, word = _CHANGES.get(name, (gettext_lazy("%(field)s: %(old)s → %(new)s"), _limit))
+    return str(text) % {"field": setting(name), "old": word(old), "new": word(new)}
 
 
 def preemption(points: int | None, gpu_hours: int | None = None) -> str:
@@ -126,10 +108,8 @@ def fair_share(minutes: int | None, half_life_days: int) -> str:
     """What the queue's settings mean; None is off."""
     if minutes is None:
         return _("Off: runs rank by priority and time alone, however much a member uses.")
-    parts = {"most": duration(minutes * 60), "days": _days(half_life_days)}
-    return _(
-        "New runs of members above the median load rank up to %(most)s lower. Past usage halves every %(days)s."
-    ) % (parts)
+    text = _("New runs of members above the median load rank up to %(most)s lower. Past usage halves every %(days)s.")
+    return text % {"most": duration(minutes * 60), "days": _days(half_life_days)}
 
 
 def would_displace(found: Decision | Plan) -> str:
@@ -140,12 +120,8 @@ def would_displace(found: Decision | Plan) -> str:
     runs = found.displaces
     if not runs:
         return ""
-    members = list(dict.fromkeys(one.user for one in runs))
-    numbers: dict[str, Any] = {
-        "n": len(runs),
-        "who": enumeration(members),
-        "work": duration(work_s(runs, found.at)),
-    }
+    members = enumeration(list(dict.fromkeys(one.user for one in runs)))
+    numbers: dict[str, Any] = {"n": len(runs), "who": members, "work": duration(work_s(runs, found.at))}
     if found.reclaims:
         numbers["gpus"] = gpus(sum(one.gpus for one in runs))
         numbers["queues"] = enumeration(list(dict.fromkeys(one.queue for one in runs)))
@@ -154,12 +130,12 @@ def would_displace(found: Decision | Plan) -> str:
             "when its turn comes, it takes back %(gpus)s from %(queues)s: %(n)d runs of %(who)s stop, %(work)s of work",
             len(runs),
         )
-        return text % numbers
-    text = ngettext(
-        "when its turn comes, it displaces %(n)d run of %(who)s: %(work)s of work",
-        "when its turn comes, it displaces %(n)d runs of %(who)s: %(work)s of work",
-        len(runs),
-    )
+    else:
+        text = ngettext(
+            "when its turn comes, it displaces %(n)d run of %(who)s: %(work)s of work",
+            "when its turn comes, it displaces %(n)d runs of %(who)s: %(work)s of work",
+            len(runs),
+        )
     return text % numbers
 
 
@@ -193,6 +169,20 @@ def _most_penalty(minutes: int | None) -> str:
 
 def _limit(value: int | None) -> str:
     return _("no limit") if value is None else str(value)
+
+
+_CHANGES: dict[str, tuple[Any, Callable[[Any], str]]] = {
+    "ageing_minutes": (gettext_lazy("ageing: %(old)s → %(new)s"), _step),
+    "preempt_points": (gettext_lazy("preemption, points of priority: %(old)s → %(new)s"), _points),
+    "cohort": (gettext_lazy("cohort: %(old)s → %(new)s"), lambda name: name or _("none")),
+    "borrow_gpus": (gettext_lazy("GPUs to borrow: %(old)s → %(new)s"), _limit),
+    "lend_gpus": (gettext_lazy("GPUs to lend: %(old)s → %(new)s"), _limit),
+    "reclaim": (gettext_lazy("lent GPUs: %(old)s → %(new)s"), lambda code: reclaim(code or Reclaim.NEVER)),
+    "preempt_gpu_hours": (gettext_lazy("preemption, GPU-hours per member and day: %(old)s → %(new)s"), _limit),
+    "fair_share_minutes": (gettext_lazy("fair share: %(old)s → %(new)s"), _most_penalty),
+    "fair_share_half_life_days": (gettext_lazy("half-life of fair share: %(old)s → %(new)s"), _days),
+}
+"""The sentences of settings with words of their own, and the words of a value."""
 
 
 def move_preview(preview: MoveEffect, reader: User) -> str:
@@ -296,10 +286,8 @@ def _same_priority(change: RunChange) -> bool:
 
 def _change(change: RunChange) -> str:
     position = _("same position") if _same_position(change) else _("position %(position_before)s → %(position_after)s")
-    text = (
-        position if _same_priority(change) else _("priority %(priority_before)d → %(priority_after)d") + f", {position}"
-    )
-    return text % vars(change)
+    text = "" if _same_priority(change) else _("priority %(priority_before)d → %(priority_after)d") + ", "
+    return (text + position) % vars(change)
 
 
 def _slip(change: RunChange, reader: User) -> str:

@@ -84,17 +84,8 @@ class Filters(NamedTuple):
     @property
     def query(self) -> dict[str, str | int | tuple[str, ...]]:
         """The address's fields, without the empty ones."""
-        fields = {
-            "q": self.text,
-            "member": self.user,
-            "needs": self.needs,
-            "reason": self.reason,
-            "priority": self.priority,
-            "group": self.group,
-            "columns": self.columns,
-            "expand": self.expand,
-        }
-        return {name: value for name, value in fields.items() if value not in ("", None, ())}
+        names = ("q", "member", *self._fields[2:])
+        return {name: value for name, value in zip(names, self, strict=True) if value not in ("", None, ())}
 
     @property
     def cleared(self) -> Filters:
@@ -300,21 +291,13 @@ class Front(NamedTuple):
         needs = _with(filters.needs, dict.fromkeys(self.needs.values()))
         members = _with(filters.user, sorted(self.members.values()))
         reasons = _with(filters.reason, dict.fromkeys(self.reasons[count.shape][0] for count in self.counts))
+        any_needs = [("", _("Any needs")), *((code, worded_needs(code)) for code in needs)]
+        any_reason = [("", _("Any reason")), *((code, waiting.name(code)) for code in reasons)]
         groups = [("", _("No groups")), ("reason", _("By reason")), ("member", _("By member"))]
         return [
             Field("member", _("Member"), [("", _("All members")), *((one, one) for one in members)], filters.user),
-            Field(
-                "needs",
-                _("Needs"),
-                [("", _("Any needs")), *((code, worded_needs(code)) for code in needs)],
-                filters.needs,
-            ),
-            Field(
-                "reason",
-                _("Reason"),
-                [("", _("Any reason")), *((code, waiting.name(code)) for code in reasons)],
-                filters.reason,
-            ),
+            Field("needs", _("Needs"), any_needs, filters.needs),
+            Field("reason", _("Reason"), any_reason, filters.reason),
             Field("group", _("Group"), groups, filters.group),
         ]
 

@@ -1,8 +1,9 @@
-"""How codes are worded: tables of words, sentences whose moments stay apart from their text, labels with a tone."""
+"""How codes and names are worded: tables of words, sentences whose moments stay apart from their text, labels."""
 
 from __future__ import annotations
 
 import datetime as dt
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from django.utils import timezone
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
+
+from dstackweb.lib.text import JOINERS
 
 
 class Sentence(str):
@@ -126,3 +129,33 @@ def words(texts: Mapping[Any, Any]) -> Callable[[str], str]:
         return str(of_value[code]) if code in of_value else as_text(code)
 
     return word
+
+
+def visible(name: str) -> str:
+    """A name whose characters all show: spaces at its ends as `␣`, controls and marks of direction by their number."""
+    body = name.strip()
+    if body.strip(JOINERS) == "":
+        body = ""
+    if body:
+        start = name.index(body)
+        before, after = name[:start], name[start + len(body) :]
+    else:
+        before, after = name, ""
+    shown = "".join(char if _shows(char) else _number(char) for char in body)
+    return "".join(map(_blank, before)) + shown + "".join(map(_blank, after)) or "␣"
+
+
+def _shows(char: str) -> bool:
+    return (
+        char == " " or char in JOINERS or unicodedata.category(char) not in ("Cc", "Cf", "Cn", "Co", "Zl", "Zp", "Zs")
+    )
+
+
+def _blank(char: str) -> str:
+    return "␣" if char == " " else _number(char)
+
+
+def _number(char: str) -> str:
+    """`␊` for a line break, `[U+202E]` for characters without a picture."""
+    code = ord(char)
+    return chr(0x2400 + code) if code < 0x20 else f"[U+{code:04X}]"

@@ -156,12 +156,10 @@ def silent(run: Run, hosts: Sequence[SilentHost]) -> Sentence:
     if not hosts:
         return Sentence("")
     names, stopping = listing(one.host for one in hosts), run.status == RunStatus.TERMINATING
+    template = gettext("No heartbeat from %(hosts)s: what the run does there is unknown.")
     if stopping:
-        text = fill(
-            gettext("Waits for %(hosts)s, which is silent: its processes may still be running there."), hosts=names
-        )
-    else:
-        text = fill(gettext("No heartbeat from %(hosts)s: what the run does there is unknown."), hosts=names)
+        template = gettext("Waits for %(hosts)s, which is silent: its processes may still be running there.")
+    text = fill(template, hosts=names)
     if (seen := min((one.seen_at for one in hosts if one.seen_at), default=None)) is not None:
         text += fill(gettext(" Last heartbeat at %(at)s."), at=seen)
     if stopping:
@@ -211,32 +209,27 @@ def out_of_disk(data: Mapping[str, Any]) -> str:
     return str(text % {"used": used, "limit": limit})
 
 
+_CODE_REFUSED = words(
+    {
+        Fault.BROKEN: _("Its code is not a complete .tar.gz file."),
+        Fault.OUTSIDE: _("%(name)s in its code is outside the code's folder."),
+        Fault.LINK_OUTSIDE: _("The link %(name)s in its code leads outside the code's folder."),
+        Fault.KIND: _("%(name)s in its code is neither a plain file nor a folder nor a link to one."),
+        Fault.CLASH: _("%(name)s is in its code twice, as different things."),
+        Fault.TOO_LARGE: _("Its code takes more than %(size)s when unpacked."),
+        Fault.TOO_MANY: _("Its code has more than %(limit)s files and folders."),
+        Fault.TOO_LONG: _("The path %(name)s in its code is too long or has too many folders."),
+    }
+)
+
+
 def code_refused(data: Mapping[str, Any]) -> str:
     """What is wrong with a run's code, and what to do."""
-    match known(Fault, str(data.get("fault", ""))):
-        case Fault.BROKEN:
-            text = _("Its code is not a complete .tar.gz file.")
-        case Fault.OUTSIDE:
-            text = _("%(name)s in its code is outside the code's folder.")
-        case Fault.LINK_OUTSIDE:
-            text = _("The link %(name)s in its code leads outside the code's folder.")
-        case Fault.KIND:
-            text = _("%(name)s in its code is neither a plain file nor a folder nor a link to one.")
-        case Fault.CLASH:
-            text = _("%(name)s is in its code twice, as different things.")
-        case Fault.TOO_LARGE:
-            text = _("Its code takes more than %(size)s when unpacked.")
-        case Fault.TOO_MANY:
-            text = _("Its code has more than %(limit)s files and folders.")
-        case Fault.TOO_LONG:
-            text = _("The path %(name)s in its code is too long or has too many folders.")
-        case None:
-            text = _("Its host refused its code.")
-        case never:
-            assert_never(never)
+    fault = known(Fault, str(data.get("fault", "")))
+    text = gettext("Its host refused its code.") if fault is None else _CODE_REFUSED(fault.value)
     limit = int(data.get("limit") or 0)
     values = {"name": data.get("name") or "?", "limit": f"{limit:,}", "size": mebibytes(limit >> 20)}
-    return text % values + " " + str(_("Change it and submit the run again."))
+    return text % values + " " + gettext("Change it and submit the run again.")
 
 
 def after(data: Mapping[str, Any]) -> str:
@@ -267,40 +260,43 @@ _UNMET = words(
 )
 
 
+_IMAGE_FAULTS = words(
+    {
+        ImageFault.NOT_FOUND: _("The registry has no image %s. Check its name and tag."),
+        ImageFault.DENIED: _(
+            "The registry refused to give out the image %s. Check registry_auth, or whether it exists."
+        ),
+        ImageFault.NO_SPACE: _("The disk of its host has no room for the image %s."),
+        ImageFault.UNREACHABLE: _("Its host can't reach the registry of the image %s."),
+        ImageFault.NOT_PRESENT: _("Its host does not have the image %s, and pull_policy is never."),
+        ImageFault.FAILED: _("The image %s could not be pulled."),
+    }
+)
+
+
 def image_pull_failed(data: Mapping[str, Any]) -> str:
     """Why an image could not be pulled, and what to do."""
-    match known(ImageFault, str(data.get("fault", ""))):
-        case ImageFault.NOT_FOUND:
-            text = _("The registry has no image %s. Check its name and tag.")
-        case ImageFault.DENIED:
-            text = _("The registry refused to give out the image %s. Check registry_auth, or whether it exists.")
-        case ImageFault.NO_SPACE:
-            text = _("The disk of its host has no room for the image %s.")
-        case ImageFault.UNREACHABLE:
-            text = _("Its host can't reach the registry of the image %s.")
-        case ImageFault.NOT_PRESENT:
-            text = _("Its host does not have the image %s, and pull_policy is never.")
-        case ImageFault.FAILED | None:
-            text = _("The image %s could not be pulled.")
-        case never:
-            assert_never(never)
-    return str(text % data.get("image", "?"))
+    fault = known(ImageFault, str(data.get("fault", ""))) or ImageFault.FAILED
+    return _IMAGE_FAULTS(fault.value) % str(data.get("image", "?"))
+
+
+_ENGINE_FAULTS = words(
+    {
+        EngineFault.INSTALL_FAILED: _(
+            "Docker could not be installed on its instance. Use a machine image that has it."
+        ),
+        EngineFault.NOT_ROOT: _("Its instance has no Docker, and its agent may not install it."),
+        EngineFault.NO_GPU_TOOLKIT: _(
+            "The machine image of its instance lacks NVIDIA's container toolkit. Use one that has it."
+        ),
+    }
+)
 
 
 def no_engine(data: Mapping[str, Any]) -> str:
     """Why an instance can't run a container, and what to do."""
-    match known(EngineFault, str(data.get("fault", ""))):
-        case EngineFault.INSTALL_FAILED:
-            return str(_("Docker could not be installed on its instance. Use a machine image that has it."))
-        case EngineFault.NOT_ROOT:
-            return str(_("Its instance has no Docker, and its agent may not install it."))
-        case EngineFault.NO_GPU_TOOLKIT:
-            text = _("The machine image of its instance lacks NVIDIA's container toolkit. Use one that has it.")
-            return str(text)
-        case None:
-            return str(_("Its instance cannot run containers."))
-        case never:
-            assert_never(never)
+    fault = known(EngineFault, str(data.get("fault", "")))
+    return gettext("Its instance cannot run containers.") if fault is None else _ENGINE_FAULTS(fault.value)
 
 
 def _message(code: MessageCode, data: dict[str, Any], text: str) -> str:

@@ -55,9 +55,9 @@ def stops(active: int, left: int) -> str:
 def size(runs: int, max_parallel: int | None) -> str:
     """`20 runs, at most 4 at once`."""
     text = ngettext("%d run", "%d runs", runs) % runs
-    return (
-        text if max_parallel is None else _("%(runs)s, at most %(most)d at once") % {"runs": text, "most": max_parallel}
-    )
+    if max_parallel is None:
+        return text
+    return _("%(runs)s, at most %(most)d at once") % {"runs": text, "most": max_parallel}
 
 
 def state(sweep: Sweep) -> str:

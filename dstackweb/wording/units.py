@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
 from dstackweb.spec.units import Needs, duration_parts, memory_text, price_text, size_text
+from dstackweb.wording.sentence import listing
 
 UNITS = {"s": gettext_noop("%d s"), "min": gettext_noop("%d min"), "h": gettext_noop("%d h"), "d": gettext_noop("%d d")}
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=[^\d\s])")
@@ -96,3 +98,43 @@ def _needs(of: Needs) -> str:
 def dollars(amount: object) -> str:
     """`$12.50`, `$0.0104`."""
     return price_text(Decimal(str(amount)))
+
+
+def used(usage: Mapping[str, Any] | None) -> str:
+    """`used 3 CPU-h of 8 CPU-h reserved, at most 11 GB`, from `Instance.usage`; empty where nothing is known.
+
+    Hours of billing are left out where they are those of the CPUs, as they are unless someone sets weights.
+    """
+    known = usage or {}
+    reserved, billed_h = known.get("cpu_reserved_s"), known.get("billed_h")
+    parts = [_cpus(known.get("cpu_used_s"), reserved)]
+    if "memory_peak_mib" in known:
+        parts.append(_("at most %s") % mebibytes(known["memory_peak_mib"]))
+    if "energy_j" in known:
+        parts.append(_energy(known["energy_j"]))
+    if billed_h and (reserved is None or abs(billed_h - reserved / 3600) > 0.001):
+        parts.append(_("billed as %s h") % figure(billed_h))
+    return listing(filter(None, parts))
+
+
+def _cpus(used_s: float | None, reserved_s: int | None) -> str:
+    if used_s is None:
+        return _("reserved %s") % _cpu_time(reserved_s) if reserved_s else ""
+    if not reserved_s:
+        return _("used %s") % _cpu_time(used_s)
+    return _("used %(used)s of %(reserved)s reserved") % {"used": _cpu_time(used_s), "reserved": _cpu_time(reserved_s)}
+
+
+def _cpu_time(seconds: float) -> str:
+    if seconds < 60:
+        return _("%s CPU-s") % figure(seconds)
+    return _("%s CPU-min") % figure(seconds / 60) if seconds < 3600 else _("%s CPU-h") % figure(seconds / 3600)
+
+
+def _energy(joules: int) -> str:
+    return _("%s Wh") % figure(joules / 3600) if joules < 3_600_000 else _("%s kWh") % figure(joules / 3_600_000)
+
+
+def figure(number: float) -> str:
+    """`1,234`, `12`, `3.5`: with one place below 10."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}".removesuffix(".0")

@@ -180,13 +180,13 @@ def _reserved(data: ReservedData) -> Sentence:
     """For which run, from when, and with which `max_duration` this one could start before."""
     other = data.get("run") or _("a run of another project")
     starts, until = data.get("starts_at"), data.get("starts_at") or data.get("expires_at")
+    text = fill(_("free capacity is reserved for %(run)s, which has waited longest"), run=other)
     if not until:
-        return fill(_("free capacity is reserved for %(run)s, which has waited longest"), run=other)
+        return text
     at = dt.datetime.fromisoformat(until)
     if starts:
         text = fill(_("free capacity is reserved for %(run)s, which starts by %(at)s"), run=other, at=at)
     else:
-        text = fill(_("free capacity is reserved for %(run)s, which has waited longest"), run=other)
         text += fill(_(", until %(at)s at most"), at=at)
     left_s = (at - timezone.now()).total_seconds() - data.get("spare_s", 0)
     if left_s < 60:

@@ -18,7 +18,7 @@ from django.test import Client
 
 from dstackweb.accounts import services
 from dstackweb.accounts.access import role_in
-from dstackweb.accounts.group_roles import groups_in, roles_of
+from dstackweb.accounts.adapters import groups_in, roles_of
 from dstackweb.accounts.models import Invite, Membership, Project, User
 from dstackweb.audit.models import AuditAction, AuditEntry
 from dstackweb.env import GroupRole

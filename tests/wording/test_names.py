@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.wording.names import visible
+from dstackweb.wording.sentence import visible
 
 
 @pytest.mark.parametrize(

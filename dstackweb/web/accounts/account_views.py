@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from allauth.account.internal.flows.reauthentication import raise_if_reauthentication_required
@@ -16,29 +17,28 @@ from django.contrib.messages.views import SuccessMessageMixin
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse, reverse_lazy
+from django.urls import reverse_lazy
 from django.utils import translation
 from django.utils.translation import get_language, get_language_from_request, gettext_lazy
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 from django.views.i18n import set_language
 
-from dstackweb.accounts import adapters, attempts, languages, preferences
-from dstackweb.accounts.models import User
+from dstackweb.accounts import adapters, attempts, preferences, ssh_keys
+from dstackweb.accounts.models import SSHKey, User
 from dstackweb.accounts.sessions import BEGUN_S
 from dstackweb.lib.errors import Conflict, TooMany
+from dstackweb.lib.ssh_keys import host_fingerprint
 from dstackweb.notifications import mail, password_mail
 from dstackweb.scheduler.processes import tasks
-from dstackweb.web.accounts.forms import Styled
+from dstackweb.web.accounts.forms import Styled, attempt, form_status, text_field
 from dstackweb.web.accounts.views import page_or_form
-from dstackweb.web.common.pages import PageRequest, account_page, done, public_url
+from dstackweb.web.common.pages import PageRequest, account_action, account_page, done, public_url
 
 PROVIDER = "sso"
 
 
 class ProfileForm(Styled, forms.ModelForm[User]):
-    """What people say of themselves."""
-
     class Meta:
         model = User
         fields = ("first_name", "last_name", "email", "language", "time_zone")
@@ -87,11 +87,11 @@ def account(request: PageRequest) -> HttpResponse:
             raise_if_reauthentication_required(request, app="allauth.account")
         form.save()
         if "language" not in form.changed_data:
-            return done(request, _("Saved."), reverse("account"))
+            return done(request, _("Saved."), "account")
         language = form.cleaned_data["language"]
         with translation.override(language or get_language_from_request(request)):
-            response = done(request, _("Saved."), reverse("account"))
-        languages.keep(response, language)
+            response = done(request, _("Saved."), "account")
+        preferences.keep(response, language)
         return response
     if request.method == "POST":
         request.user.refresh_from_db()  # what was refused is in the form, and nowhere else on the page
@@ -104,14 +104,14 @@ def account(request: PageRequest) -> HttpResponse:
         "provider": settings.DSTACKWEB_OIDC_NAME if settings.DSTACKWEB_OIDC_URL else "",
         "connected": SocialAccount.objects.filter(user=request.user).first(),
     }
-    return render(request, "accounts/account.html", values, status=422 if form.errors else 200)
+    return render(request, "accounts/account.html", values, status=form_status(form))
 
 
 @require_POST
 def choose_language(request: HttpRequest) -> HttpResponse:
     """Chosen in the menu, or before signing in: kept by the account and by this browser, and back to the page."""
     code = request.POST.get("language", "")
-    if isinstance(request.user, User) and languages.is_known(code):
+    if isinstance(request.user, User) and preferences.is_known(code):
         User.objects.filter(pk=request.user.pk).update(language=code)
     return set_language(request)
 
@@ -139,7 +139,6 @@ def single_sign_on(request: HttpRequest) -> HttpResponse:
 
 
 def single_sign_on_answer(request: HttpRequest, provider_id: str) -> HttpResponse:
-    """Back from the identity provider."""
     if not settings.DSTACKWEB_OIDC_URL:
         raise Http404
     from allauth.socialaccount.providers.openid_connect.views import callback
@@ -151,8 +150,7 @@ def single_sign_on_answer(request: HttpRequest, provider_id: str) -> HttpRespons
     return answer
 
 
-@account_page
-@require_POST
+@account_action
 def disconnect(request: PageRequest) -> HttpResponse:
     """Single sign-on no longer leads to this account."""
     raise_if_reauthentication_required(request, app="allauth.account")
@@ -162,13 +160,12 @@ def disconnect(request: PageRequest) -> HttpResponse:
         except ValidationError:
             raise Conflict(_("You have no password to sign in with. Ask an admin for a password link first.")) from None
         row.delete()
-    return done(request, _("Single sign-on is disconnected."), reverse("account"))
+    return done(request, _("Single sign-on is disconnected."), "account")
 
 
 class ForgotForm(Styled):
     email = forms.EmailField(
-        label=gettext_lazy("Email address"),
-        widget=forms.EmailInput(attrs={"autocomplete": "email", "autofocus": True}),
+        label=gettext_lazy("Email address"), widget=forms.EmailInput(attrs={"autocomplete": "email", "autofocus": True})
     )
 
 
@@ -198,3 +195,45 @@ class NewPassword(SuccessMessageMixin[Any], PasswordResetConfirmView):
     form_class = NewPasswordForm
     success_url = reverse_lazy("login")
     success_message = gettext_lazy("Password changed. Sign in with it.")
+
+
+class KeyForm(Styled):
+    public_key = forms.CharField(
+        label=gettext_lazy("Public key"),
+        max_length=10_000,
+        help_text=gettext_lazy("The line of ~/.ssh/id_ed25519.pub. Make one with: ssh-keygen -t ed25519"),
+        widget=forms.Textarea(
+            attrs={
+                "rows": 3, "placeholder": "ssh-ed25519 AAAA… ada@laptop", "class": "mono", "spellcheck": "false",
+                "autocapitalize": "none", "autocomplete": "off",
+            }
+        ),
+    )  # fmt: skip
+    name = text_field(
+        gettext_lazy("Name"),
+        80,
+        gettext_lazy("Taken from the key's comment if empty."),
+        required=False,
+        autocomplete="off",
+    )
+
+
+@account_page
+def keys(request: PageRequest) -> HttpResponse:
+    form = KeyForm(request.POST if request.method == "POST" else None)
+    if request.method == "POST":
+        row = attempt(form, lambda: ssh_keys.add(request.user, **form.cleaned_data))
+        if isinstance(row, SSHKey):
+            return done(request, _("SSH key %(name)s added.") % {"name": row.name}, "ssh-keys")
+    values = {
+        "form": form,
+        "keys": request.user.ssh_keys.all(),
+        "fingerprint": host_fingerprint(Path(settings.DSTACKWEB_HOME)) if settings.DSTACKWEB_SSH_PORT else "",
+    }
+    return render(request, "accounts/ssh_keys.html", values, status=form_status(form))
+
+
+@account_action
+def remove(request: PageRequest, key_id: int) -> HttpResponse:
+    row = ssh_keys.remove(request.user, key_id)
+    return done(request, _("SSH key %(name)s removed.") % {"name": row.name}, "ssh-keys")

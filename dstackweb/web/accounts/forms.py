@@ -21,6 +21,14 @@ from dstackweb.accounts.services import create_token, revoke_all_tokens
 from dstackweb.lib.errors import Conflict, Invalid
 
 T = TypeVar("T")
+CODE: dict[str, Any] = {"autocomplete": "off", "autocapitalize": "none"}
+"""Of fields for words that are not prose."""
+
+
+def text_field(label: Any, most: int, help_text: Any = "", *, required: bool = True, **attrs: Any) -> forms.CharField:
+    """A line of text with at most so many characters; `attrs` are of its input."""
+    widget = forms.TextInput(attrs=attrs)
+    return forms.CharField(label=label, max_length=most, help_text=help_text, required=required, widget=widget)
 
 
 class Styled(forms.Form):
@@ -71,8 +79,6 @@ class SignInForm(Styled, AuthenticationForm):
 
 
 class ChangePasswordForm(Styled, PasswordChangeForm):
-    """The old password and the new one twice."""
-
     revoke_tokens = forms.BooleanField(
         label=_("Also revoke all my API tokens"),
         required=False,
@@ -89,11 +95,7 @@ class ChangePasswordForm(Styled, PasswordChangeForm):
 
 
 class AccountForm(Styled):
-    username = forms.CharField(
-        label=_("Username"),
-        max_length=150,
-        widget=forms.TextInput(attrs={"autocomplete": "username", "autocapitalize": "none"}),
-    )
+    username = text_field(_("Username"), 150, autocomplete="username", autocapitalize="none")
     password = forms.CharField(
         label=_("Password"),
         strip=False,
@@ -114,11 +116,12 @@ class InviteForm(Styled):
 
 
 class TokenForm(Styled):
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=80,
-        help_text=_("Where you will use it, for example laptop or CI."),
-        widget=forms.TextInput(attrs={"placeholder": _("laptop"), "autocomplete": "off"}),
+    name = text_field(
+        _("Name"),
+        80,
+        _("Where you will use it, for example laptop or CI."),
+        placeholder=_("laptop"),
+        autocomplete="off",
     )
     scope = forms.ChoiceField(
         label=_("Scope"),
@@ -156,13 +159,13 @@ class TokenForm(Styled):
 
 
 class SecretForm(Styled):
-    name = forms.CharField(
-        label=_("Name"),
-        max_length=120,
-        help_text=_("An existing name gets the new value."),
-        widget=forms.TextInput(attrs={"placeholder": "HF_TOKEN", "autocomplete": "off", "autocapitalize": "none"}),
-    )
+    name = text_field(_("Name"), 120, _("An existing name gets the new value."), placeholder="HF_TOKEN", **CODE)
     value = SecretField(label=_("Value"), help_text=_("At least 8 characters. Stored encrypted and never shown again."))
+
+
+def form_status(*each: forms.BaseForm) -> int:
+    """Of a page with these forms: 422 where one was refused."""
+    return 422 if any(form.errors for form in each) else 200
 
 
 def attempt(form: forms.Form, service: Callable[[], T]) -> T | None:

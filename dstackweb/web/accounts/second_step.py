@@ -92,30 +92,24 @@ def _refuse_malformed(check: Callable[[], T]) -> T:
         raise forms.ValidationError(_("Invalid passkey response. Try again.")) from None
 
 
-class PasskeyForm(AuthenticateWebAuthnForm):
+class CheckedCredential:
+    def clean_credential(self) -> Any:
+        return _refuse_malformed(super().clean_credential)  # type: ignore[misc]  # of the form that stands after this
+
+
+class PasskeyForm(CheckedCredential, AuthenticateWebAuthnForm):
     """What a passkey answered, as the second step."""
 
-    def clean_credential(self) -> Any:
-        return _refuse_malformed(super().clean_credential)
 
-
-class PasskeySignInForm(LoginWebAuthnForm):
+class PasskeySignInForm(CheckedCredential, LoginWebAuthnForm):
     """The same as the only step."""
 
-    def clean_credential(self) -> Any:
-        return _refuse_malformed(super().clean_credential)
 
-
-class ConfirmPasskeyForm(ReauthenticateWebAuthnForm):
+class ConfirmPasskeyForm(CheckedCredential, ReauthenticateWebAuthnForm):
     """The same of someone who is signed in."""
-
-    def clean_credential(self) -> Any:
-        return _refuse_malformed(super().clean_credential)
 
 
 class AddPasskeyForm(AddWebAuthnForm):
-    """A new passkey and its name."""
-
     def clean(self) -> Any:
         return _refuse_malformed(super().clean)
 

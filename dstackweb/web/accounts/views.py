@@ -16,7 +16,6 @@ from django.contrib.auth.views import LoginView, PasswordChangeView, redirect_to
 from django.contrib.messages.views import SuccessMessageMixin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, OuterRef
-from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse, reverse_lazy
@@ -24,7 +23,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 from django.views.generic import FormView
 
 from dstackweb.accounts import access, attempts, services, sessions, sign_in
@@ -43,8 +42,17 @@ from dstackweb.web.accounts.forms import (
     SignInForm,
     TokenForm,
     attempt,
+    form_status,
 )
-from dstackweb.web.common.pages import PageRequest, account_page, done, project_page, public_url
+from dstackweb.web.common.pages import (
+    PageRequest,
+    account_action,
+    account_page,
+    done,
+    project_action,
+    project_page,
+    public_url,
+)
 from dstackweb.wording import hosts as host_words
 from dstackweb.wording import units
 from dstackweb.wording.sentence import listing
@@ -156,10 +164,6 @@ def _dead_link(request: HttpRequest, error: DomainError) -> HttpResponse:
     return render(request, "accounts/dead_link.html", {"detail": error.detail}, status=error.status)
 
 
-def _status(form: Form) -> int:
-    return 422 if form.errors else 200
-
-
 @project_page()
 @require_safe
 def members(request: PageRequest) -> HttpResponse:
@@ -175,7 +179,7 @@ def _members_page(request: PageRequest, form: InviteForm, **values: Any) -> Http
         "roles": Role.choices,
         "form": form,
     }
-    return render(request, "accounts/members.html", values, status=409 if "refused" in values else _status(form))
+    return render(request, "accounts/members.html", values, status=409 if "refused" in values else form_status(form))
 
 
 def _member_rows(request: PageRequest) -> Sequence[Membership]:
@@ -190,8 +194,7 @@ def _member_rows(request: PageRequest) -> Sequence[Membership]:
     return rows
 
 
-@project_page("manager")
-@require_POST
+@project_action("manager")
 def password_link(request: PageRequest, user_id: int) -> HttpResponse:
     """A link that sets a member's password, to be given to them by hand."""
     member = _member(request, user_id)
@@ -202,8 +205,7 @@ def password_link(request: PageRequest, user_id: int) -> HttpResponse:
     return _members_page(request, InviteForm(), password_of=member, password_url=url)
 
 
-@project_page("admin")
-@require_POST
+@project_action("admin")
 def invite_create(request: PageRequest) -> HttpResponse:
     form = InviteForm(request.POST)
     made = attempt(
@@ -216,15 +218,13 @@ def invite_create(request: PageRequest) -> HttpResponse:
     return _members_page(request, InviteForm(), new_invite=invite, invite_url=url)
 
 
-@project_page("admin")
-@require_POST
+@project_action("admin")
 def invite_withdraw(request: PageRequest, invite_id: int) -> HttpResponse:
     services.withdraw_invite(request.project, invite_id)
     return _back_to_members(request, _("Invite withdrawn."))
 
 
-@project_page("admin")
-@require_POST
+@project_action("admin")
 def member_role(request: PageRequest, user_id: int) -> HttpResponse:
     try:
         changed = services.set_role(request.project, _member(request, user_id), request.POST.get("role", ""))
@@ -235,8 +235,7 @@ def member_role(request: PageRequest, user_id: int) -> HttpResponse:
     )
 
 
-@project_page()
-@require_POST
+@project_action()
 def member_remove(request: PageRequest, user_id: int) -> HttpResponse:
     """Admins remove members; members may leave."""
     member = _member(request, user_id)
@@ -259,7 +258,7 @@ def _member(request: PageRequest, user_id: int) -> User:
 
 
 def _back_to_members(request: PageRequest, text: str) -> HttpResponse:
-    return done(request, text, reverse("members", args=[request.project.name]))
+    return done(request, text, "members", request.project.name)
 
 
 @project_page("member")
@@ -280,26 +279,24 @@ def _secrets_page(request: PageRequest, form: SecretForm) -> HttpResponse:
         "secrets": request.project.secrets.defer("ciphertext").select_related("updated_by"),
         "form": form,
     }
-    return render(request, "accounts/secrets.html", values, status=_status(form))
+    return render(request, "accounts/secrets.html", values, status=form_status(form))
 
 
-@project_page("admin")
-@require_POST
+@project_action("admin")
 def secret_set(request: PageRequest) -> HttpResponse:
     form = SecretForm(request.POST)
     made = attempt(form, lambda: services.set_secret(request.project, by=request.user, **form.cleaned_data))
     if made is None:
         return _secrets_page(request, form)
     text = _("Secret %(name)s saved. New runs get the new value.") % {"name": made.name}
-    return done(request, text, reverse("secrets", args=[request.project.name]))
+    return done(request, text, "secrets", request.project.name)
 
 
-@project_page("admin")
-@require_POST
+@project_action("admin")
 def secret_delete(request: PageRequest, name: str) -> HttpResponse:
     services.delete_secret(request.project, name)
     text = _("Secret %(name)s deleted.") % {"name": name}
-    return done(request, text, reverse("secrets", args=[request.project.name]))
+    return done(request, text, "secrets", request.project.name)
 
 
 @account_page
@@ -312,11 +309,10 @@ def _tokens_page(request: PageRequest, form: TokenForm, **values: Any) -> HttpRe
     live = request.user.api_tokens.filter(revoked_at=None)
     live = live.select_related("project")
     values |= {"tokens": live, "now": timezone.now(), "form": form, "api_url": settings.DSTACKWEB_API_URL}
-    return render(request, "accounts/tokens.html", values, status=_status(form))
+    return render(request, "accounts/tokens.html", values, status=form_status(form))
 
 
-@account_page
-@require_POST
+@account_action
 def token_create(request: PageRequest) -> HttpResponse:
     form = TokenForm(request.user, request.POST)
     made = attempt(form, form.create)
@@ -326,32 +322,28 @@ def token_create(request: PageRequest) -> HttpResponse:
     return _tokens_page(request, TokenForm(request.user), new_token=row, plaintext=plaintext)
 
 
-@account_page
-@require_POST
+@account_action
 def token_revoke(request: PageRequest, token_id: int) -> HttpResponse:
     services.revoke_token(request.user, token_id)
-    return done(request, _("Token revoked."), reverse("tokens"))
+    return done(request, _("Token revoked."), "tokens")
 
 
 @account_page
 @require_safe
 def sessions_page(request: PageRequest) -> HttpResponse:
-    """The browsers in which the reader is signed in."""
     found = sessions.of_user(request.user, request.session.session_key)
     idle = units.duration(settings.SESSION_COOKIE_AGE)
     return render(request, "accounts/sessions.html", {"sessions": found, "idle": idle})
 
 
-@account_page
-@require_POST
+@account_action
 def session_end(request: PageRequest, handle: str) -> HttpResponse:
     sessions.end(request.user, handle, request)
-    return done(request, _("Signed out there."), reverse("sessions"))
+    return done(request, _("Signed out there."), "sessions")
 
 
-@account_page
-@require_POST
+@account_action
 def sessions_end_others(request: PageRequest) -> HttpResponse:
     ended = sessions.end_others(request.user, request.session.session_key or "", request)
     text = ngettext("Signed out in %d other browser.", "Signed out in %d other browsers.", ended) % ended
-    return done(request, text, reverse("sessions"))
+    return done(request, text, "sessions")

@@ -1,30 +1,36 @@
-"""How lists of the admin site show values: times count on, statuses are chips, numbers have units, rows are links."""
+"""How the admin site shows values: times count on, statuses are chips, numbers have units, codes have words.
+
+What is stored, and what a filter's address has, stays the code; it is shown too where two codes have the same words.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.helpers import AdminReadonlyField
 from django.core.exceptions import FieldDoesNotExist
 from django.db import models
 from django.db.models import Model
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.text import Truncator
+from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from dstackweb.audit.models import AuditEntry
-from dstackweb.backends.models import HostEvent, Instance, InstanceStatus
-from dstackweb.runs.models import Job, PastPlace, PastVerdict, QueueEvent, Run, RunEvent, Sweep, Verdict
+from dstackweb.backends.models import Host, HostEvent, Instance, InstanceStatus
+from dstackweb.runs.models import Job, PastPlace, PastVerdict, Queue, QueueEvent, Run, RunEvent, Sweep, Verdict
 from dstackweb.scheduler.models import Retention
 from dstackweb.web.templatetags.dstackweb_tags import when
-from dstackweb.wording import audit, events, hosts, queue, retention, statuses, units, waiting
+from dstackweb.wording import audit, events, hosts, queue, statuses, storage, units, waiting
 from dstackweb.wording.sentence import capitalized, clauses
 
 Cell = Callable[[Any], Any]
@@ -81,28 +87,63 @@ LABELS: dict[str, Any] = {
 }
 """Names of fields with capitals, in the product's words, or of values that have their units."""
 
+CODES: dict[tuple[type[Model], str], Callable[[str], str]] = {
+    (Run, "status"): statuses.status,
+    (Job, "status"): statuses.status,
+    (Run, "termination_reason"): statuses.termination,
+    (Job, "termination_reason"): statuses.termination,
+    (Verdict, "reason"): waiting.name,
+    (PastVerdict, "reason"): waiting.name,
+    (PastPlace, "ended_by"): queue.LEFT,
+    (Queue, "reclaim"): queue.reclaim,
+    (AuditEntry, "kind"): audit.KIND,
+    (AuditEntry, "action"): audit.ACTION,
+    (Retention, "kind"): storage.kind,
+}
+"""Fields of codes, and what a code means."""
 WORDED: dict[tuple[type[Model], str], Cell] = {
     (Sweep, "size"): lambda sweep: str(sweep.size),
-    (Run, "status"): lambda run: chip(run.status, statuses.status(run.status)),
-    (Job, "status"): lambda job: chip(job.status, statuses.status(job.status)),
     (Instance, "status"): lambda one: chip(INSTANCE_TONES[one.status], one.get_status_display()),
     (Instance, "why"): lambda one: statuses.instance_end(one.why) if one.why else None,
-    (Verdict, "reason"): lambda one: waiting.name(one.reason),
-    (PastVerdict, "reason"): lambda one: waiting.name(one.reason),
     (RunEvent, "kind"): lambda one: events.event_text(one, one.run.spec.get("nodes", 1)).capitalized(),
+    (Host, "isolation"): lambda host: hosts.isolation(host.isolation),
     (HostEvent, "kind"): lambda one: capitalized(hosts.event_text(one)),
-    (AuditEntry, "kind"): lambda one: audit.KIND(one.kind),
-    (AuditEntry, "action"): lambda one: audit.ACTION(one.action),
     (AuditEntry, "actor_name"): audit.actor,
+}
+"""Fields whose words need more of the row than its code, in lists and on pages."""
+LISTED: dict[tuple[type[Model], str], Cell] = {
+    (Run, "status"): lambda run: chip(run.status, statuses.status(run.status)),
+    (Job, "status"): lambda job: chip(job.status, statuses.status(job.status)),
     (AuditEntry, "changes"): lambda one: _shortened(audit.changes(one)),
     (QueueEvent, "data"): lambda one: _shortened(queue.changed(one.data)),
-    (PastPlace, "ended_by"): lambda one: queue.LEFT(one.ended_by),
-    (Retention, "kind"): lambda one: retention.kind(one.kind),
 }
+"""In lists alone."""
+ON_PAGES: dict[tuple[type[Model], str], Cell] = {
+    (Run, "status_message"): statuses.run_message,
+    (Job, "message"): lambda job: statuses.message(job.detail, job.message),
+    (Host, "cgroups"): lambda host: hosts.limits(host.cgroups),
+    (Host, "engine"): lambda host: hosts.engine(host.engine),
+    (AuditEntry, "changes"): lambda entry: _lines(audit.changes(entry)),
+    (QueueEvent, "data"): lambda event: _lines(queue.changed(event.data)),
+}
+SEARCHED_BY_CODE = frozenset({(Run, "termination_reason"), (Job, "termination_reason"), (RunEvent, "kind")})
+"""Fields by whose code lists are filtered, since its words are a sentence: pages show both."""
+
+
+def _words_of(model: type[Model], name: str, here: Mapping[tuple[type[Model], str], Cell]) -> Cell | None:
+    """What words a field in lists (LISTED) or ON_PAGES; None for one that needs no words."""
+    if show := here.get((model, name)) or WORDED.get((model, name)):
+        return show
+    word = CODES.get((model, name))
+    return word and (lambda row: word(code) if (code := getattr(row, name)) else "")
 
 
 def _shortened(sentences: Sequence[str]) -> str | None:
     return Truncator(clauses(sentences)).chars(MOST_TEXT) or None
+
+
+def _lines(texts: Iterable[str]) -> SafeString:
+    return format_html_join("", "<div>{}</div>", ((text,) for text in texts))
 
 
 def chip(tone: str, word: object) -> SafeString:
@@ -152,7 +193,7 @@ def cell(model: type[Model], name: str, options: Any, is_first: bool) -> Any:
             return name
         label = getattr(method, "short_description", name.replace("_", " "))
         return _column(lambda row: yes_or_no(method(row)), name, label, method)
-    show = WORDED.get((model, name)) or _by_type(field, name, is_first)
+    show = _words_of(model, name, LISTED) or _by_type(field, name, is_first)
     if show is None and name not in LABELS:
         return name
     label = LABELS.get(name) or getattr(field, "verbose_name", name)
@@ -163,8 +204,6 @@ def _by_type(field: Any, name: str, is_first: bool) -> Cell | None:
     if name in UNITS:
         unit = UNITS[name]
         return lambda row: None if (value := getattr(row, name)) is None else unit(value)
-    if name == "isolation":
-        return lambda row: hosts.isolation(getattr(row, name))
     match field:
         case models.DateTimeField():
             return lambda row: moment(getattr(row, name))
@@ -190,12 +229,71 @@ def related(row: Model | None) -> Any:
 
 def _column(show: Cell, name: str, label: Any, method: Any) -> Any:
     """A column for Django's lists: it is sorted and named as what it shows."""
-
-    def column(row: Any) -> Any:
-        return show(row)
-
-    column.__name__ = name
-    column.short_description = label  # type: ignore[attr-defined]  # read by Django's lists
     order = name if method is None else getattr(method, "admin_order_field", None)
-    column.admin_order_field = order  # type: ignore[attr-defined]  # read by Django's lists
+    column = admin.display(description=label, ordering=order)(lambda row: show(row))
+    column.__name__ = name
     return column
+
+
+class Worded:
+    """A form of Django's admin site, or a part of it; fields that cannot be changed show words instead of codes."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+        if isinstance(part, AdminReadonlyField) and part.field["name"] in LABELS:
+            part.field["label"] = capfirst(LABELS[part.field["name"]])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __iter__(self) -> Iterator[Worded]:
+        return map(Worded, self._part)
+
+    def contents(self) -> Any:
+        return _contents(self._part)
+
+
+def _contents(field: AdminReadonlyField) -> Any:
+    name, row = field.field["field"], field.form.instance
+    if not isinstance(name, str):
+        return field.contents()
+    if show := _words_of(type(row), name, ON_PAGES):
+        words = show(row)
+        if words and (type(row), name) in SEARCHED_BY_CODE:
+            return format_html("{} <code>{}</code>", words, getattr(row, name))
+        return words or field.empty_value_display
+    value = getattr(row, name, None)
+    if isinstance(value, bool):
+        return yes_or_no(value)
+    return UNITS[name](value) if name in UNITS and value is not None else field.contents()
+
+
+def labelled(choices: Sequence[tuple[Any, Any]], word: Callable[[str], str]) -> list[tuple[Any, str]]:
+    """Choices with the words of their codes; a code stands beside words that another one has as well."""
+    texts = [(value, word(str(value))) for value, _label in choices if value]
+    often = Counter(text for _value, text in texts)
+    return [(value, f"{text} ({value})" if often[text] > 1 else text) for value, text in texts]
+
+
+def worded(model: type[Model], listed: Any) -> Any:
+    """A list's filter, with words for the codes of its field."""
+    is_class = inspect.isclass(listed) and issubclass(listed, admin.SimpleListFilter)
+    name = listed.parameter_name if is_class else listed
+    word = CODES.get((model, name)) if isinstance(name, str) else None
+    if word is None:
+        return listed
+    if is_class:
+        return _in_words(listed, word)
+    has_choices = bool(getattr(model._meta.get_field(name), "choices", None))
+    return name, _in_words(admin.ChoicesFieldListFilter if has_choices else admin.AllValuesFieldListFilter, word)
+
+
+def _in_words(kind: type[Any], word: Callable[[str], str]) -> type[Any]:
+    class WordedFilter(kind):  # type: ignore[misc]  # a class made at run time
+        def choices(self, changelist: Any) -> Iterator[Any]:
+            everything, *rest = super().choices(changelist)
+            yield everything
+            texts = dict(labelled([(choice["display"], "") for choice in rest], word))
+            yield from ({**choice, "display": texts.get(choice["display"], "")} for choice in rest)
+
+    return WordedFilter

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
+from django.apps import apps
 from django.contrib import admin
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponseBase
@@ -12,15 +15,20 @@ from django.shortcuts import redirect
 from django.template.response import SimpleTemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
+from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User
+from dstackweb.audit.models import AuditAction, AuditEntry
 from dstackweb.runs.history import parse_zone
-from dstackweb.web.admin import overview, profile_preview
-from dstackweb.web.admin.areas import AREA_OF, AREAS, UNUSED, Area
+from dstackweb.web import health
+from dstackweb.web.admin import previews
+from dstackweb.web.admin.areas import AREA_OF, AREAS, UNUSED, Area, name_of
 from dstackweb.web.admin.options import Fixed, ProductAdmin
-from dstackweb.web.admin.permissions import name_of
-from dstackweb.web.admin.project_deletion import ProjectDeletion
+from dstackweb.web.admin.previews import ProjectDeletion
+from dstackweb.web.common.pages import reader_zone
+from dstackweb.wording.audit import described
 
 OF_OTHERS = (
     gettext_noop("After you’ve created a user, you’ll be able to edit more user options."),
@@ -30,6 +38,12 @@ OF_OTHERS = (
 """Texts of other packages' pages that these have not in all our languages; the names of models are found."""
 OWN_PAGES: dict[str, tuple[type[admin.ModelAdmin[Any]], ...]] = {"accounts.project": (ProjectDeletion,)}
 """What models have of this room, beside what their own says."""
+MOST_COUNTED = 1000
+"""Rows that are counted of a model; more are shown as `1,000+`, so that large tables cost no more than small ones."""
+RECENT = 8
+FAULTS = 5
+CHANGES = (AuditAction.CREATED, AuditAction.CHANGED, AuditAction.DELETED)
+"""And no sign-ins."""
 
 
 class AdminSite(admin.AdminSite):
@@ -80,31 +94,29 @@ class AdminSite(admin.AdminSite):
         return redirect("admin:index")
 
     def get_urls(self) -> list[Any]:
-        preview = path("profiles/profile/preview/", self.admin_view(profile_preview.preview), name="profile-preview")
+        preview = path("profiles/profile/preview/", self.admin_view(previews.preview), name="profile-preview")
         return [preview, *super().get_urls()]
 
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        shown = overview.overview(request)
+        shown = overview(request)
         return super().index(request, {**(extra_context or {}), **shown})
 
 
 def zone_of(request: HttpRequest) -> Any:
     """Of the reader's account, else of their browser, else UTC."""
     own = request.user.time_zone if isinstance(request.user, User) else ""
-    for name in (own, request.COOKIES.get("zone", "")):
-        try:
-            return parse_zone(name) if name else timezone.get_default_timezone()
-        except ValueError:
-            continue
-    return timezone.get_default_timezone()
+    with contextlib.suppress(ValueError):
+        if own:
+            return parse_zone(own)
+    return reader_zone(request)
 
 
 def _as_app(area: Area, allowed: dict[str, Any]) -> dict[str, Any]:
-    models = []
-    for entry in area.entries:
-        model = allowed.get(entry.model)
-        if model is not None:
-            models.append({**model, "name": name_of(entry), "help": entry.help, "label": entry.model})
+    models = [
+        {**allowed[entry.model], "name": name_of(entry), "help": entry.help, "label": entry.model}
+        for entry in area.entries
+        if entry.model in allowed
+    ]
     return {
         "name": area.label,
         "app_label": area.key,
@@ -115,3 +127,35 @@ def _as_app(area: Area, allowed: dict[str, Any]) -> dict[str, Any]:
         "fixed": area.fixed,
         "models": models,
     }
+
+
+def overview(request: HttpRequest) -> dict[str, Any]:
+    user = request.user
+    assert isinstance(user, User), "the admin site requires a sign-in"
+    project = visible_projects(user).order_by("name").first()
+    found: dict[str, Any] = {"counts": dict(_counts(request)), "home": project}
+    if project is None:
+        return found | {"faults": [], "recent": []}
+    lines = [line for area in health.areas(project) for line in area.faults]
+    lines.sort(key=lambda line: -health.TONES.index(line.check.tone))
+    found |= {"faults": lines[:FAULTS], "more_faults": max(0, len(lines) - FAULTS)}
+    if user.has_perm("audit.view_auditentry"):
+        found["recent"] = described(AuditEntry.objects.filter(action__in=CHANGES).order_by("-id")[:RECENT])
+        found["audit_url"] = reverse("admin:audit_auditentry_changelist")
+    return found
+
+
+def _counts(request: HttpRequest) -> Iterator[tuple[str, str]]:
+    """By the label of each model that the reader may see."""
+    for area in AREAS:
+        for entry in area.entries:
+            model = apps.get_model(entry.model)
+            options = admin.site._registry.get(model)
+            if not area.fixed and options is not None and options.has_view_permission(request):
+                yield entry.model, counted(model)
+
+
+def counted(model: type[Model]) -> str:
+    """The number of rows, exact up to MOST_COUNTED."""
+    number = model._default_manager.order_by()[: MOST_COUNTED + 1].count()
+    return _("%s+") % f"{MOST_COUNTED:,}" if number > MOST_COUNTED else f"{number:,}"

@@ -1,4 +1,4 @@
-"""The project's cloud instances: their runs, their cost, and terminating idle ones."""
+"""The project's cloud instances: their runs, cost, and terminating idle ones; its spending and budget this month."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from uuid import UUID
 
 from django.db.models import Q
 from django.http import HttpResponse
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_POST
 
+from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs import spend
+from dstackweb.runs.models import BudgetMark, Job, Run
 from dstackweb.scheduler.cloud.instances import end_idle
-from dstackweb.web.cloud import budget, offer_rows
-from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_page
+from dstackweb.web.cloud import offer_rows
+from dstackweb.web.common.pages import PageRequest, done, fingerprint, polled, project_action, project_page
 from dstackweb.wording import offers, statuses
 from dstackweb.wording.events import REPEATED
 
@@ -97,7 +97,7 @@ def instances_page(request: PageRequest) -> HttpResponse:
         (one.pk, one.status, one.holder, one.why, one.cloud_id, one.launched_at, one.idle_until, one.interrupted_at)
         for one in [*there, *gone]
     ]
-    marks = budget.passed(request.project, now)
+    marks = passed_marks(request.project, now)
     version = fingerprint(shown, refusals, [mark.pk for mark in marks])
 
     def context() -> dict[str, Any]:
@@ -109,7 +109,7 @@ def instances_page(request: PageRequest) -> HttpResponse:
             "idle": sum(line.idle for line in lines),
             "refusals": refusals,
             "by_status": Counter(line.status for line in lines).items(),
-            "month": budget.month(request.project, now),
+            "month": this_month(request.project, now),
             "marks": marks,
             "has_clouds": Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds()).exists(),
             "now": now,
@@ -120,19 +120,67 @@ def instances_page(request: PageRequest) -> HttpResponse:
 
 
 def _runs(instances: Iterable[Instance]) -> dict[UUID, Run]:
-    """The run that each instance serves, or served last."""
     jobs = Job.objects.filter(instance__in=[one.pk for one in instances]).select_related("run").order_by("placed_at")
     return {job.instance_id: job.run for job in jobs if job.instance_id}
 
 
-@require_POST
-@project_page("admin")
+@project_action("admin")
 def stop(request: PageRequest, instance: UUID) -> HttpResponse:
     found = Instance.objects.filter(project=request.project, pk=instance).first()
     if found is None:
         raise NotFound(_("no such instance in this project"))
     if not end_idle(found.pk):
         raise Conflict(_("the instance is in use or already terminating; to end it, stop its run"))
-    return done(
-        request, _("Terminating %s") % found.instance_type, reverse("web:instances", args=[request.project.name])
-    )
+    return done(request, _("Terminating %s") % found.instance_type, "web:instances", request.project.name)
+
+
+WARNED_FROM = 80
+"""Every page warns from this share on; lower marks appear only on the instances page."""
+
+
+@dataclass(frozen=True)
+class Month:
+    """USD spent in this month (UTC), what an hour costs now, and the budget, if there is one."""
+
+    since: dt.datetime
+    spent: Decimal
+    budget: Decimal | None
+    rate: Decimal = Decimal(0)
+
+    @property
+    def percent(self) -> float | None:
+        """The share that is spent; None without a budget."""
+        if self.budget is None:
+            return None
+        return float(100 * self.spent / self.budget) if self.budget else 100.0
+
+    @property
+    def tone(self) -> str:
+        """`full`, `near` or nothing."""
+        share = self.percent or 0.0
+        return "full" if share >= 100 else "near" if share >= WARNED_FROM else ""
+
+
+def this_month(project: Project, now: dt.datetime) -> Month:
+    since = spend.month_of(now)
+    costing = Instance.objects.filter(project=project, launched_at__isnull=False, ended_at=None)
+    rate = sum(costing.values_list("price", flat=True), Decimal(0))
+    return Month(since, spend.spent_this_month(project.pk, now), project.monthly_budget, rate)
+
+
+def budget_warning(project: Project, now: dt.datetime) -> tuple[int, Month] | None:
+    """The highest mark that this month's spending exceeds, for every page. Without a budget it makes no query."""
+    marks = BudgetMark.objects.filter(project=project, month=spend.month_of(now).date(), percent__gte=WARNED_FROM)
+    if project.monthly_budget is None or not (percents := list(marks.values_list("percent", flat=True))):
+        return None
+    so_far = this_month(project, now)  # the budget may have been raised since
+    above = [percent for percent in percents if (so_far.percent or 0) >= percent]
+    return (max(above), so_far) if above else None
+
+
+def passed_marks(project: Project, now: dt.datetime) -> list[BudgetMark]:
+    """The marks of its present budget that a project has passed this month, the first one first."""
+    if project.monthly_budget is None:
+        return []
+    marks = BudgetMark.objects.filter(project=project, month=spend.month_of(now).date(), budget=project.monthly_budget)
+    return list(marks.order_by("percent"))

@@ -104,7 +104,6 @@ class Trouble:
 
     @property
     def names(self) -> list[str]:
-        """The names of the sources, each once."""
         return list(dict.fromkeys(line.name.lower() for line in self.sources))
 
     @property
@@ -114,10 +113,7 @@ class Trouble:
 
 
 def troubles(lines: Iterable[SourceLine]) -> list[Trouble]:
-    """Problems to fix, by region and failure code, worst first.
-
-    A problem with the same text in several regions appears once, and so does throttling.
-    """
+    """Problems to fix, by region and failure code, worst first; what several regions have with the same text is one."""
     found: defaultdict[tuple[str, ...], list[SourceLine]] = defaultdict(list)
     for line in lines:
         if line.why and line.state != "asking" and line.of.error is not None:

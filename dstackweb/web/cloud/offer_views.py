@@ -13,7 +13,6 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.models import User
 from dstackweb.backends import registry
@@ -30,7 +29,16 @@ from dstackweb.spec.effective import Requirements
 from dstackweb.spec.units import parse_gpu
 from dstackweb.web.cloud import offer_rows
 from dstackweb.web.cloud.offer_rows import SourceLine
-from dstackweb.web.common.pages import PageRequest, SortHeader, done, fingerprint, polled, project_page, sentence
+from dstackweb.web.common.pages import (
+    PageRequest,
+    SortHeader,
+    done,
+    fingerprint,
+    polled,
+    project_action,
+    project_page,
+    sentence,
+)
 from dstackweb.wording import offers as offer_words
 
 PER_PAGE = 25
@@ -163,7 +171,8 @@ def _context(chosen: OfferFilters, backends: Sequence[Backend], idle: Sequence[O
         "more": chosen.query(after=following) if following else "",
         "first_page": chosen.query(after="") if chosen.cursor else None,
         "sorted_by": {
-            header: _header(chosen, header) for header in ("price", "gpu_price", "region", "gpu", "availability")
+            name: SortHeader.of(name, str(chosen.order), chosen.query)
+            for name in ("price", "gpu_price", "region", "gpu", "availability")
         },
         "cheapest": _cheapest(offers, free),
         "regions": offer_rows.by_region(lines),
@@ -202,15 +211,7 @@ def _without_quota(offer: Offer) -> str:
     return offer_words.detail_text(offer.kind, detail, Requirements())
 
 
-def _header(chosen: OfferFilters, by: str) -> SortHeader:
-    if chosen.order.by != by:
-        return SortHeader(chosen.query(sort=by))
-    turned = by if chosen.order.descending else f"-{by}"
-    return SortHeader(chosen.query(sort=turned), "descending" if chosen.order.descending else "ascending")
-
-
-@require_POST
-@project_page("member")
+@project_action("member")
 def refresh(request: PageRequest) -> HttpResponse:
     """Refresh all sources of all backends in the background."""
     sourced = sources.sourced_backends()

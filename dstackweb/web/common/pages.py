@@ -6,6 +6,7 @@ the data, so that a change in between is shown by the next poll and never missed
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import hashlib
 import json
@@ -18,15 +19,17 @@ from django.contrib import messages
 from django.contrib.auth.views import redirect_to_login
 from django.db import DataError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect, render, resolve_url
 from django.urls import reverse
 from django.utils.cache import patch_cache_control, patch_vary_headers
 from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
 from django_htmx.middleware import HtmxDetails
 
 from dstackweb.accounts.access import allows, project_for
 from dstackweb.accounts.models import Project, Role, User
 from dstackweb.lib.errors import DomainError, Invalid, NotFound
+from dstackweb.runs.history import parse_zone
 from dstackweb.wording.sentence import capitalized
 
 P = ParamSpec("P")
@@ -51,52 +54,53 @@ Routed = Callable[..., HttpResponseBase]
 """A view as the URL resolver calls it: with the project's name, and the rest by keyword."""
 
 
+def account_page(view: View[P]) -> Routed:
+    """A page of the signed-in user; errors are worded for them."""
+
+    @functools.wraps(view)
+    def inner(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+        page = cast(PageRequest, request)
+        if not request.user.is_authenticated:
+            return _sign_in(page)
+        try:
+            response = view(page, *args, **kwargs)
+        except DomainError as error:
+            response = _error_response(page, error)
+        except DataError:
+            # PostgreSQL holds no NUL character: nothing can have a name with one.
+            response = _error_response(page, NotFound(_("nothing has such an address")))
+        patch_vary_headers(response, ["HX-Request"])
+        patch_cache_control(response, no_store=True, private=True)
+        return response
+
+    return inner
+
+
 def project_page(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
-    """A view under `/p/<project>/`: the caller must be a member with this role, and errors are worded for them.
+    """A view under `/p/<project>/`: as `account_page`, and the caller must be a member with this role.
 
     A stranger gets 404, whether or not the project exists.
     """
 
     def wrap(view: View[P]) -> Routed:
-        @functools.wraps(view)
-        def inner(request: HttpRequest, project: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-            def answer(page: PageRequest) -> HttpResponseBase:
-                page.project, page.role = project_for(page.user, project, at_least)
-                page.may = {role: allows(page.role, role) for role in Role.values}
-                return view(page, *args, **kwargs)
+        def inner(request: PageRequest, /, project: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+            request.project, request.role = project_for(request.user, project, at_least)
+            request.may = {role: allows(request.role, role) for role in Role.values}
+            return view(request, *args, **kwargs)
 
-            return _guarded(request, answer)
-
-        return inner
+        return functools.wraps(view)(account_page(inner))
 
     return wrap
 
 
-def account_page(view: View[P]) -> Routed:
-    """A page of the signed-in user, outside projects."""
-
-    @functools.wraps(view)
-    def inner(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-        return _guarded(request, lambda page: view(page, *args, **kwargs))
-
-    return inner
+def account_action(view: View[P]) -> Routed:
+    """As `account_page`, of what forms post to."""
+    return account_page(require_POST(view))
 
 
-def _guarded(request: HttpRequest, answer: Callable[[PageRequest], HttpResponseBase]) -> HttpResponseBase:
-    """The answer to a signed-in user; errors are worded for them."""
-    page = cast(PageRequest, request)
-    if not request.user.is_authenticated:
-        return _sign_in(page)
-    try:
-        response = answer(page)
-    except DomainError as error:
-        response = _error_response(page, error)
-    except DataError:
-        # PostgreSQL holds no NUL character: nothing can have a name with one.
-        response = _error_response(page, NotFound(_("nothing has such an address")))
-    patch_vary_headers(response, ["HX-Request"])
-    patch_cache_control(response, no_store=True, private=True)
-    return response
+def project_action(at_least: str = "viewer") -> Callable[[View[P]], Routed]:
+    """As `project_page`, of what forms post to."""
+    return lambda view: project_page(at_least)(require_POST(view))
 
 
 def _sign_in(request: PageRequest) -> HttpResponseBase:
@@ -162,6 +166,17 @@ class SortHeader(NamedTuple):
     query: str
     aria: str = "none"
 
+    @classmethod
+    def of(cls, by: str, sort: str, query: Callable[..., str], first: str = "", most_first: bool = False) -> SortHeader:
+        """Of the column `by` of a list that is sorted by `sort`, with a minus for the other way round.
+
+        `query` makes the address, `first` is how a click sorts first. `most_first`: without a minus, the most is first.
+        """
+        if sort.removeprefix("-") != by:
+            return cls(query(sort=first or by))
+        turned = sort.startswith("-")
+        return cls(query(sort=by if turned else f"-{by}"), "ascending" if turned == most_first else "descending")
+
 
 class Undo(TypedDict):
     """How the page undoes a move: where to post its number, and for how long."""
@@ -178,19 +193,18 @@ def notice(response: HttpResponse, text: str, level: str = "success", undo: Undo
     return response
 
 
-def done(request: PageRequest, text: str, to: str) -> HttpResponse:
-    """Redirect to `to` with a message, after a plain or an htmx form."""
+def done(request: PageRequest, text: str, to: str, *args: object) -> HttpResponse:
+    """Redirect with a message, after a plain or an htmx form. `to`: an address, or a page's name with its `args`."""
     messages.success(request, text)
-    if request.htmx:
-        return HttpResponse(status=200, headers={"HX-Redirect": to})
-    return redirect(to)
+    url = resolve_url(to, *args)
+    return HttpResponse(headers={"HX-Redirect": url}) if request.htmx else redirect(url)
 
 
-def done_here(request: PageRequest, text: str, to: str, undo: Undo | None = None) -> HttpResponse:
+def done_here(request: PageRequest, text: str, to: str, *args: object, undo: Undo | None = None) -> HttpResponse:
     """A notice on the page, whose next poll shows the result; without scripts, as `done`."""
     if request.htmx:
         return notice(HttpResponse(status=204), text, undo=undo)
-    return done(request, text, to)
+    return done(request, text, to, *args)
 
 
 def queue_url(project: Project, name: str) -> str:
@@ -201,6 +215,14 @@ def queue_url(project: Project, name: str) -> str:
 def public_url(request: HttpRequest) -> str:
     """The server's address for people and other machines, without a slash at its end."""
     return settings.DSTACKWEB_PUBLIC_URL or request.build_absolute_uri("/").rstrip("/")
+
+
+def reader_zone(request: HttpRequest) -> dt.tzinfo:
+    """The reader's time zone, from the cookie that times.js sets; UTC without it."""
+    try:
+        return parse_zone(request.COOKIES.get("zone", ""))
+    except ValueError:
+        return parse_zone("UTC")
 
 
 def yes_or_no(request: HttpRequest, name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from dstackweb.runs import selectors
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import PLACED, JobStatus, RunStatus
 from dstackweb.spec.codes import UtilizationAction
+from dstackweb.web.common.pages import fingerprint
 from dstackweb.wording import policy as policy_words
 from dstackweb.wording.sentence import capitalized
 
@@ -89,7 +89,7 @@ def _hash_of_low_stretches(project: Project) -> str:
         low_since_ms__lte=now_ms - 500 * F("job__policy__time_window_s"),
     )
     stretches = sorted(low.values_list("pk", "low_since_ms"))
-    return hashlib.sha256(repr(stretches).encode()).hexdigest()[:8] if stretches else "0"
+    return fingerprint(stretches) if stretches else "0"
 
 
 def banners(user: User, project: Project, now: dt.datetime) -> list[Alert]:

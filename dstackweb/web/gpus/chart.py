@@ -16,8 +16,6 @@ ROWS = 120
 
 
 class SampleCell(NamedTuple):
-    """One GPU in one row of the table."""
-
     utilization: float | None
     memory_mib: float | None
 
@@ -27,8 +25,6 @@ class SampleCell(NamedTuple):
 
 
 class SampleRow(NamedTuple):
-    """One row of the table: a moment, with a cell for each GPU."""
-
     at: dt.datetime
     cells: tuple[SampleCell, ...]
 

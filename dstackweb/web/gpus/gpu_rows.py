@@ -13,8 +13,7 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
-from dstackweb.accounts.access import visible_projects
-from dstackweb.accounts.models import Project, User
+from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus import selectors as samples
@@ -22,7 +21,7 @@ from dstackweb.gpus.models import GpuSeries
 from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs import run_places
 from dstackweb.runs.models import Run
-from dstackweb.scheduler.team_hosts import HostSummary, list_hosts
+from dstackweb.scheduler.team_hosts import HostSummary
 from dstackweb.wording import policy as policy_words
 from dstackweb.wording import units
 
@@ -240,17 +239,8 @@ def mean(measure: str, rows: Iterable[GpuRow]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def all_gpus(project: Project, user: User, now: dt.datetime) -> list[GpuRow]:
-    """The GPUs of every host, and those of cloud instances that the project's jobs hold.
-
-    The number of queries doesn't depend on the number of GPUs.
-    """
-    seen = {one.pk for one in visible_projects(user)}
-    return of_hosts(list_hosts(), seen, now) + elsewhere(project, now)
-
-
 def of_hosts(hosts: Sequence[HostSummary], seen: set[int], now: dt.datetime) -> list[GpuRow]:
-    """The GPUs of these hosts; `seen` are the projects that the user can see."""
+    """The GPUs of these hosts, with as many queries for any number; `seen` are the projects that the user can see."""
     now_ms, series = to_ms(now), samples.newest([gpu for one in hosts for gpu, _run in one.gpus])
     return [_of_gpu(one.host, gpu, run, series.get(gpu.uuid), seen, now_ms) for one in hosts for gpu, run in one.gpus]
 

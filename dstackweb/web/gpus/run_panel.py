@@ -13,7 +13,6 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_POST
 
 from dstackweb.gpus import exemptions, selectors
 from dstackweb.gpus.binding import policy_of
@@ -27,7 +26,7 @@ from dstackweb.profiles import services as profiles
 from dstackweb.runs import selectors as runs
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus
-from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_page
+from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_action, project_page
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus import chart as gpu_chart
 from dstackweb.web.runs import details
@@ -92,7 +91,6 @@ class RunGpu:
 
     @property
     def throttle_reasons(self) -> list[str]:
-        """Why its clocks are throttled now, in words."""
         reasons = throttle_reasons(self.series.throttle) if self.fresh else ()
         return [policy_words.throttled(reason) for reason in reasons]
 
@@ -271,8 +269,7 @@ def run_gpus(request: PageRequest, run: str) -> HttpResponse:
     return polled(request, "gpus/run_gpus.html", "gpus/run_gpus.html", panel.version, context)
 
 
-@require_POST
-@project_page("member")
+@project_action("member")
 def keep(request: PageRequest, run: str) -> HttpResponse:
     """Keep a run from being stopped by its policy, for the project's usual time."""
     found = runs.find_run(request.project, run)
@@ -281,4 +278,4 @@ def keep(request: PageRequest, run: str) -> HttpResponse:
         "run": found.name,
         "duration": units.duration((exemption.until - exemption.at).total_seconds()),
     }
-    return done_here(request, text, reverse("web:run", args=[request.project.name, run]))
+    return done_here(request, text, "web:run", request.project.name, run)

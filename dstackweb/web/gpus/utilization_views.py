@@ -9,11 +9,9 @@ from typing import Any
 from django import forms
 from django.http import HttpResponse
 from django.shortcuts import render
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from django.views.decorators.http import require_POST
 
 from dstackweb.gpus.exemptions import policies_of, set_observe_only
 from dstackweb.gpus.savings import LOOKS_BACK, StopEntry, ledger, parse_policy, what_if
@@ -22,8 +20,8 @@ from dstackweb.profiles import services as profiles
 from dstackweb.spec.codes import UtilizationScope
 from dstackweb.spec.run_file import parse_profile_settings
 from dstackweb.spec.units import format_duration
-from dstackweb.web.accounts.forms import Styled, attempt
-from dstackweb.web.common.pages import PageRequest, done, project_page, yes_or_no
+from dstackweb.web.accounts.forms import CODE, Styled, attempt, text_field
+from dstackweb.web.common.pages import PageRequest, done, project_action, project_page, yes_or_no
 from dstackweb.wording import policy as policy_words
 
 FALLBACK = {"min_gpu_utilization": 10, "time_window": "30m", "scope": UtilizationScope.ANY.value, "warmup": "0s"}
@@ -39,12 +37,7 @@ class WhatIfForm(Styled):
         max_value=100,
         widget=forms.NumberInput(attrs={"inputmode": "numeric"}),
     )
-    time_window = forms.CharField(
-        label=gettext_lazy("Time window"),
-        max_length=20,
-        help_text=gettext_lazy("At least 1m, e.g. 30m, 2h."),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
-    )
+    time_window = text_field(gettext_lazy("Time window"), 20, gettext_lazy("At least 1m, e.g. 30m, 2h."), **CODE)
     scope = forms.ChoiceField(
         label=gettext_lazy("Scope"),
         choices=[
@@ -52,12 +45,12 @@ class WhatIfForm(Styled):
             (UtilizationScope.ALL.value, gettext_lazy("all: every GPU of a node")),
         ],
     )
-    warmup = forms.CharField(
-        label=gettext_lazy("Warm-up"),
-        max_length=20,
+    warmup = text_field(
+        gettext_lazy("Warm-up"),
+        20,
+        gettext_lazy("Time after the start that doesn't count, e.g. 0s, 10m."),
         required=False,
-        help_text=gettext_lazy("Time after the start that doesn't count, e.g. 0s, 10m."),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "none"}),
+        **CODE,
     )
 
     def clean_warmup(self) -> str:
@@ -79,7 +72,8 @@ def utilization_page(request: PageRequest) -> HttpResponse:
         "took_s": time.perf_counter() - began,
         "rule": policy_words.rule(result.policy) if result else "",
         "stops": [
-            (stop, policy_words.subject(stop.gpu_index, stop.node, stop.run.spec["nodes"])) for stop in _stops(result)
+            (stop, policy_words.subject(stop.gpu_index, stop.node, stop.run.spec["nodes"]))
+            for stop in (result.stops if result else ())
         ],
         "hours": LOOKS_BACK.total_seconds() / 3600,
         "ledger": found,
@@ -89,8 +83,7 @@ def utilization_page(request: PageRequest) -> HttpResponse:
     return render(request, "gpus/utilization.html", context, status=422 if simulate and result is None else 200)
 
 
-@require_POST
-@project_page()
+@project_action()
 def observe(request: PageRequest) -> HttpResponse:
     """Have policies only report what they would stop, or be enforced again."""
     policies = set_observe_only(request.project, request.role, yes_or_no(request, "observe_only"))
@@ -98,11 +91,7 @@ def observe(request: PageRequest) -> HttpResponse:
         text = _("Policies are now observe only: violations are reported, no runs are stopped")
     else:
         text = _("Policies are now enforced: idle runs will be stopped")
-    return done(request, text, reverse("web:utilization", args=[request.project.name]))
-
-
-def _stops(result: Any) -> list[Any]:
-    return result.stops if result else []
+    return done(request, text, "web:utilization", request.project.name)
 
 
 def _initial(request: PageRequest) -> dict[str, Any]:

@@ -28,25 +28,16 @@ from dstackweb.wording import units
 
 POLL_S = 5
 RECENT_JOBS = 10
-"""Previous jobs of a GPU that are listed."""
 SERIES = 40
 """Series of one GPU in its chart."""
 RANGES = {"1h": dt.timedelta(hours=1), "6h": dt.timedelta(hours=6), "24h": dt.timedelta(hours=24)}
-
-
-def _header(filters: GpuFilters, by: str) -> SortHeader:
-    if filters.sort.removeprefix("-") != by:
-        return SortHeader(filters.query(sort=by))
-    reverse = filters.sort.startswith("-")
-    from_least = reverse if by in MEASURES else not reverse  # measures have the most first
-    return SortHeader(filters.query(sort=by if reverse else f"-{by}"), "ascending" if from_least else "descending")
 
 
 @project_page()
 def gpus_page(request: PageRequest) -> HttpResponse:
     """All GPUs; also the polled part of the page."""
     filters, now = GpuFilters.of(request.GET), timezone.now()
-    gpus = gpu_rows.all_gpus(request.project, request.user, now)
+    gpus = gpu_rows.of_hosts(list_hosts(), _seen(request), now) + gpu_rows.elsewhere(request.project, now)
     # A machine without the NVML library has no sampling errors.
     failing = HostSampling.objects.exclude(error="").filter(host__left_at=None)
     sampling_errors = list(failing.select_related("host").order_by("host"))
@@ -73,7 +64,10 @@ def gpus_page(request: PageRequest) -> HttpResponse:
                 (key, label, filters.query(colour=key), key == filters.colour) for key, label in MEASURES.items()
             ],
             "sorts": [("place", _("Machine")), ("who", _("Run")), *MEASURES.items()],
-            "heads": {key: _header(filters, key) for key in ("place", "who", *MEASURES)},
+            "heads": {
+                key: SortHeader.of(key, filters.sort, filters.query, most_first=key in MEASURES)
+                for key in ("place", "who", *MEASURES)
+            },
             "sampling_errors": sampling_errors,
             "poll_s": POLL_S,
             "gpus_url": reverse("web:gpus", args=[request.project.name]),
@@ -101,7 +95,7 @@ def gpu_page(request: PageRequest, uuid: str) -> HttpResponse:
         return {
             "gpu": gpu,
             "recent_jobs": [one.job for one in series if one.job][:RECENT_JOBS],
-            "seen": {project.pk for project in visible_projects(request.user)},
+            "seen": _seen(request),
             "chart": gpu_chart.chart_data(past, since, now),
             "rows": gpu_chart.table_rows(past),
             "as_table": as_table,
@@ -118,12 +112,15 @@ def _found(request: PageRequest, uuid: str, now: dt.datetime) -> GpuRow:
     if host is None:
         rows = gpu_rows.elsewhere(request.project, now)
     else:
-        seen = {project.pk for project in visible_projects(request.user)}
-        rows = gpu_rows.of_hosts(list_hosts(host), seen, now)
+        rows = gpu_rows.of_hosts(list_hosts(host), _seen(request), now)
     found = next((row for row in rows if row.uuid == uuid), None)
     if found is None:
         raise NotFound(_("no host and no running job has a GPU %s") % uuid)
     return found
+
+
+def _seen(request: PageRequest) -> set[int]:
+    return {project.pk for project in visible_projects(request.user)}
 
 
 def _series(request: PageRequest, gpu: GpuRow) -> list[GpuSeries]:

@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 
 from dstackweb.progress.selectors import ProgressBar
 from dstackweb.progress.states import TaskState
-from dstackweb.wording import names
 from dstackweb.wording import progress as progress_words
+from dstackweb.wording import sentence
 from dstackweb.wording.progress import state as word
 
 COLOURS = 8
@@ -115,7 +115,7 @@ class ProgressRow:
     def sentence(self) -> str:
         """Text for screen readers."""
         return progress_words.sentence(
-            names.visible(self.bar.name) if self.bar.name else _("All"),
+            sentence.visible(self.bar.name) if self.bar.name else _("All"),
             self.bar.states,
             self.bar.finished,
             self.bar.total,

@@ -7,7 +7,6 @@ repeated responses do no harm.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Invalid
 from dstackweb.progress.selectors import NO_STUCK, ProgressBar
-from dstackweb.web.common.pages import PageRequest, shown
+from dstackweb.web.common.pages import PageRequest, fingerprint, shown
 from dstackweb.web.progress.bars import ProgressRow
 
 POLL_S = 1
@@ -61,7 +60,7 @@ class PageRows:
 
     @property
     def order(self) -> str:
-        return hashlib.sha256(repr(list(self.keys)).encode()).hexdigest()[:12]
+        return fingerprint(list(self.keys))
 
 
 def now_ms() -> int:

@@ -26,16 +26,13 @@ from dstackweb.web.progress.bars import DRAWN, Durations, ProgressRow
 from dstackweb.web.progress.live import POLL_S, PageVersion, now_ms, rate_tick
 from dstackweb.wording.progress import meaning, state
 
-ATTEMPTS = 8
-"""Attempts of a retried run that are linked, the newest ones."""
+ATTEMPTS_LINKED = 8
 CARD_POLL_S = 15
 """Only its rates change by themselves: the run's own polls say when its counters have."""
-ON_A_CARD = 6
-"""Prefixes on a run's page."""
+PREFIXES_ON_A_CARD = 6
 SHARES = (0.5, 0.95)
 """Of the durations that are shown beside the mean."""
-RUNS = 12
-"""Running runs on a project's page."""
+RUNS_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class PageScope:
         if self.run is None or self.run.attempt < 2:
             return []
         last = self.run.attempt
-        newest = range(max(1, last - ATTEMPTS + 1), last + 1)
+        newest = range(max(1, last - ATTEMPTS_LINKED + 1), last + 1)
         return [(n, PageScope(self.request, self.run, self.run_ref, n).url()) for n in newest]
 
     def ended(self, totals: progress.ScopeProgress) -> bool:
@@ -178,7 +175,7 @@ class Card:
     def context(self) -> dict[str, Any]:
         """The template's context, with the prefixes that have unfinished tasks first."""
         current, bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=progress.SLOWEST_OF)
-        bars = bars[:ON_A_CARD]
+        bars = bars[:PREFIXES_ON_A_CARD]
         totals = current or self.totals
         card = {
             "version": self.version,
@@ -213,7 +210,7 @@ def card(request: PageRequest, run: str) -> HttpResponse:
 def running_run_rows(project: Project) -> tuple[str, list[ProgressRow]]:
     """A row for each running run that reports tasks, and a hash that identifies what they show."""
     now = now_ms()
-    found = progress.running_runs(project.pk, now, RUNS)
+    found = progress.running_runs(project.pk, now, RUNS_SHOWN)
     runs = {run.pk: run for run in Run.objects.filter(pk__in=[pk for pk, _ in found]).only("name", "uid", "status")}
     rows, shown = [], []
     for pk, totals in found:
@@ -227,7 +224,6 @@ def running_run_rows(project: Project) -> tuple[str, list[ProgressRow]]:
 
 @project_page()
 def running_runs(request: PageRequest) -> HttpResponse:
-    """The running runs on the project's page, for its polls."""
     version, rows = running_run_rows(request.project)
     template = "progress/running_runs.html"
     return polled(request, template, template, version, lambda: {"running_runs": rows})

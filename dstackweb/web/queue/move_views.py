@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from django.contrib import messages
 from django.http import HttpResponse, JsonResponse, QueryDict
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
-from django.views.decorators.http import require_POST
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import DomainError, Invalid, NotFound
 from dstackweb.lib.forms import whole_number
 from dstackweb.runs import selectors, services
-from dstackweb.runs.models import Queue, Run
+from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.queue import reorder
 from dstackweb.runs.queue.folding import FoldKey
 from dstackweb.runs.queue.folds import runs_of
-from dstackweb.runs.queue.move_preview import MoveTarget
+from dstackweb.runs.queue.move_preview import MoveEffect, MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.runs.sweeps import services as sweeps
-from dstackweb.web.common.pages import PageRequest, Undo, done_here, notice, project_page, sentence
-from dstackweb.web.queue.picked import Picked, pick, read_picked
+from dstackweb.runs.sweeps.selectors import find_sweeps
+from dstackweb.web.common.pages import (
+    PageRequest,
+    Undo,
+    done_here,
+    notice,
+    project_action,
+    project_page,
+    sentence,
+)
 from dstackweb.web.queue.views import fragment
 from dstackweb.wording import queue as move_words
 from dstackweb.wording.queue_filters import Filters
@@ -31,6 +39,62 @@ from dstackweb.wording.sentence import listing
 
 Result = tuple[str, list[Run], int | None]
 """An action's result in words, its runs, and the number of the move for undo."""
+
+
+AT_MOST = 500
+"""Lines that one request may name; a page shows fewer."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """`runs` are all of them, in the form's order. Folds have no etags: those of their runs that wait now are meant."""
+
+    runs: list[Run]
+    etags: dict[int, str] | None
+    folds: Mapping[FoldKey, Sequence[Run]] = field(default_factory=dict)
+
+    @property
+    def single(self) -> list[Run]:
+        """Those that are lines of their own."""
+        folded = {run.pk for runs in self.folds.values() for run in runs}
+        return [run for run in self.runs if run.pk not in folded]
+
+    def sweeps(self) -> list[Sweep]:
+        return find_sweeps({key.sweep_id for key in self.folds})
+
+    def places(self, effect: MoveEffect) -> dict[str, int | None]:
+        """The new positions of all lines, by what the page calls them."""
+        after = {change.run.pk: change.position_after for change in (*effect.changes, *effect.slips)}
+        firsts = {str(key): [at for run in runs if (at := after.get(run.pk))] for key, runs in self.folds.items()}
+        return {str(pk): at for pk, at in after.items()} | {key: min(at) for key, at in firsts.items() if at}
+
+
+def read_picked(form: QueryDict, queue: Queue) -> Picked:
+    """Raises Invalid without any, NotFound when none of them is in the queue's project."""
+    tokens = [token for token in ",".join(form.getlist("run")).split(",") if token][:AT_MOST]
+    if not tokens:
+        raise Invalid.at("run", msg=_("select at least one run"))
+    return pick(queue, tokens)
+
+
+def pick(queue: Queue, tokens: Sequence[str]) -> Picked:
+    """The lines with these tokens, each a FoldKey or `id.etag`. Raises NotFound as `read_picked` does."""
+    keys = {token: FoldKey.parse(token) for token in tokens}
+    single = {token: token.partition(".") for token, key in keys.items() if key is None}
+    known = Run.objects.select_related("queue", "project", "user")
+    found = known.in_bulk({whole_number(pk) for pk, _dot, _etag in single.values()})
+    runs: dict[int, Run] = {}
+    folds: dict[FoldKey, list[Run]] = {}
+    for token, key in keys.items():
+        if key is not None:
+            folds[key] = list(runs_of(queue, key))
+            runs |= {run.pk: run for run in folds[key]}
+        elif (run := found.get(whole_number(single[token][0]))) and run.project_id == queue.project_id:
+            runs[run.pk] = run
+    if not runs:
+        raise NotFound(_("these runs are no longer in this queue"))
+    etags = {whole_number(pk): etag for pk, _dot, etag in single.values() if etag}
+    return Picked(list(runs.values()), etags or None, folds)
 
 
 @project_page()
@@ -56,19 +120,15 @@ def preview(request: PageRequest, queue: str) -> HttpResponse:
     )
 
 
-@require_POST
-@project_page()
+@project_action()
 def change(request: PageRequest, queue: str) -> HttpResponse:
     """Apply one action to the runs in the form. Answers with the current list, also when refused."""
     found = services.find_queue(request.project, queue)
     return _list_response(request, found, lambda: _apply(request, found))
 
 
-@require_POST
-@project_page()
+@project_action()
 def undo(request: PageRequest, queue: str) -> HttpResponse:
-    """Undo a move within its time limit."""
-
     def act() -> Result:
         moved = reorder.undo(whole_number(request.POST.get("move")), request.user)
         return move_words.move_undone(moved), [change.run for change in moved.changes], None
@@ -90,7 +150,6 @@ def _list_response(request: PageRequest, queue: Queue, act: Callable[[], Result]
 
 
 def undo_of(queue: Queue, move: int | None) -> Undo | None:
-    """How a page undoes this move."""
     if move is None:
         return None
     url = reverse("web:undo", args=[queue.project.name, queue.name])
@@ -164,10 +223,7 @@ def _reread(run: Run) -> Run:
 
 
 def _stop(request: PageRequest, picked: Picked) -> Result:
-    """Stop them: the reader needs permission for each. Runs that end meanwhile are skipped.
-
-    A fold is stopped as its whole sweep.
-    """
+    """Stop them, folds as whole sweeps: the reader needs permission for each. Runs that end meanwhile are skipped."""
     runs, whole = picked.single, picked.sweeps()
     for sweep in whole:
         sweeps.may_change(sweep, request.user, request.role)
@@ -184,15 +240,13 @@ def _stop(request: PageRequest, picked: Picked) -> Result:
     return ngettext("%d run stopped", "%d runs stopped", over) % over, runs, None
 
 
-@require_POST
-@project_page("member")
+@project_action("member")
 def set_priority(request: PageRequest, run: str) -> HttpResponse:
     """Change a run's priority on its own page; the etag detects concurrent changes."""
     found = selectors.find_run(request.project, run)
     etags = {found.pk: request.POST["etag"]} if request.POST.get("etag") else None
     text, _runs, move = _prioritise(request, [found], _priority(request.POST.get("priority")), etags)
-    url = reverse("web:run", args=[request.project.name, run])
-    return done_here(request, text, url, undo_of(found.queue, move))
+    return done_here(request, text, "web:run", request.project.name, run, undo=undo_of(found.queue, move))
 
 
 def _target_from_form(request: PageRequest, form: QueryDict, queue: Queue, runs: Sequence[Run]) -> MoveTarget:

@@ -21,8 +21,7 @@ from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue import past
 from dstackweb.runs.queue.past import PastQueue, PastQueueRow
-from dstackweb.web.common.pages import PageRequest, project_page, sentence
-from dstackweb.web.history import reader_zone
+from dstackweb.web.common.pages import PageRequest, project_page, reader_zone, sentence
 from dstackweb.wording import queue as queue_words
 from dstackweb.wording import units, waiting
 from dstackweb.wording.units import needs
@@ -123,7 +122,6 @@ def _ways(queue: Queue, at: dt.datetime, now: dt.datetime, zone: dt.tzinfo, run:
 
 
 def _shown(found: PastQueue, zone: dt.tzinfo) -> dict[str, Any]:
-    """What the page shows of the queue."""
     page = (found.rows[0].position - 1) // PER_PAGE + 1 if found.rows else 1
     pages = max(1, -(-found.waiting // PER_PAGE))
     pause = past.pause_at(found.queue, found.at) if found.settings["paused"] else None

@@ -1,4 +1,4 @@
-"""A queue's settings (managers edit, others read), its latest changes, and new queues."""
+"""A queue's settings (managers edit, others read), its latest changes, new queues, and saved filters and columns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 from django import forms
 from django.http import HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods
 
+from dstackweb.accounts import saved_views
+from dstackweb.accounts.access import need_role
+from dstackweb.accounts.models import Role
 from dstackweb.lib.forms import MergedForm
 from dstackweb.runs import services
 from dstackweb.runs.codes import Reclaim
@@ -19,14 +21,13 @@ from dstackweb.runs.models import MAX_LIMIT, Queue
 from dstackweb.runs.queue import queues
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
 from dstackweb.scheduler.passes.loading import usage_of
-from dstackweb.web.accounts.forms import SettingsForm, Styled, Switch, attempt
-from dstackweb.web.common.pages import PageRequest, done, notice, project_page, queue_url, yes_or_no
-from dstackweb.web.queue.shares import share_bars
-from dstackweb.web.queue.views import fragment, usage
+from dstackweb.web.accounts.forms import SettingsForm, Styled, Switch, attempt, form_status
+from dstackweb.web.common.pages import PageRequest, done, notice, project_action, project_page, queue_url, yes_or_no
+from dstackweb.web.queue.views import fragment, share_bars, usage
 from dstackweb.wording import queue as queue_words
+from dstackweb.wording.queue_filters import worth_saving
 
-LATEST = 12
-"""Number of changes shown."""
+CHANGES_SHOWN = 12
 
 
 NO_LIMIT, OFF = gettext_lazy("no limit"), gettext_lazy("off")
@@ -99,8 +100,6 @@ class QueueForm(MergedForm, SettingsForm):
 
 
 class NewQueueForm(Styled):
-    """The name of a new queue."""
-
     name = forms.SlugField(
         label=gettext_lazy("Name"),
         max_length=60,
@@ -136,12 +135,12 @@ def _settings_form(queue: Queue, data: QueryDict | None = None) -> QueueForm:
 def _settings_page(request: PageRequest, queue: Queue, form: QueueForm, new_queue: NewQueueForm) -> HttpResponse:
     """The settings and their usage; the forms are for managers."""
     forms_of_managers = {"form": form, "new_queue": new_queue} if request.may["manager"] else {}
-    status = 422 if form.errors or new_queue.errors else 200
+    status = form_status(form, new_queue)
     return render(request, "queue/settings.html", _context(request, queue) | forms_of_managers, status=status)
 
 
 def _context(request: PageRequest, queue: Queue) -> dict[str, Any]:
-    events = queue.events.select_related("actor").order_by("-pk")[:LATEST]
+    events = queue.events.select_related("actor").order_by("-pk")[:CHANGES_SHOWN]
     return {
         "queue": queue,
         "queues": Queue.objects.filter(project=request.project),
@@ -172,15 +171,39 @@ def new_queue(request: PageRequest) -> HttpResponse:
     if made is None:
         default = services.find_queue(request.project, "default")
         return _settings_page(request, default, _settings_form(default), form)
-    url = reverse("web:queue-settings", args=[request.project.name, made.name])
-    return done(request, _("Queue %s created") % made.name, url)
+    return done(request, _("Queue %s created") % made.name, "web:queue-settings", request.project.name, made.name)
 
 
-@require_POST
-@project_page()
+@project_action()
 def set_paused(request: PageRequest, queue: str) -> HttpResponse:
     """Pause or resume a queue, from its own page."""
     paused = yes_or_no(request, "paused")
     found = queues.change_queue(services.find_queue(request.project, queue), request.user, request.role, paused=paused)
     text = _("Queue %s paused; running runs continue") if found.paused else _("Queue %s resumed")
     return notice(fragment(request, found), text % found.name)
+
+
+@project_action()
+def save_view(request: PageRequest, queue: str) -> HttpResponseBase:
+    """Save what the page shows. Back to the page, with these filters."""
+    query = worth_saving(request.POST.get("query", ""))
+    shared = request.POST.get("shared") == "yes"
+    if shared:
+        need_role(request.role, request.project.name, Role.MANAGER)
+    view = saved_views.save(request.project, None if shared else request.user, request.POST.get("name", ""), query)
+    return done(request, _("View %s saved") % view.name, f"{queue_url(request.project, queue)}?{view.query}")
+
+
+@project_action()
+def make_default_view(request: PageRequest, queue: str, view: int) -> HttpResponseBase:
+    """Have the reader's queue pages begin with a view, or no longer (`default` is `no`)."""
+    is_chosen = yes_or_no(request, "default")
+    found = saved_views.set_default(request.project, view, request.user, chosen=is_chosen)
+    text = _("The queue opens with %s") if is_chosen else _("The queue no longer opens with %s")
+    return done(request, text % found.name, f"{queue_url(request.project, queue)}?{found.query}")
+
+
+@project_action()
+def delete_view(request: PageRequest, queue: str, view: int) -> HttpResponseBase:
+    deleted = saved_views.delete(request.project, view, request.user, shared=request.may["manager"])
+    return done(request, _("View %s deleted") % deleted.name, queue_url(request.project, queue))

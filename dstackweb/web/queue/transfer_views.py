@@ -16,12 +16,11 @@ from dstackweb.runs.queue import transfer
 from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.scheduler.passes.decision import foresee_waits
 from dstackweb.web.common.pages import PageRequest, done, project_page, queue_url, sentence
-from dstackweb.web.queue.picked import Picked, read_picked
+from dstackweb.web.queue.move_views import Picked, read_picked
 from dstackweb.wording import fair_share, starts
 from dstackweb.wording import queue as move_words
 
-SHOWN = 10
-"""Runs that the page names."""
+RUNS_SHOWN = 10
 
 
 @project_page("member")
@@ -81,10 +80,10 @@ def _effect(effect: Transfer) -> dict[str, Any]:
     return {
         "changes": [
             (change, fair_share.penalty(share.seconds, share.basis))
-            for change in effect.changes[:SHOWN]
+            for change in effect.changes[:RUNS_SHOWN]
             for share in [shares[change.run.pk]]
         ],
-        "more": max(0, len(effect.changes) - SHOWN),
+        "more": max(0, len(effect.changes) - RUNS_SHOWN),
         "slips": move_words.pushed_back(effect),
         "reordered": effect.is_reordered,
         "waits": move_words.foreseen(foresee_waits([run for run, _share in effect.entries])),

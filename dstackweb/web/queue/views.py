@@ -1,7 +1,4 @@
-"""The queue page: waiting runs in order, usage of the limits, and announcements for screen readers.
-
-Its actions are in `move_views` and `settings_views`.
-"""
+"""The queue page: waiting runs in order, usage of the limits, members' shares, and announcements for screen readers."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Exists, OuterRef
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.template.loader import render_to_string
 from django.urls import reverse
@@ -17,15 +15,19 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
 
 from dstackweb.accounts import saved_views
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
+from dstackweb.lib import exports
 from dstackweb.lib.forms import whole_number
 from dstackweb.runs import rows as run_rows
 from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent, Sweep
+from dstackweb.runs.queue import member_shares
+from dstackweb.runs.queue.fair_share import HOUR_MS
 from dstackweb.runs.queue.folding import Folding
 from dstackweb.runs.queue.folds import folding_of, page_of
 from dstackweb.runs.queue.search import FRONT
@@ -35,18 +37,18 @@ from dstackweb.runs.sweeps.selectors import newest_sweeps
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes.loading import usage_of
 from dstackweb.scheduler.placement.limits import QueueUsage
-from dstackweb.web.cloud import budget
+from dstackweb.web.cloud import instance_views
 from dstackweb.web.common.pages import PageRequest, polled, project_page, queue_url, shown
 from dstackweb.web.gpus import alerts
-from dstackweb.web.queue.folded import fold_lines
-from dstackweb.web.queue.shares import share_bars
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
-from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
-from dstackweb.web.runs.sweep_lines import sweep_lines
+from dstackweb.web.runs.sweep_views import SWEEPS_SHOWN, fold_lines, sweep_lines
 from dstackweb.wording import events as event_words
+from dstackweb.wording import fair_share as words
+from dstackweb.wording import tables
 from dstackweb.wording.queue import borrowed, setting
 from dstackweb.wording.queue_filters import ALL, COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
+from dstackweb.wording.units import duration
 
 PER_PAGE = 25
 SHORT_LIST = 8
@@ -78,6 +80,13 @@ def queue_page(request: PageRequest, queue: str = "default") -> HttpResponse:
         return {**_context(request, queue, version), "views": views, "default_view": default}
 
     return polled(request, "queue/queue.html", "queue/list.html", version, context)
+
+
+@require_safe
+@project_page()
+def export(request: PageRequest, queue: str, form: str) -> HttpResponseBase:
+    found = services.find_queue(request.project, queue)
+    return exports.response(f"queue-{found.name}", form, tables.QUEUE_COLUMNS, tables.queue_table(found))
 
 
 def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), status: int = 200) -> HttpResponse:
@@ -153,7 +162,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
     held = usage_of(queue)
     folds = fold_lines(rows, stands_for, folding, filters, page)
     in_list = {fold.key.sweep_id for fold in folds.values()}
-    active = newest_sweeps(project, SWEEPS, active=True, queue=queue) if counts.has_sweeps else []
+    active = newest_sweeps(project, SWEEPS_SHOWN, active=True, queue=queue) if counts.has_sweeps else []
     now = timezone.now()
     change = reverse("web:change", args=[project.name, queue.name])
     pause = reverse("web:pause", args=[project.name, queue.name])
@@ -192,7 +201,7 @@ def _values(project: Project, name: str, page: int, filters: Filters) -> dict[st
         "gpus_held": held.gpus[queue.pk, None],
         "gpus_total": Gpu.objects.filter(present=True).count(),
         "shares": share_bars(queue, most=SHORT_LIST),
-        "month": budget.month(project, now) if project.monthly_budget is not None else None,
+        "month": instance_views.this_month(project, now) if project.monthly_budget is not None else None,
         "now": now,
         "runs_url": reverse("web:runs", args=[project.name]),
         "queue_url": queue_url(project, queue.name),
@@ -251,22 +260,17 @@ class Limit(NamedTuple):
 def usage(queue: Queue, user: User, placed: QueueUsage) -> list[Limit]:
     """All four limits, set or not; the per-member ones with the reader's usage."""
     everyone, own = (queue.pk, None), (queue.pk, user.pk)
-    return [
-        _limit("max_running", placed.runs[everyone], queue.max_running),
-        _limit("max_gpus", placed.gpus[everyone], queue.max_gpus),
-        _limit("max_running_per_user", placed.runs[own], queue.max_running_per_user),
-        _limit("max_gpus_per_user", placed.gpus[own], queue.max_gpus_per_user),
-    ]
+    each = (
+        ("max_running", placed.runs[everyone], _("%(used)d of %(most)d running")),
+        ("max_gpus", placed.gpus[everyone], _("%(used)d of %(most)d GPUs")),
+        ("max_running_per_user", placed.runs[own], _("you: %(used)d of %(most)d running")),
+        ("max_gpus_per_user", placed.gpus[own], _("you: %(used)d of %(most)d GPUs")),
+    )
+    return [_limit(name, used, getattr(queue, name), text) for name, used, text in each]
 
 
-def _limit(name: str, used: int, most: int | None) -> Limit:
-    pattern = {
-        "max_running": _("%(used)d of %(most)d running"),
-        "max_gpus": _("%(used)d of %(most)d GPUs"),
-        "max_running_per_user": _("you: %(used)d of %(most)d running"),
-        "max_gpus_per_user": _("you: %(used)d of %(most)d GPUs"),
-    }[name]
-    return Limit(name, used, most, pattern % {"used": used, "most": most} if most is not None else str(used))
+def _limit(name: str, used: int, most: int | None, text: str) -> Limit:
+    return Limit(name, used, most, str(used) if most is None else text % {"used": used, "most": most})
 
 
 class Announcements(NamedTuple):
@@ -294,3 +298,44 @@ def announcements(request: PageRequest) -> Announcements:
     )
     lines = [f"{event.run.name}: " + event_words.event_text(event, event.run.spec.get("nodes", 1)) for event in events]
     return Announcements(last, lines[::-1])
+
+
+class ShareBar(NamedTuple):
+    """A member's load in GPU-hours: what was used, is held and is queued, with where each begins."""
+
+    user: str
+    detail: str
+    used: float
+    held: float
+    queued_from: float
+    queued: float
+    penalty: str
+
+
+class ShareBars(NamedTuple):
+    """The bars of a queue, the longest first; `more` members have none. `most` and `median` are in GPU-hours, too."""
+
+    bars: list[ShareBar]
+    more: int
+    most: float
+    median: float
+    detail: str
+
+
+def share_bars(queue: Queue, most: int | None = None) -> ShareBars | None:
+    """The bars of the members with the highest loads, or of all. None where fair share is off, or no one has a load."""
+    shares = member_shares.shares(queue)
+    if not shares:
+        return None
+    bars = []
+    for share in shares[:most]:
+        used, held, queued = round(share.load.used_ms / HOUR_MS, 2), share.load.held_gpus, share.load.queued_gpus
+        behind = duration(share.penalty.seconds) if share.penalty.seconds else ""
+        detail = words.load(used, held, queued)
+        bars.append(ShareBar(share.user, detail, used, held, used + held, queued, behind))
+    median = shares[0].penalty.median_ms / HOUR_MS
+    longest = max(shares[0].load.total_ms / HOUR_MS, median)
+    return ShareBars(
+        bars, len(shares) - len(bars), longest, round(median, 2),
+        words.settings(queue.max_penalty_s, queue.fair_share_half_life_days, median),
+    )  # fmt: skip

@@ -21,8 +21,7 @@ from dstackweb.runs.states import JobStatus
 from dstackweb.web.common.pages import PageRequest, project_page, sentence
 from dstackweb.wording import statuses, units
 
-OFFERED = 50
-"""Runs to choose from, the newest first."""
+RUNS_OFFERED = 50
 LOG_LINES = 40
 LOG_BYTES = 1 << 16
 PARTS = {
@@ -91,7 +90,7 @@ def _pair(request: PageRequest, names: list[str]) -> list[Run]:
 
 def _offered(request: PageRequest, chosen: list[Run]) -> list[tuple[str, str]]:
     """The ids and texts of runs to choose from: the newest, and those chosen."""
-    newest, _more = rows.newest_rows(request.project, limit=OFFERED, kind=RunRow)
+    newest, _more = rows.newest_rows(request.project, limit=RUNS_OFFERED, kind=RunRow)
     found = {row.id: (row.name, row.status) for row in newest}
     found |= {str(run.uid): (run.name, run.status) for run in chosen}
     return [(uid, f"{name} · {statuses.status(status)} · {uid[:8]}") for uid, (name, status) in found.items()]

@@ -9,15 +9,13 @@ from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
-from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_POST
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge, TooMany
 from dstackweb.runs import files, pipelines, selectors, services
 from dstackweb.runs.models import Archive, Sweep
 from dstackweb.scheduler.passes.decision import Plan, plan_all
-from dstackweb.web.common.pages import PageRequest, done, project_page, sentence
+from dstackweb.web.common.pages import PageRequest, done, project_action, project_page, sentence
 from dstackweb.web.runs import details
 from dstackweb.wording import fair_share, statuses, units, waiting
 from dstackweb.wording import offers as offer_words
@@ -63,11 +61,10 @@ def submit_page(request: PageRequest) -> HttpResponseBase:
     first = made[0] if isinstance(made, list) else made
     page = "web:sweep" if isinstance(first, Sweep) else "web:run"
     names = listing(run.name for run in made) if isinstance(made, list) else made.name
-    return done(request, _("%s submitted") % names, reverse(page, args=[request.project.name, first.name]))
+    return done(request, _("%s submitted") % names, page, request.project.name, first.name)
 
 
-@require_POST
-@project_page("member")
+@project_action("member")
 def plan_page(request: PageRequest) -> HttpResponseBase:
     """The plan of a submission; stores nothing, and needs no archive."""
     if not _config(request).strip():

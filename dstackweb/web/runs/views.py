@@ -6,16 +6,16 @@ import datetime as dt
 from typing import Any
 
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_safe
 
+from dstackweb.lib import exports
 from dstackweb.lib.forms import whole_number
 from dstackweb.profiles import services as profiles
 from dstackweb.runs import dependencies, removal, rows, run_places, selectors, services
-from dstackweb.runs.history import parse_zone
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.row_fields import RunPageRow
 from dstackweb.runs.service_health import states_in
@@ -30,21 +30,22 @@ from dstackweb.web.common.pages import (
     done_here,
     fingerprint,
     polled,
+    project_action,
     project_page,
+    reader_zone,
 )
 from dstackweb.web.gpus import alerts
 from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts, newest_sample
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.queue import past_views
-from dstackweb.web.runs import artifact_views, connect_views, details, hold_views, stages
+from dstackweb.web.runs import details, interactive_views, output_views
 from dstackweb.web.runs import rows as lists
-from dstackweb.web.runs.dependency_graph import dependency_graph, graph_stamp
-from dstackweb.web.runs.sweep_lines import SHOWN as SWEEPS
-from dstackweb.web.runs.sweep_lines import sweep_lines
+from dstackweb.web.runs.details import dependency_graph, graph_stamp
+from dstackweb.web.runs.sweep_views import SWEEPS_SHOWN, sweep_lines
 from dstackweb.web.runs.why_views import place_in_queue
 from dstackweb.wording import events as event_words
-from dstackweb.wording import statuses, waiting
+from dstackweb.wording import statuses, tables, waiting
 
 PER_PAGE = 50
 SHOWN_AT_ONCE = 200
@@ -63,7 +64,7 @@ def runs_page(request: PageRequest) -> HttpResponse:
 
 
 def _list(request: PageRequest) -> dict[str, Any]:
-    chosen, filters = request.GET.get("status", ""), run_filters(request)
+    chosen, filters = request.GET.get("status", ""), _filters(request)
     before = whole_number(request.GET.get("before")) or None
     found, following = rows.newest_rows(request.project, **filters, before=before, limit=PER_PAGE, kind=RunPageRow)
     counts = selectors.counts(request.project)
@@ -87,11 +88,20 @@ def _list(request: PageRequest) -> dict[str, Any]:
             for key, shown in SHOWN.items()
         ],
         "waiting": counts["submitted"],
-        "sweeps": [] if before else sweep_lines(sweep_selectors.newest_sweeps(request.project, SWEEPS, active=True)),
+        "sweeps": []
+        if before
+        else sweep_lines(sweep_selectors.newest_sweeps(request.project, SWEEPS_SHOWN, active=True)),
     }
 
 
-def run_filters(request: PageRequest) -> dict[str, Any]:
+@require_safe
+@project_page()
+def export(request: PageRequest, form: str) -> HttpResponseBase:
+    found = tables.run_table(request.project, timezone.now(), **_filters(request))
+    return exports.response(f"runs-{request.project.name}", form, tables.RUN_COLUMNS, found)
+
+
+def _filters(request: PageRequest) -> dict[str, Any]:
     """What the address selects, as `rows.newest_rows` takes it."""
     member = request.GET.get("member", "")
     if request.GET.get("mine") == "yes":  # as links made before there was a choice of members say it
@@ -111,8 +121,7 @@ def _midnight(request: PageRequest, name: str, days_later: int = 0) -> dt.dateti
     """When a day of the query, or one after it, begins for the reader; None without one, or for text that is no day."""
     try:
         day = dt.date.fromisoformat(request.GET.get(name, "")) + dt.timedelta(days=days_later)
-        zone = parse_zone(request.COOKIES.get("zone", ""))
-        return dt.datetime.combine(day, dt.time(), zone).astimezone(dt.UTC)
+        return dt.datetime.combine(day, dt.time(), reader_zone(request)).astimezone(dt.UTC)
     except (ValueError, OverflowError):
         return None
 
@@ -127,7 +136,7 @@ def run_page(request: PageRequest, run: str) -> HttpResponse:
     elif found.status == RunStatus.PROVISIONING:
         version += f".{details.starting(found)}"
     if found.status in PLACED:
-        version += f".{fingerprint(silent_hosts(found))}{connect_views.stamp(found)}"
+        version += f".{fingerprint(silent_hosts(found))}{interactive_views.stamp(found)}"
     elif found.status in ENDED and awaits_usage(found, timezone.now()):
         version += ".unsettled"
     version += graph_stamp(found)
@@ -153,7 +162,7 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     blockers = [waiting.reason(*found) for found in selectors.blockers_of(run)]
     stands, now = place_in_queue(run), timezone.now()
     may_change = lists.may_change(run, request.user, request.role)
-    steps = stages.stages(run, jobs)
+    steps = details.stages(run, jobs)
     panel = Panel(run, jobs, PanelFilters.of(request), now) if has_gpu_charts(run) else None
     return {
         "run": run,
@@ -161,15 +170,15 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
         **(card.context() if card else {}),
         "states": progress_scope.states(),
         **(panel.context(may_change) if panel and panel.job else {}),
-        **hold_views.of_run(run, jobs),
-        **connect_views.of_run(run, may_change, request.user.ssh_keys.exists()),
-        **connect_views.of_service(run, request.may["member"]),
-        **artifact_views.section(run, jobs),
+        **interactive_views.of_run(run, jobs, may_change, request.user.ssh_keys.exists()),
+        "recurrence": details.recurrence(run),
+        **interactive_views.of_service(run, request.may["member"]),
+        **output_views.section(run, jobs),
         "jobs": [details.node_line(job) for job in jobs[:SHOWN_AT_ONCE]],
         "more_jobs": len(jobs) > SHOWN_AT_ONCE,
         "attempts": len({job.attempt for job in jobs}),
         "steps": steps,
-        "stage": stages.newest(steps),
+        "stage": details.newest(steps),
         "past_url": past_views.address_of(run, jobs, now),
         "graph": dependency_graph(run),
         "waits_text": statuses.run_message(run),
@@ -197,41 +206,35 @@ def _run(request: PageRequest, run: Run, card: Card | None) -> dict[str, Any]:
     }
 
 
-@require_POST
-@project_page("member")
+@project_action("member")
 def stop(request: PageRequest, run: str) -> HttpResponse:
     """Stop a run gracefully, or at once with `abort`."""
     abort = request.POST.get("abort") == "yes"
     before = selectors.find_run(request.project, run)
     found = services.stop(before, request.user, request.role, abort=abort)
-    page = reverse("web:run", args=[request.project.name, run])
     if before.status in ENDED:  # its page has no polls any more
-        return done(request, _("Schedule of %s ended") % found.name, page)
+        return done(request, _("Schedule of %s ended") % found.name, "web:run", request.project.name, run)
     text = _("%s ended") if found.status in ENDED else _("Stopping %s")
-    return done_here(request, text % found.name, page)
+    return done_here(request, text % found.name, "web:run", request.project.name, run)
 
 
-@require_POST
-@project_page("member")
+@project_action("member")
 def release(request: PageRequest, run: str) -> HttpResponse:
     """Let a run that waits for others enter its queue."""
     found = dependencies.release(selectors.find_run(request.project, run), request.user, request.role)
     text = _("%s is in its queue") % found.name
-    return done_here(request, text, reverse("web:run", args=[request.project.name, run]))
+    return done_here(request, text, "web:run", request.project.name, run)
 
 
-@require_POST
-@project_page("member")
+@project_action("member")
 def delete(request: PageRequest, run: str) -> HttpResponse:
-    """Delete an ended run, and show the list of runs."""
     found = selectors.find_run(request.project, run)
     removal.delete(found, request.user, request.role)
-    return done(request, _("%s deleted") % found.name, reverse("web:runs", args=[request.project.name]))
+    return done(request, _("%s deleted") % found.name, "web:runs", request.project.name)
 
 
 @project_page()
 def profiles_page(request: PageRequest) -> HttpResponse:
-    """The profiles that runs of this project can name, and its default."""
     found = [
         (profile, [(key, value_text(value), isinstance(value, dict)) for key, value in profile.settings.items()])
         for profile in profiles.visible(request.project)

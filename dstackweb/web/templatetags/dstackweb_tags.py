@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import time
 from typing import Any
 
 from django import template
@@ -27,12 +26,13 @@ from dstackweb.notifications import services as notifications
 from dstackweb.profiles.services import SEED_DESCRIPTION
 from dstackweb.runs import selectors
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.web.cloud import budget as budgets
+from dstackweb.web.cloud import instance_views
 from dstackweb.web.common import sidebar as sidebar_pages
 from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
-from dstackweb.wording import names, progress, statuses, units
+from dstackweb.web.progress.live import now_ms
 from dstackweb.wording import policy as policy_words
+from dstackweb.wording import progress, sentence, statuses, units
 from dstackweb.wording.sentence import Sentence, capitalized, clauses, listing, moment
 
 register = template.Library()
@@ -50,6 +50,10 @@ register.filter("hourly", units.dollars)
 register.filter("mebibytes", units.mebibytes)
 register.filter("size", units.size)
 register.filter("status_word", statuses.status)
+register.filter("visible", sentence.visible)
+register.filter("as_json", json.dumps)
+register.simple_tag(lambda: json.dumps(units.for_scripts()), name="units_json")
+register.simple_tag(now_ms)
 register.simple_tag(queue_url)
 
 
@@ -61,12 +65,11 @@ def percent(share: float | None, digits: int = 0) -> str:
 @register.filter
 def share(part: float | None) -> str:
     """A part of 1 in percent."""
-    return percent(None if part is None else 100 * part)
+    return percent(part and 100 * part)
 
 
 @register.filter
 def policy_rule(policy: UtilizationPolicy | None) -> str:
-    """What a utilization policy requires; empty without one."""
     return policy_words.rule(policy) if policy else ""
 
 
@@ -159,7 +162,7 @@ def _bell(request: HttpRequest, *, oob: bool = False) -> dict[str, Any]:
 def budget(context: RequestContext) -> dict[str, Any]:
     """The warning that most of the project's cloud budget is spent."""
     project = getattr(context["request"], "project", None)
-    return {"project": project, "warned": budgets.warned(project, timezone.now()) if project else None}
+    return {"project": project, "warned": instance_views.budget_warning(project, timezone.now()) if project else None}
 
 
 @register.inclusion_tag("gpus/banners.html", takes_context=True)
@@ -194,33 +197,9 @@ def kpi(content: str, label: str, value: object) -> SafeString:
 
 
 @register.simple_tag
-def now_ms() -> int:
-    """The server's clock, from which the page's ages count."""
-    return time.time_ns() // 1_000_000
-
-
-@register.simple_tag
 def icon(name: str) -> SafeString:
     """An icon of static/icons.svg; decoration only, so hidden from screen readers."""
     return mark_safe(f'<svg class="icon dw-icon" aria-hidden="true"><use href="{static("icons.svg")}#{name}"/></svg>')
-
-
-@register.simple_tag
-def units_json() -> str:
-    """The units of durations, for scripts."""
-    return json.dumps(units.for_scripts())
-
-
-@register.filter
-def as_json(value: object) -> str:
-    """For a data attribute that a script reads."""
-    return json.dumps(value)
-
-
-@register.filter
-def visible(name: str) -> str:
-    """A name that a program chose, with characters that can be seen."""
-    return names.visible(name)
 
 
 @register.simple_tag

@@ -13,7 +13,7 @@ import pytest
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import InstanceUsage, SourceFailed, SourceFailure
 from dstackweb.backends.slurm import commands
-from dstackweb.wording import accounting
+from dstackweb.wording import units
 from standins.slurm import ACCOUNTING_PACKAGES, PACKAGES, Slurm
 from tests.server import Server
 from tests.support import eventually
@@ -77,7 +77,7 @@ def test_what_is_no_number_is_unknown(odd: str) -> None:
     ],
 )
 def test_usage_is_worded_in_one_line(usage: dict[str, Any] | None, text: str) -> None:
-    assert accounting.used(usage) == text
+    assert units.used(usage) == text
 
 
 @pytest.mark.django_db

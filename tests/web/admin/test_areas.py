@@ -21,7 +21,7 @@ from dstackweb.runs import services
 from dstackweb.runs.models import Run
 from dstackweb.runs.sweeps import services as sweeps
 from dstackweb.urls import admin  # with all models registered
-from dstackweb.web.admin import overview
+from dstackweb.web.admin import site
 from dstackweb.web.admin.areas import AREA_OF, AREAS
 from tests.factories import join, make_host, make_project, make_run, make_user
 
@@ -73,9 +73,10 @@ def test_help_of_a_field_names_no_code() -> None:
 
 def test_a_sweep_is_as_large_as_the_number_of_its_runs(client: Client, root: User) -> None:
     config = {"type": "task", "name": "lr", "commands": ["true"], "array": 40}
-    sweeps.submit(make_project("vision"), root, "admin", services.Submission(config))
+    sweep, _new = sweeps.submit(make_project("vision"), root, "admin", services.Submission(config))
     page = client.get("/admin/runs/sweep/").content.decode()
     assert re.search('class="[^"]*size[^"]*">40<', page)
+    assert "40 bytes" not in client.get(f"/admin/runs/sweep/{sweep.pk}/change/").text
 
 
 def test_the_first_page_counts_rows_and_shows_changes(client: Client, root: User) -> None:
@@ -88,12 +89,12 @@ def test_the_first_page_counts_rows_and_shows_changes(client: Client, root: User
 
 
 def test_large_tables_are_not_counted_to_their_end(root: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "MOST_COUNTED", 2)
+    monkeypatch.setattr(site, "MOST_COUNTED", 2)
     project = make_project("vision")
-    assert overview.counted(Run) == "0"
+    assert site.counted(Run) == "0"
     for name in ("a", "b", "c"):
         make_run(project, root, name)
-    assert overview.counted(Run) == "2+"
+    assert site.counted(Run) == "2+"
 
 
 def test_a_list_reads_no_count_of_all_rows_and_rows_with_one_query(

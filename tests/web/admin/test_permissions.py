@@ -10,7 +10,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import User
 from dstackweb.urls import admin  # with all models registered
-from dstackweb.web.admin import permissions
+from dstackweb.web.admin import areas
 from tests.factories import make_user
 
 pytestmark = pytest.mark.django_db
@@ -31,7 +31,7 @@ def boxes(page: str) -> dict[str, list[str]]:
 
 def test_each_model_is_offered_with_what_its_pages_let_people_do(client: Client) -> None:
     offered = boxes(client.get("/admin/auth/group/add/").text)
-    assert list(offered) == [line.name for line in permissions.lines()]
+    assert list(offered) == [line.name for line in areas.lines()]
     assert len(offered) == len(admin.site._registry)
     assert offered["Projects"] == ["View", "Add", "Change", "Delete"]
     assert offered["Memberships"] == ["View", "Add", "Change", "Delete"], "a project's page changes them"

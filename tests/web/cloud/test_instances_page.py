@@ -19,7 +19,7 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import BudgetMark, Job
 from dstackweb.runs.states import Reason
 from dstackweb.runs.transitions import record
-from dstackweb.web.cloud import budget
+from dstackweb.web.cloud import instance_views
 from dstackweb.wording import statuses
 from tests.factories import cloud_job, join, make_host, make_project, make_run, make_user, place_all, placed_job
 from tests.web.conftest import HTMX
@@ -184,7 +184,7 @@ def test_without_a_budget_no_page_queries_the_spending(
     project: Project, admin: Client, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(0):
-        assert budget.warned(project, timezone.now()) is None
+        assert instance_views.budget_warning(project, timezone.now()) is None
 
 
 def test_a_run_shows_its_instance_and_why_that_is_not_up_yet(project: Project, ann: User, as_user: SignIn) -> None:

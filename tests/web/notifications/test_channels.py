@@ -13,9 +13,9 @@ from pytest_django import Settings
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.secrets import decrypt
 from dstackweb.notifications import channels, services
-from dstackweb.notifications.catalogue import EVENTS
 from dstackweb.notifications.messages import path_of
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
+from dstackweb.notifications.services import EVENTS
 from dstackweb.runs.notification_codes import DeliveryProblem
 from dstackweb.runs.services import ensure_queue
 from tests.factories import join, make_project, make_user

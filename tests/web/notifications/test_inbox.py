@@ -17,7 +17,7 @@ from dstackweb.runs.removal import delete
 from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import move_run
-from dstackweb.web.notifications.forms import RulesForm
+from dstackweb.web.notifications import RulesForm
 from tests.factories import make_run
 from tests.web.conftest import HTMX
 

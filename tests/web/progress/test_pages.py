@@ -35,7 +35,7 @@ from dstackweb.runs.stuck import stuck_runs
 from dstackweb.web.progress import live as progress_live
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress import views as progress_views
-from dstackweb.wording.names import visible
+from dstackweb.wording.sentence import visible
 from tests.browser.task_demo import shift
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 from tests.web.conftest import HTMX

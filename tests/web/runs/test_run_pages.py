@@ -291,6 +291,8 @@ def test_the_list_filters_by_queue_and_by_the_days_of_the_readers_zone(
     assert shown("?from=2026-03-03") == set()
     assert "No matching runs" in client.get("/p/main/runs/?from=2026-03-03").content.decode()
     assert shown("?from=nonsense&to=9999-12-31") == {"alpha", "beta"}
+    client.cookies["zone"] = "Nowhere/Land"  # one that this machine does not know
+    assert shown("?from=2026-03-03") == set()
 
 
 def test_the_list_begins_with_the_oldest_on_request(project: Project, ann: User, as_user: SignIn) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 from dstackweb.runs.models import Job, Run
-from dstackweb.web.runs.stages import newest, stages
+from dstackweb.web.runs.details import newest, stages
 
 T0 = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 

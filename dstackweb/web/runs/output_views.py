@@ -1,21 +1,27 @@
-"""The log of one job for its viewer: bytes by offset, lines by number, matches, and when lines were written."""
+"""What a run's jobs wrote: the log of one for its viewer, and the files that were kept."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+from urllib.parse import urlencode
 
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.shortcuts import render
 from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 
-from dstackweb.lib.downloads import SANDBOX
+from dstackweb.lib.downloads import SANDBOX, file_response
 from dstackweb.lib.errors import Gone
 from dstackweb.lib.forms import whole_number
 from dstackweb.lib.storage import Missing
-from dstackweb.runs import files, log_index, selectors
-from dstackweb.runs.models import Job
+from dstackweb.runs import artifact_previews, artifacts, files, log_index, selectors
+from dstackweb.runs.models import Artifact, Job, Run, RunArtifacts
 from dstackweb.web.common.pages import PageRequest, Routed, project_page, sentence
+from dstackweb.wording import storage as words
 from dstackweb.wording import units
 
 LOG_BYTES = log_index.BLOCK
@@ -94,3 +100,64 @@ def _job(request: PageRequest, run: str) -> Job | None:
     found = selectors.find_run(request.project, run)
     node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
     return selectors.log_job(found, node=node, attempt=attempt)
+
+
+SHOWN = 200
+"""Files on a run's page; the API and the command line have all."""
+LEFT_SHOWN = 20
+
+
+def section(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
+    """The context of the section of files; empty for a run that left nothing."""
+    row = RunArtifacts.objects.filter(pk=run.pk).first()
+    jobs = [job for job in jobs if job.artifacts_left]
+    if row is None and not jobs:
+        return {}
+    found = list(artifacts.of_run(run)[: SHOWN + 1]) if row else []
+    left = [one for job in jobs for one in job.artifacts_left["left_out"]][:LEFT_SHOWN]
+    number = sum(job.artifacts_left["number"] for job in jobs)
+    return {
+        "artifacts": {
+            "row": row,
+            "groups": [
+                (files[0].job, [(one, _query(one)) for one in files])
+                for files in (list(same) for _job, same in groupby(found[:SHOWN], lambda one: one.job_id))
+            ],
+            "more": len(found) > SHOWN,
+            "left": [(one["path"], one["size"], words.left_out(one["why"])) for one in left],
+            "left_more": number - len(left),
+        }
+    }
+
+
+def _query(artifact: Artifact) -> str:
+    return urlencode({"path": artifact.path, "node": artifact.job.node, "attempt": artifact.job.attempt})
+
+
+@project_page()
+def artifact_page(request: PageRequest, run: str) -> HttpResponse:
+    """One file: a picture, the first rows of a table, or the beginning of a text, rendered here."""
+    found, artifact = _artifact(request, run)
+    context = {"run": found, "artifact": artifact, "query": _query(artifact)}
+    return render(request, "runs/artifact.html", context | {"preview": artifact_previews.preview(artifact)})
+
+
+@project_page()
+def artifact_file(request: PageRequest, run: str) -> HttpResponseBase:
+    """Its bytes, to be saved; with `shown` as the picture that it is."""
+    _run, artifact = _artifact(request, run)
+    return file_response(
+        request,
+        partial(artifacts.read, artifact),
+        size=artifact.size,
+        sha256=artifact.sha256,
+        name=artifact.name,
+        image=artifact_previews.image_of(artifact) if "shown" in request.GET else "",
+    )
+
+
+def _artifact(request: PageRequest, run: str) -> tuple[Run, Artifact]:
+    """The run, and the file that the query names. Raises NotFound."""
+    found = selectors.find_run(request.project, run)
+    node, attempt = whole_number(request.GET.get("node")), whole_number(request.GET.get("attempt")) or None
+    return found, artifacts.find(found, request.GET.get("path", ""), node, attempt)

@@ -26,8 +26,8 @@ from dstackweb.lib.times import to_ms
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.scheduler.models import PeriodicJob
 from dstackweb.scheduler.processes.tasks import control_jobs, ensure_rows, host_jobs
-from dstackweb.web import health, health_causes
-from dstackweb.web.health_causes import PeriodicWork, by_cause
+from dstackweb.web import health, health_checks
+from dstackweb.web.health_checks import PeriodicWork, by_cause
 from tests.factories import make_host, make_run, place_all, placed_job, start
 from tests.gpus.snapshots import sample
 
@@ -35,7 +35,7 @@ LATE = 60.0
 
 
 def causes() -> list[HealthLine]:
-    return [*health_causes.periodic_checks(), *health_causes.host_checks()]
+    return [*health_checks.periodic_checks(), *health_checks.host_checks()]
 
 
 def test_each_periodic_job_has_one_cause() -> None:
@@ -101,7 +101,7 @@ def test_a_host_that_is_held_back_is_named_with_its_error() -> None:
 
 @pytest.mark.django_db
 def test_gpus_that_are_missing_hot_or_unreadable_are_named_by_host() -> None:
-    assert not list(health_causes.gpu_checks())
+    assert not list(health_checks.gpu_checks())
     hosts = [make_host(name, gpus=3) for name in ("gpu-1", "gpu-2", "gpu-3")]
     now_ms = to_ms(timezone.now())
     for host in hosts:
@@ -111,7 +111,7 @@ def test_gpus_that_are_missing_hot_or_unreadable_are_named_by_host() -> None:
     Gpu.objects.filter(host=hosts[1], index=2).update(present=False)
     HostSampling.objects.filter(host=hosts[1]).update(error="GPU 2: GPU is lost")
     HostSampling.objects.filter(host=hosts[2]).update(error="GPU 0: unknown error")
-    found = {check.name: (check.tone, check.value, check.hint) for check in health_causes.gpu_checks()}
+    found = {check.name: (check.tone, check.value, check.hint) for check in health_checks.gpu_checks()}
     assert found == {
         "GPUs of gpu-1": ("wait", "GPU 1 slowed down by heat", ""),
         "GPUs of gpu-2": ("wait", "GPU 2 missing", "GPU 2: GPU is lost"),
@@ -119,7 +119,7 @@ def test_gpus_that_are_missing_hot_or_unreadable_are_named_by_host() -> None:
         "GPUs": ("go", "7 in order", ""),
     }
     Host.objects.filter(name="gpu-2").update(silent_s=1e6)
-    assert "GPUs of gpu-2" not in {check.name for check in health_causes.gpu_checks()}
+    assert "GPUs of gpu-2" not in {check.name for check in health_checks.gpu_checks()}
 
 
 @pytest.mark.django_db
