@@ -30,7 +30,6 @@ from dstackweb.cli import (
     servers,
     sweeps,
     utilization,
-    views,
 )
 from dstackweb.cli.language import _, choose, parser_errors, translate_usage
 from dstackweb.cli.output import GIVEN, INTERRUPTED, ChangeInterrupted, CliError, UsageError, echo, note, show_error
@@ -222,7 +221,7 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(command.__name__.replace("_", "-"), rich_help_panel=panel)(command)
-app.add_typer(views.app, name="view", rich_help_panel="Queue")
+app.add_typer(queue.views_app, name="view", rich_help_panel="Queue")
 app.add_typer(hosts.app, name="host", rich_help_panel="Hosts and clouds")
 app.add_typer(holds.keys_app, name="key", rich_help_panel="Servers")
 app.add_typer(servers.app, name="servers", rich_help_panel="Servers")
