@@ -158,11 +158,8 @@ def _before_ms(now: dt.datetime) -> int:
 def with_sample(
     uncounted: Uncounted | None, before_ms: int | None, at_ms: int, utilization: int | None, step_ms: int
 ) -> Uncounted | None:
-    """With the time that a sample stands for: since the one at `before_ms`, unless a verdict would call that a gap.
-
-    The GPU was idle in it if its utilization was below IDLE_BELOW. All other time is unknown: before the first sample,
-    in gaps, where the utilization could not be read, and on machines without samples.
-    """
+    """With the time that a sample stands for: since the one at `before_ms`, unless a verdict would call that a gap. All
+    other time is unknown, as on machines without samples."""
     if before_ms is None or utilization is None or not 0 < at_ms - before_ms <= MAX_GAP * step_ms:
         return uncounted
     found = dict(uncounted or {})

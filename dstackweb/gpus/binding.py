@@ -54,11 +54,8 @@ def bind(job: Job) -> JobPolicy:
 
 
 def rebind(job: Job) -> JobPolicy:
-    """Bind a started job to its run's policy as stored now, and judge its samples by that anew.
-
-    Notices sent under the previous policy no longer count. Call inside a transaction; it locks the job's series (by
-    ID), then its policy's row.
-    """
+    """Bind a started job to its run's policy as stored now, and judge its samples by that anew: earlier notices no
+    longer count. Call inside a transaction; it locks the job's series (by ID), then its policy's row."""
     series = list(GpuSeries.objects.select_for_update(no_key=True).filter(job=job).order_by("pk"))
     before = JobPolicy.objects.filter(pk=job.pk).first()
     bound = JobPolicy(job=job, **terms(job, policy_of(Run.objects.get(pk=job.run_id))))

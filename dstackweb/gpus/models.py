@@ -28,13 +28,9 @@ def keep_series(collector: Collector, _field: object, series: Any, using: str) -
 
 
 class GpuSeries(models.Model):
-    """The samples of one GPU under one job, or (`job` null) of a host's GPU while no job holds it.
-
-    A removed job's series has neither.
-
-    It holds the newest values, so that no page searches for the newest sample; and for a job, the GPU's low stretch
-    (`window`), so that a sample costs the same however long the policy's window is.
-    """
+    """The samples of one GPU under one job, or (`job` null) of a host's GPU while no job holds it; a removed job's has
+    neither. It holds the newest values, so that no page searches for them, and for a job the GPU's low stretch
+    (`window`), so that a sample costs the same however long the policy's window is."""
 
     job = models.ForeignKey("runs.Job", null=True, on_delete=keep_series, related_name="gpu_series")
     gpu = models.ForeignKey("backends.Gpu", null=True, on_delete=models.SET_NULL, related_name="series")
@@ -195,10 +191,8 @@ class ProjectPolicies(models.Model):
 
 
 class PolicyStop(models.Model):
-    """A run that its policy stopped, or (`observed`) would have: an entry in the ledger of reclaimed GPU time.
-
-    Without the stop the run could have held its GPUs for its `max_duration`: `until` is that end, null without one.
-    """
+    """A run that its policy stopped, or (`observed`) would have: an entry of the ledger. Otherwise it could have held
+    its GPUs `until` the end of its `max_duration`; null without one."""
 
     project = models.ForeignKey("accounts.Project", on_delete=models.CASCADE, related_name="policy_stops")
     run = models.ForeignKey("runs.Run", null=True, on_delete=models.SET_NULL, related_name="policy_stops")

@@ -97,10 +97,8 @@ def using(profile: Profile) -> QuerySet[Run]:
 
 
 def projects_of(profile: Profile, alike: str = "name") -> QuerySet[Project]:
-    """The projects whose runs get this profile when they name it: those without one of their own with the same name.
-
-    `alike` is what they have no own one with: with `is_default` those whose runs get it without naming any.
-    """
+    """The projects whose runs get this profile when they name it: those without one of their own that is `alike`, by
+    name. With `is_default`, those whose runs get it without naming any."""
     if profile.project_id is not None:
         return Project.objects.filter(pk=profile.project_id)
     same = Profile.objects.filter(**{alike: getattr(profile, alike)}, project__isnull=False)

@@ -135,11 +135,8 @@ class WouldStop:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The stopped runs, earliest first, and the data that the policy was applied to.
-
-    `runs` of the project had GPUs and samples in that time, with `gpus` GPUs and `gpu_hours` in total; `left_out` more
-    had too many samples, and `holds` are never stopped by a policy.
-    """
+    """The stopped runs, earliest first, and the data that the policy was applied to: `runs` of the project with `gpus`
+    GPUs and samples; `left_out` more had too many, and `holds` are never stopped by a policy."""
 
     policy: UtilizationPolicy
     since: dt.datetime

@@ -107,11 +107,9 @@ class PassState(models.Model):
 
     @classmethod
     def claim(cls, now: dt.datetime) -> int | None:
-        """Claim the right to run a pass, and return its generation; None while another pass runs.
-
-        A claim whose end lies further ahead than it could have been set (the clock was put back) is void. What is a
-        little too far ahead was renewed since `now` was read, or by a clock that is a little fast.
-        """
+        """Claim the right to run a pass, and return its generation; None while another pass runs. A claim that ends
+        further ahead than it could have been set is void (the clock was put back), but for a renewal since `now` was
+        read."""
         lifetime = dt.timedelta(seconds=cls.EXPIRES_S)
         free = Q(expires_at=None) | Q(expires_at__lte=now) | Q(expires_at__gt=now + 2 * lifetime)
         with transaction.atomic():

@@ -103,13 +103,11 @@ def _reserved_by_host() -> dict[int, ReservedCapacity]:
     return found
 
 
-def take_jobs_again(host: Host, by: User) -> bool:
-    """Place jobs on a host that is held back because starts failed. False if it was not held back."""
-    cleared = inventory.clear_failed_starts(host.pk, timezone.now(), by=by)
-    if cleared:
+def take_jobs_again(host: Host, by: User) -> None:
+    """Place jobs on a host that is held back because starts failed."""
+    if inventory.clear_failed_starts(host.pk, timezone.now(), by=by):
         wakeups.request_pass()
     host.refresh_from_db()
-    return cleared
 
 
 def declare_gone(host: Host, by: User, reason: str) -> int:

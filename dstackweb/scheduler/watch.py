@@ -130,10 +130,8 @@ def _return_from_silent_host(job: Job) -> None:
 
 
 def _end_unstarted() -> None:
-    """End attempts that miss the start deadline: unclaimed jobs return to the queue, claimed ones have to stop.
-
-    Cloud instances have their own deadlines (`cloud.lifecycle`) until each node of the attempt has its runner.
-    """
+    """End attempts that miss the start deadline: unclaimed jobs return to the queue, claimed ones have to stop. Those
+    on clouds have other deadlines (`cloud.lifecycle`) until each node of the attempt has its runner."""
     deadline_s = settings.DSTACKWEB_START_DEADLINE_S
     late = Job.objects.timed().filter(status=JobStatus.PROVISIONING, status_s__gt=deadline_s)
     of_clouds = Q(host=None, backend__kind__in=cloud_kinds())

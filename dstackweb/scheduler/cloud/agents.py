@@ -149,9 +149,9 @@ def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str,
     """The order to start the job's runner, which decides itself what is left to do; None to wait."""
     if job.reported_at is not None:
         return None
+    unclaimed = Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="")
     if report.error:
-        # Shown if the start deadline passes.
-        Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(message=report.error)
+        unclaimed.update(message=report.error)  # shown if the start deadline passes
     if len(instance.gpus) < instance.gpu_count:
         _end_without_gpus(job, instance)
         return {"do": "off"}
@@ -163,13 +163,12 @@ def _start_order(job: Job, instance: Instance, report: AgentReport) -> dict[str,
             attempts.end_job(job.pk, Reason.CREATING_CONTAINER_ERROR, message=report.engine.text, detail=detail)
             return None
         # The time to start counts from the end of the installation, which the agent limits.
-        waiting = Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="")
-        waiting.update(status_at_s=watch_time(), detail={"code": MessageCode.INSTALLING_ENGINE})
+        unclaimed.update(status_at_s=watch_time(), detail={"code": MessageCode.INSTALLING_ENGINE})
     if job.claim_nonce and job.silent_s > attempts.RUNNER_GONE_S and not report.left:
         attempts.end_job(job.pk, Reason.INSTANCE_UNREACHABLE, detail={"code": MessageCode.RUNNER_GONE})
         return None
     if not job.claim_nonce and job.gpus != instance.gpus:
-        Job.objects.filter(pk=job.pk, status=JobStatus.PROVISIONING, claim_nonce="").update(gpus=instance.gpus)
+        unclaimed.update(gpus=instance.gpus)
     orders = {
         "api": settings.DSTACKWEB_API_URL,
         "job": str(job.pk),

@@ -3,6 +3,7 @@ function may be repeated, doubled or killed: each write is guarded by what was r
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -233,30 +234,29 @@ def _offer_data(instance: Instance) -> dict[str, Any]:
     }
 
 
-def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str = "") -> bool:
-    """Set an instance to end (STOPPING) or record that it has ended (GONE), and do what follows for its job. False,
-    changing nothing, when its row is no longer as it was read."""
+def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str = "") -> None:
+    """Set an instance to end (STOPPING) or record that it has ended (GONE), and do what follows for its job;
+    nothing, when its row is no longer as it was read."""
     job = jobs_by_instance([instance]).get(instance.pk)
     becomes = follow_up(instance, job, why)
     fields: dict[str, Any] = {"why": instance.why or why, "error": text or instance.error, "holder": None}
-    try:
+    with contextlib.suppress(_InstanceChanged):
         if job is None or becomes is JobFollowUp.NOTHING:
-            return _write(instance, status, fields)
-        if becomes is JobFollowUp.END and status == InstanceStatus.STOPPING:
+            _write(instance, status, fields)
+        elif becomes is JobFollowUp.END and status == InstanceStatus.STOPPING:
             # Its processes may run until the cloud confirms the end.
-            return _write(instance, status, fields | {"holder": instance.holder})
-        if becomes is JobFollowUp.END:
+            _write(instance, status, fields | {"holder": instance.holder})
+        elif becomes is JobFollowUp.END:
             end_job(job.pk, job_end_reason(why), message=text)
-            return _write(instance, status, fields)
-        offer = _other_offer(job) if becomes is JobFollowUp.OTHER_OFFER else None
-        with transaction.atomic():
-            _reassign_job(job, instance, offer, why, text, lambda: _write(instance, status, fields))
-    except _InstanceChanged:
-        return False
-    return True
+            _write(instance, status, fields)
+        else:
+            offer = _other_offer(job) if becomes is JobFollowUp.OTHER_OFFER else None
+            with transaction.atomic():
+                _reassign_job(job, instance, offer, why, text, lambda: _write(instance, status, fields))
 
 
-def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -> bool:
+def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -> None:
+    """Raises _InstanceChanged."""
     same = Instance.objects.filter(
         pk=instance.pk,
         status=instance.status,
@@ -266,11 +266,12 @@ def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -
     )
     now = timezone.now()
     more = {"ended_at": now, "idle_until": None} if status == InstanceStatus.GONE else {"idle_until": None}
-    return bool(same.update(status=status, status_s=0, **fields, **more))
+    if not same.update(status=status, status_s=0, **fields, **more):
+        raise _InstanceChanged
 
 
 def _reassign_job(
-    job: Job, instance: Instance, offer: Offer | None, why: str, text: str, give_up: Callable[[], bool]
+    job: Job, instance: Instance, offer: Offer | None, why: str, text: str, give_up: Callable[[], None]
 ) -> None:
     """Give a job that was never executed another offer; without one its run waits again."""
     run = lock_run(job.run_id)
@@ -281,13 +282,11 @@ def _reassign_job(
     record(run, RunEventKind.OFFER_FAILED, data, node=fresh.node, attempt=fresh.attempt)
     if offer is None:
         end_job(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
-        if not give_up():
-            raise _InstanceChanged
+        give_up()
         return
     assign_offer(fresh, offer, Backend.objects.get(name=offer.backend))
     # Before the new row: the old one still refers to the job.
-    if not give_up():
-        raise _InstanceChanged
+    give_up()
     made = new_instance(fresh, offer)
     if made is not None:
         made.save(force_insert=True)

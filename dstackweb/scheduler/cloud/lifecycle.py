@@ -177,11 +177,8 @@ def cloud_state(row: Instance, machine: CloudInstance | None) -> CloudState:
 def find_orphans(
     machines: Iterable[CloudInstance], known: Mapping[str, tuple[InstanceStatus, str]], now: dt.datetime
 ) -> list[CloudInstance]:
-    """Instances of this deployment at the cloud that no row wants. `known`: status and cloud ID by row id.
-
-    A second one for the same row is an orphan too. Instances younger than ORPHANED are left alone: their row may not be
-    written yet.
-    """
+    """Instances of this deployment at the cloud that no row wants, such as a second one for a row. `known`: status and
+    cloud ID by row id. Younger ones than ORPHANED are left alone: their row may not be written yet."""
     ours = {cloud_id for status, cloud_id in known.values() if status != InstanceStatus.GONE}
     return [
         machine

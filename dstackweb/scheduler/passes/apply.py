@@ -134,11 +134,8 @@ def _lock_queues(queues: Iterable[Queue]) -> None:
 def write_displacements(
     generation: int, displacements: Sequence[Displacement], changes: Sequence[ReservationChange]
 ) -> None:
-    """Stop the victims, each with its `stop_duration`, and reserve what they leave.
-
-    In a transaction of its own: it locks hosts of jobs that no one claimed, which placements lock too, each by id.
-    Raises one of STALE, or ClaimLost, having written nothing.
-    """
+    """Stop the victims, each with its `stop_duration`, and reserve what they leave. In a transaction of its own: it
+    locks hosts of jobs that no one claimed, as placements do, each by id. Raises one of STALE, or ClaimLost."""
     now = timezone.now()
     with shared_rows_last():
         PassState.renew(generation)

@@ -51,10 +51,8 @@ from dstackweb.spec.env import is_weak
 
 @dataclass(frozen=True)
 class Candidate:
-    """A place that was considered: `fits`, or a code with its numbers (`wording.places.tried`).
-
-    `where` is a host's name, or region and instance type; empty for a backend that can't be asked at all.
-    """
+    """A place that was considered: `fits`, or a code with its numbers (`wording.places.tried`). `where` is a host's
+    name, or region and instance type; empty for a backend that can't be asked at all."""
 
     backend: str
     where: str

@@ -42,11 +42,9 @@ class Affected:
 
 @dataclass
 class Impact:
-    """`waiting` runs use the profile (`more` says that there are more), `unchecked` of them could not be resolved.
-
-    `changed` has for each key how many of them would get another value. Those in `impossible` could never start, and
-    could with the settings they have; in `freed` it is the other way round.
-    """
+    """`waiting` runs use the profile (`more`: and others), of which `unchecked` could not be resolved; `changed` has
+    for each key how many would get another value. Those in `impossible` could start only as they are, in `freed` only
+    then."""
 
     waiting: int = 0
     more: bool = False

@@ -170,17 +170,14 @@ class Capacity:
                 self.turns.want(run, self.hosts)
             return None
         planned = reservation.plan_reservation(run, self.hosts, self.job_usage, self.now, self.reserve_for_s)
-        if planned is None:
+        if planned is None or (before is not None and planned.starts_at is None):
             return None
-        if before is not None:
-            if planned.starts_at is None:
-                return None
-            planned = replace(planned, expires_at=before.expires_at)
         if outranked is None:
             self.turns.want(run, self.hosts)
             return None
-        self.reserve(planned, instead_of=outranked)
-        return planned
+        made = replace(planned, expires_at=before.expires_at) if before else planned
+        self.reserve(made, instead_of=outranked)
+        return made
 
     def stop(self, ends: Mapping[int, dt.datetime]) -> None:
         """Count runs as stopping; `ends`: by run id, when they are gone at the latest."""

@@ -55,10 +55,8 @@ def simulate(
     first: int | None = None,
     most: float = NEVER,
 ) -> SimulatedStarts:
-    """The starts if waiting runs last `lengths` and placed ones end at `ends`; NEVER for what has no end.
-
-    With `first`, it ends once so many runs of each queue have started, and with `most` once so many have at all.
-    """
+    """The starts if waiting runs last `lengths` and placed ones end at `ends`; NEVER for what has no end. It ends once
+    `first` runs of each queue have started, or `most` at all."""
     return _Simulation(scenario, lengths, ends, first).run(most)
 
 

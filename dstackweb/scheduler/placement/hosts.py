@@ -140,10 +140,8 @@ def may_use_host(spec: EffectiveSpec, host: HostView) -> bool:
 
 
 def host_refusal(spec: EffectiveSpec, host: HostView) -> PlaceCode | None:
-    """Why the run may not use this host, however much is free; None when it may.
-
-    `regions` are compared with the host's label, `instance_types` with its name.
-    """
+    """Why the run may not use this host, however much is free; None when it may. `instance_types` are names of
+    hosts."""
     if spec.spot_policy == "spot":
         return PlaceCode.IS_ON_DEMAND
     if spec.regions is not None and host.labels.get("region") not in spec.regions:
@@ -187,11 +185,8 @@ def _unlisted(spec: EffectiveSpec, hosts: Sequence[HostView]) -> list[str]:
 
 
 def _fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit], dict[int, HostView]]:
-    """Hosts for as many nodes as fit, and what is left of the hosts.
-
-    Each node goes to the host with the fewest GPUs, then CPUs, left afterwards. All nodes need the same, so this places
-    all of them whenever that is possible.
-    """
+    """Hosts for as many nodes as fit, and what is left of the hosts. Each node goes to the host with the fewest GPUs,
+    then CPUs, left afterwards: as all need the same, this places all of them whenever that is possible."""
     left = {host.id: host for host in hosts}
     open_ = {host.id: made for host in left.values() if (made := fit_now(host, spec.requirements)) is not None}
     fits: list[Fit] = []

@@ -141,10 +141,8 @@ def _postgres(program: str, *argv: str, output: IO[bytes] | None = None) -> None
 
 
 def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Restore a backup into this deployment, which must be stopped; returns its manifest, with what was done.
-
-    With `replace` a database that is in use gives way; SQLite's is kept aside. Raises BackupFailed, Conflict.
-    """
+    """Restore a backup into this deployment, which must be stopped; returns its manifest, with what was done. With
+    `replace` a database in use gives way; SQLite's is kept aside. Raises BackupFailed, Conflict."""
     with _opened(source) as tar:
         manifest = _manifest(tar)
         _refuse_other_kinds(manifest)
