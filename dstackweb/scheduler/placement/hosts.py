@@ -112,8 +112,10 @@ def by_permanence(found: Iterable[Wait]) -> list[Wait]:
 
 def place_on_hosts(spec: EffectiveSpec, hosts: Sequence[HostView]) -> HostPlacement | Wait:
     """Hosts for all nodes of a run at once, or the most permanent reason why there are none."""
-    if (refusal := _refused(spec, hosts)) is not None:
-        return refusal
+    if spec.spot_policy == "spot":
+        return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_SPOT_ON_HOSTS})
+    if spec.image and hosts and not any(host.has_engine for host in hosts):
+        return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.IMAGE_NOT_SUPPORTED, "image": spec.image})
     allowed = [host for host in hosts if may_use_host(spec, host)]
     if hosts and not allowed:
         return Wait(WaitReason.IMPOSSIBLE, _no_such_place(spec, hosts))
@@ -200,15 +202,6 @@ def _fit_nodes(spec: EffectiveSpec, hosts: Iterable[HostView]) -> tuple[list[Fit
         else:
             open_[best.host_id] = again
     return fits, left
-
-
-def _refused(spec: EffectiveSpec, hosts: Sequence[HostView]) -> Wait | None:
-    """Why the run can never start on own hosts, for a reason other than size; None if it can."""
-    if spec.spot_policy == "spot":
-        return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.NO_SPOT_ON_HOSTS})
-    if spec.image and hosts and not any(host.has_engine for host in hosts):
-        return Wait(WaitReason.IMPOSSIBLE, {"code": Impossible.IMAGE_NOT_SUPPORTED, "image": spec.image})
-    return None
 
 
 def _reason_to_wait(spec: EffectiveSpec, capable: Sequence[HostView], hosts: Sequence[HostView], placed: int) -> Wait:
