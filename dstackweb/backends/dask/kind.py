@@ -65,6 +65,10 @@ def gpus(lines: Sequence[str]) -> list[Gpu]:
     return found
 
 
+GpuLines = Annotated[tuple[Text, ...], readable(gpus)]
+"""Apart from the settings, where `gpus` is one of them."""
+
+
 def pem(text: str) -> str:
     """PEM with its line breaks, which fields of one line lose. Raises ValueError."""
     parts = _PEM.findall(text)
@@ -83,7 +87,7 @@ class DaskSettings(Keys):
         gettext_noop("an address such as tcp://dask.example:8786"),
         gettext_noop("Address of the scheduler; tls:// needs the certificates below"),
     )
-    gpus: Annotated[tuple[Text, ...], readable(gpus)] = key(
+    gpus: GpuLines = key(
         gettext_noop("a list such as GPU=A100:80GB"),
         gettext_noop("Resources of workers that count GPUs, with model and memory, which Dask does not know"),
         default=("GPU",),
