@@ -66,7 +66,7 @@ def _names() -> set[str]:
         django.setup()
     from dstackweb.backends import registry
     from dstackweb.lib import admin
-    from dstackweb.profiles import forms
+    from dstackweb.profiles import admin as profiles
 
     importlib.import_module("dstackweb.urls")  # which has the models named
     labels = {
@@ -74,7 +74,7 @@ def _names() -> set[str]:
         for kind in registry.KINDS.values()
         for name, info in kind.schema.model_fields.items()
     }
-    return admin.texts | admin.of_others() | labels | forms.descriptions()
+    return admin.texts | admin.of_others() | labels | profiles.descriptions()
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from bench.replay.jobs import DAY, GPUS_OF_HOST, Job
 from dstackweb.backends.hosts.fit import GpuView, HostView
 from dstackweb.runs.codes import WaitReason
-from dstackweb.runs.queue import fair_share, ordering
-from dstackweb.runs.queue.fair_share import Load
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.ordering import Load
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.displacing import Displacer
 from dstackweb.scheduler.placement.hosts import HostPlacement, PlacedRun, Wait, WaitingRun
@@ -144,7 +144,7 @@ class Shares:
             self._count(second, deployment)
         own = self._loads.get(job.member, Load())
         self._loads[job.member] = own = own._replace(queued_gpus=own.queued_gpus + job.all_gpus)
-        return fair_share.penalty(own, list(self._loads.values()), self._bound_s, job.all_gpus).seconds
+        return ordering.penalty(own, list(self._loads.values()), self._bound_s, job.all_gpus).seconds
 
     def use(self, active: Active, until: float) -> None:
         """Count what a job has used since it was counted last."""
@@ -165,10 +165,10 @@ class Shares:
             held[active.job.member] += active.job.all_gpus
         for waiting in deployment.waiting:
             queued[waiting.job.member] += waiting.job.all_gpus
-        first = (after(second) - dt.timedelta(days=HALF_LIFE_DAYS * fair_share.HALF_LIVES)).date()
+        first = (after(second) - dt.timedelta(days=HALF_LIFE_DAYS * ordering.HALF_LIVES)).date()
         self._loads = {
             member: Load(
-                fair_share.decayed_ms(
+                ordering.decayed_ms(
                     ((day, used) for day, used in self._used_ms[member].items() if day >= first),
                     after(second),
                     HALF_LIFE_DAYS,

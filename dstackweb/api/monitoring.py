@@ -28,7 +28,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.offers import counts, source_rows, sources
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import AS_ENDED, AS_REPORTED, TaskState, folded
-from dstackweb.runs import spend
+from dstackweb.runs import usage
 from dstackweb.runs.models import Artifact, ProjectArtifacts, QueueCount
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
@@ -215,7 +215,7 @@ def _instances(now: dt.datetime) -> Iterator[Metric]:
 def _money(now: dt.datetime) -> Iterator[Metric]:
     pays = Exists(Instance.objects.filter(project=OuterRef("pk")))
     projects = list(Project.objects.filter(Q(monthly_budget__isnull=False) | pays).order_by("name"))
-    spent = [((project.name,), float(spend.spent_this_month(project.pk, now))) for project in projects]
+    spent = [((project.name,), float(usage.spent_this_month(project.pk, now))) for project in projects]
     yield _gauge("spent_usd", "USD spent on clouds this month (UTC)", ["project"], spent)
     budgets = [((each.name,), float(each.monthly_budget)) for each in projects if each.monthly_budget is not None]
     yield _gauge("budget_usd", "Monthly budget in USD", ["project"], budgets)

@@ -12,7 +12,7 @@ from dstackweb.accounts.access import limited, visible_projects
 from dstackweb.accounts.models import Membership, Role
 from dstackweb.api.app import RAW, REFUSALS, Listing, caller, project_of, refusals
 from dstackweb.lib.errors import NotFound, TooLarge
-from dstackweb.runs import files
+from dstackweb.runs import archives
 from dstackweb.spec.source import MAX_BYTES
 
 router = Router(tags=["deployment"])
@@ -51,7 +51,7 @@ def user(request: HttpRequest) -> UserOut:
 
 @router.get("/limits", response={200: LimitsOut, **refusals()}, summary="Size limits")
 def limits(request: HttpRequest) -> LimitsOut:
-    return LimitsOut(archive_bytes=files.archive_limit(), config_bytes=MAX_BYTES)
+    return LimitsOut(archive_bytes=archives.archive_limit(), config_bytes=MAX_BYTES)
 
 
 @router.get("/projects", response={200: ProjectsOut, **refusals()}, summary="The caller's projects")
@@ -72,7 +72,7 @@ def projects(request: HttpRequest) -> ProjectsOut:
 def archive_known(request: HttpRequest, project: Path[str], sha256: Sha256) -> HttpResponse:
     """200 when this content was uploaded before, 404 when not."""
     found, _role = project_of(request, project, "member")
-    if files.use_archive(found, sha256) is None:
+    if archives.use_archive(found, sha256) is None:
         raise NotFound(_("not uploaded yet"))
     return HttpResponse(status=200)
 
@@ -87,10 +87,10 @@ def archive_put(request: HttpRequest, project: Path[str], sha256: Sha256) -> Sta
     """The raw bytes of a tar.gz; stored once per content."""
     found, _role = project_of(request, project, "member")
     announced = request.headers.get("Content-Length", "")
-    if announced.isdigit() and int(announced) > files.archive_limit():
+    if announced.isdigit() and int(announced) > archives.archive_limit():
         raise TooLarge(
             _("the archive exceeds the limit of %(archive_limit)s MB. Nothing was stored")
-            % {"archive_limit": files.archive_limit() >> 20}
+            % {"archive_limit": archives.archive_limit() >> 20}
         )
-    archive, created = files.store_archive(found, iter(partial(request.read, CHUNK), b""), sha256)
+    archive, created = archives.store_archive(found, iter(partial(request.read, CHUNK), b""), sha256)
     return Status(201 if created else 200, ArchiveOut(sha256=archive.sha256, size=archive.size))

@@ -28,7 +28,7 @@ from dstackweb.lib.errors import Conflict, Invalid, Stale
 from dstackweb.runs import concurrency, rows, selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import member_shares, queues, reorder, transfer
-from dstackweb.runs.queue.folds import folding_of, page_of
+from dstackweb.runs.queue.listing import folding_of, page_of
 from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.row_fields import QueueExportRow
 from dstackweb.runs.sweeps.selectors import find_sweeps

@@ -21,11 +21,11 @@ from dstackweb.runs.models import Dependency, Job, Run, RunEvent
 from dstackweb.runs.queue.positions import RankFactors, rank_factors
 from dstackweb.runs.row_fields import RunRow
 from dstackweb.runs.rows import row_of
+from dstackweb.runs.run_places import silent_hosts
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.service_health import HealthReport
-from dstackweb.runs.silence import silent_hosts
-from dstackweb.runs.spend import costs_by_run
 from dstackweb.runs.states import RunStatus
+from dstackweb.runs.usage import costs_by_run
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.spec.source import Config
 from dstackweb.wording import events, fair_share, gateway, statuses, units, waiting

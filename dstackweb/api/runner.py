@@ -19,7 +19,7 @@ from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid
 from dstackweb.lib.storage import Gap
 from dstackweb.runner.limits import ARTIFACT_PATH_MAX as PATH_MAX
 from dstackweb.runner.spool import MARK as RECORD
-from dstackweb.runs import artifacts, attempts, files, heartbeats, log_index, log_limits
+from dstackweb.runs import archives, artifacts, attempts, heartbeats, logs
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
@@ -78,7 +78,7 @@ def archive(request: HttpRequest, job_id: UUID) -> StreamingHttpResponse:
     archive = job.run.archive
     if archive is None:
         raise NotFound("no code was shipped with this run")
-    found = files.open_archive(archive)
+    found = archives.open_archive(archive)
     if found is None:
         detail = (
             f"the code of this run ({archive.sha256[:12]}….tar.gz) is not on the server any more, so nothing was "
@@ -157,9 +157,9 @@ def append_logs(
     `marks` of the answer is where these continue.
     """
     _claim_of(request, job_id, only_active=True)
-    kept = {"marks": log_index.append_marks(job_id, marks, request.body[:marks_size])} if marks_size else {}
+    kept = {"marks": logs.append_marks(job_id, marks, request.body[:marks_size])} if marks_size else {}
     try:
-        appended = log_limits.append(job_id, offset, request.body[marks_size:])
+        appended = logs.append(job_id, offset, request.body[marks_size:])
         return JsonResponse({"next": appended.next} | ({"cut": appended.cut} if appended.cut else {}) | kept)
     except Gap as gap:
         return JsonResponse({"detail": str(gap), "expected": gap.expected} | kept, status=409)

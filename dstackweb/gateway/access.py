@@ -17,12 +17,12 @@ from dstackweb.accounts.tokens import authenticate_token
 from dstackweb.gateway.answers import Denied
 from dstackweb.lib.errors import TooMany
 from dstackweb.lib.sql import parsed_uid
+from dstackweb.runs.connections import Visit, may_act_in, may_enter, may_open, visitor
 from dstackweb.runs.launch import job_of_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.service_codes import GatewayProblem
 from dstackweb.runs.service_health import rules_of
 from dstackweb.runs.states import ACTIVE, JOB_ACTIVE
-from dstackweb.runs.visits import Visit, may_act_in, may_enter, may_open, visitor
 from dstackweb.spec.codes import RunType
 from dstackweb.spec.effective import HealthCheck
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from dstackweb.runs import visits
+from dstackweb.runs import connections
 
 HOP_BY_HOP = {
     "connection", "expect", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
@@ -65,7 +65,7 @@ def request_headers(
         for name, value in headers.items()
         if name.lower() not in dropped and not (name.lower() == "authorization" and _has_token(value))
     )
-    if cookies := without_cookie("; ".join(headers.getall("Cookie", [])), visits.cookie_name()):
+    if cookies := without_cookie("; ".join(headers.getall("Cookie", [])), connections.cookie_name()):
         found["Cookie"] = cookies
     found["Host"] = found["X-Forwarded-Host"] = host
     found["X-Forwarded-For"], found["X-Forwarded-Proto"], found[USER] = address, scheme, user
@@ -89,7 +89,7 @@ def response_headers(headers: CIMultiDictProxy[str]) -> Iterator[tuple[str, str]
             continue
         if name.lower() == "set-cookie":
             parts = [part.strip() for part in value.split(";")]
-            if parts[0].partition("=")[0].strip() == visits.cookie_name():
+            if parts[0].partition("=")[0].strip() == connections.cookie_name():
                 continue
             value = "; ".join(part for part in parts if not part.lower().startswith("domain"))
         yield name, value

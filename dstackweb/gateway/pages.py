@@ -31,10 +31,10 @@ from dstackweb.lib.secrets import digest
 from dstackweb.runner import dial
 from dstackweb.runner.streams import BUSY, StreamRefused
 from dstackweb.runner.tunnel import JOBS
-from dstackweb.runs import visits
+from dstackweb.runs import connections
+from dstackweb.runs.connections import COOKIE_S, ENTER, Tickets, Visit
 from dstackweb.runs.service_codes import GatewayProblem
 from dstackweb.runs.states import ENDED, RunStatus
-from dstackweb.runs.visits import COOKIE_S, ENTER, Tickets, Visit
 
 WEBSOCKET = "sec-websocket-"
 MESSAGE_MOST = 64 << 20
@@ -84,7 +84,7 @@ class Pages:
     async def _pass_on(self, request: web.Request, uid: str) -> web.StreamResponse:
         """To the job, for those who may. Raises Denied."""
         address, token = _address(request), token_of(request.headers)
-        proof: Proof | None = token or visits.read_cookie(request.cookies.get(visits.cookie_name(), ""))
+        proof: Proof | None = token or connections.read_cookie(request.cookies.get(connections.cookie_name(), ""))
         if proof is None:
             raise Denied(GatewayProblem.SIGN_IN)
         admission = await self._admit(proof, uid, address)
@@ -136,8 +136,8 @@ class Pages:
         headers = {"Location": "/", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
         response = web.Response(status=303, headers=headers)
         response.set_cookie(
-            visits.cookie_name(), visits.cookie(visit), max_age=COOKIE_S, httponly=True, samesite="Lax", path="/",
-            secure=visits.is_secure(),
+            connections.cookie_name(), connections.cookie(visit), max_age=COOKIE_S, httponly=True, samesite="Lax",
+            path="/", secure=connections.is_secure(),
         )  # fmt: skip
         return response
 

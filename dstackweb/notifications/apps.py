@@ -16,12 +16,12 @@ class NotificationsConfig(AppConfig):
         from dstackweb.backends.models import HostEvent
         from dstackweb.notifications import outbox, sending, services
         from dstackweb.notifications.models import Channel, ChannelKind
-        from dstackweb.runs import spend, transitions
+        from dstackweb.runs import transitions, usage
         from dstackweb.scheduler.models import RetentionKind
         from dstackweb.scheduler.processes import retention, tasks
 
         post_save.connect(outbox.on_host_event, sender=HostEvent, dispatch_uid="notifications.host_events")
-        spend.budget_marked.connect(outbox.on_budget_marks, dispatch_uid="notifications.budgets")
+        usage.budget_marked.connect(outbox.on_budget_marks, dispatch_uid="notifications.budgets")
         transitions.events_written.connect(outbox.on_run_events, dispatch_uid="notifications.run_events")
         post_save.connect(services.make_bell, sender=User, dispatch_uid="notifications.bell")
         retention.register(RetentionKind.NOTIFICATIONS, services.old)

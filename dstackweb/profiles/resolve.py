@@ -24,8 +24,6 @@ from dstackweb.spec.run_file import RunFile
 
 @dataclass(frozen=True)
 class ProfileData:
-    """A profile's name and settings."""
-
     name: str
     fields: ProfileFields
 

@@ -44,10 +44,7 @@ def _own_last(project: Project) -> QuerySet[Profile]:
 
 
 def profile_for(project: Project, name: str | None) -> ProfileData | None:
-    """The profile `name`, or for None the project's default, if it has one.
-
-    Raises Invalid at `profile` when there is none of that name, or it can't be used.
-    """
+    """The profile `name`, or the project's default for None, if any. Raises Invalid at `profile`."""
     profile = default(project) if name is None else named(project, name)
     if profile is None:
         if name is None:
@@ -74,7 +71,6 @@ def ensure_default_profile() -> None:
 
 
 def make_default(profile: Profile) -> None:
-    """Make a profile the default of its project, or of all projects."""
     with transaction.atomic():
         others = Profile.objects.filter(project=profile.project, is_default=True).exclude(pk=profile.pk)
         for row, is_default in [*((other, False) for other in others), (profile, True)]:

@@ -100,7 +100,7 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
 
     @admin.display(description=gettext_lazy("waiting"))
     def waiting(self, queue: Queue) -> int:
-        return queue.count.submitted + queue.count.pending
+        return queue.count.waiting
 
     @admin.display(description=gettext_lazy("running"))
     def running(self, queue: Queue) -> int:
@@ -240,11 +240,7 @@ register_list(
     ordering=("-until",),
 )
 register_list(
-    PastPlace,
-    "queue run_id priority since until ended_by",
-    filters="queue",
-    joined="queue__project",
-    ordering=("-id",),
+    PastPlace, "queue run_id priority since until ended_by", filters="queue", joined="queue__project", ordering=("-id",)
 )
 register_list(
     Artifact,

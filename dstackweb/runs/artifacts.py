@@ -1,4 +1,4 @@
-"""What jobs leave in `$DSTACKWEB_ARTIFACTS`: files with a path, kept in the storage within limits.
+"""What jobs leave in `$DSTACKWEB_ARTIFACTS`: files with a path, kept in the storage within limits; and their previews.
 
 A file is sent in pieces by offset, to any server, and is there once all of it has arrived and has the announced
 SHA-256. Its bytes count from its first piece on, for its run (`RunArtifacts`) and its project (`ProjectArtifacts`).
@@ -6,14 +6,16 @@ SHA-256. Its bytes count from its first piece on, for its run (`RunArtifacts`) a
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import hashlib
+import io
 import mimetypes
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 from uuid import UUID
 
@@ -25,12 +27,26 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Gone, Invalid, NotFound, TooEarly
 from dstackweb.lib.storage import Missing, pieces, storage
+from dstackweb.lib.text import without_escapes
 from dstackweb.runner.limits import LISTED, ArtifactLeft, is_safe
 from dstackweb.runs.models import Artifact, Job, ProjectArtifacts, Run, RunArtifacts
 
 MOST_FILES = 1000
 """Of a run, all attempts and nodes together."""
 BINARY = "application/octet-stream"
+MAGIC = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
+IMAGE_MAX = 32 << 20
+"""Larger pictures are only downloaded."""
+TEXT_BYTES, TABLE_BYTES = 1 << 16, 1 << 18
+ROWS, COLUMNS, CELL_CHARS = 200, 50, 200
+ENCODING = "utf-8-sig"
+"""UTF-8, perhaps with the mark at its beginning that spreadsheets write."""
+TABLES = {".csv": ",", ".tsv": "\t"}
 
 
 @dataclass(frozen=True)
@@ -52,24 +68,18 @@ class Taken:
 
 
 class _Full(Exception):
-    """A limit has no room."""
-
     def __init__(self, why: ArtifactLeft) -> None:
         super().__init__(why)
         self.why = why
 
 
 def limit_of(why: ArtifactLeft) -> int:
-    """The limit in bytes."""
-    match why:
-        case ArtifactLeft.FILE_LIMIT:
-            return int(settings.DSTACKWEB_ARTIFACT_LIMIT_MB) * 1024**2
-        case ArtifactLeft.RUN_LIMIT:
-            return int(settings.DSTACKWEB_RUN_ARTIFACTS_MB) * 1024**2
-        case ArtifactLeft.PROJECT_QUOTA:
-            return int(settings.DSTACKWEB_PROJECT_ARTIFACTS_GB) * 1024**3
-        case _:
-            raise ValueError(why)
+    limits = {
+        ArtifactLeft.FILE_LIMIT: settings.DSTACKWEB_ARTIFACT_LIMIT_MB << 20,
+        ArtifactLeft.RUN_LIMIT: settings.DSTACKWEB_RUN_ARTIFACTS_MB << 20,
+        ArtifactLeft.PROJECT_QUOTA: settings.DSTACKWEB_PROJECT_ARTIFACTS_GB << 30,
+    }
+    return limits[why]
 
 
 def take(job_id: UUID, offered: Offered, offset: int, data: bytes) -> Taken:
@@ -82,9 +92,10 @@ def take(job_id: UUID, offered: Offered, offset: int, data: bytes) -> Taken:
         raise Invalid.at("path", msg=_("this is not the path of an artifact"))
     if offset + len(data) > offered.size:
         raise Invalid.at("offset", msg=_("the file has more bytes than announced"))
-    artifact = _row(job_id, offered)
-    if isinstance(artifact, ArtifactLeft):
-        return Taken(refused=artifact.value)
+    try:
+        artifact = _row(job_id, offered)
+    except _Full as full:
+        return Taken(refused=full.why.value)
     if artifact.stored_at is not None:
         return Taken(offered.size, done=True)
     end = storage().append(artifact.key, offset, data)
@@ -108,8 +119,8 @@ def _digest(artifact: Artifact) -> str:
     return digest.hexdigest()
 
 
-def _row(job_id: UUID, offered: Offered) -> Artifact | ArtifactLeft:
-    """The row of a file, a new one for content that is new; or why it is not kept."""
+def _row(job_id: UUID, offered: Offered) -> Artifact:
+    """The row of a file, a new one for content that is new. Raises _Full."""
     while True:
         found = Artifact.objects.filter(job=job_id, path=offered.path).first()
         if found is not None and (found.size, found.sha256) == (offered.size, offered.sha256):
@@ -117,7 +128,7 @@ def _row(job_id: UUID, offered: Offered) -> Artifact | ArtifactLeft:
         if found is not None:
             forget([found], None)
         if offered.size > limit_of(ArtifactLeft.FILE_LIMIT):
-            return ArtifactLeft.FILE_LIMIT
+            raise _Full(ArtifactLeft.FILE_LIMIT)
         ids = Job.objects.filter(pk=job_id).values_list("run", "run__project").first()
         if ids is None:
             raise NotFound(_("no such job"))
@@ -125,8 +136,6 @@ def _row(job_id: UUID, offered: Offered) -> Artifact | ArtifactLeft:
             return _reserve(job_id, *ids, offered)
         except IntegrityError:
             continue  # another request was faster
-        except _Full as full:
-            return full.why
 
 
 def _reserve(job_id: UUID, run_id: int, project_id: int, offered: Offered) -> Artifact:
@@ -150,15 +159,11 @@ def _reserve(job_id: UUID, run_id: int, project_id: int, offered: Offered) -> Ar
 
 
 def content_type(path: str) -> str:
-    """As guessed from a name."""
     return (mimetypes.guess_type(path, strict=True)[0] or BINARY)[:100]
 
 
 def forget(found: Sequence[Artifact], now: dt.datetime | None) -> int:
-    """Remove files, and then their rows; returns how many. `now`: they go because they are old, which their runs keep.
-
-    What was interrupted is found again by its row.
-    """
+    """Remove files, then their rows; returns how many. `now`: since they are old, which runs keep. Repeatable."""
     for artifact in found:
         storage().remove(artifact.key)
     keys = [artifact.key for artifact in found]
@@ -230,3 +235,58 @@ def read(artifact: Artifact, start: int = 0, stop: int | None = None) -> Iterato
     except Missing:
         raise Gone(_("the bytes of %(path)s are not in the storage any more") % {"path": artifact.path}) from None
     return chain([first], rest)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a page shows of a file: an image, a table's rows, a text, or nothing of these. `cut`: there is more."""
+
+    image: str = ""
+    table: list[list[str]] | None = None
+    text: str | None = None
+    cut: bool = False
+
+
+def image_type(data: bytes) -> str:
+    """The type of a picture that browsers may show, by its first bytes; empty for anything else."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), "")
+
+
+def image_of(artifact: Artifact) -> str:
+    """The type of a picture that pages may show; empty for another file. Raises Gone."""
+    return image_type(head(artifact, 16)) if artifact.size <= IMAGE_MAX else ""
+
+
+def head(artifact: Artifact, size: int) -> bytes:
+    """Its first bytes. Raises Gone."""
+    return b"".join(read(artifact, 0, min(size, artifact.size)))
+
+
+def preview(artifact: Artifact) -> Preview:
+    """What a page shows of it. Raises Gone."""
+    data = head(artifact, TABLE_BYTES)
+    if kind := image_type(data):
+        return Preview(image=kind) if artifact.size <= IMAGE_MAX else Preview()
+    if b"\0" in data[:TEXT_BYTES]:
+        return Preview()
+    for ending, delimiter in TABLES.items():
+        if artifact.path.lower().endswith(ending) and (rows := _rows(data.decode(ENCODING, "replace"), delimiter)):
+            shown = [[_short(cell) for cell in row[:COLUMNS]] for row in rows[:ROWS]]
+            is_whole = len(data) == artifact.size and shown == rows
+            return Preview(table=shown, cut=not is_whole)
+    text = without_escapes(data[:TEXT_BYTES].decode(ENCODING, "replace"))
+    return Preview(text=text, cut=artifact.size > TEXT_BYTES)
+
+
+def _rows(text: str, delimiter: str) -> list[list[str]]:
+    """The first rows of a table, one more than are shown; none of what is no table."""
+    try:
+        return list(islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), ROWS + 1))
+    except csv.Error:
+        return []
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= CELL_CHARS else cell[:CELL_CHARS] + "…"

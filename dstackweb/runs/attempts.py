@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from django.db import transaction
@@ -18,7 +18,7 @@ from dstackweb.backends.hosts import inventory
 from dstackweb.lib.errors import Conflict
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
-from dstackweb.runs import log_limits, wakeups
+from dstackweb.runs import logs, wakeups
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.recurrence import next_after_end
@@ -57,10 +57,7 @@ RUNNER_GONE_S = 60.0
 
 
 def claim_job(job_id: UUID, nonce: str, where: str) -> Job:
-    """Give a job to the runner with this nonce, permanently. The same nonce may repeat the call.
-
-    Raises Conflict when another runner has it or it has ended, Job.DoesNotExist.
-    """
+    """Give a job to the runner with this nonce, for good. Repeatable. Raises Conflict, Job.DoesNotExist."""
     now = timezone.now()
     with transaction.atomic():
         job = lock_job(job_id, "run__project", "host")
@@ -87,17 +84,18 @@ def start_job(job_id: UUID, *, image_digest: str = "") -> None:
             settle_run(job.run)
 
 
-def report_end(
-    job_id: UUID,
-    reason: str,
-    *,
-    exit_code: int | None = None,
-    message: str = "",
-    detail: dict[str, Any] | None = None,
-    log_size: int | None = None,
-    log_missing: int = 0,
-    signalled: bool = False,
-) -> None:
+class JobEnd(TypedDict, total=False):
+    """How a job ended: `message` is text from a program or a cloud, `detail` a code of this server with its data
+    (`MessageCode`)."""
+
+    exit_code: int | None
+    message: str
+    detail: dict[str, Any] | None
+    log_size: int | None
+    log_missing: int
+
+
+def report_end(job_id: UUID, reason: str, *, signalled: bool = False, **end: Unpack[JobEnd]) -> None:
     """A runner's report that its job has ended. `signalled`: the runner itself got SIGTERM before.
 
     Where that may be the end of a cloud's machine, the job stays active until the cloud has said how its machine is
@@ -107,81 +105,64 @@ def report_end(
         job = lock_job(job_id)
         if job.status not in JOB_ACTIVE or job.reported_at is not None:
             return
-        log_size, log_missing = log_limits.at_end(job, log_size, log_missing)
         if not job.stop_reason and reason == Reason.CONTAINER_EXITED_WITH_ERROR:
-            killed = was_signalled(exit_code)
+            killed = was_signalled(end.get("exit_code"))
             if job.instance is not None and (killed or signalled):
                 if job.instance.interrupted_at is None:
-                    end = {"exit_code": exit_code, "log_size": log_size, "log_missing": log_missing}
-                    _ask_for_machine(job, end | {"message": message})
+                    _ask_for_machine(job, end)
                     return
                 reason = Reason.INTERRUPTED
             elif job.host_id is not None and killed and signalled:
                 reason = Reason.INSTANCE_UNREACHABLE
-                detail = {"code": MessageCode.MACHINE_SHUT_DOWN, "exit_code": exit_code}
-        _end(job, reason, exit_code, message, detail, log_size, log_missing)
+                end["detail"] = {"code": MessageCode.MACHINE_SHUT_DOWN, "exit_code": end.get("exit_code")}
+        _end(job, reason, end)
 
 
-def _ask_for_machine(job: Job, end: dict[str, Any]) -> None:
+def _ask_for_machine(job: Job, end: JobEnd) -> None:
     now = timezone.now()
-    detail = {"code": MessageCode.MACHINE_ASKED, "exit_code": end["exit_code"]}
-    event = RunEventKind.MACHINE_ASKED
-    move_job(job, JobStatus.TERMINATING, now=now, event=event, reported_at=now, **end | {"detail": detail})
+    values = _values(job, end) | {"detail": {"code": MessageCode.MACHINE_ASKED, "exit_code": end.get("exit_code")}}
+    move_job(job, JobStatus.TERMINATING, now=now, event=RunEventKind.MACHINE_ASKED, reported_at=now, **values)
     wakeups.request_job_checks([job])
 
 
-def end_job(
-    job_id: UUID,
-    reason: str,
-    *,
-    exit_code: int | None = None,
-    message: str = "",
-    detail: dict[str, Any] | None = None,
-    log_size: int | None = None,
-    log_missing: int = 0,
-) -> bool:
-    """End a job whose processes are gone: free what it held, and settle the run.
-
-    `message` is text from a program or a cloud, `detail` a code of this server with its data (`MessageCode`).
-    Returns False when it had ended before. A job that was stopped ends for that reason.
-    """
+def end_job(job_id: UUID, reason: str, **end: Unpack[JobEnd]) -> bool:
+    """End a job whose processes are gone, for the reason it was stopped for if it was. False if it had ended before."""
     with shared_rows_last():
         job = lock_job(job_id)
         if job.status not in JOB_ACTIVE:
             return False
         if job.reported_at is not None:
-            exit_code, log_size, log_missing = job.exit_code, job.log_size, job.log_missing
-        _end(job, reason, exit_code, message, detail, log_size, log_missing)
+            end |= JobEnd(exit_code=job.exit_code, log_size=job.log_size, log_missing=job.log_missing)
+        _end(job, reason, end)
     return True
 
 
-def _end(
-    job: Job,
-    reason: str,
-    exit_code: int | None,
-    message: str,
-    detail: dict[str, Any] | None,
-    log_size: int | None,
-    log_missing: int,
-) -> None:
+def _end(job: Job, reason: str, end: JobEnd) -> None:
     if job.stop_reason and reason != Reason.DONE_BY_RUNNER:
         reason = job.stop_reason
     if job.run.is_hold and job.started_at is not None:
         reason = HOLD_END.get(reason, reason)
-    log_size, log_missing = log_limits.at_end(job, log_size, log_missing)
-    move_job(
-        job,
-        job_end_status(reason),
-        now=timezone.now(),
-        termination_reason=reason,
-        exit_code=exit_code,
-        **_end_message(job, reason, exit_code, message, detail),
-        log_size=log_size,
-        log_missing=log_missing,
-    )
+    values = _values(job, end)
+    if job.stop_reason and (job.message or job.detail):
+        values |= {"message": job.message, "detail": job.detail}  # those of the stop request
+    elif reason == Reason.CONTAINER_EXITED_WITH_ERROR and end.get("exit_code") and not end.get("message"):
+        values["detail"] = {"code": MessageCode.EXITED, "exit_code": end.get("exit_code")}
+    move_job(job, job_end_status(reason), now=timezone.now(), termination_reason=reason, **values)
     if job.host_id is None:
         wakeups.request_job_checks([job])
     settle_run(job.run)
+
+
+def _values(job: Job, end: JobEnd) -> dict[str, Any]:
+    """An end as columns."""
+    log_size, log_missing = logs.at_end(job, end.get("log_size"), end.get("log_missing", 0))
+    return {
+        "exit_code": end.get("exit_code"),
+        "message": end.get("message", ""),
+        "detail": end.get("detail") or {},
+        "log_size": log_size,
+        "log_missing": log_missing,
+    }
 
 
 def return_job(
@@ -209,17 +190,6 @@ def return_job(
         if failed_start and job.host_id is not None:
             inventory.count_failed_start(job.host_id, message, now)
     return True
-
-
-def _end_message(
-    job: Job, reason: str, exit_code: int | None, message: str, detail: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Message and detail of the end: those of the stop request, if it had any."""
-    if job.stop_reason and (job.message or job.detail):
-        return {"message": job.message, "detail": job.detail}
-    if reason == Reason.CONTAINER_EXITED_WITH_ERROR and exit_code and not message:
-        detail = {"code": MessageCode.EXITED, "exit_code": exit_code}
-    return {"message": message, "detail": detail or {}}
 
 
 def settle_run(run: Run) -> None:
@@ -259,23 +229,15 @@ def _follow(run: Run) -> None:
                 status_detail=end.detail,
                 exit_code=end.exit_code,
             )
-            if moved and (again := _next_occurrence(run, now)):
+            crons = (run.spec.get("schedule") or {}).get("cron", ())
+            # Never at the run's own time again, even if this machine's clock is behind.
+            if moved and (again := next_after_end(crons, run.stop_reason, max(now, run.queued_at))):
                 # `recurrence` creates the next occurrence from this, under its queue's lock.
                 Run.objects.filter(pk=run.pk).update(retry_at=again)
 
 
-def _next_occurrence(run: Run, now: dt.datetime) -> dt.datetime | None:
-    """When the next occurrence of a run that has just ended is due; None without a schedule."""
-    crons = (run.spec.get("schedule") or {}).get("cron", ())
-    # Never at the run's own time again, even if this machine's clock is behind.
-    return next_after_end(crons, run.stop_reason, max(now, run.queued_at))
-
-
 def _retry(run: Run, again: RetryRun, now: dt.datetime, waits: int | None = None) -> None:
-    """Return the run to waiting, with its seniority, for the next attempt after a jittered delay.
-
-    The delay grows with `waits`, by default with the number of attempts.
-    """
+    """Let the run wait, with its seniority, for its next attempt: a jittered time that grows with `waits`."""
     because = again.because
     delay = full_jitter(run.attempt if waits is None else waits, RETRY_BASE_S, RETRY_CAP_S, random.random)
     retry_at = now + dt.timedelta(seconds=delay)
@@ -299,10 +261,7 @@ def _retry(run: Run, again: RetryRun, now: dt.datetime, waits: int | None = None
 
 
 def _return(run: Run, because: JobView, now: dt.datetime) -> None:
-    """Return a run that no runner claimed, or that was displaced, to its place in the queue.
-
-    One that no runner claims again and again waits a moment first, so that it can't keep the scheduler busy.
-    """
+    """Return a run to its place in the queue; one that no runner claims again and again waits a moment first."""
     displaced = because.reason == Reason.PREEMPTED
     if not displaced:
         unclaimed = Job.objects.filter(run=run, termination_reason=Reason.NOT_CLAIMED)

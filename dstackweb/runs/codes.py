@@ -1,7 +1,6 @@
-"""The codes of what happens to runs and of why they wait, with the data that goes with them.
+"""The codes of what happens to runs and of why they wait, with their data.
 
-Codes and data are stored and served; `dstackweb.wording` turns them into sentences. The type checker, or the import of
-a table of words, fails there for a member without words.
+`wording` makes sentences of them: its types, or the import of a table there, fail for a member without words.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dstackweb.lib.errors import NotFound
 from dstackweb.runs import selectors
 from dstackweb.runs.models import Run
 from dstackweb.runs.run_places import placement_summary
-from dstackweb.runs.spend import costs_by_run
+from dstackweb.runs.usage import costs_by_run
 from dstackweb.spec.effective import EffectiveSpec, flat, value_text
 
 CHANGEABLE = ("priority", "queue", "max_duration_s")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from django.utils.translation import gettext as _
 
@@ -13,11 +12,9 @@ from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Forbidden, Invalid, NotFound, Stale
 from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.models import Move, Run
+from dstackweb.runs.models import Move, Run, Sweep
 from dstackweb.runs.queue import ordering
-
-if TYPE_CHECKING:
-    from dstackweb.runs.row_fields import QueuePageRow
+from dstackweb.runs.row_fields import QueuePageRow
 
 MOVES_SEARCHED = 20
 """So many of a queue's latest moves are searched for the one that moved a run along."""
@@ -35,10 +32,7 @@ def matches(if_match: str | None, run: Run) -> bool:
 
 
 def check_seen(runs: Sequence[Run], now: Mapping[int, Run], if_match: Mapping[int, str] | None) -> list[Run]:
-    """The runs as they are `now`, in the given order; `if_match` has the etags of runs as they were seen, by id.
-
-    Raises NotFound, and Stale for one that has changed since it was seen.
-    """
+    """The runs as they are `now`. Raises NotFound, and Stale for one that changed since `if_match` (etags by id)."""
     for run in runs:
         if run.pk not in now:
             raise NotFound(_("run %(run)s no longer exists. Nothing was changed.") % {"run": run.name})
@@ -73,14 +67,15 @@ def _last_editor(run: Run) -> str:
     return event.actor.get_username() if event and event.actor else "someone"
 
 
-def may_change(run: Run, user: User, role: str) -> None:
-    """Members change their own runs, managers any. Raises Forbidden."""
-    if access.may_change(role, run.user_id, user):
+def may_change(one: Run | Sweep, user: User, role: str) -> None:
+    """Members change their own runs and sweeps, managers any. Raises Forbidden."""
+    if access.may_change(role, one.user_id, user):
         return
-    raise Forbidden(
-        _("run %(run)s belongs to %(user)s: they or a manager can change it")
-        % {"run": run.name, "user": run.user.get_username()}
-    )
+    if isinstance(one, Run):
+        text = _("run %(run)s belongs to %(user)s: they or a manager can change it")
+    else:
+        text = _("sweep %(sweep)s belongs to %(user)s: they or a manager can change it")
+    raise Forbidden(text % {"run": one.name, "sweep": one.name, "user": one.user.get_username()})
 
 
 def check_priority(project: Project, role: str, priority: int, line: int | None = None) -> None:

@@ -1,16 +1,24 @@
-"""How people and programs reach a run through the gateway: dev environments, holds and services."""
+"""How people and programs reach a run through the gateway, who may, and the tickets and cookies of its pages.
+
+These are an origin of their own, with a cookie of their own, which the gateway gives once for the dashboard's ticket.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+import secrets
+import time
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from django.conf import settings
+from django.core import signing
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from dstackweb.accounts.access import allows, may_change, role_in
+from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict
 from dstackweb.runs.models import Run, RunActivity
 from dstackweb.runs.service_health import HealthReport, health_of
@@ -20,6 +28,9 @@ from dstackweb.spec.effective import EffectiveSpec
 
 CONNECTED_S = 40.0
 """The gateway notes connected runs every 10 s."""
+TICKET_S, COOKIE_S = 30, 12 * 3600
+TICKET_SALT, COOKIE_SALT = "dstackweb.gateway.ticket", "dstackweb.gateway.cookie"
+ENTER = "/.dstackweb/enter"
 
 
 def gateway() -> dict[str, Any] | None:
@@ -30,7 +41,6 @@ def gateway() -> dict[str, Any] | None:
 
 
 def is_there() -> bool:
-    """Whether this deployment has a gateway."""
     return bool(settings.DSTACKWEB_GATEWAY_URL or settings.DSTACKWEB_GATEWAY_PORT)
 
 
@@ -62,7 +72,6 @@ class Connection(LastUse):
 
 
 def use_of(run: Run) -> LastUse:
-    """The use of a run's newest attempt."""
     activity = RunActivity.objects.filter(run=run, attempt=run.attempt).first()
     limit: int | None = run.spec.get("inactivity_duration_s")
     seen = activity.connected_at if activity else None
@@ -123,13 +132,100 @@ def ssh_user(run: Run) -> str:
 
 def ssh_host() -> str:
     """The name by which people reach the gateway."""
-    for url in (settings.DSTACKWEB_GATEWAY_URL, settings.DSTACKWEB_PUBLIC_URL):
-        if not settings.DSTACKWEB_SSH_HOST and (host := urlsplit(url).hostname):
-            return host
-    return settings.DSTACKWEB_SSH_HOST or urlsplit(settings.DSTACKWEB_API_URL).hostname or "localhost"
+    urls = (settings.DSTACKWEB_GATEWAY_URL, settings.DSTACKWEB_PUBLIC_URL, settings.DSTACKWEB_API_URL)
+    hosts = (urlsplit(url).hostname for url in urls)
+    return settings.DSTACKWEB_SSH_HOST or next(filter(None, hosts), "localhost")
 
 
 def origin_of(run: Run) -> str:
     """The origin of a run's pages, which no other run and not the dashboard has."""
     parts = urlsplit(settings.DSTACKWEB_GATEWAY_URL or f"http://localhost:{settings.DSTACKWEB_GATEWAY_PORT}")
     return f"{parts.scheme}://{run.uid}.{parts.netloc}"
+
+
+def may_act_in(user: User, run: Run) -> bool:
+    """Entering a run means to act as its owner, with its secrets: only the owner and the project's managers may."""
+    role = role_in(run.project, user)
+    return role is not None and may_change(role, run.user_id, user)
+
+
+def may_open(user: User, run: Run) -> bool:
+    """Whether the user may open what the run serves: a service is for all members, other pages for those who enter."""
+    if run.spec.get("type") != RunType.SERVICE:
+        return may_act_in(user, run)
+    role = role_in(run.project, user)
+    return role is not None and allows(role, "member")
+
+
+def may_enter(user_id: int, run_id: int) -> bool:
+    user = User.objects.filter(pk=user_id, is_active=True).first()
+    run = Run.objects.select_related("project").filter(pk=run_id, status__in=ACTIVE).first()
+    return user is not None and run is not None and may_act_in(user, run)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A person at a run's pages. `proof` changes with their password."""
+
+    user_id: int
+    run_id: int
+    proof: str
+
+
+def proof_of(user: User) -> str:
+    return user.get_session_auth_hash()[:32]
+
+
+def ticket(user: User, run: Run) -> str:
+    """A ticket for the run's pages, for one use within TICKET_S."""
+    visit = Visit(user.pk, run.pk, proof_of(user))
+    return signing.dumps({**asdict(visit), "nonce": secrets.token_urlsafe(12), "at": time.time()}, salt=TICKET_SALT)
+
+
+def cookie(visit: Visit) -> str:
+    return signing.dumps(asdict(visit), salt=COOKIE_SALT)
+
+
+def read_cookie(value: str) -> Visit | None:
+    try:
+        return Visit(**signing.loads(value, salt=COOKIE_SALT, max_age=COOKIE_S))
+    except (signing.BadSignature, TypeError):
+        return None
+
+
+def visitor(visit: Visit) -> User | None:
+    """The person, if their account is active and their password is the one of then."""
+    user = User.objects.filter(pk=visit.user_id, is_active=True).first()
+    return user if user is not None and secrets.compare_digest(proof_of(user), visit.proof) else None
+
+
+class Tickets:
+    """The tickets that were taken. Those from before this process may have been taken by another one."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+        self._taken: dict[str, float] = {}
+
+    def take(self, text: str) -> Visit | None:
+        """The visit that a ticket is for, the first time."""
+        now = time.time()
+        self._taken = {nonce: at for nonce, at in self._taken.items() if now - at <= 2 * TICKET_S}
+        try:
+            found = signing.loads(text, salt=TICKET_SALT, max_age=TICKET_S)
+            nonce, issued_at = str(found.pop("nonce")), float(found.pop("at"))
+            visit = Visit(**found)
+        except (signing.BadSignature, TypeError, KeyError):
+            return None
+        if nonce in self._taken or issued_at < self._began:
+            return None
+        self._taken[nonce] = now
+        return visit
+
+
+def cookie_name() -> str:
+    """With https a name that no page of another host can set a cookie of."""
+    return "__Host-dstackweb-gateway" if is_secure() else "dstackweb-gateway"
+
+
+def is_secure() -> bool:
+    return str(settings.DSTACKWEB_GATEWAY_URL).startswith("https://")

@@ -1,14 +1,11 @@
-"""Runs that wait for the end of others, or of sweeps (`after` in the run file), before they enter their queue.
-
-Such a run is pending, without a position. Its waiting in the queue counts from its entry, as a scheduled run's does.
-Sweeps that wait are in `sweeps.pending`.
+"""Runs that wait for the end of others, or of sweeps (`after`): they are pending, without a position, until they enter
+their queue. Sweeps that wait are in `sweeps.creation`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -19,15 +16,16 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
-from dstackweb.lib.sql import for_each, parsed_uid
+from dstackweb.lib.sql import for_each
 from dstackweb.runs import selectors, wakeups
 from dstackweb.runs.codes import DependencyOutcome, MessageCode, RunEventKind
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.models import Dependency, Queue, Run, Sweep
-from dstackweb.runs.queue import member_shares, ordering
+from dstackweb.runs.queue import member_shares
 from dstackweb.runs.queue.queues import take_seniority
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import ENDED, Reason, RunStatus
+from dstackweb.runs.sweeps.selectors import find_sweep
 from dstackweb.runs.transitions import lock_run, move_run
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.spec.effective import EffectiveSpec
@@ -47,14 +45,6 @@ class Consequence(Enum):
     """It stays as it is until someone releases or stops it."""
 
 
-@dataclass(frozen=True)
-class DependencyView:
-    """What `decide` reads of a dependency."""
-
-    otherwise: Otherwise
-    outcome: DependencyOutcome
-
-
 def outcome(on: On, status: str | None) -> DependencyOutcome:
     """What becomes of a wait for the end of a run or sweep with this status; None: it was removed."""
     if status is not None and status not in ENDED:
@@ -64,9 +54,8 @@ def outcome(on: On, status: str | None) -> DependencyOutcome:
     return DependencyOutcome.MET if is_met else DependencyOutcome.UNMET
 
 
-def decide(waits: Iterable[DependencyView]) -> Consequence:
-    """What follows from all waits of a run: one that can't be met any more decides before the others have ended."""
-    found = list(waits)
+def decide(found: Sequence[Dependency]) -> Consequence:
+    """What follows from all waits of a run (pure): one that can't be met any more decides before the rest has ended."""
     unmet = [one for one in found if one.outcome == DependencyOutcome.UNMET]
     if any(one.otherwise == Otherwise.CANCEL for one in unmet):
         return Consequence.CANCEL
@@ -76,43 +65,31 @@ def decide(waits: Iterable[DependencyView]) -> Consequence:
 
 
 def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Collection[str] = ()) -> list[Dependency]:
-    """The waits of a run that is being submitted, not stored. Raises Invalid for one that can't be met.
-
-    A name of `beside`, the runs of the same file, has no predecessor yet.
-    """
+    """The waits of a run, not stored. Raises Invalid. A name of `beside`, of the same file, has no predecessor yet."""
     if spec.after and spec.schedule:
         msg = _("a run has either a `schedule` or an `after`: both say when it enters its queue")
         raise Invalid.at("after", msg=msg, line=run_file.line("after"))
     found: dict[Run | Sweep | str, Dependency] = {}
     for number, wanted in enumerate(spec.after):
         line = run_file.line(f"after.{number}") or run_file.line("after")
-        if wanted.run in beside:
-            if wanted.run in found:
-                raise Invalid.at("after", number, msg=_("%(run)s is listed twice") % {"run": wanted.run}, line=line)
-            waiting = DependencyOutcome.WAITING
-            found[wanted.run] = Dependency(
-                name=wanted.run, on=wanted.on, otherwise=wanted.otherwise, outcome=waiting.value
-            )
-            continue
-        try:
-            predecessor = _predecessor(project, wanted.run)
-        except NotFound as error:
-            raise Invalid.at("after", number, "run", msg=str(error), line=line) from None
-        became = outcome(wanted.on, predecessor.status)
-        if became == DependencyOutcome.UNMET:
-            msg = _("%(predecessor)s is %(status)s, so this run would never start") % {
-                "predecessor": predecessor.name,
-                "status": predecessor.status,
-            }
-            raise Invalid.at("after", number, msg=msg, line=line)
-        if predecessor in found:
-            raise Invalid.at(
-                "after", number, msg=_("%(predecessor)s is listed twice") % {"predecessor": predecessor.name}, line=line
-            )
-        found[predecessor] = Dependency(
-            predecessor=predecessor if isinstance(predecessor, Run) else None,
-            sweep=predecessor if isinstance(predecessor, Sweep) else None,
-            name=predecessor.name,
+        before: Run | Sweep | str = wanted.run
+        name, became = wanted.run, DependencyOutcome.WAITING
+        if wanted.run not in beside:
+            try:
+                before = _predecessor(project, wanted.run)
+            except NotFound as error:
+                raise Invalid.at("after", number, "run", msg=str(error), line=line) from None
+            name, became = before.name, outcome(wanted.on, before.status)
+            if became == DependencyOutcome.UNMET:
+                msg = _("%(predecessor)s is %(status)s, so this run would never start")
+                values = {"predecessor": name, "status": before.status}
+                raise Invalid.at("after", number, msg=msg % values, line=line)
+        if before in found:
+            raise Invalid.at("after", number, msg=_("%(run)s is listed twice") % {"run": name}, line=line)
+        found[before] = Dependency(
+            predecessor=before if isinstance(before, Run) else None,
+            sweep=before if isinstance(before, Sweep) else None,
+            name=name,
             on=wanted.on,
             otherwise=wanted.otherwise,
             outcome=became.value,
@@ -122,21 +99,20 @@ def find(project: Project, spec: EffectiveSpec, run_file: RunFile, beside: Colle
 
 def _predecessor(project: Project, name: str) -> Run | Sweep:
     """The run or sweep with this uid, or the newest of this name. Raises NotFound."""
-    sweeps = Sweep.objects.select_related("count").filter(project=project)
-    uid = parsed_uid(name)
-    sweep = (sweeps.filter(uid=uid) if uid else sweeps.filter(name=name).order_by("-id")).first()
+    try:
+        sweep = find_sweep(project, name)
+    except NotFound:
+        return selectors.find_run(project, name)
     try:
         run = selectors.find_run(project, name)
     except NotFound:
-        if sweep is None:
-            raise
         return sweep
-    return run if sweep is None or run.submitted_at > sweep.submitted_at else sweep
+    return run if run.submitted_at > sweep.submitted_at else sweep
 
 
 def waits(dependencies: Sequence[Dependency]) -> bool:
     """Whether a run with these is not to enter its queue yet."""
-    return decide(map(_view, dependencies)) != Consequence.ENTER
+    return decide(dependencies) != Consequence.ENTER
 
 
 def detail(dependencies: Sequence[Dependency]) -> dict[str, Any]:
@@ -174,7 +150,7 @@ def take_stock(follower: Run | Sweep) -> tuple[list[Dependency], Consequence]:
         if one.outcome == DependencyOutcome.WAITING:
             one.outcome = outcome(On(one.on), one.of.status if one.of else None)
     Dependency.objects.bulk_update(found, ["outcome"])
-    return found, decide(map(_view, found))
+    return found, decide(found)
 
 
 def stop_waiting(follower: Run | Sweep) -> None:
@@ -211,10 +187,7 @@ def _settle(run_id: int, now: dt.datetime) -> None:
 
 
 def release(run: Run, user: User, role: str) -> Run:
-    """Let a run enter its queue without waiting for others any longer.
-
-    Raises Conflict unless it waits for others, Forbidden for another member's run.
-    """
+    """Let a run enter its queue without waiting for others any longer. Raises Conflict if it doesn't, Forbidden."""
     may_change(run, user, role)
     with shared_rows_last():
         queue, fresh = _locked(run.pk)
@@ -240,7 +213,8 @@ def _enter(
     actor: User | None = None,
     data: dict[str, Any] | None = None,
 ) -> None:
-    seniority, share = queue.last_seniority_us, member_shares.enter(queue, run)
+    run.seniority_us = queue.last_seniority_us
+    member_shares.enter(queue, run)
     move_run(
         run,
         RunStatus.SUBMITTED,
@@ -248,14 +222,10 @@ def _enter(
         actor=actor,
         event=event,
         data=data,
-        seniority_us=seniority,
-        penalty_s=share.seconds,
-        penalty_basis=share.basis,
-        rank=ordering.rank(seniority, run.priority, queue.step_us, share.seconds),
+        seniority_us=run.seniority_us,
+        penalty_s=run.penalty_s,
+        penalty_basis=run.penalty_basis,
+        rank=run.rank,
         status_detail={},
     )
     wakeups.request_pass()
-
-
-def _view(one: Dependency) -> DependencyView:
-    return DependencyView(Otherwise(one.otherwise), DependencyOutcome(one.outcome))

@@ -66,10 +66,7 @@ def note_exited(job: UUID) -> None:
 
 
 def reach_barrier(pk: UUID, job: HeardJob) -> bool:
-    """Note that only the attempt's other nodes are missing; whether none is.
-
-    While one of them pulls its image, the time to start does not pass for this one either.
-    """
+    """Whether all other nodes are ready. While one pulls its image, this one's time to start does not pass either."""
     if not job.is_ready:
         Job.objects.filter(pk=pk).update(is_ready=True)
     nodes = Job.objects.filter(run=job.run_id, attempt=job.attempt, status__in=JOB_ACTIVE, is_ready=False)

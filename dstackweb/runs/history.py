@@ -1,8 +1,6 @@
-"""The history of queues: how long runs waited and how many were waiting, per queue, priority band and hour, and for the
-last hour in spans of five minutes.
+"""How long runs waited and how many were waiting, per queue, priority band and hour, and of late per five minutes.
 
-Rows are counted up as things happen and never computed from runs, so that a page about a month costs the same however
-many runs there were.
+Counted up as things happen, so that a page about a month costs the same however many runs there were.
 """
 
 from __future__ import annotations
@@ -66,10 +64,7 @@ KEPT_DAYS: int = settings.DSTACKWEB_HISTORY_DAYS
 
 
 def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
-    """Count runs that leave their queue to start at `now`, with the time they waited in it.
-
-    Call inside the transaction that moves them, behind the queue counters.
-    """
+    """Count the waits of runs that start. Call in the transaction that moves them, behind the queue counters."""
     waits: dict[tuple[int, int], list[int]] = defaultdict(list)
     for run in runs:
         waited = int((now - run.queued_at).total_seconds())
@@ -91,10 +86,7 @@ Placed = tuple[int, int, dt.datetime]
 
 
 def count_removed(placed: Iterable[Placed]) -> None:
-    """Count placements of removed runs, whose events a recount can't count any more.
-
-    Call inside the transaction that removes them, behind the queue counters.
-    """
+    """Count placements of removed runs, whose events go. Call where they are removed, behind the queue counters."""
     numbers = Counter((queue, band_of(priority), hour_of(at)) for queue, priority, at in placed)
     oldest = hour_of(timezone.now()) - dt.timedelta(days=KEPT_DAYS)
     for (queue, band, hour), number in sorted(numbers.items()):
@@ -106,10 +98,7 @@ def count_removed(placed: Iterable[Placed]) -> None:
 
 
 def sample_lengths(now: dt.datetime) -> None:
-    """Store how many runs wait in each queue and band. 0 is stored too, since null means not sampled.
-
-    One index scan per queue with waiting runs, and five more statements however many queues there are.
-    """
+    """Store how many runs wait in each queue and band; also 0, since null means not sampled."""
     queues = list(Queue.objects.order_by("pk").values_list("pk", "count__submitted"))
     lengths: dict[tuple[int, int], int] = defaultdict(int)
     for queue in [queue for queue, submitted in queues if submitted]:
@@ -130,15 +119,11 @@ def sample_lengths(now: dt.datetime) -> None:
 
 
 def old_hours(now: dt.datetime) -> QuerySet[QueueHour]:
-    """The hours to prune."""
     return QueueHour.objects.filter(hour__lt=hour_of(now) - dt.timedelta(days=KEPT_DAYS))
 
 
 def span_starts(days: int, now: dt.datetime, zone: dt.tzinfo, *, hourly: bool) -> list[dt.datetime]:
-    """The beginnings (UTC) of the spans in which the last `days` days of `zone` are shown; the last one holds `now`.
-
-    Hours, or days: some days have 23 or 25 hours.
-    """
+    """The beginnings (UTC) of the hours or days that show the last `days` days of `zone`; the last one holds `now`."""
     today = now.astimezone(zone).date()
     dates = [today - dt.timedelta(days=back) for back in reversed(range(days))]
     if not hourly:
@@ -256,11 +241,15 @@ def first_span(rows: QuerySet[Any], since: dt.datetime) -> dt.datetime | None:
 
 def waiting_by_hour(since: dt.datetime) -> list[int | None]:
     """Runs of the deployment that waited at the end of each hour from `since` on; None where none was sampled."""
-    begin = hour_of(since)
-    rows = QueueHour.objects.filter(hour__gte=begin, length__isnull=False).values_list("hour").order_by()
-    lengths = dict(rows.annotate(n=Sum("length")))
-    hours = int((hour_of(timezone.now()) - begin) / HOUR) + 1
-    return [lengths.get(begin + back * HOUR) for back in range(hours)]
+    return list(lengths(QueueHour.objects.all(), since, timezone.now()).values())
+
+
+def lengths(rows: QuerySet[QueueHour], first: dt.datetime, last: dt.datetime) -> dict[dt.datetime, int | None]:
+    """Runs that waited at the end of each hour from that around `first` to that around `last`; None where unknown."""
+    begin, end = hour_of(first), hour_of(last)
+    sampled = rows.filter(hour__gte=begin, hour__lte=end, length__isnull=False)
+    found = dict(sampled.order_by().values_list("hour").annotate(n=Sum("length")))
+    return {at: found.get(at) for at in (begin + back * HOUR for back in range((end - begin) // HOUR + 1))}
 
 
 def series(queue: Queue, view: HistoryRange) -> History:

@@ -1,7 +1,4 @@
-"""Holds: resources for a person to work on, for a limited time.
-
-A hold is a run whose commands print how to connect, and wait. Its time is its `max_duration`, which can be extended.
-"""
+"""Holds, resources for a person to work on for a limited time: runs whose commands print how to connect, and wait."""
 
 from __future__ import annotations
 
@@ -71,10 +68,7 @@ def run_config(wanted: HoldRequest, seconds: int) -> dict[str, Any]:
 
 
 def hold_script(seconds: int) -> str:
-    """The commands of a hold, for POSIX shells: print how to connect, and wait for TERM.
-
-    One sleep, not a loop: a shell that starts another one after TERM would leave it behind.
-    """
+    """The commands of a hold, for POSIX shells. One sleep: the shell of a loop would leave one behind after TERM."""
     return f"""\
 trap 'exit 0' TERM
 echo "host   $DSTACK_HOST_NAME${{DSTACK_HOST_ADDRESS:+ ($DSTACK_HOST_ADDRESS)}}"
@@ -121,8 +115,6 @@ def access_to(run: Run, jobs: Sequence[Job]) -> Access | None:
 
 
 class HoldInfo(NamedTuple):
-    """Who has a hold, and until when."""
-
     user: str
     until: dt.datetime | None
 

@@ -1,7 +1,4 @@
-"""Ends dev environments that are unused: a notice first, then a stop.
-
-The gateway counts: it sees what people send, and knows when it could not have seen it.
-"""
+"""Ends unused dev environments, with a notice first. The gateway counts: it knows when it could see their use."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ NOTICE_LEAST_S, NOTICE_MOST_S = 120.0, 600.0
 
 
 class Due(Enum):
-    """What is due for a run."""
-
     NOTHING = "nothing"
     NOTICE = "notice"
     STOP = "stop"

@@ -22,14 +22,17 @@ from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope
 from dstackweb.progress.states import NoReports
+from dstackweb.runner.exec_target import IDE_SOCKET
 from dstackweb.runner.limits import ArtifactLeft
 from dstackweb.runner.masking import Masker
-from dstackweb.runs import artifacts, connections, dev_environments
+from dstackweb.runs import artifacts, connections
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, PLACED, Reason
 from dstackweb.runs.transitions import lock_run
+from dstackweb.spec.codes import Ide
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.spec.env import fill_secrets, secret_names
+from dstackweb.spec.units import MAX_DURATION_S
 
 MASKED_FROM = 4
 """Shorter values occur in any log by chance, and masking them would only show where."""
@@ -61,10 +64,7 @@ def _of_nodes(nodes: Sequence[Job]) -> dict[str, Any]:
 
 
 def _secrets(run: Run, spec: EffectiveSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """The secrets of the project that the run refers to, and the values that it took from its client's shell.
-
-    Raises Conflict for a secret that can't be read.
-    """
+    """The secrets of the project that the run names, and the values of its client's shell. Raises Conflict."""
     wanted = secret_names(spec.with_secrets())
     values = secret_values(run.project) if wanted else {}
     masked: dict[str, str] = json.loads(decrypt(run.env_secret)) if run.env_secret else {}
@@ -72,10 +72,7 @@ def _secrets(run: Run, spec: EffectiveSpec) -> tuple[dict[str, str], dict[str, s
 
 
 def _held(job: Job, now: Iterable[str]) -> set[str]:
-    """The values of secrets that the job's processes may have: those of now, stored, and of earlier runners.
-
-    A secret that is replaced or deleted while the job runs is masked still.
-    """
+    """Values of secrets that the job's processes may have, also of earlier runners: masked though replaced since."""
     before = _held_before(job.secrets_held)
     held = before.union(filter(None, now))
     if held != before:
@@ -93,10 +90,7 @@ def _to_mask(*values: str) -> list[str]:
 
 
 def masker(run: Run) -> Masker | None:
-    """Masks what the run's jobs know, in texts that they report by themselves; None if that can't be read.
-
-    Made anew after MASKER_S: a secret may have been replaced.
-    """
+    """Masks what the run's jobs know in texts that they report, as of the last MASKER_S; None if that can't be read."""
     now, key = time.monotonic(), (run.uid, run.attempt)
     until, found = _maskers.get(key, (0.0, None))
     if now >= until:
@@ -131,7 +125,7 @@ def runner_spec(job: Job) -> dict[str, Any]:
         "run_uid": str(run.uid),
         "attempt": job.attempt,
         "node": job.node,
-        "commands": dev_environments.commands(spec) if spec.is_dev_environment else spec.commands,
+        "commands": commands(spec) if spec.is_dev_environment else spec.commands,
         "shell": spec.shell or "/bin/sh",
         "working_dir": spec.working_dir,
         "env": fill_secrets(spec.env, secrets) | masked | _sweep(run) | _displaced(job),
@@ -191,7 +185,6 @@ def _displaced(job: Job) -> dict[str, str]:
 
 
 def _container(spec: EffectiveSpec, secrets: dict[str, str]) -> dict[str, Any]:
-    """What a run with an image needs beside it."""
     auth = spec.registry_auth
     return {
         "entrypoint": spec.entrypoint,
@@ -257,10 +250,7 @@ def read_id(token: str, salt: str) -> UUID | None:
 
 
 def scope_for(run: Run, attempt: int | None = None) -> int:
-    """The id of the scope that counts the tasks of the run's current attempt.
-
-    Raises Conflict, with its `reason` (NoReports), if `attempt` is another one, or the run is not placed.
-    """
+    """The id of the scope of the run's current attempt. Raises Conflict with its `reason` (NoReports) for another."""
     _refuse_unless_open(run, attempt)
     scopes = Scope.objects.filter(project=run.project_id, run_id=run.pk, attempt=run.attempt)
     if (found := scopes.values_list("pk", flat=True).first()) is not None:
@@ -273,22 +263,39 @@ def scope_for(run: Run, attempt: int | None = None) -> int:
 
 
 def _refuse_unless_open(run: Run, attempt: int | None) -> None:
-    reason = _closed(run, attempt)
-    if reason is None:
+    if run.status in ENDED:
+        reason = NoReports.RUN_OVER
+        detail = f"the run has ended ({run.status}); its tasks can't be reported any more"
+    elif attempt is not None and attempt < run.attempt:
+        reason = NoReports.ATTEMPT_OVER
+        detail = f"attempt {attempt} has ended; the run is at attempt {run.attempt}"
+    elif run.status not in PLACED or (attempt is not None and attempt > run.attempt):
+        reason = NoReports.NOT_YET
+        detail = f"attempt {attempt or run.attempt} has not started; report its tasks once it runs"
+    else:
         return
-    detail = {
-        NoReports.RUN_OVER: f"the run has ended ({run.status}); its tasks can't be reported any more",
-        NoReports.ATTEMPT_OVER: f"attempt {attempt} has ended; the run is at attempt {run.attempt}",
-        NoReports.NOT_YET: f"attempt {attempt or run.attempt} has not started; report its tasks once it runs",
-    }[reason]
     raise Conflict(detail, reason=reason, attempt=run.attempt, status=run.status)
 
 
-def _closed(run: Run, attempt: int | None) -> NoReports | None:
-    if run.status in ENDED:
-        return NoReports.RUN_OVER
-    if attempt is not None and attempt < run.attempt:
-        return NoReports.ATTEMPT_OVER
-    if run.status not in PLACED or (attempt is not None and attempt > run.attempt):
-        return NoReports.NOT_YET
-    return None
+WAIT = f"""\
+trap 'exit 0' TERM
+echo "Ready: dstackweb ssh $DSTACK_RUN_NAME"
+exec 2>/dev/null
+sleep {MAX_DURATION_S} & wait $! || :"""
+"""One sleep, not a loop: a shell that starts another one after TERM would leave it behind."""
+
+JUPYTER = f"""\
+if ! command -v jupyter-lab >/dev/null 2>&1; then
+  echo "JupyterLab is not installed here: add it to the image or the host's set-up, or install it in \\`init\\`" >&2
+  exit 127
+fi
+folder=$PWD
+cd "$DSTACK_RUN_DIR" && rm -f {IDE_SOCKET}
+exec jupyter-lab --no-browser --ServerApp.root_dir="$folder" --ServerApp.sock={IDE_SOCKET} \\
+  --ServerApp.sock_mode=0600 --IdentityProvider.token= --ServerApp.allow_remote_access=True --allow-root"""
+"""On a socket in the run's directory, which only the job's user can open; the gateway asks who connects."""
+
+
+def commands(spec: EffectiveSpec) -> list[str]:
+    """What a dev environment runs: its `init`, then what people work with."""
+    return [*(spec.init or ()), JUPYTER if spec.ide == Ide.JUPYTER else WAIT]

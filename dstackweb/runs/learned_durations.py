@@ -1,7 +1,5 @@
-"""How long runs last, learned from those that have ended: per prefix of their names and member.
-
-Counters in bins, shifted where a run ends or is removed, and never computed from runs. A run that was retried is left
-out: the time between its attempts is not its own.
+"""How long runs last, by prefix of their names and member: counters in bins, shifted where a run ends or is removed. A
+retried run is left out: the time between its attempts is not its own.
 """
 
 from __future__ import annotations
@@ -46,24 +44,13 @@ def key_of(run: Run, ended_at: dt.datetime | None) -> DurationKey | None:
     return DurationKey(run.project_id, prefix_and_group(run.name)[0], run.user_id, BINS.bin_of(seconds))
 
 
-class DurationDeltas:
-    """What a transaction changes of the counters, until `write` writes it."""
-
-    def __init__(self) -> None:
-        self._runs: Counter[DurationKey] = Counter()
-
-    def add(self, run: Run, ended_at: dt.datetime | None, runs: int = 1) -> None:
-        """Count a run that ends, or with -1 one that is removed."""
-        if (key := key_of(run, ended_at)) is not None:
-            self._runs[key] += runs
-
-    def write(self) -> None:
-        """In one order in all transactions, behind all other counters."""
-        for key, runs in sorted(self._runs.items()):
-            if runs > 0:
-                _add(key, runs)
-            elif runs < 0:
-                _subtract(key, -runs)
+def write(changed: Counter[DurationKey]) -> None:
+    """Shift the counters, in one order in all transactions, behind all others."""
+    for key, runs in sorted(changed.items()):
+        if runs > 0:
+            _add(key, runs)
+        elif runs < 0:
+            _subtract(key, -runs)
 
 
 def _add(key: DurationKey, runs: int) -> None:
@@ -107,7 +94,6 @@ class Learned:
 
 
 def load(project_ids: Collection[int], prefixes: Collection[str]) -> dict[tuple[int, str], Learned]:
-    """What is known of these prefixes, by project and prefix."""
     found: defaultdict[tuple[int, str], defaultdict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
     rows = LearnedDuration.objects.filter(project__in=project_ids, runs__gt=0).exclude(prefix="")
     wanted = set(prefixes)

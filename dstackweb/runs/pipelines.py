@@ -15,11 +15,11 @@ from dstackweb.lib.errors import Conflict, Invalid
 from dstackweb.runs import run_names, services
 from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.queue.queues import lock_queue
+from dstackweb.runs.run_names import run_name
 from dstackweb.runs.services import PreparedSubmission, Submission
 from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import ACTIVE
 from dstackweb.runs.sweeps import services as sweeps
-from dstackweb.runs.sweeps.validation import run_name
 from dstackweb.spec.array import Array
 from dstackweb.spec.run_file import Cycle, PipelineFile, in_order, parse_run_file, split
 
@@ -52,10 +52,7 @@ class Step:
 def submit(
     project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
 ) -> tuple[Run | Sweep | list[Run | Sweep], bool]:
-    """Submit what a file has: a run, a sweep, or several runs. Returns it, and whether this call created it.
-
-    Raises what `services.submit` raises; then nothing of the file was stored.
-    """
+    """Submit what a file has, all or nothing, as `services.submit`. Returns it, and whether this call created it."""
     parts = split(submission.config)
     if len(parts) == 1:
         one = replace(submission, config=parts[0].config)
@@ -100,7 +97,6 @@ def _store(step: Step, made: Mapping[str, Run | Sweep]) -> None:
 
 
 def _name_taken(project: Project, made: Mapping[str, Run | Sweep]) -> Conflict:
-    """The refusal of a file of which another run or sweep has a name."""
     named = [name for name, one in made.items() if isinstance(one, Sweep)]
     taken = Sweep.objects.filter(project=project, name__in=named, ended_at=None).values_list("name", flat=True)
     if sweep := next(iter(taken), None):

@@ -1,7 +1,4 @@
-"""A project's runs by the prefix of their names: the counters of its progress page, shifted where statuses are written.
-
-Each run is a task of its project's scope, in the group of its own name.
-"""
+"""A project's runs by the prefix of their names: the counters of its progress page, where each run is a task."""
 
 from __future__ import annotations
 
@@ -50,7 +47,6 @@ class PrefixDeltas:
         self._now_ms = 0
 
     def add_new(self, run: Run) -> None:
-        """A run that was just created."""
         self._add(run, _delta(None, RunStatus(run.status)), run.submitted_at)
 
     def add_move(self, run: Run, new: RunStatus, now: dt.datetime) -> None:
@@ -64,7 +60,6 @@ class PrefixDeltas:
         self._add(run, delta, now)
 
     def add_removed(self, run: Run, now: dt.datetime) -> None:
-        """An ended run that is being removed."""
         status = RunStatus(run.status)
         delta = Delta({STATE[status]: -1})
         seconds = took_s(run.started_at, run.ended_at) if status in TIMED else None

@@ -87,11 +87,7 @@ def _hosts() -> Iterator[Difference]:
 
 
 def _hours() -> Iterator[Difference]:
-    """Placements per hour, compared with their events.
-
-    By project: a run may have changed its queue or priority since, and takes its events with it. Those of removed runs
-    are counted apart.
-    """
+    """Placements per hour beside their events, by project: a run may have changed its queue or priority since."""
     since = hour_of(timezone.now()) - dt.timedelta(days=KEPT_DAYS - 1)
     hours = QueueHour.objects.filter(hour__gte=since)
     kept = {
@@ -149,10 +145,7 @@ def _durations() -> Iterator[Difference]:
 
 
 def _usage() -> Iterator[Difference]:
-    """Usage beside ended jobs and runs. By member: a retried run may have changed its queue since.
-
-    An instance's launch may become known after the end of its job, which then had cost nothing.
-    """
+    """Usage beside ended jobs and runs, by member. A job whose instance's launch was unknown at its end is free."""
     kept, real = usage.kept(), usage.of_ended()
     for key in sorted(kept.keys() | real.keys()):
         for name in (*usage.OF_JOBS, *usage.OUTCOMES):

@@ -1,7 +1,7 @@
 """Creates the next occurrence of a scheduled run: a new run of the same name, which waits for its time.
 
-The transaction that ends a run stores the next time in the ended run's `retry_at`. The occurrence is created from it,
-under the queue's lock because of its rank. The process that clears `retry_at` creates the occurrence.
+The transaction that ends a run stores that time in its `retry_at`; the process that clears it creates the occurrence,
+under the queue's lock because of its rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.sql import for_each
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.models import Run
-from dstackweb.runs.queue import member_shares, ordering
+from dstackweb.runs.queue import member_shares
 from dstackweb.runs.queue.queues import lock_queue
 from dstackweb.runs.run_names import is_taken
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
@@ -67,20 +67,15 @@ def _create(run: Run, now: dt.datetime) -> bool:
             if ended.retry_at is None or ended.status not in ENDED:
                 return True
             at = occurrence_time(ended.retry_at, ended.spec["schedule"]["cron"], now)
-            seniority, priority = seniority_us(at), int(ended.spec["priority"])
-            share = member_shares.enter(queue, ended, waits=False)
-            following = Run.objects.create(
+            following = Run(
                 project=ended.project,
                 queue=queue,
                 user=run.user,
                 name=ended.name,
                 status=RunStatus.PENDING,
                 retry_at=at,
-                priority=priority,
-                seniority_us=seniority,
-                penalty_s=share.seconds,
-                penalty_basis=share.basis,
-                rank=ordering.rank(seniority, priority, queue.step_us, share.seconds),
+                priority=int(ended.spec["priority"]),
+                seniority_us=seniority_us(at),
                 shape=ended.shape,
                 spec=ended.spec,
                 provenance=ended.provenance,
@@ -88,6 +83,8 @@ def _create(run: Run, now: dt.datetime) -> bool:
                 env_secret=ended.env_secret,
                 archive_id=ended.archive_id,
             )
+            member_shares.enter(queue, following, waits=False)
+            following.save(force_insert=True)
             Run.objects.filter(pk=ended.pk).update(retry_at=None)
             count_new(following)
             record(following, RunEventKind.SCHEDULED, {"previous": str(ended.uid), "at": at.isoformat()}, at=now)
@@ -123,18 +120,12 @@ def next_time(crons: Sequence[str], after: dt.datetime) -> dt.datetime:
 
 
 def next_after_end(crons: Sequence[str], stop_reason: str, now: dt.datetime) -> dt.datetime | None:
-    """When a scheduled run that ended at `now` is due again; None without a schedule.
-
-    Stopping the run ends its schedule. Times that passed while it ran are skipped.
-    """
+    """When a run that ended at `now` is due again; None without a schedule, or if people stopped it."""
     return next_time(crons, now) if crons and stop_reason not in BY_PEOPLE else None
 
 
 def occurrence_time(at: dt.datetime, crons: Sequence[str], now: dt.datetime) -> dt.datetime:
-    """The time of an occurrence due at `at` and created at `now`: a missed time is skipped.
-
-    Cron counts minutes: less than one minute late is not missed.
-    """
+    """`at`, or the next time if that was missed: by a minute, since cron counts minutes."""
     return at if now - at < dt.timedelta(minutes=1) else next_time(crons, now)
 
 

@@ -22,7 +22,7 @@ from dstackweb.lib import sql
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.lib.storage import storage
 from dstackweb.progress import finalize
-from dstackweb.runs import files, spend
+from dstackweb.runs import logs, usage
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.models import (
@@ -48,10 +48,7 @@ REMOVED_SEARCHED = dt.timedelta(days=1)
 
 
 def delete(run: Run, user: User, role: str) -> None:
-    """Delete an ended run for its owner or a manager; a schedule that it would continue ends with it.
-
-    Raises Forbidden, Conflict while it has not ended, NotFound when it is gone already.
-    """
+    """Delete an ended run, and the schedule that it would continue. Raises Forbidden, Conflict, NotFound."""
     may_change(run, user, role)
     with shared_rows_last():
         if is_deleted := bool(remove([run.pk], Q())):
@@ -69,10 +66,7 @@ def delete(run: Run, user: User, role: str) -> None:
 
 
 def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) -> int:
-    """Remove those of these runs that have ended and do not match `unless`, in one transaction; returns how many.
-
-    Their logs and artifacts are removed after the commit, or by `remove_logs` where that was interrupted.
-    """
+    """Remove the runs that have ended and don't match `unless`; returns how many. Their files go after the commit."""
     now = now or timezone.now()
     with shared_rows_last():
         mine = Run.objects.filter(pk__in=run_ids, status__in=ENDED, ended_at__isnull=False)
@@ -87,13 +81,13 @@ def remove(run_ids: Collection[int], unless: Q, now: dt.datetime | None = None) 
             run__in=keys, kind=RunEventKind.PROVISIONING, data__from=RunStatus.SUBMITTED.value
         )
         count_removed(runs, list(placements.values_list("run__queue", "run__priority", "at")), now)
-        spent = spend.of_jobs(Job.objects.filter(run__in=keys), now)  # instances have their own rows, which stay
+        spent = usage.of_jobs(Job.objects.filter(run__in=keys), now)  # instances have their own rows, which stay
         Run.objects.filter(pk__in=keys).delete()
         for sweep_id in sorted({run.sweep_id for run in runs if run.sweep_id is not None}):
             left = Exists(Run.objects.filter(sweep=OuterRef("pk")))
             Sweep.objects.filter(~Q(left), pk=sweep_id, ended_at__isnull=False).delete()
         finalize.expire(keys)
-        month = spend.month_of(now).date()
+        month = usage.month_of(now).date()
         for project_id, usd in sorted(spent.items()):
             sql.shift(RemovedSpend, {"project_id": project_id, "month": month}, {"usd": F("usd") + usd})
         ProjectLogs.uncount(freed)
@@ -112,7 +106,7 @@ def remove_logs(limit: int = 50) -> int:
 def _remove_logs(removed: Sequence[RemovedRun]) -> None:
     for row in removed:
         for job_id in row.logs:
-            files.remove_log(job_id)
+            logs.remove_log(job_id)
         for key in row.artifacts:
             storage().remove(key)
     RemovedRun.objects.filter(pk__in=[row.pk for row in removed]).update(logs=[], artifacts=[], has_logs=False)

@@ -1,7 +1,6 @@
 """One definition of a row for each list of runs, which pages, the API and the command line show; `rows` reads them.
 
-A field is an attribute of the run, unless COLUMNS names another or the reader computes it. What is
-`Hidden` is for pages alone: the API sends all other fields, in their order.
+A field is an attribute of the run, unless COLUMNS or the reader say otherwise; `Hidden` ones are for pages alone.
 """
 
 from __future__ import annotations

@@ -208,7 +208,6 @@ def starts_of(run: Run) -> tuple[Starts | None, dict[str, Any]]:
 
 
 def _estimate_of(run: Run | None) -> dict[str, Any]:
-    """The estimate of a run's start, as columns."""
     waits = run is not None and run.status == RunStatus.SUBMITTED
     columns = [column.partition(".")[2] for column in _START.values()]
     found = StartEstimate.objects.filter(run=run).values_list(*columns).first() if waits else None

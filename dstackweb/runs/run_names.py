@@ -36,6 +36,10 @@ def random_name(rnd: random.Random) -> str:
     return f"{rnd.choice(ADJECTIVES)}-{rnd.choice(NOUNS)}-{rnd.randint(1, 999)}"
 
 
+def run_name(sweep: str, index: int) -> str:
+    return f"{sweep}-{index}"
+
+
 def is_taken(project: Project, name: str) -> bool:
     """Whether an active run or sweep has this name."""
     is_run = Run.objects.filter(project=project, name=name, status__in=ACTIVE).exists()
@@ -48,7 +52,6 @@ def names_of_sweeps(project: Project, names: Collection[str]) -> set[str]:
 
 
 def name_taken(project: Project, name: str) -> Conflict:
-    """The refusal of a submission with a name that is taken."""
     if names_of_sweeps(project, [name]):
         msg = _(
             "a sweep named %(name)s has not ended. Nothing was submitted. Choose another name, or stop that sweep."

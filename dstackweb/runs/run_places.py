@@ -1,14 +1,18 @@
-"""Where runs are: the hosts and cloud instances of their jobs, as short as lists show them."""
+"""Where runs are: the hosts and cloud instances of their jobs, as lists show them, and those that are silent."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Collection, Iterable
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.db.models import F
 
-from dstackweb.runs.models import Job
-from dstackweb.runs.states import JobStatus
+from dstackweb.backends.hosts.inventory import is_online
+from dstackweb.runs.models import Job, Run
+from dstackweb.runs.states import JOB_ACTIVE, PLACED, JobStatus
 
 
 class PlacementSummary(NamedTuple):
@@ -45,7 +49,22 @@ def placement_summaries(ids: Collection[int]) -> dict[int, PlacementSummary]:
     if not ids:
         return {}
     jobs = Job.objects.filter(run__in=ids, attempt=F("run__attempt")).select_related("host", "backend")
-    by_run: dict[int, list[Job]] = {}
-    for job in jobs.order_by("run_id", "node"):
-        by_run.setdefault(job.run_id, []).append(job)
-    return {run: found for run, of_run in by_run.items() if (found := placement_summary(of_run))}
+    by_run = groupby(jobs.order_by("run_id", "node"), attrgetter("run_id"))
+    return {run_id: found for run_id, of_run in by_run if (found := placement_summary(of_run))}
+
+
+class SilentHost(NamedTuple):
+    """An offline host with an active job of the run, and when it was last heard."""
+
+    host: str
+    seen_at: dt.datetime | None
+
+
+def silent_hosts(run: Run, jobs: Iterable[Job] | None = None) -> list[SilentHost]:
+    """The silent hosts of a placed run, by name; `jobs` of it, with their hosts, if they are loaded already."""
+    if run.status not in PLACED:
+        return []
+    if jobs is None:
+        jobs = Job.objects.select_related("host").filter(run=run, status__in=JOB_ACTIVE, host__isnull=False)
+    hosts = {job.host.pk: job.host for job in jobs if job.status in JOB_ACTIVE and job.host is not None}
+    return sorted(SilentHost(host.name, host.seen_at) for host in hosts.values() if not is_online(host))

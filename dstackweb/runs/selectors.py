@@ -16,7 +16,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.lib import sql
 from dstackweb.lib.errors import Gone, NotFound
 from dstackweb.lib.storage import Missing
-from dstackweb.runs import files
+from dstackweb.runs import logs
 from dstackweb.runs.codes import WaitReason, permanence
 from dstackweb.runs.models import Dependency, Job, Queue, QueueCount, Run, RunEvent, Sweep
 from dstackweb.runs.states import JOB_ENDED, PLACED, RunStatus
@@ -30,8 +30,12 @@ def find_run(project: Project, name: str) -> Run:
     newest = Run.objects.filter(project=project, name=name).order_by("-id").values("pk")[:1]
     run = (runs.filter(uid=uid).first() if (uid := sql.parsed_uid(name)) else None) or runs.filter(pk=newest).first()
     if run is None:
-        raise NotFound(_("no run is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
+        raise _no_run(project, name)
     return run
+
+
+def _no_run(project: Project, name: str) -> NotFound:
+    return NotFound(_("no run is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name})
 
 
 def find_runs(project: Project, names: Sequence[str]) -> list[Run]:
@@ -45,9 +49,7 @@ def find_runs(project: Project, names: Sequence[str]) -> list[Run]:
     found |= {run.name: run for run in runs.filter(pk__in=newest)}
     for name in names:
         if name not in found:
-            raise NotFound(
-                _("no run is called %(name)s in %(project)s") % {"name": repr(name), "project": project.name}
-            )
+            raise _no_run(project, name)
     return [found[name] for name in names]
 
 
@@ -131,10 +133,7 @@ WaitingFor = tuple[str, dict[str, Any]]
 
 
 def blockers(queue: Queue, shapes: set[str]) -> dict[str, list[WaitingFor]]:
-    """All that holds up waiting runs of each of these shapes, the most permanent first; never empty.
-
-    From the queue's pause and the verdicts of the last pass. Lists, pages and the API show the first.
-    """
+    """What holds up waiting runs of each shape, the most permanent first: the pause and verdicts; never empty."""
     wanted = {"", *shapes}  # that of the shape "" is the whole queue's
     rows = sql.rows(_VERDICTS.format(shapes=sql.places(wanted)), [queue.pk, *wanted])
     verdicts = {shape: (reason, json.loads(data)) for shape, reason, data in rows}
@@ -211,7 +210,6 @@ def submitters(project: Project) -> list[str]:
 
 
 def listed(ids: Collection[int]) -> list[Run]:
-    """These runs, newest first, for a list."""
     runs = Run.objects.filter(pk__in=ids).order_by("-id")
     return list(without_texts(runs).select_related("user", "queue"))
 
@@ -276,15 +274,15 @@ def log_part(
     over = job.status in JOB_ENDED
     try:
         if tail is not None:
-            offset = files.tail_offset(job.pk, tail)
-        data = files.read_log(job.pk, offset, limit)
+            offset = logs.tail_offset(job.pk, tail)
+        data = logs.read_log(job.pk, offset, limit)
     except Missing as error:
         raise Gone(
             _("part of the log of %(run)s is lost (%(error)s is not there); its status is right")
             % {"run": run.name, "error": error}
         ) from error
     following = offset + len(data)
-    stored, acknowledged = files.log_size(job.pk), (job.log_size or 0) if over else 0
+    stored, acknowledged = logs.log_size(job.pk), (job.log_size or 0) if over else 0
     if not data and stored <= offset < acknowledged:
         raise Gone(
             _(
@@ -299,10 +297,7 @@ def log_part(
 
 
 def log_job(run: Run, *, node: int = 0, attempt: int | None = None) -> Job | None:
-    """The job with this log, of the newest attempt by default; None before the first placement.
-
-    Raises NotFound for a node or attempt that never was, and Gone for a log that was removed.
-    """
+    """The job with this log, by default of the newest attempt; None before the first one. Raises NotFound, Gone."""
     jobs = Job.objects.filter(run=run, node=node)
     job = jobs.filter(attempt=attempt).first() if attempt else jobs.order_by("-attempt").first()
     if job is None and (attempt is not None or node):
@@ -331,4 +326,4 @@ STAMPED_LOGS = 8
 def log_stamp(run: Run) -> str:
     """Changes with the logs of its newest attempt, and when their jobs end; of the first nodes where there are many."""
     jobs = Job.objects.filter(run=run, attempt=run.attempt).order_by("node")[:STAMPED_LOGS]
-    return ".".join(f"{files.log_size(job.pk)}{'e' if job.status in JOB_ENDED else ''}" for job in jobs)
+    return ".".join(f"{logs.log_size(job.pk)}{'e' if job.status in JOB_ENDED else ''}" for job in jobs)

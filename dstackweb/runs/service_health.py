@@ -71,10 +71,7 @@ def advanced(before: HealthReport | None, check: Check, unhealthy_after: int) ->
 def seen(
     stored: HealthReport | None, rules: HealthCheck, started_at: dt.datetime | None, now: dt.datetime
 ) -> HealthReport:
-    """The health to show: unknown where the last check is too old. Pure.
-
-    Before the first check it is starting, for a while after its start.
-    """
+    """The health to show: unknown where the last check is too old; starting before the first one, for a while. Pure."""
     if stored is None:
         began = started_at or now
         late = (now - began).total_seconds() > FIRST_S + rules.interval_s + rules.timeout_s
@@ -89,19 +86,14 @@ def rules_of(spec: Mapping[str, Any]) -> HealthCheck:
     return HealthCheck.model_validate(spec.get("health_check") or {})
 
 
-def is_service(run: Run) -> bool:
-    return bool(run.spec.get("type") == RunType.SERVICE)
-
-
 def health_of(run: Run) -> HealthReport | None:
     """The health of a running service; None for any other run."""
-    if not is_service(run) or run.status != RunStatus.RUNNING:
+    if run.spec.get("type") != RunType.SERVICE or run.status != RunStatus.RUNNING:
         return None
     return seen(stored_health(run.pk, run.attempt), rules_of(run.spec), run.started_at, timezone.now())
 
 
 def stored_health(run_id: int, attempt: int) -> HealthReport | None:
-    """What was found last of an attempt."""
     row = ServiceHealth.objects.filter(run=run_id, attempt=attempt).first()
     return None if row is None else _health(row)
 
@@ -156,10 +148,7 @@ def change(run_id: int, attempt: int, before: HealthReport | None, after: Health
         touch(run.queue_id)
 
 
-_EVENTS = {
-    ServiceState.HEALTHY: RunEventKind.SERVICE_HEALTHY,
-    ServiceState.UNHEALTHY: RunEventKind.SERVICE_UNHEALTHY,
-}
+_EVENTS = {ServiceState.HEALTHY: RunEventKind.SERVICE_HEALTHY, ServiceState.UNHEALTHY: RunEventKind.SERVICE_UNHEALTHY}
 _FIELDS = ["attempt", "state", "since", "checked_at", "failures", "error", "error_data"]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -21,32 +21,30 @@ from dstackweb.lib.models import Bucket, Busy
 from dstackweb.lib.secrets import encrypt
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.profiles.services import profile_for
-from dstackweb.runs import files, selectors, wakeups
+from dstackweb.runs import archives, dependencies, selectors, wakeups
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
 from dstackweb.runs.concurrency import check_priority, may_change
 from dstackweb.runs.concurrency import etag as etag
 from dstackweb.runs.connections import require_gateway
-from dstackweb.runs.dependencies import detail as dependencies_detail
-from dstackweb.runs.dependencies import find as find_dependencies
-from dstackweb.runs.dependencies import waits as waits_for
-from dstackweb.runs.models import Archive, Dependency, Queue, QueueCount, Run
+from dstackweb.runs.models import Archive, Dependency, Queue, QueueCount, Run, Sweep
 from dstackweb.runs.queue import member_shares, ordering
-from dstackweb.runs.queue.fair_share import NO_PENALTY
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priorities
 from dstackweb.runs.queue.transfer import transfer
 from dstackweb.runs.recurrence import end_schedule, next_time, seniority_us
-from dstackweb.runs.run_names import free_name, name_taken
+from dstackweb.runs.run_names import free_name, name_taken, run_name
 from dstackweb.runs.shared_rows import count_new, shared_rows_last
 from dstackweb.runs.states import ENDED, WAITING, Reason, RunStatus
-from dstackweb.runs.sweeps.validation import check_array
 from dstackweb.runs.transitions import lock_run, move_run, record
 from dstackweb.spec.codes import RunType
-from dstackweb.spec.env import secret_names
+from dstackweb.spec.effective import EffectiveSpec
+from dstackweb.spec.env import EnvError, secret_names
+from dstackweb.spec.run_fields import MAX_NAME
 from dstackweb.spec.run_file import RunFile, parse_run_file
 from dstackweb.spec.source import Config, as_yaml
 
+R = TypeVar("R", Run, Sweep)
 STOPPED_AT_ONCE = 25
 _PREFIXES = {RunType.TASK: "", RunType.DEV_ENVIRONMENT: "dev-", RunType.SERVICE: "service-"}
 """How names that are generated begin."""
@@ -90,7 +88,6 @@ class PreparedSubmission:
 
 
 def ensure_queue(project: Project, name: str = "default") -> Queue:
-    """The queue of this name, created if missing."""
     queue = selectors.queue_called(project, name)
     if queue is None:
         with transaction.atomic():
@@ -142,15 +139,15 @@ def prepare(
         raise Invalid.at(place, msg=msg, line=run_file.line(place))
     archive = _archive(project, submission.archive) if submission.archive else None
     text = submission.config if isinstance(submission.config, str) else as_yaml(submission.config)
-    dependencies = find_dependencies(project, spec, run_file, beside)
-    check_array(spec, run_file)
+    waits = dependencies.find(project, spec, run_file, beside)
+    _check_array(spec, run_file)
     require_gateway(spec)
-    return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive, dependencies)
+    return PreparedSubmission(run_file, effective, queue or ensure_queue(project), text, archive, waits)
 
 
 def _archive(project: Project, sha256: str) -> Archive:
     """An uploaded archive, in use from now on. Raises Invalid when it isn't there."""
-    archive = files.use_archive(project, sha256)
+    archive = archives.use_archive(project, sha256)
     if archive is None:
         raise Invalid.at("archive", msg=_("this archive was not uploaded, or was removed. Upload it again"))
     return archive
@@ -164,6 +161,30 @@ def _profile(project: Project, run_file: RunFile) -> ProfileData | None:
         raise Invalid.at("profile", msg=error.errors[0]["msg"], line=run_file.line("profile")) from None
 
 
+def _check_array(spec: EffectiveSpec, run_file: RunFile) -> None:
+    """What a file with an `array` must keep to, beyond the key's own rules. Raises Invalid with the line."""
+    array = spec.array
+    if array is None:
+        return
+    line = run_file.line("array")
+    if spec.schedule is not None:
+        msg = _("a sweep can't have a `schedule`. Submit it from a scheduler of your own, such as cron, each time")
+        raise Invalid.at("schedule", msg=msg, line=run_file.line("schedule"))
+    if twice := sorted(set(array.names) & run_file.masked_env):
+        msg = _("%(twice)s is a parameter of the `array`; remove the bare %(twice)s from `env`") % {"twice": twice[0]}
+        raise Invalid.at("array", msg=msg, line=line)
+    try:
+        array.check_env(spec.env)
+    except EnvError as error:
+        raise Invalid.at("array", msg=str(error), line=line) from None
+    if spec.name is not None and len(last := run_name(spec.name, array.size - 1)) > MAX_NAME:
+        msg = _("the name of the last run, %(last)s, has more than %(max_name)s characters") % {
+            "last": last,
+            "max_name": MAX_NAME,
+        }
+        raise Invalid.at("name", msg=msg, line=run_file.line("name"))
+
+
 def submit(
     project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
 ) -> tuple[Run, bool]:
@@ -171,7 +192,7 @@ def submit(
 
     Raises Invalid, Forbidden, Conflict when the name is taken by an active run or the key by another body, or TooMany.
     """
-    if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
+    if idempotency_key and (earlier := replayed(Run, project, user, idempotency_key, submission)):
         return earlier, False
     prepared = prepare(project, user, role, submission)
     if prepared.effective.spec.array is not None:
@@ -180,7 +201,7 @@ def submit(
 
 
 def submit_prepared(
-    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, idempotency_key: str = ""
+    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, idempotency_key: str
 ) -> tuple[Run, bool]:
     """Submit what `prepare` returned, as `submit` does."""
     run = new_run(project, user, prepared, submission, idempotency_key)
@@ -188,46 +209,54 @@ def submit_prepared(
         with shared_rows_last():
             store(run, prepared)
     except IntegrityError:
-        if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
+        if idempotency_key and (earlier := replayed(Run, project, user, idempotency_key, submission)):
             return earlier, False
         raise name_taken(project, run.name) from None
     return run, True
 
 
 def new_run(
-    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, idempotency_key: str = ""
+    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, idempotency_key: str
 ) -> Run:
     """The run of a submission, not stored. Raises TooMany where the project has submitted too much."""
     spec = prepared.effective.spec
     name = spec.name or free_name(project, "hold-" if spec.hold else _PREFIXES[spec.type])
+    values = submitted_values(project, user, name, prepared, submission, idempotency_key)
     due = next_time(spec.schedule.cron, timezone.now()) if spec.schedule else None
-    follows = waits_for(prepared.dependencies)
     run = Run(
-        project=project,
-        user=user,
-        name=name,
-        status=RunStatus.PENDING if due or follows else RunStatus.SUBMITTED,
-        status_detail=dependencies_detail(prepared.dependencies) if follows else {},
-        retry_at=due,
-        priority=spec.priority,
-        shape=spec.shape_key(user.pk),
-        spec=spec.model_copy(update={"name": name}).model_dump(mode="json"),
-        provenance=prepared.effective.provenance,
-        config_text=prepared.config_text,
-        env_secret=encrypt_masked(prepared.run_file, submission),
-        archive=prepared.archive,
-        idempotency_key=idempotency_key,
-        body_digest=submission.digest() if idempotency_key else "",
+        **values, status=RunStatus.PENDING if due or values["status_detail"] else RunStatus.SUBMITTED, retry_at=due
     )
     count_large(project, 2 * len(run.config_text) + len(run.env_secret))  # of the file, and of the spec read from it
     return run
 
 
-def store(run: Run, prepared: PreparedSubmission) -> None:
-    """Store a new run in its queue, inside `shared_rows_last`.
+def submitted_values(
+    project: Project, user: User, name: str, prepared: PreparedSubmission, submission: Submission, key: str
+) -> dict[str, Any]:
+    """The columns of a submission that a run and a sweep have in common."""
+    spec = prepared.effective.spec
+    waits = prepared.dependencies
+    # Values from the client's environment are stored encrypted and never in the spec.
+    masked = {name: submission.env[name] for name in prepared.run_file.masked_env if name in submission.env}
+    return {
+        "project": project,
+        "user": user,
+        "name": name,
+        "status_detail": dependencies.detail(waits) if dependencies.waits(waits) else {},
+        "priority": spec.priority,
+        "shape": spec.shape_key(user.pk),
+        "spec": spec.model_copy(update={"name": name, "array": None}).model_dump(mode="json"),
+        "provenance": prepared.effective.provenance,
+        "config_text": prepared.config_text,
+        "env_secret": encrypt(json.dumps(masked)),
+        "archive": prepared.archive,
+        "idempotency_key": key,
+        "body_digest": submission.digest() if key else "",
+    }
 
-    Raises IntegrityError where another run has its name or key, Conflict where a sweep has its name.
-    """
+
+def store(run: Run, prepared: PreparedSubmission) -> None:
+    """Store a new run, inside `shared_rows_last`. Raises IntegrityError where a run has its name or key, Conflict."""
     due, waits = run.retry_at, run.status == RunStatus.SUBMITTED
     queue = take_seniority(prepared.queue.pk, run.name)
     refuse_draining(queue)
@@ -235,9 +264,10 @@ def store(run: Run, prepared: PreparedSubmission) -> None:
         raise name_taken(run.project, run.name)
     run.queue = queue
     run.seniority_us = seniority_us(due) if due else queue.last_seniority_us
-    share = member_shares.enter(queue, run, waits=waits) if waits or due else NO_PENALTY
-    run.penalty_s, run.penalty_basis = share.seconds, share.basis
-    run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us, share.seconds)
+    if waits or due:
+        member_shares.enter(queue, run, waits=waits)
+    else:
+        run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us)
     run.submitted_at = run.queued_at = run.place_since = timezone.now()
     run.save(force_insert=True)
     for dependency in prepared.dependencies:
@@ -251,9 +281,7 @@ def store(run: Run, prepared: PreparedSubmission) -> None:
 
 
 def count_large(project: Project, size: int, runs: int = 1) -> None:
-    """Limit how much large run files, of so many bytes, take in the database. Raises TooMany; Invalid for a sweep that
-    no hour has room for.
-    """
+    """Limit the bytes of large run files. Raises TooMany, and Invalid for a sweep that no hour has room for."""
     if size < LARGE:
         return
     most = settings.DSTACKWEB_PROJECT_SUBMIT_MB << 20
@@ -277,25 +305,16 @@ def count_large(project: Project, size: int, runs: int = 1) -> None:
         ) from None
 
 
-def replayed(project: Project, user: User, key: str, submission: Submission) -> Run | None:
-    """The run created with this key before. Raises Conflict if that was a different submission."""
-    run = Run.objects.filter(project=project, user=user, idempotency_key=key).first()
-    if run is not None and run.body_digest != submission.digest():
+def replayed(kind: type[R], project: Project, user: User, key: str, submission: Submission) -> R | None:
+    """The run or sweep created with this key before. Raises Conflict if that was a different submission."""
+    found = kind._default_manager.filter(project=project, user=user, idempotency_key=key).first()
+    if found is not None and found.body_digest != submission.digest():
         raise Conflict(_("this Idempotency-Key was used for another submission. Nothing was submitted."))
-    return run
-
-
-def encrypt_masked(run_file: RunFile, submission: Submission) -> str:
-    """Values from the client's environment, which are stored encrypted and never in the spec."""
-    return encrypt(json.dumps({name: submission.env[name] for name in run_file.masked_env if name in submission.env}))
+    return found
 
 
 def set_priority(run: Run, user: User, role: str, priority: int, if_match: str | None = None) -> Run:
-    """Change a run's priority (R24). This moves a waiting run; for a placed one it is only stored.
-
-    Raises Stale when `if_match` is not the run's etag or it has left the queue it was read in, Conflict once it has
-    ended.
-    """
+    """As `set_priorities` for one run, whose etag was `if_match`."""
     set_priorities([run], user, role, priority, None if if_match is None else {run.pk: if_match})
     return Run.objects.select_related("queue", "project", "user").get(pk=run.pk)
 

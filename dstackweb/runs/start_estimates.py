@@ -1,9 +1,7 @@
 """The starts that estimates show, and their track record, which corrects later ones.
 
-Starts are counted by quantile (P50, P90), by how far ahead they were shown, and by the time until the start divided by
-what the simulation said. If nine tenths of them took up to 1.3 times what the simulation said for P90, later ones say
-1.3 times as long, within FACTORS. Of each run only the first estimate at each horizon counts: which one is the
-last, the start itself decides.
+Starts are counted by quantile, by how far ahead they were shown first, and by the time until the start divided by what
+the simulation said. If nine tenths took up to 1.3 times what it said for P90, later ones say 1.3 times as long.
 """
 
 from __future__ import annotations
@@ -90,7 +88,6 @@ Records = Mapping[tuple[int, int], Record]
 
 
 def load_records() -> Records:
-    """The track record."""
     bins: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     in_time: Counter[tuple[int, int]] = Counter()
     for quantile, horizon, number, starts, met in StartScore.objects.values_list(

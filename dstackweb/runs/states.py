@@ -1,7 +1,4 @@
-"""The statuses of runs and jobs, their legal transitions, and what follows for a run when its jobs change.
-
-Pure (docs/design.md, rule 3): `transitions` enforces the tables, `attempts` acts on what `decide` returns.
-"""
+"""The statuses of runs and jobs, their legal transitions, and what follows for a run when its jobs change. Pure."""
 
 from __future__ import annotations
 
@@ -220,8 +217,6 @@ class ReturnRun:
 
 @dataclass(frozen=True)
 class EndRun:
-    """The run has ended."""
-
     status: RunStatus
     reason: str
     message: str = ""
@@ -254,10 +249,7 @@ def decide(run: RunView, jobs: Sequence[JobView], now: dt.datetime) -> Outcome |
 
 
 def first_failed(jobs: Sequence[JobView]) -> JobView | None:
-    """The job that failed first, not counting jobs stopped by people or because of another node.
-
-    Before all others a job whose machine was lost: the other nodes fail because of that, and may report it sooner.
-    """
+    """The job that failed first, a lost machine before all others, which fail because of it; no stopped one."""
     bad = [
         job
         for job in jobs

@@ -100,12 +100,10 @@ def _read(project: Project) -> StuckRuns:
             paused += submitted - number
             others = runs.exclude(shape__in=of_queue).values_list("name", flat=True)
             names.update((name, False) for name in others[:MOST])
-    by_prefix: dict[str, Stuck] = {}
+    found: Counter[tuple[str, bool]] = Counter()
     for (name, is_impossible), number in names.items():
-        prefix = prefix_and_group(name)[0]
-        before = by_prefix.get(prefix, Stuck())
-        add = Stuck(0, number) if is_impossible else Stuck(number, 0)
-        by_prefix[prefix] = Stuck(before.paused + add.paused, before.impossible + add.impossible)
+        found[prefix_and_group(name)[0], is_impossible] += number
+    by_prefix = {prefix: Stuck(found[prefix, False], found[prefix, True]) for prefix, _never in found}
     return StuckRuns(Stuck(paused, impossible), by_prefix, names.total() == paused + impossible)
 
 

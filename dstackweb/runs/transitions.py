@@ -21,20 +21,11 @@ from dstackweb.accounts.models import User
 from dstackweb.lib.models import watch_time
 from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
-from dstackweb.runs import past_places, wakeups
+from dstackweb.runs import past_log, wakeups
 from dstackweb.runs.codes import PlaceEnd, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.shared_rows import count_job_end, count_moved, shared_rows_last
-from dstackweb.runs.states import (
-    ENDED,
-    JOB_ENDED,
-    JOB_MOVES,
-    PLACED,
-    RUN_MOVES,
-    WAITING,
-    JobStatus,
-    RunStatus,
-)
+from dstackweb.runs.states import ENDED, JOB_ENDED, JOB_MOVES, PLACED, RUN_MOVES, WAITING, JobStatus, RunStatus
 
 events_written = Signal()
 """The run events `events` were written, in this transaction; their `run` holds the values after the move."""
@@ -80,20 +71,11 @@ def record(
     at: dt.datetime | None = None,
     is_locked: bool = False,
 ) -> RunEvent:
-    """Write an event of a run, and raise its version for polls. Call inside a transaction.
-
-    `is_locked`: the transaction has made or locked the run, which has raised its version already.
-    """
+    """Write an event, and raise the version for polls unless the transaction made or locked the run (`is_locked`)."""
     if not is_locked:
         Run.objects.filter(pk=run.pk).update(version=F("version") + 1)
     event = RunEvent.objects.create(
-        run=run,
-        kind=kind,
-        actor=actor,
-        node=node,
-        attempt=attempt or run.attempt,
-        data=data,
-        at=at or timezone.now(),
+        run=run, kind=kind, actor=actor, node=node, attempt=attempt or run.attempt, data=data, at=at or timezone.now()
     )
     events_written.send(sender=RunEvent, events=[event])
     return event
@@ -153,7 +135,7 @@ def move_runs(
             raise RunChanged("a run was changed meanwhile")
         written |= dict.fromkeys(keys, values)
     if left := [run.pk for run in runs if run.status == RunStatus.SUBMITTED]:
-        past_places.close(left, now, PlaceEnd(new.value))
+        past_log.close_places(left, now, PlaceEnd(new.value))
     over = [(run.pk, run.attempt) for run in runs if run.status in PLACED and new not in PLACED]
     if over and finalize.end(over, to_ms(now)):
         wakeups.request_task_settling()
@@ -191,10 +173,7 @@ def move_job(
     unclaimed: bool = False,
     **fields: Any,
 ) -> bool:
-    """Move a job; guarded by its status alone, since a job belongs to one attempt.
-
-    `unclaimed` also guards against a runner claiming it at this moment. Call after `lock_run`.
-    """
+    """Move a job, guarded by its status, and if `unclaimed` by its having no runner yet. Call after `lock_run`."""
     old = JobStatus(job.status)
     if new not in JOB_MOVES[old]:
         raise IllegalTransition(job.run, old, new, what=f"job {job.node} of attempt {job.attempt}")

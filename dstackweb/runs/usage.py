@@ -1,27 +1,27 @@
-"""What members use: GPU and CPU time, money and ended runs, per project, queue, member and day (UTC).
+"""What members use and projects spend: GPU and CPU time, money and ended runs, by project, queue, member and UTC day.
 
 Counters, shifted where a job or a run ends, and never computed from runs: a page about a quarter costs the same however
-many runs there were. What active jobs hold is added when it is read. Times are in milliseconds, money in millionths of
-a USD: whole numbers, so that a recount gives exactly the same.
+many runs there were. Times are in milliseconds, money in millionths of a USD: whole numbers that a recount repeats.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import Any, NamedTuple
-from uuid import UUID
 
-from django.db import models
-from django.db.models import F, Sum
+from django.db import models, transaction
+from django.db.models import F, Q, QuerySet, Sum
+from django.dispatch import Signal
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Instance
 from dstackweb.lib import sql
 from dstackweb.lib.times import to_ms
-from dstackweb.runs.models import Job, RemovedUsage, Run, UsageDay
+from dstackweb.runs.models import BudgetMark, Job, RemovedSpend, RemovedUsage, Run, UsageDay
 from dstackweb.runs.states import ENDED, JOB_ACTIVE, JOB_ENDED, RunStatus
 
 DAY_MS = 86_400_000
@@ -34,6 +34,10 @@ NUMBERS = (*OF_JOBS, *OUTCOMES, *MEASURED)
 
 Amounts = Counter[str]
 """Some of NUMBERS."""
+MARKS = (50, 80, 100)
+"""Percent of its budget at which a project is warned."""
+budget_marked = Signal()
+"""Sent in the transaction that notes shares of a budget, with `marks`. It may come more than once for each of them."""
 
 
 class UsageKey(NamedTuple):
@@ -77,29 +81,15 @@ def split_days(since_ms: int, until_ms: int) -> Iterator[tuple[dt.date, int, int
         since_ms = end_ms
 
 
-HELD = ("gpu_count", "cpus", "price", "placed_at", "instance_id")
-Launches = Mapping[UUID, dt.datetime | None]
+HELD = ("gpu_count", "cpus", "price", "placed_at", "instance_id", "instance__launched_at")
 
 
-def held(job: Job) -> HeldJob:
-    """What a loaded job holds; one query for a job on an instance that costs something."""
-    launched = _launches([job.instance_id]) if job.instance_id and job.price else {}
-    return _held([getattr(job, name) for name in HELD], launched)
-
-
-def _held(job: Sequence[Any], launched: Launches) -> HeldJob:
-    """From the columns HELD, as `spend.costs_by_run`: an instance started for a job costs it from its launch."""
-    gpus, cpus, price, placed, instance = job
+def held(gpus: int, cpus: int, price: Decimal, placed: dt.datetime, instance: Any, launched: Any) -> HeldJob:
+    """From the columns HELD, as `costs_by_run`: an instance started for a job costs it from its launch."""
     since_ms = to_ms(placed)
     if not price or instance is None:
         return HeldJob(gpus, cpus, price, since_ms, since_ms if price else None)
-    launch = launched.get(instance)
-    return HeldJob(gpus, cpus, price, since_ms, None if launch is None else max(since_ms, to_ms(launch)))
-
-
-def _launches(instances: Collection[UUID | None]) -> dict[UUID, dt.datetime | None]:
-    found = {one for one in instances if one is not None}
-    return dict(Instance.objects.filter(pk__in=found).values_list("pk", "launched_at")) if found else {}
+    return HeldJob(gpus, cpus, price, since_ms, None if launched is None else max(since_ms, to_ms(launched)))
 
 
 class UsageDeltas:
@@ -110,13 +100,13 @@ class UsageDeltas:
         self._removed: defaultdict[tuple[int, dt.date, int], Amounts] = defaultdict(Counter)
 
     def add_job(self, job: Job, now: dt.datetime) -> None:
-        """A job, with its run, that ends."""
-        run = job.run
-        for day, amounts in held(job).by_day(to_ms(now)):
+        """A job, with its run, that ends; one query for a job on an instance that costs something."""
+        run, launched = job.run, job.instance.launched_at if job.price and job.instance else None
+        one = held(job.gpu_count, job.cpus, job.price, job.placed_at, job.instance_id, launched)
+        for day, amounts in one.by_day(to_ms(now)):
             self._used[UsageKey(run.project_id, day, run.user_id, run.queue_id)].update(amounts)
 
     def add_run(self, run: Run, outcome: RunStatus, now: dt.datetime) -> None:
-        """A run that ends."""
         self._used[UsageKey(run.project_id, day_of(now), run.user_id, run.queue_id)][outcome.value] += 1
 
     def add_measured(self, run: Run, day: dt.date, measured_ms: int, idle_ms: int) -> None:
@@ -154,10 +144,9 @@ def of_ended(runs: Iterable[Run] | None = None) -> dict[tuple[int, dt.date, int]
     if runs is not None:
         keys = [run.pk for run in runs]
         jobs, ended = jobs.filter(run__in=keys), ended.filter(pk__in=keys)
-    columns = ("run__project", "run__user", "ended_at", "instance__launched_at", *HELD)
-    for project_id, user_id, ended_at, launched, *job in jobs.values_list(*columns).iterator():
-        one = _held(job, {job[-1]: launched})
-        for day, amounts in one.by_day(to_ms(ended_at)):
+    columns = ("run__project", "run__user", "ended_at", *HELD)
+    for project_id, user_id, ended_at, *job in jobs.values_list(*columns).iterator():
+        for day, amounts in held(*job).by_day(to_ms(ended_at)):
             found[project_id, day, user_id].update(amounts)
     for project_id, user_id, ended_at, status in ended.values_list("project", "user", "ended_at", "status").iterator():
         assert ended_at is not None
@@ -167,19 +156,17 @@ def of_ended(runs: Iterable[Run] | None = None) -> dict[tuple[int, dt.date, int]
 
 def active(now: dt.datetime, project: Project | None = None) -> dict[UsageKey, Amounts]:
     """What active jobs have used up to now: as much work as there are active jobs."""
-    columns = ("run", *HELD)
-    jobs = list(Job.objects.filter(status__in=JOB_ACTIVE).values_list(*columns))
+    jobs = list(Job.objects.filter(status__in=JOB_ACTIVE).values_list("run", *HELD))
     # Not joined: SQLite would scan all jobs.
     runs = Run.objects.filter(pk__in={run_id for run_id, *_job in jobs})
     if project is not None:
         runs = runs.filter(project=project)
     of_run = {pk: rest for pk, *rest in runs.values_list("pk", "project", "user", "queue")}
-    launched = _launches([job[-1] for _run, *job in jobs])
     found: defaultdict[UsageKey, Amounts] = defaultdict(Counter)
     for run_id, *job in jobs:
         if run_id in of_run:
             project_id, user_id, queue_id = of_run[run_id]
-            for day, amounts in _held(job, launched).by_day(to_ms(now)):
+            for day, amounts in held(*job).by_day(to_ms(now)):
                 found[UsageKey(project_id, day, user_id, queue_id)].update(amounts)
     return found
 
@@ -187,10 +174,8 @@ def active(now: dt.datetime, project: Project | None = None) -> dict[UsageKey, A
 def of_runs(run_ids: Collection[int], now: dt.datetime) -> dict[int, Amounts]:
     """OF_JOBS of each of these runs so far, all attempts."""
     found: dict[int, Amounts] = {run_id: Counter() for run_id in run_ids}
-    jobs = list(Job.objects.filter(run__in=run_ids).values_list("run", "ended_at", *HELD))
-    launched = _launches([row[-1] for row in jobs])
-    for run_id, ended_at, *job in jobs:
-        for _day, amounts in _held(job, launched).by_day(to_ms(ended_at or now)):
+    for run_id, ended_at, *job in Job.objects.filter(run__in=run_ids).values_list("run", "ended_at", *HELD):
+        for _day, amounts in held(*job).by_day(to_ms(ended_at or now)):
             found[run_id].update(amounts)
     return found
 
@@ -219,3 +204,82 @@ def kept() -> dict[tuple[int, dt.date, int], Amounts]:
             for name, number in zip(names, numbers, strict=True):
                 found[project_id, day, user_id][name] += sign * number
     return found
+
+
+def spent_this_month(project_id: int, now: dt.datetime) -> Decimal:
+    """USD for the part of each instance and job within `now`'s month; what still runs counts up to `now`."""
+    since = month_of(now)
+    in_month = Q(ended_at=None) | Q(ended_at__gt=since)
+    instances = Instance.objects.filter(in_month, project=project_id, launched_at__lt=now)
+    removed = RemovedSpend.objects.filter(project=project_id, month=since.date()).values_list("usd", flat=True).first()
+    # The condition on the price is the partial index's.
+    jobs = Job.objects.filter(in_month, price__gt=0, run__project=project_id, instance=None, placed_at__lt=now)
+    of_instances = instances.order_by().values_list("price", "launched_at", "ended_at")
+    spans = chain(of_instances, jobs.order_by().values_list("price", "placed_at", "ended_at"))
+    return _usd(((price, max(since, began), ended) for price, began, ended in spans if began), now) + (removed or 0)
+
+
+def of_jobs(jobs: QuerySet[Job], now: dt.datetime) -> dict[int, Decimal]:
+    """USD by project for the part of these ended jobs within `now`'s month, without those on instances."""
+    since = month_of(now)
+    spans = defaultdict[int, list[Span]](list)
+    priced = jobs.filter(price__gt=0, instance=None, ended_at__gt=since)
+    for project_id, price, began, ended in priced.values_list("run__project", "price", "placed_at", "ended_at"):
+        spans[project_id].append((price, max(since, began), ended))
+    return {project_id: _usd(each, now) for project_id, each in spans.items()}
+
+
+def costs_by_run(runs: Iterable[Run], now: dt.datetime) -> dict[int, Decimal]:
+    """USD by run so far, of all attempts, without 0: from the placement, or later from its instance's launch."""
+    spans = defaultdict[int, list[Span]](list)
+    jobs = Job.objects.filter(run__in=[run.pk for run in runs], price__gt=0)
+    columns = ("run_id", "price", "placed_at", "ended_at", "instance_id", "instance__launched_at")
+    for run_id, price, placed, ended, instance_id, launched in jobs.values_list(*columns):
+        if instance_id is None or launched is not None:
+            spans[run_id].append((price, max(placed, launched or placed), ended))
+    return {run_id: _usd(each, now) for run_id, each in spans.items()}
+
+
+Span = tuple[Decimal, dt.datetime, dt.datetime | None]
+"""A price in USD per hour, and from when to when it was paid; None: still."""
+
+
+def _usd(spans: Iterable[Span], now: dt.datetime) -> Decimal:
+    """What they cost up to `now`: by price, in whole numbers, since there may be ten thousand, and few prices."""
+    paid_us: defaultdict[Decimal, int] = defaultdict(int)
+    for price, began, ended in spans:
+        paid_us[price] += max(0, ((ended or now) - began) // dt.timedelta(microseconds=1))  # a clock may be put back
+    return sum((price * paid for price, paid in paid_us.items()), Decimal(0)) / 3_600_000_000
+
+
+def has_budgets() -> bool:
+    return Project.objects.exclude(monthly_budget=None).exists()
+
+
+def mark_budgets(now: dt.datetime) -> int:
+    """Note each share of its budget that a project has spent, once a month; returns how many crossed one."""
+    month, crossed = month_of(now).date(), 0
+    for project_id, budget in Project.objects.exclude(monthly_budget=None).values_list("pk", "monthly_budget"):
+        assert budget is not None
+        # Those of another budget say nothing of this one.
+        BudgetMark.objects.filter(project=project_id, month=month).exclude(budget=budget).delete()
+        known = set(BudgetMark.objects.filter(project=project_id, month=month).values_list("percent", flat=True))
+        if known.issuperset(MARKS):
+            continue
+        so_far = spent_this_month(project_id, now)
+        reached = [percent for percent in MARKS if percent not in known and so_far and so_far * 100 >= budget * percent]
+        if not reached:
+            continue
+        marks = [
+            BudgetMark(project_id=project_id, month=month, percent=percent, at=now, spent=so_far, budget=budget)
+            for percent in reached
+        ]
+        with transaction.atomic():
+            BudgetMark.objects.bulk_create(marks, ignore_conflicts=True)
+            budget_marked.send(sender=BudgetMark, marks=marks)
+        crossed += 1
+    return crossed
+
+
+def month_of(now: dt.datetime) -> dt.datetime:
+    return now.astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from calendar import monthrange
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -116,17 +116,14 @@ class Report:
 class _Names:
     """Names of the rows that keys refer to."""
 
-    def __init__(self, keys: Mapping[UsageKey, object], project: Project | None) -> None:
-        self.users: dict[int, str] = {
-            user.pk: user.get_username() for user in _rows(User, {key.user_id for key in keys})
-        }
-        projects = {key.project_id for key in keys}
-        self.projects = (
-            {project.pk: project.name} if project else {one.pk: one.name for one in _rows(Project, projects)}
-        )
-        queues = _rows(Queue, {key.queue_id for key in keys})
+    def __init__(self, keys: Collection[UsageKey], project: Project | None) -> None:
+        users = User.objects.filter(pk__in={key.user_id for key in keys})
+        self.users = {user.pk: user.get_username() for user in users}
+        known = [project] if project else Project.objects.filter(pk__in={key.project_id for key in keys})
+        self.projects = {one.pk: one.name for one in known}
         self.queues = {
-            queue.pk: queue.name if project else f"{self.projects[queue.project_id]}/{queue.name}" for queue in queues
+            queue.pk: queue.name if project else f"{self.projects[queue.project_id]}/{queue.name}"
+            for queue in Queue.objects.filter(pk__in={key.queue_id for key in keys})
         }
 
     def of(self, key: UsageKey, by: By) -> str:
@@ -139,28 +136,19 @@ class _Names:
                 return self.projects[key.project_id]
 
 
-def _rows(model: Any, keys: set[int]) -> list[Any]:
-    return list(model.objects.in_bulk(keys).values())
-
-
 def report(project: Project | None, period: Period, by: By, now: dt.datetime) -> Report:
     """In a fixed number of statements."""
     used = usage.read(project, period.first, period.last, now)
     names, total = _Names(used, project), Counter[str]()
     of_name: defaultdict[str, Amounts] = defaultdict(Counter)
-    by_day: defaultdict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
+    by_day: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * len(period.dates))
     for key, amounts in used.items():
         name = names.of(key, by)
         of_name[name].update(amounts)
-        day = (key.day - period.first).days
-        by_day[name].update({("gpu_ms", day): amounts["gpu_ms"], ("cpu_ms", day): amounts["cpu_ms"]})
+        for unit in ("gpu_ms", "cpu_ms"):
+            by_day[name, unit][(key.day - period.first).days] += amounts[unit]
         total.update(amounts)
-    days = range(len(period.dates))
-    hours = {
-        (name, unit): [round(each[unit, day] / HOUR_MS, 4) for day in days]
-        for name, each in by_day.items()
-        for unit in ("gpu_ms", "cpu_ms")
-    }
+    hours = {key: [round(ms / HOUR_MS, 4) for ms in each] for key, each in by_day.items()}
     lines = [
         UsageLine(name, Used.of(amounts), hours[name, "gpu_ms"], hours[name, "cpu_ms"])
         for name, amounts in sorted(of_name.items(), key=lambda each: (-each[1]["gpu_ms"], each[0]))
@@ -173,14 +161,11 @@ def columns(by: By) -> list[str]:
     return ["period", "project", *([] if by == By.PROJECT else [by.value]), *Used._fields]
 
 
-def rows(
-    project: Project | None, period: Period, by: By, now: dt.datetime, *, monthly: bool = True
-) -> Iterator[dict[str, Any]]:
-    """A row for each month (or day) and project, and in it for each member or queue, in this order."""
+def rows(project: Project | None, period: Period, by: By, now: dt.datetime) -> Iterator[dict[str, Any]]:
+    """A row for each month and project, and in it for each member or queue, in this order."""
     used = usage.read(project, period.first, period.last, now)
     names, found = _Names(used, project), defaultdict[tuple[str, str, str], Amounts](Counter)
     for key, amounts in used.items():
-        span = f"{key.day:%Y-%m}" if monthly else key.day.isoformat()
-        found[span, names.projects[key.project_id], names.of(key, by)].update(amounts)
+        found[f"{key.day:%Y-%m}", names.projects[key.project_id], names.of(key, by)].update(amounts)
     for (span, of_project, name), amounts in sorted(found.items()):
         yield {"period": span, "project": of_project, by.value: name} | Used.of(amounts)._asdict()

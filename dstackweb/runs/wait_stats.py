@@ -14,16 +14,7 @@ BANDS = 4
 BOUNDS_S = (60, 300, 900, 3600, 4 * 3600, 12 * 3600, 86400)
 """The longest wait (whole seconds) that each bucket but the last takes."""
 
-BUCKETS = (
-    "waited_1m",
-    "waited_5m",
-    "waited_15m",
-    "waited_1h",
-    "waited_4h",
-    "waited_12h",
-    "waited_1d",
-    "waited_longer",
-)
+BUCKETS = ("waited_1m", "waited_5m", "waited_15m", "waited_1h", "waited_4h", "waited_12h", "waited_1d", "waited_longer")
 """The columns of `QueueSpan` that count waits up to each bound, above the one before."""
 
 
@@ -81,10 +72,7 @@ def join_spans(tallies: Iterable[WaitStats]) -> WaitStats:
 
 
 def add_up(tallies: Iterable[WaitStats]) -> WaitStats:
-    """Bands or queues in the same hour, as one. They were sampled at once, so that their lengths add up.
-
-    Their maxima need not have been at the same time, so that only lengths of one sample are added up.
-    """
+    """Bands or queues in the same hour, as one. They were sampled at once, so lengths add up; their maxima don't."""
     parts = list(tallies)
     if len(parts) == 1:
         return parts[0]

@@ -1,7 +1,6 @@
-"""Signals that work is due, sent after commit. The scheduler connects to them: this app does not import it.
+"""Signals that work is due, sent after commit, to which the scheduler connects.
 
-A signal may be lost: periodic work finds everything from rows. An unreachable broker is logged, and fails nothing that
-was just committed.
+They may be lost: periodic work finds all from rows. A broker that is away is logged, and fails nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ def _send(signal: Signal, **data: Any) -> None:
 
 
 def request_pass(*, urgent: bool = True) -> None:
-    """Request a placement pass when the current transaction commits.
-
-    If only runs were added, it is not urgent: in a full queue, one pass serves many of them.
-    """
+    """Request a placement pass on commit. It isn't urgent where runs were only added: one pass serves many of them."""
     _send(pass_requested, urgent=urgent)
 
 

@@ -27,7 +27,7 @@ from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Host, Isolation, Ports
 from dstackweb.lib import schema
 from dstackweb.offers import counts
-from dstackweb.runs import files, history
+from dstackweb.runs import archives, history
 from dstackweb.runs.models import ProjectArtifacts, ProjectLogs, QueueCount
 from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_checks
@@ -287,7 +287,7 @@ def _usage(project: Project) -> Iterable[HealthLine]:
     no_more += " " + _("They are deleted %s days after their run.") % settings.DSTACKWEB_ARTIFACTS_DAYS
     yield _quota(kept, ProjectArtifacts.used(project), settings.DSTACKWEB_PROJECT_ARTIFACTS_GB, no_more)
     no_code %= settings.DSTACKWEB_ARCHIVES_DAYS
-    yield _quota(code, files.code_size(project), settings.DSTACKWEB_PROJECT_CODE_GB, no_code)
+    yield _quota(code, archives.code_size(project), settings.DSTACKWEB_PROJECT_CODE_GB, no_code)
 
 
 def _quota(name: str, used: int, quota_gb: int, then: str) -> HealthLine:

@@ -18,8 +18,8 @@ from dstackweb.runs import selectors
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue
 from dstackweb.runs.queue.folding import Folding
+from dstackweb.runs.queue.listing import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
 from dstackweb.runs.queue.ordering import PRIORITY_MAX
-from dstackweb.runs.queue.search import Match, QueueSearch, ShapeCount, find, find_all, needs_of, shape_counts
 from dstackweb.runs.row_fields import QueuePageRow
 from dstackweb.spec.units import Needs
 from dstackweb.wording import waiting

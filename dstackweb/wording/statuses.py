@@ -16,7 +16,7 @@ from dstackweb.runner.images import ImageFault
 from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.models import Run
 from dstackweb.runs.row_fields import RunRow
-from dstackweb.runs.silence import SilentHost
+from dstackweb.runs.run_places import SilentHost
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.spec.codes import On
 from dstackweb.wording import offers, policy, starts

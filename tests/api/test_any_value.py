@@ -13,7 +13,7 @@ from hypothesis.extra.django import TestCase
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Backend
 from dstackweb.lib.secrets import digest
-from dstackweb.runs import files
+from dstackweb.runs import archives
 from dstackweb.runs.launch import job_token
 from dstackweb.scheduler import host_agents
 from tests.api.conftest import Api
@@ -84,7 +84,7 @@ class Deployment:
         low = {"min_gpu_utilization": 1, "time_window": "1h"}
         job = on_a_cloud(project, member, name="placed", max_duration="9h", utilization_policy=low)
         Backend.objects.create(name="example", kind="aws")
-        archive, _ = files.store_archive(project, [b"\x1f\x8b"])
+        archive, _ = archives.store_archive(project, [b"\x1f\x8b"])
         self.known = {"job": str(job.pk), "token": job_token(job.pk), "archive": archive.sha256}
         self.root = Api(join(project, make_user("root", is_superuser=True), "admin"))
         self.tokens = {"runner/hosts/": token, "runner/jobs/": self.known["token"]}

@@ -14,7 +14,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.api import app
 from dstackweb.api.agents import PollIn
 from dstackweb.api.runner_schemas import SamplesIn
-from dstackweb.runs import files, rows
+from dstackweb.runs import logs, rows
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from tests.api.conftest import Api
@@ -47,7 +47,7 @@ def test_an_address_that_no_database_can_hold_is_refused(api: Api, project: Proj
     make_host()
     run = make_run(project, member, "hello")
     place_all()
-    files.append_log(start(placed_job(run)).pk, 0, b"hello")
+    logs.append_log(start(placed_job(run)).pk, 0, b"hello")
     assert api("GET", path).status_code < 500
 
 

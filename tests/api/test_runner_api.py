@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.services import delete_secret, set_secret
 from dstackweb.progress.models import TaskFailure
-from dstackweb.runs import files, log_index
+from dstackweb.runs import logs
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import Submission, stop, submit
@@ -174,19 +174,19 @@ def test_marks_come_before_the_logs_bytes_and_continue_at_their_own_offset(run: 
     assert runner.log(4, second + b"two\n", "&marks=16&marks_size=32").json() == {"next": 8, "marks": 48}  # once more
     behind = runner.log(9, second + b"x", "&marks=480&marks_size=32")
     assert (behind.status_code, behind.json()["expected"], behind.json()["marks"]) == (409, 8, 48)
-    assert files.read_log(job, 0, 100) == b"one\ntwo\n"
-    assert log_index.marks(job, 0) == first + second
-    files.remove_log(job)
-    assert log_index.marks(job, 0) == b""
+    assert logs.read_log(job, 0, 100) == b"one\ntwo\n"
+    assert logs.marks(job, 0) == first + second
+    logs.remove_log(job)
+    assert logs.marks(job, 0) == b""
 
 
 def test_marks_are_whole_and_their_number_is_bounded(run: Run, runner: Runner) -> None:
     runner.claim()
     assert runner.log(0, b"1" * 15, "&marks=0&marks_size=15").status_code == 422
-    most = log_index.MARKS_MOST
+    most = logs.MARKS_MOST
     answer = runner.log(0, b"1" * 16 + b"x", f"&marks={most}&marks_size=16")
     assert answer.json() == {"next": 1, "marks": most + 16}
-    assert log_index.marks(placed_job(run).pk, 0) == b""
+    assert logs.marks(placed_job(run).pk, 0) == b""
 
 
 def test_a_log_over_the_quota_is_cut_and_the_job_goes_on(run: Run, runner: Runner, settings: LazySettings) -> None:

@@ -19,7 +19,7 @@ from dstackweb.lib.secrets import encrypt
 from dstackweb.notifications import channels
 from dstackweb.notifications.models import Channel, ChannelKind
 from dstackweb.notifications.services import EVENTS, RuleScope, bell_of, set_rules
-from dstackweb.runs import artifacts, attempts, files, holds, services
+from dstackweb.runs import artifacts, attempts, holds, logs, services
 from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.history import SLOT, hour_of, slot_of
 from dstackweb.runs.models import (
@@ -70,7 +70,7 @@ def _log(run: Run) -> None:
             "saved checkpoint ckpt-18440",
         ]
     )
-    files.append_log(placed_job(run).pk, 0, f"{text}\n".encode())
+    logs.append_log(placed_job(run).pk, 0, f"{text}\n".encode())
 
 
 def _seen(job: Job, began: dt.datetime) -> None:

@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 
 from dstackweb.progress.counters import Delta
 from dstackweb.progress.states import TaskState as S
-from dstackweb.runs import files, services
+from dstackweb.runs import logs, services
 from dstackweb.runs.models import Run
 from tests.browser import demo, gpu_demo, progress_demo, task_demo
 from tests.browser.support import settle, sign_in
@@ -52,7 +52,7 @@ def log_of_a_run() -> Changing:
     return Changing(
         f"runs/{run.name}/",
         "#run-log",
-        lambda number: files.append_log(job.pk, files.log_size(job.pk), b"step %d loss 0.1\n" % number),
+        lambda number: logs.append_log(job.pk, logs.log_size(job.pk), b"step %d loss 0.1\n" % number),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from dstackweb.runs import files
+from dstackweb.runs import logs
 from tests.browser import demo
 from tests.browser.support import sign_in
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job
@@ -41,7 +41,7 @@ def test_the_last_line_of_each_log_is_in_view(live_server, new_page: Callable[..
     runs = [make_run(project, mia, name) for name in ("first", "second")]
     place_all()
     for run in runs:
-        files.append_log(placed_job(run).pk, 0, b"".join(b"line %d\n" % n for n in range(99)) + b"x" * 500 + b"\nend")
+        logs.append_log(placed_job(run).pk, 0, b"".join(b"line %d\n" % n for n in range(99)) + b"x" * 500 + b"\nend")
     page = new_page()
     sign_in(page, live_server.url, "mia")
     page.goto(f"{live_server.url}/p/main/compare/?run=first&run=second")

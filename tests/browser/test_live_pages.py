@@ -12,7 +12,7 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, files, services
+from dstackweb.runs import attempts, logs, services
 from dstackweb.runs.models import Job, Run
 from dstackweb.wording import units
 from tests.browser import demo
@@ -275,7 +275,7 @@ def test_log_lines_arrive_within_two_seconds_and_any_bytes_are_shown(
         b"half",
     ]
     for part in parts:
-        files.append_log(job.pk, files.log_size(job.pk), part)
+        logs.append_log(job.pk, logs.log_size(job.pk), part)
         page.wait_for_timeout(150)
     expect(text).to_have_text("one\ncafé\n��· raw\n100%\nred <b>&\nhalf", timeout=2000, use_inner_text=True)
 
@@ -283,7 +283,7 @@ def test_log_lines_arrive_within_two_seconds_and_any_bytes_are_shown(
 def test_hostile_output_is_text_in_its_own_order(page: Page, live_server, project: Project, mia: User) -> None:
     job = placed_job(running(project, mia))
     odd = "\x1b]0;title\x07\x1b]52;c;aGk=\x1b\\a\u202eb\u2066c\x9bd\u200be</pre><script>x</script>{{7*7}}"
-    files.append_log(job.pk, 0, f"{odd}u{chr(0x301) * 50}\n{'x' * 200_000}end".encode())
+    logs.append_log(job.pk, 0, f"{odd}u{chr(0x301) * 50}\n{'x' * 200_000}end".encode())
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     text = page.locator("[data-log-text]")
     expect(text).to_contain_text("the rest of this line is in the download")
@@ -296,7 +296,7 @@ def test_a_line_of_carriage_returns_does_not_hold_the_page(
     page: Page, live_server, project: Project, mia: User
 ) -> None:
     job = placed_job(running(project, mia))
-    files.append_log(job.pk, 0, b"begin\n" + b"\r" * 200_000 + b"x\r\r\nend\n")
+    logs.append_log(job.pk, 0, b"begin\n" + b"\r" * 200_000 + b"x\r\r\nend\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.locator("[data-log-text]")).to_have_text("begin\nx\nend\n", use_inner_text=True)
 
@@ -306,7 +306,7 @@ def test_a_finished_run_shows_its_end_and_nothing_polls_any_more(
 ) -> None:
     run = running(project, mia)
     job = placed_job(run)
-    files.append_log(job.pk, 0, b"last words\n")
+    logs.append_log(job.pk, 0, b"last words\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     attempts.end_job(job.pk, "container_exited_with_error", exit_code=3, message="the command that failed: false")
@@ -324,7 +324,7 @@ def test_a_truncated_log_is_marked_as_such_at_its_end(
     page: Page, complaints: Complaints, live_server, project: Project, mia: User
 ) -> None:
     job = placed_job(running(project, mia))
-    files.append_log(job.pk, 0, b"first words\n")
+    logs.append_log(job.pk, 0, b"first words\n")
     attempts.end_job(job.pk, "done_by_runner", exit_code=0, log_size=20)
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.locator("[data-log-text]")).to_have_text("first words\n", use_inner_text=True)
@@ -336,7 +336,7 @@ def test_scrolling_up_stops_following_and_the_button_goes_on(
     page: Page, live_server, project: Project, mia: User
 ) -> None:
     job = placed_job(running(project, mia))
-    files.append_log(job.pk, 0, b"".join(b"line %d\n" % number for number in range(3000)))
+    logs.append_log(job.pk, 0, b"".join(b"line %d\n" % number for number in range(3000)))
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     text, follow = page.locator("[data-log-text]"), page.get_by_role("button", name="Follow")
     expect(text).to_contain_text("line 2999")
@@ -344,7 +344,7 @@ def test_scrolling_up_stops_following_and_the_button_goes_on(
     text.evaluate("element => { element.scrollTop = 0; }")
     expect(follow).to_have_attribute("aria-pressed", "false")
     expect(text).to_contain_text("line 0")
-    files.append_log(job.pk, files.log_size(job.pk), b"line 3000\nline 3001\n")
+    logs.append_log(job.pk, logs.log_size(job.pk), b"line 3000\nline 3001\n")
     below = page.get_by_role("button", name="2 new lines below")
     expect(below).to_be_visible()
     assert text.evaluate("element => element.scrollTop") == 0
@@ -356,8 +356,8 @@ def test_scrolling_up_stops_following_and_the_button_goes_on(
 
 def test_each_nodes_log_can_be_chosen(page: Page, live_server, project: Project, mia: User) -> None:
     run = running(project, mia, nodes=2)
-    files.append_log(placed_job(run, 0).pk, 0, b"from node zero\n" * 3000)
-    files.append_log(placed_job(run, 1).pk, 0, b"from node one\n")
+    logs.append_log(placed_job(run, 0).pk, 0, b"from node zero\n" * 3000)
+    logs.append_log(placed_job(run, 1).pk, 0, b"from node one\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.locator("[data-log-text]")).to_contain_text("from node zero")
     page.get_by_role("button", name="node 1", exact=True).click()

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import Page, expect
 
-from dstackweb.runs import attempts, files, log_index
+from dstackweb.runs import attempts, logs
 from dstackweb.runs.models import Job
 from tests.browser import demo
 from tests.browser.support import sign_in
@@ -54,7 +54,7 @@ def shown_lines(page: Page) -> list[int]:
 
 def test_any_line_of_a_long_log_is_shown_with_its_number(page: Page, live_server, job: Job) -> None:
     """Blocks of 256 KiB, so lines go through their edges."""
-    files.append_log(job.pk, 0, b"".join(b"%d is the text of this line\n" % n for n in range(1, LINES + 1)))
+    logs.append_log(job.pk, 0, b"".join(b"%d is the text of this line\n" % n for n in range(1, LINES + 1)))
     attempts.end_job(job.pk, "done_by_runner", exit_code=0)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -70,14 +70,14 @@ def test_any_line_of_a_long_log_is_shown_with_its_number(page: Page, live_server
         for row in page.locator(".log-line").all()[:25]:
             assert row.inner_text().strip() == f"{row.get_attribute('data-line')} is the text of this line"
     assert shown_lines(page)[0] == 1
-    size = files.log_size(job.pk)
+    size = logs.log_size(job.pk)
     fetched = [url for url in asked if "/log/?" in url]
-    assert len(fetched) * log_index.BLOCK < size / 2  # never the whole log
+    assert len(fetched) * logs.BLOCK < size / 2  # never the whole log
     assert len(page.locator(".log-line").all()) < 100
 
 
 def test_lines_are_linked_by_click_and_shift_click(page: Page, live_server, job: Job) -> None:
-    files.append_log(job.pk, 0, b"".join(b"line %d\n" % n for n in range(1, 1001)))
+    logs.append_log(job.pk, 0, b"".join(b"line %d\n" % n for n in range(1, 1001)))
     url = f"{live_server.url}/p/main/runs/talker/"
     page.goto(url + "#L120-L140")
     expect(page.get_by_role("link", name="Line 120", exact=True)).to_be_visible()
@@ -92,7 +92,7 @@ def test_lines_are_linked_by_click_and_shift_click(page: Page, live_server, job:
 
 def test_search_goes_from_match_to_match(page: Page, live_server, job: Job) -> None:
     words = [b"needle here\n" if n in (7, 40_000, 79_999) else b"hay number %d\n" % n for n in range(80_000)]
-    files.append_log(job.pk, 0, b"".join(words))
+    logs.append_log(job.pk, 0, b"".join(words))
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     page.get_by_label("Search the log").fill("NEEDLE")
     found = page.locator("[data-log-found]")
@@ -105,7 +105,7 @@ def test_search_goes_from_match_to_match(page: Page, live_server, job: Job) -> N
 
 def test_groups_close_and_open(page: Page, live_server, job: Job) -> None:
     text = b"before\n::group::Install\none\ntwo\n::endgroup::\nafter\n"
-    files.append_log(job.pk, 0, text)
+    logs.append_log(job.pk, 0, text)
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     group = page.locator(".log-group")
     expect(group).to_have_text("Install")
@@ -124,11 +124,11 @@ def test_colours_levels_streams_and_times_are_shown(page: Page, live_server, job
         b"2026-01-02 ERROR failed\n",
         b"to stderr, see https://example.org/a?b=1.\n",
     ]
-    files.append_log(job.pk, 0, b"".join(lines))
+    logs.append_log(job.pk, 0, b"".join(lines))
     starts = [sum(len(line) for line in lines[:at]) for at in range(4)]
     at_ms = 1_750_000_000_123
     marks = b"".join(struct.pack("<QQ", start, at_ms << 2 | (at == 3)) for at, start in enumerate(starts))
-    log_index.append_marks(job.pk, 0, marks)
+    logs.append_marks(job.pk, 0, marks)
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     expect(page.locator(".ansi-bold.ansi-fg-1")).to_have_text("red")
     colours = page.locator(".log-body span").evaluate_all("spans => spans.map(span => span.style.color)")
@@ -147,7 +147,7 @@ def test_colours_levels_streams_and_times_are_shown(page: Page, live_server, job
 def test_a_log_of_one_endless_line_and_many_wrapped_ones_can_be_read_to_its_end(
     page: Page, live_server, job: Job
 ) -> None:
-    files.append_log(job.pk, 0, b"x" * 3_000_000 + b"\n" + b"".join(b"%d " % n * 300 + b"\n" for n in range(50)))
+    logs.append_log(job.pk, 0, b"x" * 3_000_000 + b"\n" + b"".join(b"%d " % n * 300 + b"\n" for n in range(50)))
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     text = page.locator("[data-log-text]")
     expect(text).to_contain_text("49 49")
@@ -165,7 +165,7 @@ def test_a_log_of_one_endless_line_and_many_wrapped_ones_can_be_read_to_its_end(
 
 def test_the_beginning_of_few_lines_that_wrap_can_be_reached(page: Page, live_server, job: Job) -> None:
     """As many lines would fit into view if each took one row; these take many."""
-    files.append_log(job.pk, 0, b"".join(b"%d " % n * 500 + b"\n" for n in range(1, 13)))
+    logs.append_log(job.pk, 0, b"".join(b"%d " % n * 500 + b"\n" for n in range(1, 13)))
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     text = page.locator("[data-log-text]")
     expect(text).to_contain_text("12 12")
@@ -184,7 +184,7 @@ def test_the_beginning_of_few_lines_that_wrap_can_be_reached(page: Page, live_se
 def test_no_line_is_skipped_where_lines_take_many_rows(page: Page, live_server, job: Job, key: str) -> None:
     """Some take one row, some twenty, one more than there is room for."""
     text = b"".join(b"%d " % n * (1 + n * 7 % 500) + b"\n" for n in range(1, 41))
-    files.append_log(job.pk, 0, text + b"word " * 4000 + b"\n")
+    logs.append_log(job.pk, 0, text + b"word " * 4000 + b"\n")
     page.goto(f"{live_server.url}/p/main/runs/talker/")
     view = page.locator("[data-log-text]")
     expect(view).to_contain_text("word word")
@@ -212,9 +212,9 @@ def test_no_line_is_skipped_where_lines_take_many_rows(page: Page, live_server, 
 
 
 def test_only_lines_that_came_since_are_counted_as_new(page: Page, live_server, job: Job) -> None:
-    files.append_log(job.pk, 0, text := b"".join(b"line %d\n" % n for n in range(1, 1001)))
+    logs.append_log(job.pk, 0, text := b"".join(b"line %d\n" % n for n in range(1, 1001)))
     page.goto(f"{live_server.url}/p/main/runs/talker/#L120")
     expect(page.locator(".log-marked")).to_have_text("line 120")
     expect(page.locator(".log-below")).to_be_hidden()
-    files.append_log(job.pk, len(text), b"one\ntwo\n")
+    logs.append_log(job.pk, len(text), b"one\ntwo\n")
     expect(page.locator(".log-below")).to_have_text("2 new lines below")

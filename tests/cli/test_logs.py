@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, files
+from dstackweb.runs import attempts, logs
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import Reason
 from tests.cli.conftest import Cli, read
@@ -43,14 +43,14 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, bytes, str]:
 
 @pytest.mark.usefixtures("live_server")
 def test_logs_are_the_very_bytes(cli: Cli, job: Job) -> None:
-    files.append_log(job.pk, 0, ANY_BYTES * 8000)
+    logs.append_log(job.pk, 0, ANY_BYTES * 8000)
     code, out, err = finish(cli.spawn("logs", "train"))
     assert (code, err) == (0, "")
     assert out == ANY_BYTES * 8000
 
 
 def test_tail_node_and_attempt_select_a_part_of_the_log(cli: Cli, job: Job) -> None:
-    files.append_log(job.pk, 0, b"one\ntwo\nthree\n")
+    logs.append_log(job.pk, 0, b"one\ntwo\nthree\n")
     assert cli("logs", "train", "--tail", "2").stdout == "two\nthree\n"
     empty = cli("logs", "train", "--tail", "0")
     assert (empty.stdout, empty.stderr) == ("", "")
@@ -62,7 +62,7 @@ def test_tail_node_and_attempt_select_a_part_of_the_log(cli: Cli, job: Job) -> N
 
 @pytest.mark.parametrize("options", [[], ["-f"], ["--tail", "1"]])
 def test_a_log_without_its_middle_shows_how_much_is_missing(cli: Cli, job: Job, options: list[str]) -> None:
-    files.append_log(job.pk, 0, b"first\nlast\n")
+    logs.append_log(job.pk, 0, b"first\nlast\n")
     attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0, log_missing=3 << 20)
     result = cli("logs", "train", *options)
     assert result.stdout.endswith("last\n")
@@ -70,7 +70,7 @@ def test_a_log_without_its_middle_shows_how_much_is_missing(cli: Cli, job: Job, 
 
 
 def test_a_log_that_was_cut_shows_how_much_was_not_kept(cli: Cli, job: Job) -> None:
-    files.append_log(job.pk, 0, b"first\n")
+    logs.append_log(job.pk, 0, b"first\n")
     Job.objects.filter(pk=job.pk).update(log_cut="project_quota", log_size=6)
     attempts.report_end(job.pk, Reason.DONE_BY_RUNNER, exit_code=0, log_size=6 + (3 << 20))
     result = cli("logs", "train")
@@ -81,7 +81,7 @@ def test_a_log_that_was_cut_shows_how_much_was_not_kept(cli: Cli, job: Job) -> N
 
 @pytest.mark.parametrize("options", [[], ["-f"], ["--tail", "1"]])
 def test_a_lost_log_is_an_error_and_not_empty(cli: Cli, job: Job, options: list[str]) -> None:
-    files.append_log(job.pk, 0, b"first\n")
+    logs.append_log(job.pk, 0, b"first\n")
     attempts.end_job(job.pk, Reason.DONE_BY_RUNNER, exit_code=0, log_size=9)
     result = cli("logs", "train", *options)
     assert (result.exit_code != 0, result.stdout) == (True, "first\n")
@@ -97,12 +97,12 @@ def test_without_output_the_status_is_shown(cli: Cli, project: Project, ada: Use
 
 @pytest.mark.usefixtures("live_server")
 def test_a_followed_log_is_streamed_and_ends_with_the_run(cli: Cli, job: Job) -> None:
-    files.append_log(job.pk, 0, b"first\n")
+    logs.append_log(job.pk, 0, b"first\n")
     following = cli.spawn("logs", "-f", "train")
     assert read(following, 6) == b"first\n"
-    files.append_log(job.pk, 6, ANY_BYTES)
+    logs.append_log(job.pk, 6, ANY_BYTES)
     assert read(following, len(ANY_BYTES)) == ANY_BYTES
-    files.append_log(job.pk, 6 + len(ANY_BYTES), b"last")
+    logs.append_log(job.pk, 6 + len(ANY_BYTES), b"last")
     end(job)
     code, out, err = finish(following)
     assert (code, out) == (0, b"last")
@@ -111,10 +111,10 @@ def test_a_followed_log_is_streamed_and_ends_with_the_run(cli: Cli, job: Job) ->
 
 @pytest.mark.usefixtures("live_server")
 def test_a_followed_tail_continues_after_it(cli: Cli, job: Job) -> None:
-    files.append_log(job.pk, 0, b"one\ntwo\n")
+    logs.append_log(job.pk, 0, b"one\ntwo\n")
     following = cli.spawn("logs", "-f", "--tail", "1", "train")
     assert read(following, 4) == b"two\n"
-    files.append_log(job.pk, 8, b"three\n")
+    logs.append_log(job.pk, 8, b"three\n")
     end(job)
     assert finish(following)[1] == b"three\n"
 
@@ -125,14 +125,14 @@ def test_following_continues_with_the_next_attempt(cli: Cli, project: Project, a
     run = make_run(project, ada, "train", retry=True)
     place_all()
     first = start(placed_job(run))
-    files.append_log(first.pk, 0, b"first\n")
+    logs.append_log(first.pk, 0, b"first\n")
     following = cli.spawn("logs", "-f", "train")
     assert read(following, 6) == b"first\n"
     end(first, 1)
     attempts.requeue_due(timezone.now() + timedelta(hours=1))
     place_all()
     second = start(placed_job(run))
-    files.append_log(second.pk, 0, b"second\n")
+    logs.append_log(second.pk, 0, b"second\n")
     end(second)
     code, out, err = finish(following)
     assert (code, out) == (0, b"second\n")
@@ -144,17 +144,17 @@ def test_following_survives_a_restart_of_the_server_without_a_byte_lost_or_doubl
     connect: Callable[..., Cli], proxy: Proxy, ada: User, job: Job
 ) -> None:
     cli = connect(ada, proxy.url)
-    files.append_log(job.pk, 0, b"before\n")
+    logs.append_log(job.pk, 0, b"before\n")
     following = cli.spawn("logs", "-f", "train")
     assert read(following, 7) == b"before\n"
     proxy.down()
-    files.append_log(job.pk, 7, b"meanwhile\n")
+    logs.append_log(job.pk, 7, b"meanwhile\n")
     assert following.stderr is not None
     assert b"Trying again" in following.stderr.readline()
     proxy.up()
     assert read(following, 10) == b"meanwhile\n"
     assert b"Connected again" in following.stderr.readline()
-    files.append_log(job.pk, 17, b"after\n")
+    logs.append_log(job.pk, 17, b"after\n")
     end(job)
     assert finish(following)[:2] == (0, b"after\n")
 
@@ -165,10 +165,10 @@ def test_an_interrupted_answer_is_resumed_where_it_broke_off(
     cli = connect(ada, proxy.url)
     following = cli.spawn("logs", "-f", "train")
     data = ANY_BYTES * 2000
-    files.append_log(job.pk, 0, data[:10])
+    logs.append_log(job.pk, 0, data[:10])
     assert read(following, 10) == data[:10]
     proxy.cut_after = 100_000
-    files.append_log(job.pk, 10, data[10:])
+    logs.append_log(job.pk, 10, data[10:])
     end(job)
     code, out, _err = finish(following)
     assert (code, out == data[10:]) == (0, True)
@@ -196,7 +196,7 @@ def placed(deadline: float = 5) -> Job:
 def test_apply_follows_to_the_end_and_exits_as_the_run_did(cli: Cli, project: Project, code: int) -> None:
     applying = submitted(cli, "--force")
     job = placed()
-    files.append_log(job.pk, 0, b"hello\n")
+    logs.append_log(job.pk, 0, b"hello\n")
     end(job, code)
     exit_code, out, err = finish(applying)
     assert (exit_code, out) == (code, b"hello\n")
@@ -217,7 +217,7 @@ def test_a_run_that_is_stopped_makes_apply_fail(cli: Cli, project: Project) -> N
 def test_ctrl_c_leaves_the_run_running_and_shows_how_to_follow_it_again(cli: Cli, project: Project) -> None:
     applying = submitted(cli, "--force")
     job = placed()
-    files.append_log(job.pk, 0, b"hello\n")
+    logs.append_log(job.pk, 0, b"hello\n")
     assert read(applying, 6) == b"hello\n"
     applying.send_signal(signal.SIGINT)
     code, _out, err = finish(applying)
@@ -231,7 +231,7 @@ def test_ctrl_c_leaves_the_run_running_and_shows_how_to_follow_it_again(cli: Cli
 
 @pytest.mark.usefixtures("live_server")
 def test_a_closed_pipe_ends_the_command_quietly(cli: Cli, job: Job) -> None:
-    files.append_log(job.pk, 0, b"x\n" * 1_000_000)
+    logs.append_log(job.pk, 0, b"x\n" * 1_000_000)
     following = cli.spawn("logs", "train")
     assert following.stdout is not None
     assert read(following, 2) == b"x\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db.models import Q
 
-from dstackweb.runs import files, removal
+from dstackweb.runs import removal
 from dstackweb.runs.models import Job, QueueCount, RemovedRun, Run
 from dstackweb.runs.recount import differences
 from tests.factories import join, make_host, make_project, make_user
@@ -29,8 +29,8 @@ def test_a_killed_removal_leaves_counters_right_and_its_logs_to_the_next() -> No
         assert left in (0, 2)
         assert QueueCount.objects.get().done == left
         assert RemovedRun.objects.count() == 2 - left
-        assert left == 0 or all(map(files.log_size, logs))
+        assert left == 0 or all(map(logs.log_size, logs))
     assert kills > 10
     while removal.remove_logs():
         continue
-    assert not any(map(files.log_size, logs))
+    assert not any(map(logs.log_size, logs))

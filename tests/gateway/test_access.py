@@ -17,11 +17,11 @@ from dstackweb.accounts.services import create_token
 from dstackweb.gateway import access
 from dstackweb.gateway.answers import Denied
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
-from dstackweb.runs import connections, services, visits
+from dstackweb.runs import connections, services
+from dstackweb.runs.connections import Tickets, Visit
 from dstackweb.runs.launch import job_token, runner_spec
 from dstackweb.runs.models import Job, Run, RunActivity
 from dstackweb.runs.service_codes import GatewayProblem
-from dstackweb.runs.visits import Tickets, Visit
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
 
 ED25519 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGmqQSMV9DLyyOSFo3M8bQ9xZXuDkpuUUJ7n3N9mVtXo"
@@ -78,12 +78,12 @@ def test_others_enter_only_as_managers_and_nobody_after_they_have_left(run: Run,
     assert access.by_key("dev", own.fingerprint) is None
     Membership.objects.filter(user=colleague).update(role="manager")
     assert access.by_key("dev", own.fingerprint) is not None
-    assert visits.may_enter(colleague.pk, run.pk)
+    assert connections.may_enter(colleague.pk, run.pk)
     Membership.objects.filter(user=colleague).delete()
     assert access.by_key("dev", own.fingerprint) is None
     assert access.may_still_enter([(colleague.pk, run.pk), (run.user_id, run.pk)]) == {(run.user_id, run.pk)}
     User.objects.filter(pk=run.user_id).update(is_active=False)
-    assert not visits.may_enter(run.user_id, run.pk)
+    assert not connections.may_enter(run.user_id, run.pk)
 
 
 def test_a_name_of_two_projects_needs_the_project(run: Run, member: User, key: SSHKey) -> None:
@@ -151,10 +151,10 @@ def test_how_to_connect_is_known_once_it_runs(run: Run, settings: LazySettings) 
 
 
 def test_a_visit_ends_with_the_password_and_is_for_one_run(run: Run, member: User) -> None:
-    visit = Tickets().take(visits.ticket(member, run))
+    visit = Tickets().take(connections.ticket(member, run))
     assert visit is not None
-    assert visits.read_cookie(visits.cookie(visit)) == visit
-    assert visits.read_cookie(visits.ticket(member, run)) is None, "a ticket is no cookie"
+    assert connections.read_cookie(connections.cookie(visit)) == visit
+    assert connections.read_cookie(connections.ticket(member, run)) is None, "a ticket is no cookie"
     assert access.by_visit(visit, str(run.uid)) == access.Admission(member.username, run.pk, "dev", None)
     refused(GatewayProblem.SIGN_IN, access.by_visit, visit, str(uuid.uuid4()))
     refused(GatewayProblem.SIGN_IN, access.by_visit, Visit(visit.user_id, visit.run_id, "x" * 32), str(run.uid))
@@ -164,12 +164,12 @@ def test_a_visit_ends_with_the_password_and_is_for_one_run(run: Run, member: Use
 
 
 def test_a_ticket_counts_once_and_not_from_before_this_gateway(run: Run, member: User) -> None:
-    before, tickets = visits.ticket(member, run), Tickets()
+    before, tickets = connections.ticket(member, run), Tickets()
     assert tickets.take(before) is None
-    text = visits.ticket(member, run)
+    text = connections.ticket(member, run)
     assert tickets.take(text) is not None
     assert tickets.take(text) is None
-    assert tickets.take(visits.cookie(Visit(member.pk, run.pk, "x"))) is None
+    assert tickets.take(connections.cookie(Visit(member.pk, run.pk, "x"))) is None
 
 
 def test_the_dashboard_gives_tickets_to_those_who_may_enter(project: Project, member: User) -> None:

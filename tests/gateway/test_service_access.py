@@ -14,11 +14,11 @@ from dstackweb.accounts.services import create_token, revoke_token
 from dstackweb.gateway import access
 from dstackweb.gateway.answers import Denied, answer
 from dstackweb.lib.errors import Conflict
-from dstackweb.runs import services, visits
+from dstackweb.runs import connections, services
+from dstackweb.runs.connections import Visit
 from dstackweb.runs.launch import job_token, runner_spec
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.service_codes import GatewayProblem
-from dstackweb.runs.visits import Visit
 from dstackweb.spec.effective import HealthCheck
 from tests.factories import join, make_host, make_project, make_user, place_all, placed_job, start
 
@@ -54,7 +54,7 @@ def problem(proof: Visit | str, run: Run) -> GatewayProblem | None:
 
 
 def visit_of(user: User, run: Run) -> Visit:
-    return Visit(user.pk, run.pk, visits.proof_of(user))
+    return Visit(user.pk, run.pk, connections.proof_of(user))
 
 
 def test_all_members_of_the_project_may_call_a_service_and_nobody_else(run: Run, project: Project) -> None:

@@ -16,7 +16,7 @@ from dstackweb.notifications import channels, outbox, services
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.notifications.services import RuleScope
 from dstackweb.runs import services as runs
-from dstackweb.runs import spend
+from dstackweb.runs import usage
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import BudgetMark, Run, RunEvent
 from dstackweb.runs.notification_codes import NotificationEvent
@@ -216,9 +216,9 @@ def test_managers_hear_once_of_each_share_of_a_budget(
     Project.objects.filter(pk=project.pk).update(monthly_budget=100)
 
     def spend_so_far(dollars: int) -> None:
-        monkeypatch.setattr(spend, "spent_this_month", lambda _project, _now: Decimal(dollars))
+        monkeypatch.setattr(usage, "spent_this_month", lambda _project, _now: Decimal(dollars))
         for _ in range(2):
-            spend.mark_budgets(NOW)
+            usage.mark_budgets(NOW)
 
     def notified() -> list[str]:
         found = Delivery.objects.filter(channel__user=boss).order_by("pk")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.profiles.forms import SETTINGS, assembled, fits_form, values_of
+from dstackweb.profiles.admin import SETTINGS, assembled, fits_form, values_of
 from dstackweb.spec.run_file import parse_profile_settings
 
 NAMES = st.lists(st.sampled_from(["hosts", "aws", "eu-west-1"]), min_size=1, max_size=3, unique=True)

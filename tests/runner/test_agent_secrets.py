@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dstackweb.runs import files
+from dstackweb.runs import logs
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.cloud.agents import join_token
 from standins.aws import Cloud
@@ -66,4 +66,4 @@ def test_a_job_can_read_no_token_but_the_used_join_token(cloud: Cloud, server: s
     assert (home / "token").exists()
     (run_dir / "go").touch()
     eventually(lambda: Job.objects.get(pk=job.pk).status == "done")
-    assert files.read_log(job.pk, 0, 10000).decode() == "join 409\ndone\n"
+    assert logs.read_log(job.pk, 0, 10000).decode() == "join 409\ndone\n"

@@ -10,8 +10,8 @@ from django.db import transaction
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.hosts.fit import Fit
 from dstackweb.backends.models import Gpu, Host
-from dstackweb.runs.allocations import ClaimFailed, claim_all, release
 from dstackweb.runs.models import Allocation, Job
+from dstackweb.runs.shared_rows import ClaimFailed, claim_all, release
 from tests.factories import cloud_job, make_host, make_run
 
 pytestmark = pytest.mark.django_db

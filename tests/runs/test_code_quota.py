@@ -14,7 +14,7 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import TooLarge
 from dstackweb.lib.storage import storage
-from dstackweb.runs import files
+from dstackweb.runs import archives
 from dstackweb.runs.models import Archive
 from tests.factories import make_project
 from tests.support import eventually
@@ -40,7 +40,7 @@ def stored() -> set[str]:
 def test_what_exceeds_the_quota_is_not_stored(nearly_full: Project) -> None:
     before = stored()
     with pytest.raises(TooLarge, match=r"main has uploaded takes 1.0 of 1 GB: nothing was stored.*90 days"):
-        files.store_archive(nearly_full, [b"123456"])
+        archives.store_archive(nearly_full, [b"123456"])
     assert stored() == before
     assert Archive.objects.count() == 1
 
@@ -48,24 +48,24 @@ def test_what_exceeds_the_quota_is_not_stored(nearly_full: Project) -> None:
 @pytest.mark.django_db
 def test_what_fits_is_stored_once(nearly_full: Project) -> None:
     for made in (True, False):
-        assert files.store_archive(nearly_full, [b"12345"])[1] == made
+        assert archives.store_archive(nearly_full, [b"12345"])[1] == made
     lost = Archive.objects.get(size=5)
     storage().remove(lost.key)
-    assert files.store_archive(nearly_full, [b"12345"])[0] == lost
+    assert archives.store_archive(nearly_full, [b"12345"])[0] == lost
 
 
 @pytest.mark.django_db
 def test_removed_code_and_that_of_other_projects_does_not_count(nearly_full: Project) -> None:
-    files.store_archive(make_project("other"), [b"123456"])
+    archives.store_archive(make_project("other"), [b"123456"])
     Archive.objects.filter(sha256="0" * 64).update(removed_at=timezone.now())
-    files.store_archive(nearly_full, [b"123456"])
+    archives.store_archive(nearly_full, [b"123456"])
 
 
 @pytest.mark.django_db(transaction=True)
 def test_of_several_uploads_at_once_as_many_are_stored_as_fit(nearly_full: Project) -> None:
     def upload(number: int) -> bool:
         try:
-            return files.store_archive(nearly_full, [b"%04d" % number])[1]
+            return archives.store_archive(nearly_full, [b"%04d" % number])[1]
         except TooLarge:
             return False
         finally:
@@ -82,7 +82,7 @@ def test_of_several_uploads_at_once_as_many_are_stored_as_fit(nearly_full: Proje
 def test_an_upload_waits_for_another_that_is_counted(nearly_full: Project) -> None:
     def upload() -> bool:
         try:
-            return files.store_archive(nearly_full, [b"1234"])[1]
+            return archives.store_archive(nearly_full, [b"1234"])[1]
         finally:
             connection.close()
 

@@ -13,7 +13,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
 from dstackweb.runs import attempts, dependencies, pipelines, services
 from dstackweb.runs.codes import DependencyOutcome
-from dstackweb.runs.dependencies import Consequence, DependencyView
+from dstackweb.runs.dependencies import Consequence
 from dstackweb.runs.models import Dependency, Run, RunEvent, Sweep
 from dstackweb.runs.queue.queues import create_queue
 from dstackweb.runs.recount import differences
@@ -33,7 +33,7 @@ def test_a_run_enters_once_all_are_met_or_released_and_is_canceled_by_the_first_
     found: list[tuple[Otherwise, DependencyOutcome]],
 ) -> None:
     outcomes = {outcome for _otherwise, outcome in found}
-    step = dependencies.decide(DependencyView(*one) for one in found)
+    step = dependencies.decide([Dependency(otherwise=otherwise, outcome=outcome) for otherwise, outcome in found])
     assert (step == Consequence.ENTER) == (outcomes <= {DependencyOutcome.MET, DependencyOutcome.RELEASED})
     assert (step == Consequence.CANCEL) == ((Otherwise.CANCEL, DependencyOutcome.UNMET) in found)
     if step == Consequence.KEEP:

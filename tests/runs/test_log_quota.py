@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.storage import Gap
-from dstackweb.runs import attempts, files, log_limits, recount, selectors
+from dstackweb.runs import attempts, logs, recount, selectors
 from dstackweb.runs.codes import LogCut, RunEventKind
-from dstackweb.runs.log_limits import SLACK, STEP, append, counted_for, cut_line, limit_of
+from dstackweb.runs.logs import SLACK, STEP, append, counted_for, cut_line, limit_of
 from dstackweb.runs.models import Job, ProjectLogs, Run
 from dstackweb.runs.removal import remove
 from dstackweb.scheduler.processes import retention
@@ -63,7 +63,7 @@ def test_a_log_over_its_limit_is_cut_with_a_line_that_says_so(job: Job, settings
         assert appended.next == sent
     assert appended.cut == "job_limit"
     most = MIB + SLACK
-    assert files.read_log(job.pk, 0, 4 * MIB) == b"x" * most + cut_line(LogCut.JOB_LIMIT)
+    assert logs.read_log(job.pk, 0, 4 * MIB) == b"x" * most + cut_line(LogCut.JOB_LIMIT)
     job.refresh_from_db()
     assert (job.log_cut, job.log_size) == ("job_limit", most)
     assert append(job.pk, 0, b"").next == most
@@ -86,12 +86,12 @@ def test_what_was_sent_before_may_be_sent_again(job: Job) -> None:
 @pytest.mark.django_db
 def test_a_project_over_its_quota_keeps_no_more_output(job: Job, project: Project) -> None:
     fill(project, STEP)
-    assert append(job.pk, 0, b"x" * STEP) == log_limits.Appended(STEP)
-    assert append(job.pk, STEP, b"yes") == log_limits.Appended(STEP + 3, "project_quota")
+    assert append(job.pk, 0, b"x" * STEP) == logs.Appended(STEP)
+    assert append(job.pk, STEP, b"yes") == logs.Appended(STEP + 3, "project_quota")
     fill(project, MIB)
     assert append(job.pk, STEP + 3, b"more").cut == "project_quota"
     line = cut_line(LogCut.PROJECT_QUOTA)
-    assert files.read_log(job.pk, 0, MIB) == b"x" * STEP + line
+    assert logs.read_log(job.pk, 0, MIB) == b"x" * STEP + line
     assert b"quota of 1 GB" in line
     event = job.run.events.get(kind=RunEventKind.LOG_CUT)
     words = "the project's logs have reached their quota of 1 GB; later output is not kept, and the run goes on"
@@ -111,7 +111,7 @@ def test_the_end_of_a_job_counts_what_was_not_kept(job: Job, project: Project) -
     attempts.report_end(job.pk, "done_by_runner", exit_code=0, log_size=2**62, log_missing=2**62)
     job.refresh_from_db()
     assert (job.status, job.log_size, job.log_missing) == ("done", 0, 2**62)
-    part = selectors.log_part(job.run, offset=files.log_size(job.pk))
+    part = selectors.log_part(job.run, offset=logs.log_size(job.pk))
     assert (part.complete, part.cut) == (True, "project_quota")
 
 
@@ -135,7 +135,7 @@ def test_logs_stop_counting_once_they_are_pruned_or_deleted(job: Job, project: P
     assert used(project) == 4 * STEP
     assert list(recount.differences()) == []
     for _ in range(2):
-        log_limits.forget([job.pk], timezone.now())
+        logs.forget([job.pk], timezone.now())
         assert used(project) == 2 * STEP
     assert remove([job.run_id, run.pk], retention.Q()) == 2
     assert used(project) == 0

@@ -9,7 +9,7 @@ import pytest
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Gone, Invalid
 from dstackweb.lib.storage import storage
-from dstackweb.runs import attempts, files, selectors, services
+from dstackweb.runs import archives, attempts, logs, selectors, services
 from dstackweb.runs.models import Archive, Job, Run
 from dstackweb.runs.services import Submission, submit
 from dstackweb.wording.statuses import run_message
@@ -28,21 +28,21 @@ def ended(project: Project, member: User) -> Job:
     run = make_run(project, member)
     place_all()
     job = start(placed_job(run))
-    files.append_log(job.pk, 0, b"hello\n")
+    logs.append_log(job.pk, 0, b"hello\n")
     attempts.end_job(job.pk, "done_by_runner", exit_code=0, log_size=6)
     return job
 
 
 def test_a_log_that_is_lost_is_not_answered_as_an_empty_one(ended: Job) -> None:
-    files.remove_log(ended.pk)
+    logs.remove_log(ended.pk)
     for tail in (None, 10):
         with pytest.raises(Gone, match="had 6 bytes, and 0 of them are here"):
             selectors.log_part(ended.run, tail=tail)
 
 
 def test_the_rest_of_a_truncated_log_is_shown_with_a_note_on_its_lost_end(ended: Job) -> None:
-    files.remove_log(ended.pk)
-    files.append_log(ended.pk, 0, b"hel")
+    logs.remove_log(ended.pk)
+    logs.append_log(ended.pk, 0, b"hel")
     part = selectors.log_part(ended.run)
     assert (part.data, part.complete) == (b"hel", False)
     with pytest.raises(Gone, match="had 6 bytes, and 3 of them"):
@@ -64,19 +64,19 @@ def test_a_log_that_is_still_written_may_be_empty(project: Project, member: User
 
 
 def test_lost_code_counts_as_missing_and_is_restored_by_an_upload(project: Project, member: User) -> None:
-    files.store_archive(project, [CODE])
+    archives.store_archive(project, [CODE])
     storage().remove(Archive.objects.get().key)
-    assert files.use_archive(project, SHA) is None
+    assert archives.use_archive(project, SHA) is None
     config = {"type": "task", "commands": ["true"]}
     with pytest.raises(Invalid, match="Upload it again"):
         submit(project, member, "member", Submission(config, archive=SHA))
-    files.store_archive(project, [CODE])
-    assert files.use_archive(project, SHA) is not None
+    archives.store_archive(project, [CODE])
+    assert archives.use_archive(project, SHA) is not None
 
 
 def test_a_run_whose_code_is_lost_fails_at_once_with_a_message(project: Project, member: User) -> None:
     make_host()
-    files.store_archive(project, [CODE])
+    archives.store_archive(project, [CODE])
     config = {"type": "task", "commands": ["true"], "resources": {"cpu": 1, "memory": "1GB"}}
     run, _ = services.submit(project, member, "member", Submission(config, archive=SHA))
     place_all()

@@ -17,7 +17,7 @@ from dstackweb.lib.times import to_ms
 from dstackweb.progress import finalize
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Scope, TaskPrefix
-from dstackweb.runs import attempts, files, removal, services, spend
+from dstackweb.runs import attempts, logs, removal, services, usage
 from dstackweb.runs.models import Job, QueueCount, QueueHour, RemovedRun, Run, RunEvent
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import RunStatus
@@ -31,7 +31,7 @@ def done_run(project: Project, user: User, name: str = "train-a", **keys: object
     run = make_run(project, user, name, resources={"cpu": 1, "memory": "1GB"}, **keys)
     place_all()
     job = start(placed_job(run))
-    files.append_log(job.pk, 0, b"hello\n")
+    logs.append_log(job.pk, 0, b"hello\n")
     attempts.end_job(job.pk, "done_by_runner", exit_code=0, log_size=6)
     run.refresh_from_db()
     assert run.status == RunStatus.DONE
@@ -95,9 +95,9 @@ def test_the_log_is_deleted_with_the_run(project: Project, member: User) -> None
     make_host()
     run = done_run(project, member)
     job = placed_job(run)
-    assert files.log_size(job.pk)
+    assert logs.log_size(job.pk)
     removal.remove([run.pk], Q())
-    assert not files.log_size(job.pk)
+    assert not logs.log_size(job.pk)
     assert not RemovedRun.objects.get(uid=run.uid).has_logs
 
 
@@ -106,9 +106,9 @@ def test_a_log_left_by_an_interrupted_removal_is_deleted_later(project: Project,
     run = done_run(project, member)
     job = placed_job(run)
     removal.remove([run.pk], Q())  # the test's transaction never commits
-    assert files.log_size(job.pk)
+    assert logs.log_size(job.pk)
     assert removal.remove_logs() == 1
-    assert not files.log_size(job.pk)
+    assert not logs.log_size(job.pk)
     assert removal.remove_logs() == 0
 
 
@@ -128,12 +128,12 @@ def test_the_cost_of_a_removed_run_still_counts_as_spent(project: Project, membe
     make_host()
     run = done_run(project, member)
     now = timezone.now()
-    begun = max(now - dt.timedelta(hours=2), spend.month_of(now))
+    begun = max(now - dt.timedelta(hours=2), usage.month_of(now))
     Job.objects.filter(run=run).update(price=Decimal("3"), placed_at=begun, ended_at=now)
-    before = spend.spent_this_month(project.pk, now)
+    before = usage.spent_this_month(project.pk, now)
     assert before > 0
     removal.remove([run.pk], Q(), now)
-    assert spend.spent_this_month(project.pk, now) == pytest.approx(before, abs=Decimal("0.00001"))
+    assert usage.spent_this_month(project.pk, now) == pytest.approx(before, abs=Decimal("0.00001"))
 
 
 def test_the_tasks_of_a_removed_run_are_pruned(project: Project, member: User) -> None:

@@ -92,9 +92,7 @@ class UsageDay(_Used):
     idle_ms = models.BigIntegerField(default=0)
 
     class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["project", "day", "user", "queue"], name="usage_day_once"),
-        ]
+        constraints = [models.UniqueConstraint(fields=["project", "day", "user", "queue"], name="usage_day_once")]
         # Of the whole deployment.
         indexes = [models.Index("day", name="usage_by_day")]
 
@@ -140,8 +138,6 @@ class QueueSpan(models.Model):
 
 
 class QueueHour(QueueSpan):
-    """An hour."""
-
     TIME = "hour"
 
     hour = models.DateTimeField(help_text="Its beginning, UTC")

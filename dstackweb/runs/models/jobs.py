@@ -136,7 +136,6 @@ class _ProjectBytes(models.Model):
 
     @classmethod
     def used(cls, project: Project) -> int:
-        """What they count as, in bytes."""
         return cls._default_manager.filter(pk=project.pk).values_list("bytes", flat=True).first() or 0
 
     @classmethod

@@ -53,6 +53,14 @@ class StatusCount(models.Model):
     class Meta:
         abstract = True
 
+    @property
+    def waiting(self) -> int:
+        return self.pending + self.submitted
+
+    @property
+    def placed(self) -> int:
+        return self.provisioning + self.running + self.terminating
+
 
 class Queue(models.Model):
     """The submitted runs of a project in their order. A transaction that changes the order updates this row first."""
@@ -134,8 +142,6 @@ class Queue(models.Model):
 
 
 class QueueCount(StatusCount):
-    """Those of a queue."""
-
     has_sweeps: bool
     """Whether a sweep of it is active: read by the queue page."""
 
@@ -210,7 +216,7 @@ class PastPlace(models.Model):
 
 
 class MemberShare(models.Model):
-    """A member's load in a queue with fair share (`fair_share.Load`), counted each minute and shifted by each run that
+    """A member's load in a queue with fair share (`ordering.Load`), counted each minute and shifted by each run that
     enters. Members without any have no row."""
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="shares")
@@ -264,7 +270,7 @@ class Verdict(models.Model):
 class PastVerdict(models.Model):
     """Why runs of a shape waited over a time that has ended; kept for `past.KEPT`.
 
-    One row for each reason, and for each `past_verdicts.LOGGED_EVERY` with other numbers: those that it ended with.
+    One row for each reason, and for each `past_log.LOGGED_EVERY` with other numbers: those that it ended with.
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.CASCADE, related_name="+", db_index=False)

@@ -36,7 +36,7 @@ class Archive(models.Model):
 
 
 class Sweep(models.Model):
-    """Many runs of one file (`array`), which are created a few at a time (`sweeps.window`), each by its index from 0.
+    """Many runs of one file (`array`), which are created a few at a time (`sweeps.creation`), each by its index from 0.
 
     `next_index` is the first one that was never created. Its row is locked behind that of its queue.
     """
@@ -109,6 +109,16 @@ class Sweep(models.Model):
             return RunStatus.TERMINATED
         is_done = self.next_index == self.size and not self.count.failed and not self.count.terminated
         return RunStatus.DONE if is_done else RunStatus.FAILED
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no run is left to be created."""
+        return self.retry_before is None and (self.stopped_at is not None or self.next_index >= self.size)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its runs have ended."""
+        return self.is_complete and not self.count.waiting and not self.count.placed
 
 
 class SweepCount(StatusCount):
@@ -247,7 +257,6 @@ class Run(models.Model):
 
     @property
     def is_hold(self) -> bool:
-        """Whether it is a hold."""
         return bool(self.spec.get("hold"))
 
     @property
@@ -288,9 +297,7 @@ class Dependency(models.Model):
                 name="dependency_of_run_or_sweep",
             ),
         ]
-        indexes = [
-            models.Index("predecessor", condition=Q(outcome="waiting"), name="dependency_waiting"),
-        ]
+        indexes = [models.Index("predecessor", condition=Q(outcome="waiting"), name="dependency_waiting")]
 
     def __str__(self) -> str:
         return f"{self.follower} after {self.name}: {self.outcome}"
@@ -302,7 +309,6 @@ class Dependency(models.Model):
 
     @property
     def follower(self) -> Run | Sweep:
-        """What waits."""
         waiting = self.run or self.waiting_sweep
         assert waiting is not None, "a constraint sees to it"
         return waiting

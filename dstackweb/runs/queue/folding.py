@@ -1,8 +1,4 @@
-"""Which waiting runs of a queue are shown as one line: those of a sweep. Pure.
-
-Runs of a sweep that were moved together are a line of their own, and so are those that were given another priority by
-themselves: a line is at one place of the queue, as far as fair shares allow.
-"""
+"""Which waiting runs of a queue are shown as one line: those of a sweep that are at one place of it. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The members' shares of queues with fair share: counted each minute, shifted by each run that enters its queue.
 
-A run's penalty is set when it enters a queue, and for all runs that have not ended when a manager changes the setting.
-A rank changes by it at no other time (docs/decisions/0024-fair-share.md). Callers that write have locked the queue.
+A rank changes by them only when its run enters, or a manager changes the setting (docs/decisions/0024-fair-share.md).
+Callers that write have locked the queue.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from django.db.models import F, QuerySet
 
 from dstackweb.lib import sql
-from dstackweb.runs import past_places, selectors, usage
+from dstackweb.runs import past_log, selectors, usage
 from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.models import MemberShare, Queue, Run, UsageDay
-from dstackweb.runs.queue import fair_share, ordering
-from dstackweb.runs.queue.fair_share import NO_PENALTY, Load, Penalty
+from dstackweb.runs.queue import ordering
+from dstackweb.runs.queue.ordering import NO_PENALTY, Load, Penalty
 from dstackweb.runs.states import ACTIVE, RunStatus
 
 CHUNK = 5_000
@@ -40,22 +40,20 @@ class Share:
 
     @property
     def gpu_hours(self) -> float:
-        return round(self.load.total_ms / fair_share.HOUR_MS, 1)
+        return round(self.load.total_ms / ordering.HOUR_MS, 1)
 
     @property
     def used_gpu_hours(self) -> float:
-        return round(self.load.used_ms / fair_share.HOUR_MS, 1)
+        return round(self.load.used_ms / ordering.HOUR_MS, 1)
 
 
-def enter(queue: Queue, run: Run, *, waits: bool = True) -> Penalty:
-    """The penalty of a run that enters this queue. If it `waits` there from now on, its GPUs count from now on.
-
-    Two or three statements, and as many rows as the queue has members; nothing where fair share is off.
-    """
-    found = foresee_all(queue, [run])[0]
+def enter(queue: Queue, run: Run, *, waits: bool = True) -> None:
+    """Set penalty and rank of a run that enters this queue. If it `waits` there, its GPUs count from now on."""
+    share = foresee_all(queue, [run])[0]
+    run.penalty_s, run.penalty_basis = share.seconds, share.basis
+    run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us, share.seconds)
     if waits:
         add_queued(queue, [run])
-    return found
 
 
 def foresee_all(queue: Queue, runs: Sequence[Run]) -> list[Penalty]:
@@ -137,14 +135,14 @@ def apply(queue: Queue, now: dt.datetime) -> None:
 
 
 def _set(runs: QuerySet[Run], penalty: Penalty, now: dt.datetime) -> None:
-    past_places.close_all(runs.filter(status=RunStatus.SUBMITTED), now, PlaceEnd.MOVED)
+    past_log.close_places_of(runs.filter(status=RunStatus.SUBMITTED), now, PlaceEnd.MOVED)
     rank = F("rank") + (penalty.seconds - F("penalty_s")) * ordering.SECOND_US
     changed = {"penalty_s": penalty.seconds, "penalty_basis": penalty.basis, "place_since": now}
     runs.update(rank=rank, **changed, version=F("version") + 1)
 
 
 def _penalty(queue: Queue, user_id: int, loads: Mapping[int, Load], gpus: int = 1) -> Penalty:
-    return fair_share.penalty(loads.get(user_id, Load()), list(loads.values()), queue.max_penalty_s, gpus)
+    return ordering.penalty(loads.get(user_id, Load()), list(loads.values()), queue.max_penalty_s, gpus)
 
 
 def _loads(queue: Queue) -> dict[int, Load]:
@@ -155,7 +153,7 @@ def _loads(queue: Queue) -> dict[int, Load]:
 def _counted(queue: Queue, active: Used, now: dt.datetime) -> dict[int, Load]:
     """In five statements and one more for each CHUNK of shapes that wait."""
     half_life = queue.fair_share_half_life_days
-    since = usage.day_of(now) - dt.timedelta(days=half_life * fair_share.HALF_LIVES)
+    since = usage.day_of(now) - dt.timedelta(days=half_life * ordering.HALF_LIVES)
     used: defaultdict[int, list[tuple[dt.date, int]]] = defaultdict(list)
     days = UsageDay.objects.filter(project=queue.project_id, queue=queue, day__gte=since)
     for pk, day, gpu_ms in days.values_list("user_id", "day", "gpu_ms"):
@@ -166,7 +164,7 @@ def _counted(queue: Queue, active: Used, now: dt.datetime) -> dict[int, Load]:
     held = _added_up((pk, gpus) for _queue, pk, gpus in selectors.placed_gpus([queue.pk]))
     queued = _added_up(_queued(queue))
     return {
-        pk: Load(fair_share.decayed_ms(used[pk], now, half_life), held.get(pk, 0), queued.get(pk, 0))
+        pk: Load(ordering.decayed_ms(used[pk], now, half_life), held.get(pk, 0), queued.get(pk, 0))
         for pk in used.keys() | held.keys() | queued.keys()
     }
 

@@ -17,15 +17,7 @@ from dstackweb.runs import selectors
 from dstackweb.runs.concurrency import may_change
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import ordering
-from dstackweb.runs.queue.moves import (
-    MoveBounds,
-    PriorityTooHigh,
-    RankChange,
-    Slot,
-    plan_alone,
-    plan_move,
-    plan_permutation,
-)
+from dstackweb.runs.queue.moves import MoveBounds, PriorityTooHigh, Slot, plan_alone, plan_move, plan_permutation
 from dstackweb.runs.queue.positions import (
     FIRST,
     LAST,
@@ -47,7 +39,7 @@ MAX_NAMED = 3
 """Most other runs that a preview names."""
 MAX_COUNTED = 1000
 """Most runs ahead that are counted for the result of a move, so that its cost does not grow with the queue."""
-PlanFunction = Callable[[Sequence[Slot], Iterable[Slot], Iterable[Slot]], list[RankChange]]
+PlanFunction = Callable[[Sequence[Slot], Iterable[Slot], Iterable[Slot]], list[Slot]]
 """The changes when runs are put between those ahead and those behind, each nearest first."""
 
 
@@ -61,10 +53,7 @@ class MoveTarget:
 
 @dataclass(frozen=True)
 class _Move:
-    """A move to plan: `moved` are the slots of `runs`, in order, and go to `cut` (see `_cut`).
-
-    Positions are counted up to `most` runs ahead, without it all.
-    """
+    """A move to plan: `moved`, the slots of `runs`, go to `cut`; positions are counted up to `most` runs ahead."""
 
     queue: Queue
     runs: Mapping[int, Run]
@@ -73,10 +62,6 @@ class _Move:
     bounds: MoveBounds
     user: User
     most: int | None
-
-    def count_ahead(self, keys: Iterable[RankKey]) -> dict[RankKey, int | None]:
-        """How many runs are ahead of each key, where they were counted."""
-        return runs_ahead(self.queue, keys, self.most)
 
 
 @dataclass(frozen=True)
@@ -97,7 +82,8 @@ class MoveEffect:
     """The effect of a move on the moved runs (none if they are there already) and on others.
 
     `slips` has the nearest few of `slips_total`, which is None where they were not counted. `exact`: the runs get the
-    chosen position; a member's may get the nearest of their own instead. `move_id` is what can be undone.
+    chosen position; a member's may get the nearest of their own instead. `move_id` is what can be undone, `written` the
+    slots that change.
     """
 
     changes: list[RunChange]
@@ -105,15 +91,10 @@ class MoveEffect:
     slips_total: int | None = 0
     exact: bool = True
     move_id: int | None = None
+    written: list[Slot] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class PlannedMove:
-    preview: MoveEffect
-    written: list[RankChange]
-
-
-NOTHING = PlannedMove(MoveEffect([]), [])
+NOTHING = MoveEffect([])
 
 
 def plan_reordering(
@@ -124,13 +105,15 @@ def plan_reordering(
     target: MoveTarget,
     now_us: int,
     most: int | None = None,
-) -> PlannedMove:
+) -> MoveEffect:
     """Plan moving these runs to `target` at this time (µs), both from `read_to_move`.
 
     The runs keep their order. Positions are counted up to `most` runs ahead, without it all.
     Raises Forbidden, Invalid; Conflict for a run without a position, Stale for one that is in another queue now.
     """
-    _check_movable(queue, runs, user, role)
+    for run in runs.values():
+        check_may_leave(queue, run, user, role)
+        _check_waits(run)
     moved = sorted((to_slot(run) for run in runs.values()), key=lambda place: place.key)
     oldest, newest = seniorities(queue, now_us)
     bounds = MoveBounds(queue.step_us, oldest, newest + queue.max_penalty_s * ordering.SECOND_US)
@@ -163,12 +146,6 @@ def read_to_move(
             % {"anchor": target.anchor.name, "queue": queue.name}
         )
     return runs, MoveTarget(target.where, anchor)
-
-
-def _check_movable(queue: Queue, runs: Mapping[int, Run], user: User, role: str) -> None:
-    for run in runs.values():
-        check_may_leave(queue, run, user, role)
-        _check_waits(run)
 
 
 def check_may_leave(queue: Queue, run: Run, user: User, role: str) -> None:
@@ -209,46 +186,45 @@ def _cut(queue: Queue, target: MoveTarget, moved: Collection[int]) -> RankKey:
     return (rank, pk) if target.where == "before" else (rank, pk + 1)
 
 
-def _anywhere(move: _Move, plan: PlanFunction) -> PlannedMove:
+def _anywhere(move: _Move, plan: PlanFunction) -> MoveEffect:
     moved, cut, runs = move.moved, move.cut, move.runs
     front, nearest_ahead = itertools.tee(walk_from(move.queue, cut, True, runs))
     back, nearest_behind = itertools.tee(walk_from(move.queue, cut, False, runs))
     written = plan(moved, front, back)
     if not written:
         return NOTHING
-    ahead = move.count_ahead([cut, *(place.key for place in moved)])
+    ahead = runs_ahead(move.queue, [cut, *(place.key for place in moved)], move.most)
     now = {change.id: change.priority for change in written}
     gap = None if (before := ahead[cut]) is None else before - sum(place.key < cut for place in moved)
     changes = [
-        RunChange(
-            runs[place.id],
-            place.priority,
-            now.get(place.id, place.priority),
-            position(ahead[place.key]),
-            position(gap, index),
-        )
+        _changed(runs[place.id], place.priority, now, position(ahead[place.key]), position(gap, index))
         for index, place in enumerate(moved)
     ]
     others_ahead = [ahead_of - n for n, place in enumerate(moved) if (ahead_of := ahead[place.key]) is not None]
     if gap is None or len(others_ahead) < len(moved):
-        return PlannedMove(MoveEffect(changes, [], None, True), written)
+        return MoveEffect(changes, [], None, written=written)
     back_by, forward_by = max(0, max(others_ahead) - gap), max(0, gap - min(others_ahead))
     slipping = zip(nearest_behind, range(gap, gap + min(back_by, MAX_NAMED)), strict=False)
     rising = zip(nearest_ahead, range(gap - 1, gap - 1 - min(forward_by, MAX_NAMED), -1), strict=False)
     places = {place.id: (place.priority, index) for place, index in (*slipping, *rising)}
     along = read_runs(move.queue, list(places)[:MAX_NAMED])
     slips = [
-        RunChange(
+        _changed(
             along[pk],
             priority,
-            priority,
+            now,
             index + 1 + sum(others <= index for others in others_ahead),
             index + 1 + (len(moved) if index >= gap else 0),
         )
         for pk, (priority, index) in places.items()
         if pk in along
     ]
-    return PlannedMove(MoveEffect(changes, slips, back_by + forward_by, True), written)
+    return MoveEffect(changes, slips, back_by + forward_by, written=written)
+
+
+def _changed(run: Run, priority: int, now: Mapping[int, int], before: int | None, after: int | None) -> RunChange:
+    """A run at other positions, with the priorities that change `now`."""
+    return RunChange(run, priority, now.get(run.pk, priority), before, after)
 
 
 def position(ahead: int | None, further: int = 0) -> int | None:
@@ -256,7 +232,7 @@ def position(ahead: int | None, further: int = 0) -> int | None:
     return None if ahead is None else ahead + further + 1
 
 
-def _past_own_alone(move: _Move) -> PlannedMove | None:
+def _past_own_alone(move: _Move) -> MoveEffect | None:
     """Plan a member's move past only their own runs: only the moved ones change. None if others are in between."""
     moved, cut = move.moved, move.cut
     first, last = min(moved[0].key, cut), max((moved[-1].rank, moved[-1].id + 1), cut)
@@ -275,10 +251,10 @@ def _past_own_alone(move: _Move) -> PlannedMove | None:
     if not found.written:
         return None
     exact = not runs_between(waiting.exclude(pk__in=move.runs), nearest, cut).exists()
-    return replace(found, preview=replace(found.preview, exact=exact))
+    return replace(found, exact=exact)
 
 
-def _among_own(move: _Move) -> PlannedMove:
+def _among_own(move: _Move) -> MoveEffect:
     """Plan a member's move: their runs swap positions, all others stay."""
     queue, runs, moved, cut, user = move.queue, move.runs, move.moved, move.cut, move.user
     first, last = min(moved[0].key, cut), max(moved[-1].key, cut)
@@ -318,11 +294,11 @@ def _among_own(move: _Move) -> PlannedMove:
         ) from None
     place_of_first, place_of_last = slots[index].key, slots[index + len(moved) - 1].key
     exact = not runs_between(waiting.exclude(user=user), cut, place_of_first, place_of_last).exists()
-    return PlannedMove(_permutation_effect(move, slots, order, written, exact), written)
+    return _permutation_effect(move, slots, order, written, exact)
 
 
 def _permutation_effect(
-    move: _Move, slots: list[Slot], order: list[Slot], written: list[RankChange], exact: bool
+    move: _Move, slots: list[Slot], order: list[Slot], written: list[Slot], exact: bool
 ) -> MoveEffect:
     moved = move.runs
     slot_of = {slot.id: number for number, slot in enumerate(slots)}
@@ -334,13 +310,14 @@ def _permutation_effect(
     gaining = [place for place in reversed(along) if at[place.id] < slot_of[place.id]]
     named = (losing + gaining)[:MAX_NAMED]
     shown = [place for place in order if place.id in moved] + named
-    ahead = move.count_ahead({slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])})
+    keys = {slots[number].key for place in shown for number in (slot_of[place.id], at[place.id])}
+    ahead = runs_ahead(move.queue, keys, move.most)
     found = {**moved, **read_runs(move.queue, (place.id for place in named))}
     previewed = [
-        RunChange(
+        _changed(
             found[place.id],
             place.priority,
-            now.get(place.id, place.priority),
+            now,
             position(ahead[slots[slot_of[place.id]].key]),
             position(ahead[slots[at[place.id]].key]),
         )
@@ -348,5 +325,5 @@ def _permutation_effect(
     ]
     changes, slips = previewed[: len(moved)], previewed[len(moved) :]
     if any(None in (slip.position_before, slip.position_after) for slip in slips):
-        return MoveEffect(changes, [], None, exact)
-    return MoveEffect(changes, slips, len(along), exact)
+        return MoveEffect(changes, [], None, exact, written=written)
+    return MoveEffect(changes, slips, len(along), exact, written=written)

@@ -1,15 +1,8 @@
-"""Computes the new ranks of moved runs (docs/design.md#scheduling). Pure: slots go in, rank changes come out.
+"""Computes the new ranks of moved runs (docs/design.md#scheduling). Pure: slots go in, those that change come out.
 
-    rank = seniority_us - priority * step_us        ascending, then id
-
-Here a run's penalty is part of its seniority, as if it had come so much later.
-
-A moved run gets exactly the chosen position. Its seniority changes within the range from the queue's oldest run to now,
-or to now with the highest penalty; if that is not enough, its priority changes by as few points as possible. If no rank
-is left between its neighbours, as few of them as possible shift by as few µs as possible, in seniority only.
-
-A member's move permutes the ranks of their own runs, so that other members' positions stay. If it passes only their own
-runs, which may be a hundred thousand, only the moved runs change.
+Here a run's penalty is part of its seniority, as if it came so much later: rank = seniority_us - priority * step_us.
+Seniority changes within the range from the queue's oldest run to now, or to now with the highest penalty. If a member's
+move passes only their own runs, which may be a hundred thousand, only the moved runs change.
 """
 
 from __future__ import annotations
@@ -41,17 +34,7 @@ class Slot:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The queue's sort key."""
         return self.rank, self.id
-
-
-@dataclass(frozen=True, slots=True)
-class RankChange:
-    """A run's new seniority, its penalty included, and priority. Its rank follows from the queue's step."""
-
-    id: int
-    seniority_us: int
-    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +63,6 @@ class MoveBounds:
         )
 
     def put(self, run: Slot, rank: int, priority: int) -> Slot:
-        """`run` at `rank`, with `priority`."""
         return Slot(run.id, rank, rank + priority * self.step_us, priority)
 
 
@@ -92,10 +74,8 @@ class PriorityTooHigh(Exception):
         self.run_id, self.priority = run_id, priority
 
 
-def plan_move(
-    moved: Sequence[Slot], before: Iterable[Slot], after: Iterable[Slot], bounds: MoveBounds
-) -> list[RankChange]:
-    """Put `moved`, in this order, between two neighbours; returns the changes, none for runs already there.
+def plan_move(moved: Sequence[Slot], before: Iterable[Slot], after: Iterable[Slot], bounds: MoveBounds) -> list[Slot]:
+    """Put `moved`, in this order, between two neighbours; returns the changed ones, none if they are there.
 
     `before` and `after` are the other waiting runs ahead of and behind the gap, each nearest first, and read only as
     needed. Raises Conflict when no rank is left between the queue's oldest run and now.
@@ -110,12 +90,8 @@ def plan_move(
 
 
 def plan_alone(
-    moved: Sequence[Slot],
-    before: Iterable[Slot],
-    after: Iterable[Slot],
-    bounds: MoveBounds,
-    most: int,
-) -> list[RankChange]:
+    moved: Sequence[Slot], before: Iterable[Slot], after: Iterable[Slot], bounds: MoveBounds, most: int
+) -> list[Slot]:
     """As `plan_move`, changing only `moved`, with priorities up to `most` or their own. Empty if that is impossible."""
     planned = _between(moved, next(iter(before), None), next(iter(after), None), bounds) or []
     if any(place.priority > max(most, run.priority) for run, place in zip(moved, planned, strict=False)):
@@ -124,12 +100,8 @@ def plan_alone(
 
 
 def plan_permutation(
-    own: Sequence[Slot],
-    order: Sequence[Slot],
-    others: Iterable[Slot],
-    bounds: MoveBounds,
-    most: int,
-) -> list[RankChange]:
+    own: Sequence[Slot], order: Sequence[Slot], others: Iterable[Slot], bounds: MoveBounds, most: int
+) -> list[Slot]:
     """Give a member's runs `own`, sorted, each other's ranks so that they stand in `order`; no one else moves.
 
     `others` are the runs of others whose ranks are within NUDGE_US of one in `own`. A run's priority changes by the
@@ -164,9 +136,9 @@ def _no_room() -> Conflict:
     return Conflict(_("no rank is left between the runs there. Try again in a moment"))
 
 
-def _changes(planned: Iterable[Slot], was: Iterable[Slot]) -> list[RankChange]:
+def _changes(planned: Iterable[Slot], was: Iterable[Slot]) -> list[Slot]:
     before = {run.id: run for run in was}
-    return [RankChange(run.id, run.seniority_us, run.priority) for run in planned if run != before[run.id]]
+    return [run for run in planned if run != before[run.id]]
 
 
 class _Neighbors:
@@ -257,10 +229,7 @@ def _fit(
     right: Slot | None,
     gap: int,
 ) -> list[int] | None:
-    """Ranks in this order between two neighbours, each in its window and as near to the wanted one as possible.
-
-    None if gaps of `gap` µs do not fit.
-    """
+    """Ranks in this order between two neighbours, in their windows and near those wanted; None if gaps don't fit."""
     latest: list[int] = []
     edge = right
     for run, (low, high) in zip(reversed(runs), reversed(windows), strict=True):

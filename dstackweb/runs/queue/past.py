@@ -1,8 +1,7 @@
 """A queue as it was at a moment of the last KEPT: its settings, its runs in their order and why they waited.
 
-Nothing is replayed. A run's place holds from one moment to another (`PastPlace`, and the run's own row for the present
-one), and so does a reason (`PastVerdict`, `Verdict`): those that hold at the moment are read, and ranks follow from the
-ageing step of then.
+Nothing is replayed: the places (`PastPlace`, or the run's own row) and reasons (`PastVerdict`, `Verdict`) that hold at
+the moment are read, and ranks follow from the ageing step of then.
 """
 
 from __future__ import annotations
@@ -12,24 +11,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.db.models import QuerySet, Sum
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.lib import sql
 from dstackweb.lib.errors import Invalid
+from dstackweb.runs import history
 from dstackweb.runs.codes import PlaceEnd
-from dstackweb.runs.history import HOUR, hour_of
-from dstackweb.runs.models import (
-    Job,
-    PastPlace,
-    PastVerdict,
-    Queue,
-    QueueEvent,
-    QueueHour,
-    Run,
-    Verdict,
-)
+from dstackweb.runs.models import Job, PastPlace, PastVerdict, Queue, QueueEvent, QueueHour, Run, Verdict
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.queues import SETTINGS
 from dstackweb.runs.row_fields import Hidden, Row
@@ -292,18 +282,12 @@ def pause_at(queue: Queue, at: dt.datetime) -> Pause | None:
 
 
 def lengths(queue: Queue, first: dt.datetime, last: dt.datetime) -> dict[dt.datetime, int | None]:
-    """Runs that waited at the end of each hour from that around `first` to that around `last`; None where unknown."""
-    begin, end = hour_of(first), hour_of(last)
-    rows = QueueHour.objects.filter(queue=queue, hour__gte=begin, hour__lte=end, length__isnull=False)
-    waited = dict(rows.order_by().values_list("hour").annotate(n=Sum("length")))
-    return {at: waited.get(at) for at in (begin + back * HOUR for back in range(int((end - begin) / HOUR) + 1))}
+    """`history.lengths` of a queue."""
+    return history.lengths(QueueHour.objects.filter(queue=queue), first, last)
 
 
 def moment_of(run: Run, jobs: Collection[Job]) -> dt.datetime | None:
-    """When a run began to wait, or the last moment at which its newest attempt did.
-
-    None while it is pending, and where it was placed within HARDLY.
-    """
+    """When a run began to wait, or last waited; None while it is pending, or where it was placed within HARDLY."""
     if run.status == RunStatus.PENDING:
         return None
     placed = [job.placed_at for job in jobs if job.attempt == run.attempt]
@@ -320,5 +304,4 @@ def old_places(now: dt.datetime) -> QuerySet[PastPlace]:
 
 
 def old_verdicts(now: dt.datetime) -> QuerySet[PastVerdict]:
-    """The wait reasons to prune."""
     return PastVerdict.objects.filter(until__lt=now - KEPT)

@@ -1,7 +1,4 @@
-"""Reads positions of waiting runs: neighbours, ranges, and how many runs are ahead. Reads only.
-
-Queries that every move needs are short SQL statements; the rest use the ORM.
-"""
+"""Reads positions of waiting runs: neighbours, ranges, and how many are ahead. What every move needs is short SQL."""
 
 from __future__ import annotations
 
@@ -138,7 +135,7 @@ class RankFactors:
     `aged_points`: the points of priority that its seniority is worth compared with a run submitted now; moves change
     them. `position` counts from 1, None while it is not waiting. New runs with a priority below `ahead_of_priority`
     queue behind it; None if all would, or while it is not waiting. `penalty_s` is what its member's share puts it
-    behind, and `penalty_basis` the numbers of it (`fair_share.Basis`).
+    behind, and `penalty_basis` the numbers of it (`ordering.Basis`).
     """
 
     priority: int
@@ -170,9 +167,6 @@ def rank_factors(run: Run, now: dt.datetime) -> RankFactors:
 
 
 def overtaking_priority(rank: int, newest_us: int, step: int) -> int | None:
-    """The lowest priority with which a run of seniority `newest_us` goes ahead of `rank`; None if not even 100 does.
-
-    At an equal rank the later run is behind.
-    """
+    """The lowest priority with which a run of seniority `newest_us` goes ahead of `rank`; None if not even 100 does."""
     least = max(ordering.PRIORITY_MIN, (newest_us - rank) // step + 1)
     return least if least <= ordering.PRIORITY_MAX else None

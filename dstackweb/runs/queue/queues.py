@@ -66,10 +66,7 @@ WHERE id = %(queue)s RETURNING *, EXISTS (
 
 
 def lock_queue(queue_id: int) -> Queue:
-    """Lock a queue's row so that changes to its order happen one after the other. Call first in a transaction.
-
-    (On SQLite a transaction holds the whole database from its beginning.)
-    """
+    """Lock a queue's row, first in a transaction: changes of its order happen one after the other."""
     return Queue.objects.select_related("project").select_for_update(of=("self",), no_key=True).get(pk=queue_id)
 
 
@@ -138,10 +135,7 @@ def has_fair_queues() -> bool:
 
 
 def create_queue(project: Project, user: User, role: str, name: str, **settings: Any) -> Queue:
-    """Create a queue, with defaults for SETTINGS that are not given. Managers only.
-
-    Raises Forbidden, Invalid for an invalid name, Conflict when it is taken.
-    """
+    """Create a queue; managers only. Raises Forbidden, Invalid for an invalid name, Conflict when it is taken."""
     if not allows(role, "manager"):
         raise Forbidden(_("only managers can create queues"))
     _check_names(settings)

@@ -1,12 +1,9 @@
-"""Moves waiting runs by hand: preview, move, undo (docs/design.md#scheduling).
-
-All of it happens under the queue's lock, so that a plan is written to the order it was made for.
-"""
+"""Moves waiting runs by hand under the queue's lock: preview, move, undo (docs/design.md#scheduling)."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +14,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.access import allows, role_in
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, NotFound, Stale
-from dstackweb.runs import past_places, wakeups
+from dstackweb.runs import past_log, wakeups
 from dstackweb.runs.codes import PlaceEnd, RunEventKind
 from dstackweb.runs.concurrency import check_priority, check_seen, may_change, stale_error
 from dstackweb.runs.models import Move, Queue, Run, RunEvent
@@ -31,7 +28,7 @@ from dstackweb.runs.queue.move_preview import (
     position,
     read_to_move,
 )
-from dstackweb.runs.queue.moves import RankChange
+from dstackweb.runs.queue.moves import Slot
 from dstackweb.runs.queue.positions import read_runs, runs_ahead, seniorities, to_slot
 from dstackweb.runs.queue.queues import lock_queue, now_us
 from dstackweb.runs.shared_rows import touch
@@ -56,7 +53,7 @@ class Place(NamedTuple):
     def of(cls, run: Run) -> Place:
         return cls(run.seniority_us, run.priority, run.penalty_s)
 
-    def changed(self, change: RankChange, oldest_us: int, newest_us: int, most_s: int) -> Place:
+    def changed(self, change: Slot, oldest_us: int, newest_us: int, most_s: int) -> Place:
         """With the rank of a planned change. The penalty (≤ `most_s`) changes only to keep the seniority in range."""
         late_us, second = change.seniority_us, ordering.SECOND_US
         highest = (late_us - oldest_us) // second
@@ -69,7 +66,7 @@ def preview(runs: Sequence[Run], user: User, role: str, target: MoveTarget) -> M
     """What `move` would do now, with the same errors. Reads only."""
     queue = _queue_of(runs)
     found, target = read_to_move(queue, [run.pk for run in runs], target)
-    return plan_reordering(queue, found, user, role, target, now_us()).preview
+    return plan_reordering(queue, found, user, role, target, now_us())
 
 
 def move(
@@ -85,12 +82,11 @@ def move(
         queue = lock_queue(_queue_of(runs).pk)
         found, target = read_to_move(queue, [run.pk for run in runs], target, lock=True)
         check_seen(runs, found, if_match)
-        plan = plan_reordering(queue, found, user, role, target, now_us(), MAX_COUNTED)
-        effect = plan.preview
-        if not plan.written:
+        effect = plan_reordering(queue, found, user, role, target, now_us(), MAX_COUNTED)
+        if not effect.written:
             return effect
         at = timezone.now()
-        along = read_runs(queue, {change.id for change in plan.written} - found.keys(), lock=True)
+        along = read_runs(queue, {change.id for change in effect.written} - found.keys(), lock=True)
         for run in along.values():
             if run.status != RunStatus.SUBMITTED:
                 raise Conflict(
@@ -98,10 +94,9 @@ def move(
                 )
         before = found | along
         moved = {change.run.pk for change in effect.changes}
-        written = {change.id: change for change in plan.written}
+        written = {change.id: change for change in effect.written}
         for pk in moved - written.keys():
-            slot = to_slot(before[pk])
-            written[pk] = RankChange(pk, slot.seniority_us, slot.priority)
+            written[pk] = to_slot(before[pk])
         bounds = *seniorities(queue, now_us()), queue.max_penalty_s
         places = {pk: Place.of(before[pk]).changed(change, *bounds) for pk, change in written.items()}
         _write(queue, places, before, dict.fromkeys(moved, (at, user.pk)), at)
@@ -135,32 +130,31 @@ def set_priorities(
                     _("run %(run)s has already ended (%(status)s). Its priority was not changed.")
                     % {"run": run.name, "status": run.status}
                 )
-        at = timezone.now()
-        changed = [run for run in fresh if run.priority != priority]
-        if not changed:
-            return MoveEffect([])
-        places = {run.pk: Place.of(run)._replace(priority=priority) for run in changed}
-        _write(queue, places, before, {}, at)
-        _record_priorities(places, before, user, at)
-        to_undo = {run.pk: places[run.pk] for run in changed if run.status in WAITING}
-        made = _remember(queue, user, at, to_undo, before, set()) if to_undo else None
-        touch(queue.pk)
-        wakeups.request_pass()
+        changed = _give_priority(queue, fresh, user, priority)
+        to_undo = {run.pk: place for run, place in changed.items() if run.status in WAITING}
+        made = _remember(queue, user, timezone.now(), to_undo, before, set()) if to_undo else None
     changes = [RunChange(run, run.priority, priority, None, None) for run in changed]
     return MoveEffect(changes, move_id=made.pk if made else None)
 
 
 def set_priority_of_all(queue: Queue, run_ids: Collection[int], user: User, priority: int) -> None:
     """Give those of these runs that have not ended this priority; it is not undone. Call with the queue locked."""
-    before = read_runs(queue, run_ids, lock=True)
-    active = (run for run in before.values() if run.status not in ENDED and run.queue_id == queue.pk)
-    places = {run.pk: Place.of(run)._replace(priority=priority) for run in active if run.priority != priority}
-    if places:
-        at = timezone.now()
+    found = read_runs(queue, run_ids, lock=True).values()
+    active = [run for run in found if run.status not in ENDED and run.queue_id == queue.pk]
+    _give_priority(queue, active, user, priority)
+
+
+def _give_priority(queue: Queue, runs: Iterable[Run], user: User, priority: int) -> dict[Run, Place]:
+    """The runs, which are locked, that change by it, with their new places."""
+    changed = {run: Place.of(run)._replace(priority=priority) for run in runs if run.priority != priority}
+    if changed:
+        at, before = timezone.now(), {run.pk: run for run in changed}
+        places = {run.pk: place for run, place in changed.items()}
         _write(queue, places, before, {}, at)
         _record_priorities(places, before, user, at)
         touch(queue.pk)
         wakeups.request_pass()
+    return changed
 
 
 def undoable(queue: Queue, user: User) -> Move | None:
@@ -241,7 +235,7 @@ def _write(
     now: dt.datetime,
 ) -> None:
     """Write the places and ranks, and who moved the runs when. The runs are locked."""
-    past_places.close([pk for pk in places if before[pk].status == RunStatus.SUBMITTED], now, PlaceEnd.MOVED)
+    past_log.close_places([pk for pk in places if before[pk].status == RunStatus.SUBMITTED], now, PlaceEnd.MOVED)
     step, stored = queue.step_us, connection.ops.adapt_datetimefield_value
     rows = []
     for pk, place in sorted(places.items()):
@@ -301,7 +295,6 @@ def _positions(queue: Queue, ids: Collection[int]) -> dict[int, int | None]:
 
 
 def _gone(run: Run | None) -> Stale:
-    """The error for a moved run that is no longer in the queue."""
     if run is None:
         return Stale(_("a run of this move no longer exists. Nothing was undone."))
     if run.status in WAITING:

@@ -1,8 +1,4 @@
-"""Moves waiting runs to another queue of their project, all or none, and previews it.
-
-A run keeps its seniority and priority: its position there follows from them, from the ageing step there, and from the
-penalty that its member's share has there.
-"""
+"""Moves waiting runs to another queue of their project, all or none, with seniority and priority, and previews it."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import Conflict, Invalid, NotFound
-from dstackweb.runs import past_places, selectors, wakeups
+from dstackweb.runs import past_log, selectors, wakeups
 from dstackweb.runs.codes import PlaceEnd, RunEventKind
 from dstackweb.runs.concurrency import check_seen
 from dstackweb.runs.models import Queue, Run, RunEvent
 from dstackweb.runs.queue import member_shares, ordering
-from dstackweb.runs.queue.fair_share import Penalty
 from dstackweb.runs.queue.move_preview import MAX_COUNTED, MAX_MOVED, MoveEffect, RunChange, check_may_leave, position
+from dstackweb.runs.queue.ordering import Penalty
 from dstackweb.runs.queue.positions import RankKey, runs_ahead
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining
 from dstackweb.runs.shared_rows import count_queue_change, shared_rows_last
@@ -163,19 +159,12 @@ def _planned(source: Queue, target: Queue, runs: Sequence[Run], most: int | None
     first = min((keys[pk] for pk in waits), default=None)
     return Transfer(
         changes,
-        slips_total=_behind(target, there.get(first) if first else None, bool(waits), most),
+        slips_total=0 if not first else None if most is not None else target.count.submitted - (there[first] or 0),
         target=target,
         entries=[(_as_there(run, target, keys[run.pk]), share) for run, share in order],
         is_reordered=[run.pk for run, _share in order] != [run.pk for run in runs],
         beside=_beside(target, first) if first else None,
     )
-
-
-def _behind(target: Queue, ahead: int | None, waits: bool, most: int | None) -> int | None:
-    """How many runs of the queue a run with so many ahead of it puts further back; None where they were not counted."""
-    if not waits:
-        return 0
-    return None if ahead is None or most is not None else target.count.submitted - ahead
 
 
 def _beside(target: Queue, key: RankKey) -> Run | None:
@@ -203,7 +192,7 @@ def _write(source: Queue, target: Queue, entries: Sequence[tuple[Run, Penalty]],
         newest = Greatest(F("last_seniority_us"), Value(max(entered), output_field=BigIntegerField()))
         Queue.objects.filter(pk=target.pk).update(last_seniority_us=newest)
     member_shares.add_queued(target, waiting)
-    past_places.close([run.pk for run in waiting], now, PlaceEnd.QUEUE)
+    past_log.close_places([run.pk for run in waiting], now, PlaceEnd.QUEUE)
     for run, share in entries:
         run.place_since, run.penalty_s, run.penalty_basis = now, share.seconds, share.basis
     Run.objects.bulk_update(runs, ["queue", "place_since", "penalty_s", "penalty_basis", "rank"], batch_size=CHUNK)

@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one file, created a few at a time. `window` decides, `creation` creates.
+"""Sweeps: many runs of one file, created a few at a time.
 
 A sweep's row is written with its queue locked. How many of its runs are in each status is counted with their moves.
 """

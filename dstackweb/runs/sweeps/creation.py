@@ -1,14 +1,13 @@
 """Creates the runs of sweeps when there is room for them, and ends sweeps whose runs have all ended.
 
-A pass, which each end of a run requests, and the watcher look at all active sweeps. Whatever was interrupted is found
-again from rows. An index is taken and its run created in one transaction, under the queue's lock.
+Passes and the watcher look at all active sweeps. What was interrupted is found again from rows: an index is taken and
+its run created in one transaction, under the queue's lock. A sweep that waits for others (`after`) has no runs before.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import IntegrityError
@@ -16,57 +15,40 @@ from django.db.models import QuerySet
 
 from dstackweb.accounts.access import allows, role_in
 from dstackweb.lib.sql import for_each
-from dstackweb.runs import services, wakeups
-from dstackweb.runs.codes import RunEventKind
-from dstackweb.runs.models import Queue, Run, RunEvent, Sweep, SweepCount
-from dstackweb.runs.queue import member_shares, ordering
-from dstackweb.runs.queue.queues import lock_queue
+from dstackweb.runs import dependencies, services, wakeups
+from dstackweb.runs.codes import DependencyOutcome, RunEventKind
+from dstackweb.runs.dependencies import OVER, Consequence
+from dstackweb.runs.models import Dependency, Queue, Run, RunEvent, Sweep
+from dstackweb.runs.queue import member_shares
+from dstackweb.runs.queue.queues import lock_queue, take_seniority
 from dstackweb.runs.recurrence import BY_PEOPLE
-from dstackweb.runs.run_names import names_of_sweeps
+from dstackweb.runs.run_names import names_of_sweeps, run_name
 from dstackweb.runs.shared_rows import count_left_sweep, count_new, shared_rows_last, touch_sweep
-from dstackweb.runs.states import ACTIVE, PLACED, WAITING, Reason, RunStatus
-from dstackweb.runs.sweeps import pending
-from dstackweb.runs.sweeps.validation import run_name
-from dstackweb.runs.sweeps.window import Progress, next_indices, until_taken
+from dstackweb.runs.states import ACTIVE, Reason, RunStatus
+from dstackweb.runs.sweeps.selectors import LARGE
 from dstackweb.runs.transitions import RunChanged, events_written
 from dstackweb.spec.array import Array
 from dstackweb.spec.source import as_yaml, read
 
+WAITING_AT_ONCE = 100
+"""Runs of a sweep that wait at once. A pass that places all of them is followed by another at once."""
 STOPPED_AT_ONCE = 500
 """Runs of a sweep that one check stops."""
-
-
-def progress(sweep: Sweep, count: SweepCount) -> Progress:
-    return Progress(
-        size=sweep.size,
-        next_index=sweep.next_index,
-        waiting=sum(getattr(count, status) for status in WAITING),
-        placed=sum(getattr(count, status) for status in PLACED),
-        max_parallel=sweep.max_parallel,
-        is_stopped=sweep.stopped_at is not None,
-        retries=sweep.retry_before is not None,
-        is_pending=sweep.is_pending,
-    )
 
 
 def settle(now: dt.datetime) -> int:
     """Create what may be created now, stop what is to be stopped, end what is over. Returns how many were created."""
     found = Sweep.objects.filter(ended_at=None).select_related("count").order_by("pk")
     active = list(found.defer(*LARGE))
-    released = pending.due([sweep.pk for sweep in active if sweep.is_pending])
+    released = _released([sweep.pk for sweep in active if sweep.is_pending])
     due = [sweep.pk for sweep in active if sweep.pk in released or _is_due(sweep)]
     made: list[int] = []
     for_each(due, lambda sweep_id: made.append(settle_one(sweep_id, now)))
     return sum(made)
 
 
-LARGE = ("array", "spec", "provenance", "config_text", "env_secret")
-"""Columns that only the creation of runs needs."""
-
-
 def _is_due(sweep: Sweep) -> bool:
-    found = progress(sweep, sweep.count)
-    return sweep.is_stopping or found.is_over or (found.room > 0 and not found.is_complete)
+    return sweep.is_stopping or sweep.is_over or (room(sweep) > 0 and not sweep.is_complete)
 
 
 def settle_one(sweep_id: int, now: dt.datetime) -> int:
@@ -76,7 +58,7 @@ def settle_one(sweep_id: int, now: dt.datetime) -> int:
         with shared_rows_last():
             queue = lock_queue(Sweep.objects.values_list("queue_id", flat=True).get(pk=sweep_id))
             sweep = Sweep.objects.select_related("user", "count").get(pk=sweep_id)
-            pending.settle(queue, sweep, now)
+            _settle_pending(queue, sweep, now)
             return fill(queue, sweep, now)
     except (IntegrityError, RunChanged):
         return 0  # a name was taken, or a failed run removed, at this moment: the next check sees it
@@ -90,54 +72,42 @@ def fill(queue: Queue, sweep: Sweep, now: dt.datetime) -> int:
     """
     if sweep.ended_at is not None:
         return 0
-    found = progress(sweep, sweep.count)
-    values: dict[str, Any] = {}
+    before = {name: getattr(sweep, name) for name in PROGRESS}
     made = 0
-    if found.room and not found.is_complete:
+    if room(sweep) and not sweep.is_complete:
         role = role_in(queue.project, sweep.user)
         if role is None or not allows(role, "member"):
-            values |= {"stopped_at": sweep.stopped_at or now, "retry_before": None}
+            sweep.stopped_at, sweep.retry_before = sweep.stopped_at or now, None
         else:
-            values |= _create(queue, sweep, found, now)
-            made = values.pop("made")
-    written = {name: values.get(name, getattr(sweep, name)) for name in ("next_index", "stopped_at", "retry_before")}
-    after = replace(
-        found,
-        next_index=written["next_index"],
-        is_stopped=written["stopped_at"] is not None,
-        retries=written["retry_before"] is not None,
-    )
-    if not made and after.is_over:
-        values["ended_at"] = now
+            made = _create(queue, sweep, now)
+    if not made and sweep.is_over:
+        sweep.ended_at = now
         wakeups.request_pass()  # runs may wait for its end
-    values = {name: value for name, value in values.items() if getattr(sweep, name) != value}
-    if values:
-        Sweep.objects.filter(pk=sweep.pk).update(**values)
+    if changed := {name: getattr(sweep, name) for name in PROGRESS if getattr(sweep, name) != before[name]}:
+        Sweep.objects.filter(pk=sweep.pk).update(**changed)
         touch_sweep(sweep)
-        for name, value in values.items():
-            setattr(sweep, name, value)
     return made
 
 
-def _create(queue: Queue, sweep: Sweep, found: Progress, now: dt.datetime) -> dict[str, Any]:
-    """Create runs; returns how many were `made`, and the sweep's new values."""
-    failed = _to_retry(sweep, found.room)
-    indices = next_indices(found, list(failed))
+PROGRESS = ("next_index", "waits_for_name", "retry_before", "stopped_at", "ended_at")
+
+
+def _create(queue: Queue, sweep: Sweep, now: dt.datetime) -> int:
+    """Create runs, and note with the sweep how far it is; returns how many."""
+    most = room(sweep)
+    failed = _to_retry(sweep, most)
+    indices = next_indices(sweep, list(failed))
     named = {run_name(sweep.name, index): index for index in indices}
     holders = Run.objects.filter(project=sweep.project_id, name__in=named, status__in=ACTIVE)
     held = {*holders.values_list("name", flat=True), *names_of_sweeps(queue.project, named)}
-    taken = frozenset(named[name] for name in held)
-    free, blocked = until_taken(indices, taken)
+    free, blocked = until_taken(indices, frozenset(named[name] for name in held))
     runs = list(_runs(queue, sweep, free, now))
     _store(runs, _leave([failed[index] for index in free if index in failed]), now)
-    created = sum(index >= sweep.next_index for index in free)
-    return {
-        "made": len(free),
-        "next_index": sweep.next_index + created,
-        "waits_for_name": "" if blocked is None else run_name(sweep.name, blocked),
-        # With room left, there are no more of them.
-        "retry_before": sweep.retry_before if blocked is not None or len(failed) == found.room else None,
-    }
+    sweep.next_index += sum(index >= sweep.next_index for index in free)
+    sweep.waits_for_name = "" if blocked is None else run_name(sweep.name, blocked)
+    if blocked is None and len(failed) < most:  # with room left, there are no more of them
+        sweep.retry_before = None
+    return len(free)
 
 
 def _to_retry(sweep: Sweep, limit: int) -> dict[int, int]:
@@ -194,9 +164,7 @@ def _runs(queue: Queue, sweep: Sweep, indices: Iterable[int], now: dt.datetime) 
             queued_at=now,
             place_since=now,
         )
-        share = member_shares.enter(queue, run)
-        run.penalty_s, run.penalty_basis = share.seconds, share.basis
-        run.rank = ordering.rank(run.seniority_us, run.priority, queue.step_us, share.seconds)
+        member_shares.enter(queue, run)
         yield run
 
 
@@ -254,3 +222,75 @@ def finish_stop(sweep: Sweep) -> None:
     services.stop_runs(runs, sweep.stopped_by, abort=sweep.is_aborted)
     if not active.exists():
         Sweep.objects.filter(pk=sweep.pk).update(is_stopping=False)
+
+
+WAIT_FIELDS = ("is_pending", "status_detail", "seniority_us", "stopped_at")
+
+
+def _released(sweep_ids: Collection[int]) -> set[int]:
+    """Those of these waiting sweeps of which a predecessor has ended or was removed."""
+    if not sweep_ids:
+        return set()
+    found = Dependency.objects.filter(OVER, outcome=DependencyOutcome.WAITING, waiting_sweep__in=sweep_ids)
+    return {pk for pk in found.values_list("waiting_sweep", flat=True) if pk is not None}
+
+
+def _settle_pending(queue: Queue, sweep: Sweep, now: dt.datetime) -> None:
+    """Let a sweep whose predecessors have ended enter its locked queue, or cancel it. Repeatable; `fill` it then."""
+    if not sweep.is_pending:
+        return
+    found, consequence = dependencies.take_stock(sweep)
+    match consequence:
+        case Consequence.ENTER:
+            enter_queue(queue, sweep)
+        case Consequence.CANCEL:
+            sweep.stopped_at = now
+            _keep(sweep, is_pending=False, detail=found)
+        case Consequence.WAIT | Consequence.KEEP:
+            _keep(sweep, is_pending=True, detail=found)
+
+
+def enter_queue(queue: Queue, sweep: Sweep) -> None:
+    """Give it the queue's next seniority, which its runs will have."""
+    sweep.seniority_us = take_seniority(queue.pk).last_seniority_us
+    _keep(sweep, is_pending=False, detail=[])
+
+
+def _keep(sweep: Sweep, *, is_pending: bool, detail: list[Dependency]) -> None:
+    sweep.is_pending = is_pending
+    sweep.status_detail = dependencies.detail(detail) if detail else {}
+    sweep.save(update_fields=WAIT_FIELDS)
+    touch_sweep(sweep)
+
+
+def room(sweep: Sweep) -> int:
+    """How many of its runs may be created now."""
+    if sweep.is_pending:
+        return 0
+    found = WAITING_AT_ONCE - sweep.count.waiting
+    if sweep.max_parallel is not None:
+        found = min(found, sweep.max_parallel - sweep.count.waiting - sweep.count.placed)
+    return max(0, found)
+
+
+def first_runs(array: Array) -> int:
+    """How many runs of a sweep are created with it."""
+    return min(array.size, WAITING_AT_ONCE, array.max_parallel or array.size)
+
+
+def next_indices(sweep: Sweep, failed: Sequence[int]) -> list[int]:
+    """The indices to create now: those of `failed` ones that are retried, then those that never were created."""
+    most = room(sweep)
+    again = list(failed[:most])
+    if sweep.stopped_at is not None:
+        return again
+    end = min(sweep.size, sweep.next_index + most - len(again))
+    return again + list(range(sweep.next_index, end))
+
+
+def until_taken(indices: Sequence[int], taken: frozenset[int]) -> tuple[list[int], int | None]:
+    """The indices before the first whose name another run has now, and that one: a sweep's order has no gaps."""
+    for number, index in enumerate(indices):
+        if index in taken:
+            return list(indices[:number]), index
+    return list(indices), None

@@ -6,7 +6,6 @@ import datetime as dt
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from dstackweb.accounts.models import Project
@@ -15,18 +14,22 @@ from dstackweb.lib.sql import parsed_uid
 from dstackweb.runs.codes import NoRun
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.prefix_counters import took_s
+from dstackweb.runs.run_names import run_name
+from dstackweb.runs.selectors import TEXTS
 from dstackweb.runs.states import ENDED, PLACED, RunStatus
-from dstackweb.runs.sweeps.creation import LARGE
-from dstackweb.runs.sweeps.validation import run_name
 from dstackweb.spec.array import Array, Parameters
 
 PAGE = 1000
 """Most rows of a sweep's table that are read at once."""
+NOT_SHOWN = (*TEXTS, "spec", "penalty_basis")
+LARGE = ("array", "spec", "provenance", "config_text", "env_secret")
+"""Columns that only the creation of runs needs."""
+JOINED = Sweep.objects.select_related("queue", "project", "user", "stopped_by", "count")
 
 
 def find_sweep(project: Project, name: str) -> Sweep:
     """The sweep with this uid, or the newest of this name. Raises NotFound."""
-    sweeps = Sweep.objects.select_related("queue", "project", "user", "stopped_by", "count").filter(project=project)
+    sweeps = JOINED.filter(project=project)
     uid = parsed_uid(name)
     found = (sweeps.filter(uid=uid) if uid else sweeps.filter(name=name).order_by("-id")).first()
     if found is None:
@@ -36,25 +39,21 @@ def find_sweep(project: Project, name: str) -> Sweep:
 
 def find_sweeps(ids: Collection[int]) -> list[Sweep]:
     """The sweeps with these ids, without what is large."""
-    joined = Sweep.objects.select_related("queue", "project", "user", "stopped_by", "count")
-    return list(joined.filter(pk__in=ids).defer(*LARGE).order_by("pk"))
+    return list(JOINED.filter(pk__in=ids).defer(*LARGE).order_by("pk"))
 
 
 def newest_sweeps(
     project: Project, limit: int, before: int | None = None, *, active: bool = False, queue: Queue | None = None
 ) -> list[Sweep]:
     """The project's sweeps, newest first, without what is large; those that have not ended, those of a queue."""
-    sweeps = (
-        Sweep.objects.filter(project=project)
-        if before is None
-        else Sweep.objects.filter(project=project, pk__lt=before)
-    )
+    sweeps = JOINED.filter(project=project).defer(*LARGE).order_by("-id")
+    if before is not None:
+        sweeps = sweeps.filter(pk__lt=before)
     if active:
         sweeps = sweeps.filter(ended_at=None)
     if queue is not None:
         sweeps = sweeps.filter(queue=queue)
-    joined = sweeps.select_related("queue", "project", "user", "stopped_by", "count")
-    return list(joined.defer(*LARGE).order_by("-id")[:limit])
+    return list(sweeps[:limit])
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,16 @@ def table(sweep: Sweep, start: int, limit: int) -> list[SweepRun]:
     end = min(sweep.size, start + limit)
     if start >= end:
         return []
-    runs = {run.sweep_index: run for run in _light(sweep.runs.filter(sweep_index__gte=start, sweep_index__lt=end))}
+    runs = {
+        run.sweep_index: run for run in sweep.runs.filter(sweep_index__gte=start, sweep_index__lt=end).defer(*NOT_SHOWN)
+    }
     return list(_rows(sweep, range(start, end), runs))
 
 
 def table_of_status(sweep: Sweep, statuses: Sequence[RunStatus], start: int, limit: int) -> list[SweepRun]:
     """The same with only the runs that are in one of these statuses."""
     mine = sweep.runs.filter(status__in=statuses, sweep_index__gte=start).order_by("sweep_index")
-    runs = {run.sweep_index: run for run in _light(mine)[:limit]}
+    runs = {run.sweep_index: run for run in mine.defer(*NOT_SHOWN)[:limit]}
     return list(_rows(sweep, [index for index in runs if index is not None], runs))
 
 
@@ -102,10 +103,6 @@ def whole_table(sweep: Sweep) -> Iterator[SweepRun]:
     """All rows, read PAGE at a time."""
     for start in range(0, sweep.size, PAGE):
         yield from table(sweep, start, PAGE)
-
-
-def _light(runs: QuerySet[Run]) -> QuerySet[Run]:
-    return runs.defer("spec", "config_text", "provenance", "env_secret", "penalty_basis")
 
 
 def _rows(sweep: Sweep, indices: Sequence[int], runs: dict[int | None, Run]) -> Iterator[SweepRun]:
@@ -140,12 +137,11 @@ class SweepCounts:
     def of(cls, sweep: Sweep) -> SweepCounts:
         count, rest = sweep.count, sweep.size - sweep.next_index
         ended = {status.value: getattr(count, status.value) for status in ENDED}
-        waiting, running = count.pending + count.submitted, sum(getattr(count, status) for status in PLACED)
         is_stopped = sweep.stopped_at is not None
-        existing = waiting + running + sum(ended.values())
+        existing = count.waiting + count.placed + sum(ended.values())
         return cls(
-            waiting=waiting,
-            running=running,
+            waiting=count.waiting,
+            running=count.placed,
             **ended,
             left=0 if is_stopped else rest,
             dropped=rest if is_stopped else 0,

@@ -6,18 +6,18 @@ from django.db import IntegrityError
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts import access
 from dstackweb.accounts.models import Project, User
-from dstackweb.lib.errors import Conflict, Forbidden, NotFound
+from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.runs import dependencies, run_names, services
 from dstackweb.runs.concurrency import check_priority
+from dstackweb.runs.concurrency import may_change as may_change
 from dstackweb.runs.models import Dependency, Queue, Run, Sweep, SweepCount
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priority_of_all
 from dstackweb.runs.services import PreparedSubmission, Submission
 from dstackweb.runs.shared_rows import shared_rows_last, touch_sweep
 from dstackweb.runs.states import ACTIVE
-from dstackweb.runs.sweeps import creation, pending
+from dstackweb.runs.sweeps import creation
 from dstackweb.runs.sweeps.selectors import find_sweep
 from dstackweb.runs.transitions import RunChanged
 
@@ -25,10 +25,7 @@ from dstackweb.runs.transitions import RunChanged
 def submit(
     project: Project, user: User, role: str, submission: Submission, idempotency_key: str = ""
 ) -> tuple[Run | Sweep, bool]:
-    """Submit a run, or a sweep where the file has an `array`. Returns it, and whether this call created it.
-
-    Raises what `services.submit` raises.
-    """
+    """Submit a run, or a sweep where the file has an `array`, as `services.submit` does."""
     if idempotency_key and (earlier := replayed(project, user, idempotency_key, submission)):
         return earlier, False
     prepared = services.prepare(project, user, role, submission)
@@ -45,32 +42,18 @@ def submit(
     return find_sweep(project, str(sweep.uid)), True
 
 
-def new_sweep(
-    project: Project, user: User, prepared: PreparedSubmission, submission: Submission, key: str = ""
-) -> Sweep:
+def new_sweep(project: Project, user: User, prepared: PreparedSubmission, submission: Submission, key: str) -> Sweep:
     """The sweep of a submission, not stored. Raises TooMany where the project has submitted too much."""
-    spec, array = prepared.effective.spec, prepared.effective.spec.array
+    array = prepared.effective.spec.array
     assert array is not None, "the file of a sweep has an array"
-    name = spec.name or run_names.free_name(project)
-    waits = dependencies.waits(prepared.dependencies)
+    name = prepared.effective.spec.name or run_names.free_name(project)
+    values = services.submitted_values(project, user, name, prepared, submission, key)
     sweep = Sweep(
-        project=project,
-        user=user,
-        name=name,
+        **values,
         size=array.size,
         max_parallel=array.max_parallel,
-        is_pending=waits,
-        status_detail=dependencies.detail(prepared.dependencies) if waits else {},
-        priority=spec.priority,
-        shape=spec.shape_key(user.pk),
+        is_pending=bool(values["status_detail"]),
         array=array.model_dump(mode="json"),
-        spec=spec.model_copy(update={"name": name, "array": None}).model_dump(mode="json"),
-        provenance=prepared.effective.provenance,
-        config_text=prepared.config_text,
-        env_secret=services.encrypt_masked(prepared.run_file, submission),
-        archive=prepared.archive,
-        idempotency_key=key,
-        body_digest=submission.digest() if key else "",
     )
     services.count_large(project, 2 * creation.config_size(sweep) + len(sweep.env_secret), array.size)
     _end_if_over(project, name)
@@ -100,21 +83,14 @@ def store(sweep: Sweep, prepared: PreparedSubmission) -> None:
 def _end_if_over(project: Project, name: str) -> None:
     """Free the name of a sweep whose last run has ended a moment ago."""
     for sweep in Sweep.objects.filter(project=project, name=name, ended_at=None).select_related("count"):
-        if creation.progress(sweep, sweep.count).is_over:
+        if sweep.is_over:
             creation.settle_one(sweep.pk, timezone.now())
 
 
 def replayed(project: Project, user: User, key: str, submission: Submission) -> Run | Sweep | None:
     """What was created with this key before. Raises Conflict if that was a different submission."""
-    if (run := services.replayed(project, user, key, submission)) is not None:
-        return run
-    sweep = Sweep.objects.select_related("queue", "project", "user", "count").filter(
-        project=project, user=user, idempotency_key=key
-    )
-    found = sweep.first()
-    if found is not None and found.body_digest != submission.digest():
-        raise Conflict(_("this Idempotency-Key was used for another submission. Nothing was submitted."))
-    return found
+    found = services.replayed(Run, project, user, key, submission)
+    return found or services.replayed(Sweep, project, user, key, submission)
 
 
 def name_taken(project: Project, name: str) -> Conflict:
@@ -126,27 +102,15 @@ def name_taken(project: Project, name: str) -> Conflict:
     return Conflict(msg, name=name)
 
 
-def may_change(sweep: Sweep, user: User, role: str) -> None:
-    """Members change their own sweeps, managers any. Raises Forbidden."""
-    if not access.may_change(role, sweep.user_id, user):
-        raise Forbidden(
-            _("sweep %(sweep)s belongs to %(user)s: they or a manager can change it")
-            % {"sweep": sweep.name, "user": sweep.user.get_username()}
-        )
-
-
 def release(sweep: Sweep, user: User, role: str) -> Sweep:
-    """Let a sweep enter its queue without waiting for others any longer.
-
-    Raises Conflict unless it waits for others, Forbidden for another member's sweep.
-    """
+    """Let a sweep enter its queue without waiting for others any longer. Raises Conflict if it doesn't, Forbidden."""
     may_change(sweep, user, role)
     with shared_rows_last():
         queue, fresh = _locked(sweep)
         if not fresh.is_pending:
             raise Conflict(_("sweep %(sweep)s doesn't wait for other runs") % {"sweep": sweep.name})
         dependencies.stop_waiting(fresh)
-        pending.enter(queue, fresh)
+        creation.enter_queue(queue, fresh)
     creation.settle_one(sweep.pk, timezone.now())
     return find_sweep(sweep.project, str(sweep.uid))
 
@@ -179,10 +143,7 @@ STOP_FIELDS = (
 
 
 def set_priority(sweep: Sweep, user: User, role: str, priority: int) -> Sweep:
-    """Give this priority to all runs of a sweep: waiting ones move, and those that are created later start with it.
-
-    Raises Conflict once it has ended, Forbidden, Invalid.
-    """
+    """Give this priority to a sweep's runs, also those to come. Raises Conflict if it has ended, Forbidden."""
     may_change(sweep, user, role)
     check_priority(sweep.project, role, priority)
     with shared_rows_last():

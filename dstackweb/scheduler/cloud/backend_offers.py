@@ -16,7 +16,7 @@ from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import catalog
 from dstackweb.runner.isolation import PROJECT, USER, isolates
 from dstackweb.runs.codes import Unavailable
-from dstackweb.runs.spend import spent_this_month
+from dstackweb.runs.usage import spent_this_month
 from dstackweb.scheduler.placement.limits import Budget
 from dstackweb.scheduler.placement.offers import BackendOffers, may_miss
 from dstackweb.spec.effective import EffectiveSpec, Requirements

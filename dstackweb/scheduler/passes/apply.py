@@ -17,14 +17,13 @@ from dstackweb.backends.hosts.fit import HOSTS, Fit
 from dstackweb.backends.models import Backend, Host, Instance
 from dstackweb.lib import sql
 from dstackweb.lib.models import Watch
-from dstackweb.runs import past_verdicts, wakeups
-from dstackweb.runs.allocations import ClaimFailed, claim_all
+from dstackweb.runs import past_log, wakeups
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import DisplacedWork, Job, PastVerdict, Queue, Run, Verdict
-from dstackweb.runs.past_verdicts import StoredWait
+from dstackweb.runs.past_log import StoredWait
 from dstackweb.runs.queue.queues import COHORT, LIMITS
-from dstackweb.runs.shared_rows import shared_rows_last, touch
+from dstackweb.runs.shared_rows import ClaimFailed, claim_all, shared_rows_last, touch
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.runs.transitions import RunChanged, lock_run, move_run, move_runs, record
 from dstackweb.scheduler.cloud.instances import assign_offer, new_instance, take_idle
@@ -249,9 +248,9 @@ def _write_waits(verdicts: WaitChanges, known: KnownWaits, now: dt.datetime) -> 
     stored: KnownWaits = {}
     for (queue, shape), waits in verdicts.items():
         before = known.get((queue.pk, shape))
-        logged_at = past_verdicts.logged_from(before, None if waits is None else waits.reason, now)
+        logged_at = past_log.logged_from(before, None if waits is None else waits.reason, now)
         if before is not None and logged_at == now:
-            past.append(past_verdicts.past(queue.pk, shape, before, now))
+            past.append(past_log.past_verdict(queue.pk, shape, before, now))
         if waits is None:
             ended[queue].append(shape)
         else:

@@ -20,13 +20,13 @@ from dstackweb.runs import dependencies, pipelines
 from dstackweb.runs.codes import PlanNote, Unavailable, WaitReason
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import member_shares, ordering
-from dstackweb.runs.queue.fair_share import NO_PENALTY, Penalty
+from dstackweb.runs.queue.ordering import NO_PENALTY, Penalty
 from dstackweb.runs.queue.queues import may_be_displaced, now_us
 from dstackweb.runs.recurrence import next_time
 from dstackweb.runs.selectors import position_at
 from dstackweb.runs.services import PreparedSubmission, Submission, prepare
 from dstackweb.runs.states import RunStatus
-from dstackweb.runs.sweeps.window import first_runs
+from dstackweb.runs.sweeps.creation import first_runs
 from dstackweb.scheduler.cloud.backend_offers import OfferReader, project_budget
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import loading

@@ -18,7 +18,7 @@ from dstackweb.lib import sql
 from dstackweb.runs import dependencies
 from dstackweb.runs.codes import Unavailable, WaitReason
 from dstackweb.runs.models import Allocation, Job, Queue, Run, Verdict
-from dstackweb.runs.past_verdicts import StoredWait
+from dstackweb.runs.past_log import StoredWait
 from dstackweb.runs.sweeps import creation as sweeps
 from dstackweb.scheduler import utilization
 from dstackweb.scheduler.cloud.backend_offers import OfferReader

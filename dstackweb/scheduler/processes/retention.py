@@ -33,7 +33,7 @@ from dstackweb.lib.storage import storage
 from dstackweb.lib.times import to_ms
 from dstackweb.offers import counts
 from dstackweb.progress import finalize
-from dstackweb.runs import artifacts, files, history, log_limits, past_verdicts, removal
+from dstackweb.runs import archives, artifacts, history, logs, past_log, removal
 from dstackweb.runs.models import Archive, Artifact, Job, Move, RemovedRun, Run, Sweep, Verdict
 from dstackweb.runs.queue import past
 from dstackweb.runs.states import ACTIVE, ENDED, RunStatus
@@ -217,8 +217,8 @@ def _prune_logs(old: QuerySet[Job], now: dt.datetime) -> int:
     """The files first: a log whose removal was interrupted is found again by its row."""
     ids = list(old.values_list("pk", flat=True)[: AT_ONCE * 4])
     for job_id in ids:
-        files.remove_log(job_id)
-    return log_limits.forget(ids, now)
+        logs.remove_log(job_id)
+    return logs.forget(ids, now)
 
 
 def _prune_artifacts(old: QuerySet[Artifact], now: dt.datetime) -> int:
@@ -230,7 +230,7 @@ def _drop_artifacts(unfinished: QuerySet[Artifact], _now: dt.datetime) -> int:
 
 
 def _prune_archives(old: QuerySet[Archive], now: dt.datetime) -> int:
-    return sum(files.remove_archive(archive, _unused(now), now) for archive in old[:AT_ONCE])
+    return sum(archives.remove_archive(archive, _unused(now), now) for archive in old[:AT_ONCE])
 
 
 def _delete_archives(old: QuerySet[Archive], now: dt.datetime) -> int:
@@ -276,5 +276,5 @@ def _prune_verdicts(now: dt.datetime) -> None:
     of_shapes = Verdict.objects.exclude(shape="").exclude(Exists(waiting.filter(shape=OuterRef("shape"))))
     for outdated in (of_shapes, Verdict.objects.filter(~Exists(waiting), shape="")):
         with transaction.atomic():
-            past_verdicts.close_all(outdated, now)
+            past_log.close_verdicts(outdated, now)
             outdated.delete()

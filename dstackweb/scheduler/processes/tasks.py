@@ -23,7 +23,7 @@ from dstackweb.lib import logs
 from dstackweb.lib.process import try_lock
 from dstackweb.lib.storage import storage
 from dstackweb.offers import sources
-from dstackweb.runs import history, spend
+from dstackweb.runs import history, usage
 from dstackweb.runs.queue import queues
 from dstackweb.scheduler import hosts, watch
 from dstackweb.scheduler.cloud import instances
@@ -71,7 +71,7 @@ def control_jobs() -> list[Periodic]:
         Periodic("cloud", poll_clouds, 5.0, clouds, when=instances.has_work),
         Periodic("cloud-orphans", end_orphan_instances, 300.0, clouds, when=instances.has_cloud_backends),
         Periodic("fair-shares", lambda: queues.count_shares(now()), 60.0, control, when=queues.has_fair_queues),
-        Periodic("budgets", lambda: spend.mark_budgets(now()), 30.0, control, when=spend.has_budgets),
+        Periodic("budgets", lambda: usage.mark_budgets(now()), 30.0, control, when=usage.has_budgets),
         Periodic("gpu-averages", lambda: averages.roll(now()), 60.0, control, when=averages.has_samples),
         Periodic("gpu-usage", averages.count_idle, 60.0, control, when=averages.has_uncounted),
         Periodic("ended-tasks", lambda: watch.settle_tasks(now()), 30.0, control, when=watch.has_unsettled_tasks),

@@ -26,7 +26,7 @@ from dstackweb.gpus import rollout
 from dstackweb.gpus.savings import WhatIf, what_if
 from dstackweb.lib.errors import DomainError
 from dstackweb.profiles.models import Profile
-from dstackweb.runs import files, selectors
+from dstackweb.runs import archives, selectors
 from dstackweb.runs.models import Archive, ProjectArtifacts, ProjectLogs, Queue, Sweep
 from dstackweb.scheduler.passes.profile_impact import Affected, Impact, impact
 from dstackweb.scheduler.processes import project_removal, tasks
@@ -107,7 +107,7 @@ def contents(project: Project) -> list[tuple[str, str]]:
         _("Memberships"): project.memberships.count(),
         _("API tokens for this project alone"): ApiToken.objects.filter(project=project).count(),
     }
-    sizes = {_("Logs"): logs, _("Artifacts"): ProjectArtifacts.used(project), _("Code"): files.code_size(project)}
+    sizes = {_("Logs"): logs, _("Artifacts"): ProjectArtifacts.used(project), _("Code"): archives.code_size(project)}
     found = [(label, f"{number:,}") for label, number in numbers.items() if number]
     return found + [(label, units.size(size)) for label, size in sizes.items() if size]
 

@@ -19,7 +19,7 @@ from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.lib.errors import Conflict, NotFound
-from dstackweb.runs import spend
+from dstackweb.runs import usage
 from dstackweb.runs.models import BudgetMark, Job, Run
 from dstackweb.scheduler.cloud.instances import end_idle
 from dstackweb.web.cloud import offer_rows
@@ -162,15 +162,15 @@ class Month:
 
 
 def this_month(project: Project, now: dt.datetime) -> Month:
-    since = spend.month_of(now)
+    since = usage.month_of(now)
     costing = Instance.objects.filter(project=project, launched_at__isnull=False, ended_at=None)
     rate = sum(costing.values_list("price", flat=True), Decimal(0))
-    return Month(since, spend.spent_this_month(project.pk, now), project.monthly_budget, rate)
+    return Month(since, usage.spent_this_month(project.pk, now), project.monthly_budget, rate)
 
 
 def budget_warning(project: Project, now: dt.datetime) -> tuple[int, Month] | None:
     """The highest mark that this month's spending exceeds, for every page. Without a budget it makes no query."""
-    marks = BudgetMark.objects.filter(project=project, month=spend.month_of(now).date(), percent__gte=WARNED_FROM)
+    marks = BudgetMark.objects.filter(project=project, month=usage.month_of(now).date(), percent__gte=WARNED_FROM)
     if project.monthly_budget is None or not (percents := list(marks.values_list("percent", flat=True))):
         return None
     so_far = this_month(project, now)  # the budget may have been raised since
@@ -182,5 +182,5 @@ def passed_marks(project: Project, now: dt.datetime) -> list[BudgetMark]:
     """The marks of its present budget that a project has passed this month, the first one first."""
     if project.monthly_budget is None:
         return []
-    marks = BudgetMark.objects.filter(project=project, month=spend.month_of(now).date(), budget=project.monthly_budget)
+    marks = BudgetMark.objects.filter(project=project, month=usage.month_of(now).date(), budget=project.monthly_budget)
     return list(marks.order_by("percent"))

@@ -18,7 +18,7 @@ from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Queue, Run, Sweep
 from dstackweb.runs.queue import reorder
 from dstackweb.runs.queue.folding import FoldKey
-from dstackweb.runs.queue.folds import runs_of
+from dstackweb.runs.queue.listing import runs_of
 from dstackweb.runs.queue.move_preview import MoveEffect, MoveTarget
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.runs.sweeps import services as sweeps

@@ -27,10 +27,9 @@ from dstackweb.runs import selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent, Sweep
 from dstackweb.runs.queue import member_shares
-from dstackweb.runs.queue.fair_share import HOUR_MS
 from dstackweb.runs.queue.folding import Folding
-from dstackweb.runs.queue.folds import folding_of, page_of
-from dstackweb.runs.queue.search import FRONT
+from dstackweb.runs.queue.listing import FRONT, folding_of, page_of
+from dstackweb.runs.queue.ordering import HOUR_MS
 from dstackweb.runs.row_fields import QueuePageRow, RunPageRow
 from dstackweb.runs.states import PLACED, RunStatus
 from dstackweb.runs.sweeps.selectors import newest_sweeps

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from dstackweb.runs import run_places, selectors, spend
+from dstackweb.runs import run_places, selectors, usage
 from dstackweb.runs.codes import DependencyOutcome, MessageCode
 from dstackweb.runs.comparison import CHANGEABLE, current_spec
 from dstackweb.runs.models import Dependency, Job, Run, Sweep
@@ -65,7 +65,7 @@ def cost(run: Run, jobs: Sequence[Job]) -> Cost | None:
         return None
     paid = Job.objects.filter(Q(instance=None) | Q(instance__launched_at__isnull=False), run=run, ended_at=None)
     rate = sum(paid.values_list("price", flat=True), Decimal(0))
-    return Cost(spend.costs_by_run([run], timezone.now()).get(run.pk, Decimal(0)), rate)
+    return Cost(usage.costs_by_run([run], timezone.now()).get(run.pk, Decimal(0)), rate)
 
 
 class Recurrence(NamedTuple):

@@ -20,10 +20,10 @@ from django.views.decorators.http import require_safe
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.lib.errors import Forbidden, Invalid
 from dstackweb.runs import connections, holds, selectors, services
+from dstackweb.runs.connections import ENTER, may_open, ticket
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue.ordering import PRIORITY_DEFAULT
 from dstackweb.runs.service_codes import ServiceState
-from dstackweb.runs.visits import ENTER, may_open, ticket
 from dstackweb.scheduler.passes.decision import plan
 from dstackweb.spec.effective import EffectiveSpec
 from dstackweb.web.accounts.forms import CODE, Styled, attempt, text_field

@@ -18,13 +18,13 @@ from dstackweb.lib.downloads import SANDBOX, file_response
 from dstackweb.lib.errors import Gone
 from dstackweb.lib.forms import whole_number
 from dstackweb.lib.storage import Missing
-from dstackweb.runs import artifact_previews, artifacts, files, log_index, selectors
+from dstackweb.runs import artifacts, logs, selectors
 from dstackweb.runs.models import Artifact, Job, Run, RunArtifacts
 from dstackweb.web.common.pages import PageRequest, Routed, project_page, sentence
 from dstackweb.wording import storage as words
 from dstackweb.wording import units
 
-LOG_BYTES = log_index.BLOCK
+LOG_BYTES = logs.BLOCK
 
 
 def _log_page(view: Callable[[PageRequest, str], HttpResponseBase]) -> Routed:
@@ -55,7 +55,7 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
     offset = whole_number(request.GET.get("offset"))
     part = selectors.log_part(found, node=node, attempt=attempt, offset=offset, tail=tail, limit=LOG_BYTES)
     if ("download" in request.GET or "view" in request.GET) and part.job:
-        size, data = files.whole_log(part.job.pk)
+        size, data = logs.whole_log(part.job.pk)
         name = content_disposition_header("download" in request.GET, f"{found.name}-{part.attempt}-{node}.log")
         headers = {"Content-Disposition": name or "", "Content-Length": str(size), "Content-Security-Policy": SANDBOX}
         return StreamingHttpResponse(data, content_type="text/plain; charset=utf-8", headers=headers)
@@ -74,8 +74,8 @@ def log(request: PageRequest, run: str) -> HttpResponseBase:
 def lines(request: PageRequest, run: str) -> HttpResponseBase:
     """How many line ends each complete block has, from the number `first` on; `more`: ask again for those behind."""
     job = _job(request, run)
-    part = log_index.lines(job.pk, whole_number(request.GET.get("first"))) if job else log_index.Lines(0, [], False)
-    return JsonResponse({"size": part.size, "block": log_index.BLOCK, "counts": part.counts, "more": part.more})
+    part = logs.lines(job.pk, whole_number(request.GET.get("first"))) if job else logs.Lines(0, [], False)
+    return JsonResponse({"size": part.size, "block": logs.BLOCK, "counts": part.counts, "more": part.more})
 
 
 @_log_page
@@ -83,7 +83,7 @@ def search(request: PageRequest, run: str) -> HttpResponseBase:
     """Offsets at which the text `q` is, from `offset` on; `next` is where to go on, null at the end."""
     job = _job(request, run)
     text, start = request.GET.get("q", ""), whole_number(request.GET.get("offset"))
-    found = log_index.search(job.pk, text, start) if job else log_index.Matches([], None)
+    found = logs.search(job.pk, text, start) if job else logs.Matches([], None)
     return JsonResponse({"offsets": found.offsets, "next": found.following})
 
 
@@ -91,7 +91,7 @@ def search(request: PageRequest, run: str) -> HttpResponseBase:
 def marks(request: PageRequest, run: str) -> HttpResponseBase:
     """Records of `runner.spool` from their own `offset` on."""
     job = _job(request, run)
-    data = log_index.marks(job.pk, whole_number(request.GET.get("offset"))) if job else b""
+    data = logs.marks(job.pk, whole_number(request.GET.get("offset"))) if job else b""
     return HttpResponse(data, content_type="application/octet-stream")
 
 
@@ -120,8 +120,8 @@ def section(run: Run, jobs: Sequence[Job]) -> dict[str, Any]:
         "artifacts": {
             "row": row,
             "groups": [
-                (files[0].job, [(one, _query(one)) for one in files])
-                for files in (list(same) for _job, same in groupby(found[:SHOWN], lambda one: one.job_id))
+                (logs[0].job, [(one, _query(one)) for one in logs])
+                for logs in (list(same) for _job, same in groupby(found[:SHOWN], lambda one: one.job_id))
             ],
             "more": len(found) > SHOWN,
             "left": [(one["path"], one["size"], words.left_out(one["why"])) for one in left],
@@ -139,7 +139,7 @@ def artifact_page(request: PageRequest, run: str) -> HttpResponse:
     """One file: a picture, the first rows of a table, or the beginning of a text, rendered here."""
     found, artifact = _artifact(request, run)
     context = {"run": found, "artifact": artifact, "query": _query(artifact)}
-    return render(request, "runs/artifact.html", context | {"preview": artifact_previews.preview(artifact)})
+    return render(request, "runs/artifact.html", context | {"preview": artifacts.preview(artifact)})
 
 
 @project_page()
@@ -152,7 +152,7 @@ def artifact_file(request: PageRequest, run: str) -> HttpResponseBase:
         size=artifact.size,
         sha256=artifact.sha256,
         name=artifact.name,
-        image=artifact_previews.image_of(artifact) if "shown" in request.GET else "",
+        image=artifacts.image_of(artifact) if "shown" in request.GET else "",
     )
 
 

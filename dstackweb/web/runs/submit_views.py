@@ -12,7 +12,7 @@ from django.shortcuts import render
 from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Invalid, TooLarge, TooMany
-from dstackweb.runs import files, pipelines, selectors, services
+from dstackweb.runs import archives, pipelines, selectors, services
 from dstackweb.runs.models import Archive, Sweep
 from dstackweb.scheduler.passes.decision import Plan, plan_all
 from dstackweb.web.common.pages import PageRequest, done, project_action, project_page, sentence
@@ -93,7 +93,7 @@ def _attached(request: PageRequest) -> Archive | None:
             msg=_("%(upload)s is not a .tar.gz file. Create one with tar -czf code.tar.gz .") % {"upload": upload.name},
         )
     upload.seek(0)
-    return files.store_archive(request.project, upload.chunks())[0]
+    return archives.store_archive(request.project, upload.chunks())[0]
 
 
 def _new_form(request: PageRequest) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _new_form(request: PageRequest) -> dict[str, Any]:
 
 
 def _form(config: str, archive: Archive | None = None) -> dict[str, Any]:
-    return {"config": config, "archive": archive, "examples": examples(), "limit": files.archive_limit()}
+    return {"config": config, "archive": archive, "examples": examples(), "limit": archives.archive_limit()}
 
 
 def _answer(request: PageRequest, result: dict[str, Any], status: int, archive: Archive | None = None) -> HttpResponse:

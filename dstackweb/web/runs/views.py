@@ -18,8 +18,8 @@ from dstackweb.profiles import services as profiles
 from dstackweb.runs import dependencies, removal, rows, run_places, selectors, services
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.row_fields import RunPageRow
+from dstackweb.runs.run_places import silent_hosts
 from dstackweb.runs.service_health import states_in
-from dstackweb.runs.silence import silent_hosts
 from dstackweb.runs.states import ENDED, PLACED, WAITING, RunStatus
 from dstackweb.runs.sweeps import selectors as sweep_selectors
 from dstackweb.scheduler.cloud.instances import awaits_usage

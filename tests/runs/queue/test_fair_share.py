@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dstackweb.runs.queue import ordering
-from dstackweb.runs.queue.fair_share import HOUR_MS, Load, decayed_ms, penalty
+from dstackweb.runs.queue.ordering import HOUR_MS, Load, decayed_ms, penalty
 
 NOW = dt.datetime(2026, 11, 20, 15, 30, tzinfo=dt.UTC)
 DAY_MS = 24 * HOUR_MS

@@ -13,7 +13,7 @@ from dstackweb.runs import rows
 from dstackweb.runs.models import Queue, Run
 from dstackweb.runs.queue import reorder
 from dstackweb.runs.queue.folding import FoldKey, fold
-from dstackweb.runs.queue.folds import folding_of, page_of, runs_of
+from dstackweb.runs.queue.listing import folding_of, page_of, runs_of
 from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.row_fields import QueueExportRow
 from dstackweb.runs.sweeps import services as sweeps

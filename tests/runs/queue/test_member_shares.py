@@ -14,9 +14,9 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import attempts, dependencies, services
 from dstackweb.runs.models import Job, MemberShare, Queue, Run, UsageDay
-from dstackweb.runs.queue import fair_share, member_shares, ordering, queues, reorder
-from dstackweb.runs.queue.fair_share import HOUR_MS, Load
+from dstackweb.runs.queue import member_shares, ordering, queues, reorder
 from dstackweb.runs.queue.move_preview import MoveTarget
+from dstackweb.runs.queue.ordering import HOUR_MS, Load
 from dstackweb.runs.queue.positions import rank_factors
 from dstackweb.runs.states import JOB_ACTIVE, PLACED, Reason
 from dstackweb.scheduler.passes.decision import plan
@@ -91,7 +91,7 @@ def by_hand(queue: Queue, now: dt.datetime) -> dict[str, Load]:
             asked = run.spec["nodes"] * run.spec["requirements"]["gpu_count_min"]
             held += asked if run.status in PLACED else 0
             queued += asked if run.status == "submitted" else 0
-        load = Load(fair_share.decayed_ms(days, now, queue.fair_share_half_life_days), held, queued)
+        load = Load(ordering.decayed_ms(days, now, queue.fair_share_half_life_days), held, queued)
         if load.total_ms:
             found[user.get_username()] = load
     return found

@@ -15,7 +15,6 @@ from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.moves import (
     MoveBounds,
     PriorityTooHigh,
-    RankChange,
     Slot,
     plan_alone,
     plan_move,
@@ -37,7 +36,7 @@ class Line:
     runs: list[Slot]
     bounds: MoveBounds
 
-    def after(self, changes: Sequence[RankChange]) -> list[Slot]:
+    def after(self, changes: Sequence[Slot]) -> list[Slot]:
         """The queue once the changes are made, sorted as the database sorts it."""
         changed = {change.id: change for change in changes}
         assert len(changed) == len(changes), "each run changes once"
@@ -72,7 +71,7 @@ def moved_to(line: Line, moved: Sequence[Slot], gap: int) -> tuple[list[Slot], l
     return front, back, [run.id for run in (*front, *moved, *back)]
 
 
-def plan(line: Line, moved: Sequence[Slot], gap: int) -> list[RankChange]:
+def plan(line: Line, moved: Sequence[Slot], gap: int) -> list[Slot]:
     front, back, _ids = moved_to(line, moved, gap)
     return plan_move(moved, reversed(front), back, line.bounds)
 
@@ -280,15 +279,15 @@ def test_ten_thousand_runs_of_one_millisecond_are_moved_among_each_other(ageing:
 def test_the_top_of_a_queue_whose_head_is_its_oldest_costs_one_point() -> None:
     bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 50, bounds) for id in range(4)], bounds)
-    assert plan(line, [line.runs[3]], 0) == [RankChange(3, 10**15 + 3 * 10**6, 51)]
+    assert plan(line, [line.runs[3]], 0) == [place(3, 10**15 + 3 * 10**6, 51, bounds)]
 
 
 def test_a_move_to_the_top_at_priority_100_shifts_the_head_by_a_microsecond() -> None:
     bounds = MoveBounds(ordering.step_us(30), 10**15, 10**15 + 10**9)
     line = Line([place(id, 10**15 + id * 10**6, 100, bounds) for id in range(4)], bounds)
     assert sorted(plan(line, [line.runs[3]], 0), key=lambda change: change.id) == [
-        RankChange(0, 10**15 + 1, 100),
-        RankChange(3, 10**15, 100),
+        place(0, 10**15 + 1, 100, bounds),
+        place(3, 10**15, 100, bounds),
     ]
 
 

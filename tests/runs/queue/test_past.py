@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid
-from dstackweb.runs import attempts, past_places, past_verdicts, removal, services
+from dstackweb.runs import attempts, past_log, removal, services
 from dstackweb.runs.codes import PlaceEnd
 from dstackweb.runs.models import Job, PastPlace, PastVerdict, Queue, Run, UsageDay, Verdict
-from dstackweb.runs.past_verdicts import StoredWait
+from dstackweb.runs.past_log import StoredWait
 from dstackweb.runs.queue import past, queues, reorder
 from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.queue.past import PastQueue, queue_at
@@ -150,7 +150,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 1000)), min_size=1
 )
 def test_the_past_is_what_could_be_read_then(monkeypatch: pytest.MonkeyPatch, steps: list[tuple[int, int]]) -> None:
     """Order, priorities, shares, reasons with their numbers, settings and placed runs, after each step of a story."""
-    monkeypatch.setattr(past_verdicts, "LOGGED_EVERY", dt.timedelta(0))
+    monkeypatch.setattr(past_log, "LOGGED_EVERY", dt.timedelta(0))
     with undone():
         make_host(cpus=4, gpus=3)
         project = make_project()
@@ -227,8 +227,8 @@ def test_numbers_are_noted_every_five_minutes_and_a_reason_at_once() -> None:
     before = StoredWait("waiting_for_capacity", {"gpus_free": 1}, NOW)
     for minutes, reason, noted in [(4, before.reason, False), (5, before.reason, True), (1, "no_quota", True)]:
         at = NOW + minutes * MINUTE
-        assert (past_verdicts.logged_from(before, reason, at) == at) == noted
-    assert past_verdicts.logged_from(before, None, NOW + MINUTE) == NOW + MINUTE
+        assert (past_log.logged_from(before, reason, at) == at) == noted
+    assert past_log.logged_from(before, None, NOW + MINUTE) == NOW + MINUTE
 
 
 def test_passes_fill_no_table_while_only_numbers_change(project: Project, member: User) -> None:
@@ -301,8 +301,8 @@ def test_the_statements_do_not_grow_with_the_runs_that_waited(project: Project, 
 def test_what_is_older_than_thirty_days_is_pruned(project: Project, member: User) -> None:
     run = make_run(project, member)
     now = timezone.now()
-    past_places.close([run.pk], now - past.KEPT - MINUTE, PlaceEnd.MOVED)
-    past_places.close([run.pk], now - past.KEPT + MINUTE, PlaceEnd.MOVED)
+    past_log.close_places([run.pk], now - past.KEPT - MINUTE, PlaceEnd.MOVED)
+    past_log.close_places([run.pk], now - past.KEPT + MINUTE, PlaceEnd.MOVED)
     for minutes in (-1, 1):
         until = now - past.KEPT + minutes * MINUTE
         PastVerdict.objects.create(queue=run.queue, shape="", since=until, until=until, reason="no_quota")

@@ -19,8 +19,8 @@ from dstackweb.runs.services import Submission
 from dstackweb.runs.states import ACTIVE, Reason, RunStatus
 from dstackweb.runs.sweeps import creation
 from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps.creation import WAITING_AT_ONCE
 from dstackweb.runs.sweeps.selectors import SweepCounts
-from dstackweb.runs.sweeps.window import WAITING_AT_ONCE
 from dstackweb.scheduler.passes.decision import plan_all
 from dstackweb.scheduler.processes.retention import prune
 from dstackweb.wording import sweeps as words

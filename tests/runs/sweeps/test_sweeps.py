@@ -18,8 +18,8 @@ from dstackweb.runs.services import Submission
 from dstackweb.runs.states import ACTIVE, Reason, RunStatus
 from dstackweb.runs.sweeps import creation, selectors
 from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps.creation import WAITING_AT_ONCE
 from dstackweb.runs.sweeps.selectors import SweepCounts
-from dstackweb.runs.sweeps.window import WAITING_AT_ONCE
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dstackweb.runs.sweeps.window import WAITING_AT_ONCE, Progress, next_indices, until_taken
+from dstackweb.runs.models import Sweep, SweepCount
+from dstackweb.runs.sweeps.creation import WAITING_AT_ONCE, next_indices, until_taken
 
 PARALLEL = st.none() | st.integers(1, 300)
 
@@ -16,26 +16,30 @@ class Simulation:
     """A sweep beside a plain model: what was created, and where each run is."""
 
     def __init__(self, size: int, max_parallel: int | None) -> None:
-        self.progress = Progress(size, 0, max_parallel=max_parallel)
+        self.sweep = Sweep(size=size, max_parallel=max_parallel)
+        self.sweep.count = SweepCount()
         self.created: list[int] = []
         self.waiting: list[int] = []
         self.placed: list[int] = []
         self.failed: list[int] = []
 
     def create(self) -> None:
-        seen = replace(self.progress, waiting=len(self.waiting), placed=len(self.placed))
-        indices = next_indices(seen, self.failed if seen.retries else [])
-        again = [index for index in indices if index < seen.next_index]
-        assert again == self.failed[: len(again)] if seen.retries else again == []
+        self.count()
+        indices = next_indices(self.sweep, self.failed if self.sweep.retry_before else [])
+        again = [index for index in indices if index < self.sweep.next_index]
+        assert again == self.failed[: len(again)] if self.sweep.retry_before else again == []
         self.failed = self.failed[len(again) :]
         self.created += indices
         self.waiting += indices
-        self.progress = replace(
-            seen, next_index=seen.next_index + len(indices) - len(again), retries=seen.retries and bool(self.failed)
-        )
+        self.sweep.next_index += len(indices) - len(again)
+        if not self.failed:
+            self.sweep.retry_before = None
+
+    def count(self) -> None:
+        self.sweep.count.submitted, self.sweep.count.running = len(self.waiting), len(self.placed)
 
     def check(self) -> None:
-        active, most = len(self.waiting) + len(self.placed), self.progress.max_parallel
+        active, most = len(self.waiting) + len(self.placed), self.sweep.max_parallel
         assert len(self.waiting) <= WAITING_AT_ONCE
         assert most is None or active <= most
 
@@ -45,7 +49,7 @@ def test_each_index_is_created_once_in_order_and_never_too_many_wait(
     size: int, max_parallel: int | None, data: st.DataObject
 ) -> None:
     sweep, steps = Simulation(size, max_parallel), 0
-    while not replace(sweep.progress, waiting=len(sweep.waiting), placed=len(sweep.placed)).is_over:
+    while not sweep.sweep.is_over:
         sweep.create()
         sweep.check()
         assert sweep.waiting or sweep.placed, "something can always go on"
@@ -57,6 +61,7 @@ def test_each_index_is_created_once_in_order_and_never_too_many_wait(
         sweep.failed += ended if data.draw(st.booleans()) else []
         sweep.placed += sweep.waiting[:start]
         sweep.waiting = sweep.waiting[start:]
+        sweep.count()
         steps += 1
     assert sweep.created == list(range(size))
 
@@ -66,9 +71,11 @@ def test_failed_runs_are_retried_first_and_nothing_new_after_a_stop(
     size: int, max_parallel: int | None, failed: int, stopped: bool
 ) -> None:
     created = min(size, failed + 20)
-    progress = Progress(size, created, max_parallel=max_parallel, is_stopped=stopped, retries=True)
+    sweep = Sweep(size=size, next_index=created, max_parallel=max_parallel, retry_before=timezone.now())
+    sweep.stopped_at = timezone.now() if stopped else None
+    sweep.count = SweepCount()
     again = list(range(min(failed, created)))
-    found = next_indices(progress, again)
+    found = next_indices(sweep, again)
     room = min(WAITING_AT_ONCE, max_parallel or WAITING_AT_ONCE)
     everything = again + ([] if stopped else list(range(created, size)))
     assert found == everything[:room]

@@ -371,7 +371,7 @@ def test_when_one_node_gets_no_instance_the_others_stop_and_the_run_is_requeued(
 def test_a_run_is_billed_by_the_second_from_the_launch_or_the_reuse_of_its_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
-    from dstackweb.runs.spend import costs_by_run, spent_this_month
+    from dstackweb.runs.usage import costs_by_run, spent_this_month
 
     fake.now = dt.datetime(2026, 5, 11, tzinfo=dt.UTC)
     fake.offers = [offer("a", "3.6")]
@@ -399,7 +399,7 @@ def test_a_budget_is_marked_once_at_each_share_and_again_after_a_change(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
     from dstackweb.runs.models import BudgetMark
-    from dstackweb.runs.spend import mark_budgets
+    from dstackweb.runs.usage import mark_budgets
 
     fake.now = dt.datetime(2026, 5, 11, tzinfo=dt.UTC)
     project.monthly_budget = Decimal(10)
@@ -425,7 +425,7 @@ def test_a_budget_is_marked_once_at_each_share_and_again_after_a_change(
 
 
 def test_a_member_of_another_project_pays_nothing(project: Project, member: User, fake: FakeCloud) -> None:
-    from dstackweb.runs.spend import spent_this_month
+    from dstackweb.runs.usage import spent_this_month
 
     other = make_project()
     join(other, member)

@@ -10,7 +10,7 @@ from dstackweb.lib.errors import Conflict, Invalid
 from dstackweb.runs import services
 from dstackweb.runs.models import Allocation, Run
 from dstackweb.runs.recount import differences
-from dstackweb.runs.silence import silent_hosts
+from dstackweb.runs.run_places import silent_hosts
 from dstackweb.runs.states import RunStatus
 from dstackweb.scheduler import team_hosts
 from dstackweb.wording import statuses

@@ -13,8 +13,8 @@ from dstackweb.backends.contract import Availability
 from dstackweb.backends.models import Backend
 from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.selectors import why
-from dstackweb.runs.spend import spent_this_month
 from dstackweb.runs.states import JobStatus
+from dstackweb.runs.usage import spent_this_month
 from dstackweb.scheduler.cloud import backend_offers
 from tests.factories import make_host, make_project, make_run, place_all
 from tests.scheduler.passes.backend_offers_stub import StubMarket, offer

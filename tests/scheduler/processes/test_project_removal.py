@@ -17,7 +17,7 @@ from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.lib.storage import storage
 from dstackweb.progress import finalize
 from dstackweb.progress.models import Scope
-from dstackweb.runs import artifacts, files, recurrence, services
+from dstackweb.runs import archives, artifacts, logs, recurrence, services
 from dstackweb.runs.models import Archive, Queue, RemovedRun, Run
 from dstackweb.runs.recount import differences
 from dstackweb.scheduler.processes import project_removal, retention
@@ -34,7 +34,7 @@ def old() -> Project:
     project = make_project("old")
     ann = join(project, make_user("ann"), "admin")
     make_host()
-    archive, _new = files.store_archive(project, [b"code"])
+    archive, _new = archives.store_archive(project, [b"code"])
     run = done_run(project, ann)
     Run.objects.filter(pk=run.pk).update(archive=archive, retry_at=timezone.now())
     job = run.jobs.get()
@@ -49,7 +49,7 @@ def test_a_project_goes_with_its_files_and_leaves_no_row(
     old: Project, project: Project, member: User, django_capture_on_commit_callbacks: Commit
 ) -> None:
     other = make_run(project, member)
-    log = files.log_key(old.runs.get().jobs.get().pk)
+    log = logs.log_key(old.runs.get().jobs.get().pk)
     keys = [Archive.objects.get().key, log, artifacts.of_run(old.runs.get()).get().key]
     assert all(storage().size(key) for key in keys)
     with django_capture_on_commit_callbacks(execute=True):  # type: ignore[attr-defined]

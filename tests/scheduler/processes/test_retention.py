@@ -13,7 +13,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import HostEvent
 from dstackweb.lib.errors import Gone, Invalid
 from dstackweb.lib.storage import storage
-from dstackweb.runs import files, selectors, services
+from dstackweb.runs import archives, logs, selectors, services
 from dstackweb.runs.models import Archive, Job, QueueHour, Run
 from dstackweb.runs.recount import differences
 from dstackweb.scheduler.models import Retention
@@ -92,7 +92,7 @@ def test_a_kind_that_fails_stops_no_other(
     make_host()
     done_run(project, member)
     HostEvent.objects.all().delete()
-    monkeypatch.setattr(retention.files, "remove_log", fail)
+    monkeypatch.setattr(retention.logs, "remove_log", fail)
     with pytest.raises(OSError, match="disk"):
         retention.prune(later)
     assert not Run.objects.exists()
@@ -103,7 +103,7 @@ def test_the_log_of_an_old_run_is_deleted_and_reading_it_explains_why(project: P
     run = done_run(project, member)
     job = Job.objects.get()
     retention.prune(timezone.now() + dt.timedelta(days=200))
-    assert not files.log_size(job.pk)
+    assert not logs.log_size(job.pk)
     with pytest.raises(Gone, match="180 days"):
         selectors.log_part(run)
 
@@ -117,7 +117,7 @@ def test_logs_of_earlier_attempts_stay_while_the_run_is_active(project: Project,
 
 
 def archive_of(project: Project) -> Archive:
-    return files.store_archive(project, [b"code"])[0]
+    return archives.store_archive(project, [b"code"])[0]
 
 
 def is_stored(archive: Archive) -> bool:
@@ -130,11 +130,11 @@ def test_unused_code_is_deleted_and_restored_by_an_upload(project: Project, late
     assert is_stored(archive)
     retention.prune(timezone.now() + dt.timedelta(days=91))
     assert not is_stored(archive)
-    assert files.use_archive(project, archive.sha256) is None
-    _same, new = files.store_archive(project, [b"code"])
+    assert archives.use_archive(project, archive.sha256) is None
+    _same, new = archives.store_archive(project, [b"code"])
     assert new
     assert is_stored(archive)
-    assert files.use_archive(project, archive.sha256) is not None
+    assert archives.use_archive(project, archive.sha256) is not None
 
 
 def test_code_of_a_waiting_or_scheduled_run_stays(project: Project, member: User) -> None:
@@ -156,7 +156,7 @@ def test_finding_code_or_submitting_it_keeps_it(project: Project, member: User) 
     archive = archive_of(project)
     Archive.objects.update(used_at=timezone.now() - YEARS)
     assert retention.unused_archives(timezone.now()).exists()
-    assert files.use_archive(project, archive.sha256) is not None
+    assert archives.use_archive(project, archive.sha256) is not None
     assert not retention.unused_archives(timezone.now()).exists()
 
 
@@ -165,8 +165,8 @@ def test_concurrently_reused_code_is_not_removed(project: Project) -> None:
     archive = archive_of(project)
     Archive.objects.update(used_at=timezone.now() - YEARS)
     unused = retention._unused(timezone.now())
-    files.use_archive(project, archive.sha256)
-    assert not files.remove_archive(archive, unused, timezone.now())
+    archives.use_archive(project, archive.sha256)
+    assert not archives.remove_archive(archive, unused, timezone.now())
     assert is_stored(archive)
 
 

@@ -16,7 +16,7 @@ from dstackweb.lib.errors import Gone
 from dstackweb.lib.models import StoredPart
 from dstackweb.lib.storage import StorageAway, storage
 from dstackweb.lib.storage.objects import ObjectStorage
-from dstackweb.runs import files, selectors
+from dstackweb.runs import archives, logs, selectors
 from dstackweb.runs.models import Job
 from dstackweb.scheduler.processes import tasks
 from tests.factories import make_host
@@ -37,20 +37,20 @@ def test_logs_and_code_are_copied_to_the_new_place_once(
     make_host()
     done_run(project, member)
     job = Job.objects.get()
-    archive = files.store_archive(project, [b"code"])[0]
+    archive = archives.store_archive(project, [b"code"])[0]
     done_run(project, member)
     lost = Job.objects.exclude(pk=job.pk).get()
-    files.remove_log(lost.pk)
+    logs.remove_log(lost.pk)
     with pytest.raises(CommandError, match="Set DSTACKWEB_STORAGE to the new place"):
         copied("home")
     monkeypatch.setattr(settings, "DSTACKWEB_STORAGE", "database")
-    assert files.log_size(job.pk) == 0
+    assert logs.log_size(job.pk) == 0
     assert copied("home") == "2 files copied; 1 are in neither place. The originals were left.\n"
-    assert files.read_log(job.pk, 0, 100) == b"hello\n"
-    assert files.use_archive(project, archive.sha256) is not None
-    files.append_log(job.pk, 6, b"more\n")
+    assert logs.read_log(job.pk, 0, 100) == b"hello\n"
+    assert archives.use_archive(project, archive.sha256) is not None
+    logs.append_log(job.pk, 6, b"more\n")
     assert copied("home").startswith("0 files copied")
-    assert files.read_log(job.pk, 0, 100) == b"hello\nmore\n"
+    assert logs.read_log(job.pk, 0, 100) == b"hello\nmore\n"
 
 
 def test_of_a_log_whose_objects_are_lost_every_reader_is_answered(

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs.queue import search
+from dstackweb.runs.queue import listing
 from dstackweb.web.queue import views
 from tests.factories import join, make_host, make_run, make_user, place_all
 from tests.web.conftest import HTMX
@@ -274,7 +274,7 @@ def test_pages_of_a_filtered_list_keep_the_filter(project: Project, ann: User, a
 def test_a_long_queue_says_how_much_of_it_is_counted(
     project: Project, ann: User, as_user: SignIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (search, views):
+    for module in (listing, views):
         monkeypatch.setattr(module, "FRONT", 3)
     make_host("box-1", cpus=1)
     for number in range(5):

@@ -9,7 +9,7 @@ from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.text import without_escapes
-from dstackweb.runs import attempts, files, services
+from dstackweb.runs import attempts, logs, services
 from dstackweb.runs.models import Job
 from dstackweb.web.runs.compare_views import LOG_BYTES
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
@@ -45,7 +45,7 @@ def test_times_outcomes_and_the_ends_of_the_logs_are_side_by_side(project: Proje
     run, waits = make_run(project, ann, "a"), make_run(project, ann, "b", resources={"cpu": 999})
     place_all()
     job = start(placed_job(run))
-    files.append_log(job.pk, 0, b"".join(b"line %d\n" % number for number in range(100)) + b"\x1b[31m<red>\x1b[0m\n")
+    logs.append_log(job.pk, 0, b"".join(b"line %d\n" % number for number in range(100)) + b"\x1b[31m<red>\x1b[0m\n")
     services.stop(waits, ann, "member")
     page = found(as_user(ann), run.uid, waits.uid)
     assert "line 99 &lt;red&gt;" in page
@@ -59,7 +59,7 @@ def test_very_long_lines_show_their_end(project: Project, ann: User, as_user: Si
     make_host()
     run = make_run(project, ann, "a")
     place_all()
-    files.append_log(start(placed_job(run)).pk, 0, b"first" + b"x" * 3 * LOG_BYTES + b"last\n")
+    logs.append_log(start(placed_job(run)).pk, 0, b"first" + b"x" * 3 * LOG_BYTES + b"last\n")
     page = found(as_user(ann), run.uid, make_run(project, ann, "b").uid)
     assert "xlast" in page
     assert "firstx" not in page
@@ -71,7 +71,7 @@ def test_the_log_of_the_node_that_failed_is_shown(project: Project, ann: User, a
     place_all()
     for node in (0, 1):
         job = start(placed_job(right, node))
-        files.append_log(job.pk, 0, b"this is node %d" % node)
+        logs.append_log(job.pk, 0, b"this is node %d" % node)
     attempts.end_job(job.pk, "container_exited_with_error", exit_code=3)
     page = found(as_user(ann), left.uid, right.uid)
     assert "this is node 1" in page

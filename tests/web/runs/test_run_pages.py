@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.runs import attempts, files, log_index, pipelines, services
+from dstackweb.runs import attempts, logs, pipelines, services
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import ensure_queue
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
@@ -99,12 +99,12 @@ def test_only_new_log_bytes_travel_and_any_bytes_do(project: Project, ann: User,
     run = make_run(project, ann)
     place_all()
     job = start(placed_job(run))
-    files.append_log(job.pk, 0, b"one\n\xff\xfe\x00two\n")
+    logs.append_log(job.pk, 0, b"one\n\xff\xfe\x00two\n")
     client = as_user(ann)
     first = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&tail=100")
     assert first.content == b"one\n\xff\xfe\x00two\n"
     assert (first["X-Start-Offset"], first["X-Next-Offset"], first["X-Log-Complete"]) == ("0", "11", "false")
-    files.append_log(job.pk, 11, b"three\n")
+    logs.append_log(job.pk, 11, b"three\n")
     attempts.end_job(job.pk, "done_by_runner", exit_code=0, log_missing=1536)
     second = client.get(f"/p/main/runs/{run.uid}/log/?attempt=1&node=0&offset=11")
     assert (second.content, second["X-Log-Complete"]) == (b"three\n", "true")
@@ -124,7 +124,7 @@ def test_a_log_is_downloaded_as_it_was_written(project: Project, ann: User, as_u
     run = make_run(project, ann, "noisy")
     place_all()
     job = start(placed_job(run))
-    files.append_log(job.pk, 0, b"<script>\x1b[31m\xff")
+    logs.append_log(job.pk, 0, b"<script>\x1b[31m\xff")
     answer = as_user(ann).get(f"/p/main/runs/{run.uid}/log/?download=1")
     assert b"".join(answer.streaming_content) == b"<script>\x1b[31m\xff"
     assert "attachment" in answer["Content-Disposition"]
@@ -138,7 +138,7 @@ def test_a_log_opened_in_the_browser_is_text_that_runs_nothing(project: Project,
     make_host()
     run = make_run(project, ann, "noisy")
     place_all()
-    files.append_log(start(placed_job(run)).pk, 0, b"<script>alert(1)</script>")
+    logs.append_log(start(placed_job(run)).pk, 0, b"<script>alert(1)</script>")
     answer = as_user(ann).get(f"/p/main/runs/{run.uid}/log/?view=1")
     assert answer["Content-Type"] == "text/plain; charset=utf-8"
     assert answer["X-Content-Type-Options"] == "nosniff"
@@ -156,8 +156,8 @@ def test_lines_matches_and_marks_of_a_log_are_found_without_reading_it(
     assert client.get(f"{log}/lines/").json()["counts"] == []
     place_all()
     job = start(placed_job(run))
-    files.append_log(job.pk, 0, b"x\n" * 200_000)
-    log_index.append_marks(job.pk, 0, b"m" * 16)
+    logs.append_log(job.pk, 0, b"x\n" * 200_000)
+    logs.append_marks(job.pk, 0, b"m" * 16)
     found = client.get(f"{log}/lines/?node=0&first=0").json()
     assert found == {"size": 400_000, "block": 262_144, "counts": [131_072], "more": False}
     assert client.get(f"{log}/lines/?first={2**70}").json()["counts"] == []

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from dstackweb.lib.storage import Storage, pieces, storage, storage_at
-from dstackweb.runs import files
+from dstackweb.runs import logs
 from dstackweb.runs.models import Archive, Artifact, Job
 
 
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         copied = missing = 0
         for key in _keys():
             size = source.size(key)
-            missing += size is None and target.size(key) is None and not key.endswith(files.MARKS)
+            missing += size is None and target.size(key) is None and not key.endswith(logs.MARKS)
             copied += size is not None and _copy(source, target, key, size)
         self.stdout.write(f"{copied} files copied; {missing} are in neither place. The originals were left.")
 
@@ -39,8 +39,8 @@ class Command(BaseCommand):
 def _keys() -> Iterator[str]:
     """All files that rows speak of."""
     for job_id in Job.objects.filter(log_removed_at=None).order_by("pk").values_list("pk", flat=True).iterator():
-        yield files.log_key(job_id)
-        yield files.marks_key(job_id)
+        yield logs.log_key(job_id)
+        yield logs.marks_key(job_id)
     yield from Archive.objects.filter(removed_at=None).order_by("pk").values_list("key", flat=True).iterator()
     yield from Artifact.objects.order_by("pk").values_list("key", flat=True).iterator()
 

@@ -1,8 +1,4 @@
-"""Files of runs in the storage: the log of each job, and the working directories shipped with runs.
-
-A log is raw bytes, addressed by offset (docs/design.md, rule 5). An archive is one tar.gz per content, named by its
-hash.
-"""
+"""Working directories shipped with runs: one tar.gz per content, named by its hash, and kept once per project."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
@@ -24,69 +19,6 @@ from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid, TooLarge
 from dstackweb.lib.storage import pieces, storage
 from dstackweb.runs.models import Archive
-
-MARKS = ".marks"
-TAIL_SEARCHED = 1 << 20
-"""Bytes at the end of a log in which its last lines are looked for; they are read in pieces of this size."""
-TAIL_LINE = 512
-"""So many bytes for each line where that is more."""
-
-
-def log_key(job_id: UUID) -> str:
-    text = str(job_id)
-    return f"joblogs/{text[:2]}/{text}"
-
-
-def marks_key(job_id: UUID) -> str:
-    """Of the records of when its lines were written (`runner.spool`)."""
-    return log_key(job_id) + MARKS
-
-
-def lines_key(job_id: UUID) -> str:
-    """Of the number of line ends in each of its blocks (`log_index`)."""
-    return f"{log_key(job_id)}.lines"
-
-
-def append_log(job_id: UUID, offset: int, data: bytes) -> int:
-    """Add `data`, which begins at `offset`; returns the log's new size in bytes.
-
-    Raises storage.Gap when `offset` lies behind the end, and StorageAway.
-    """
-    return storage().append(log_key(job_id), offset, data)
-
-
-def log_size(job_id: UUID) -> int:
-    return storage().size(log_key(job_id)) or 0
-
-
-def read_log(job_id: UUID, offset: int, limit: int) -> bytes:
-    """Up to `limit` bytes from `offset`; empty behind the end. Raises storage.Missing and StorageAway."""
-    return storage().read(log_key(job_id), offset, limit)
-
-
-def whole_log(job_id: UUID) -> tuple[int, Iterator[bytes]]:
-    """The log's size now, and its bytes."""
-    size = log_size(job_id)
-    return size, pieces(storage(), log_key(job_id), 0, size)
-
-
-def tail_offset(job_id: UUID, lines: int) -> int:
-    """The offset at which the last `lines` lines begin, within a bound (TAIL_SEARCHED)."""
-    end = begin = log_size(job_id)
-    least = max(0, end - max(TAIL_SEARCHED, lines * TAIL_LINE))
-    left = lines  # line ends to find, of which the last one is in front of the tail
-    while left and begin > least:
-        behind, begin = begin, max(least, begin - TAIL_SEARCHED)
-        data = read_log(job_id, begin, behind - begin)
-        left += behind == end and data.endswith(b"\n")
-        if data.count(b"\n") < left:
-            left -= data.count(b"\n")
-            continue
-        at = len(data)
-        for _end in range(left):
-            at = data.rfind(b"\n", 0, at)
-        return begin + at + 1
-    return begin
 
 
 def archive_limit() -> int:
@@ -203,8 +135,3 @@ def remove_archive(archive: Archive, unused: Q, now: dt.datetime) -> bool:
         return False
     storage().remove(archive.key)
     return True
-
-
-def remove_log(job_id: UUID) -> None:
-    for key in (marks_key(job_id), lines_key(job_id), log_key(job_id)):
-        storage().remove(key)
