@@ -76,8 +76,6 @@ class TunnelConnector(BaseConnector):
 
 
 class JobClient:
-    """The client of one run's job."""
-
     def __init__(self, open_stream: OpenStream) -> None:
         self._kept, self._fresh = _session(open_stream, keeps=True), _session(open_stream, keeps=False)
 
@@ -95,8 +93,6 @@ class JobClient:
 
 
 class JobClients:
-    """Those of all runs."""
-
     def __init__(self, tunnels: Tunnels) -> None:
         self._tunnels = tunnels
         self._clients: dict[int, JobClient] = {}
@@ -106,7 +102,6 @@ class JobClients:
             await client.close()
 
     async def of(self, admission: Admission) -> JobClient:
-        """The client of a run's job."""
         if admission.run_id not in self._clients:
             over = [one for one in self._clients if self._tunnels.of_run(one) is None]
             closing = [self._clients.pop(one) for one in over]

@@ -75,7 +75,6 @@ def request_headers(
 
 
 def without_cookie(cookies: str, name: str) -> str:
-    """A Cookie header without those of this name."""
     pairs = [pair.strip() for pair in cookies.split(";")]
     return "; ".join(pair for pair in pairs if pair and pair.partition("=")[0].strip() != name)
 

@@ -70,7 +70,6 @@ class Pages:
         await self._clients.close()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """A request to any host name."""
         try:
             uid = self._run_of(request.host)
             if uid is None:
@@ -157,7 +156,6 @@ class Pages:
 
 
 def _not_connected(refused: StreamRefused, admission: Admission) -> Denied:
-    """Why a request was not passed on."""
     values = {"name": admission.run, "port": admission.port or "", "status": str(refused)}
     if refused.code != NO_TUNNEL:
         return Denied(_OF_REFUSALS.get(refused.code, GatewayProblem.UNREACHABLE), **values)

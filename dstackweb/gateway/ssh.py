@@ -68,8 +68,6 @@ class ConnectionLimits:
 
 
 class SshServer:
-    """All SSH connections."""
-
     def __init__(self, tunnels: Tunnels) -> None:
         self.tunnels, self.limits = tunnels, ConnectionLimits()
         self.connections: set[SshConnection] = set()
@@ -99,8 +97,6 @@ class SshServer:
 
 
 class SshConnection(asyncssh.SSHServer):
-    """One SSH connection."""
-
     def __init__(self, front: SshServer) -> None:
         self.front, self.tunnels = front, front.tunnels
         self.entry: Visitor | None = None

@@ -50,14 +50,11 @@ async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 class Tunnel:
-    """A connected runner."""
-
     def __init__(self, runner: RunnerAccess, mux: Mux, now: float) -> None:
         self.runner, self.mux = runner, mux
         self.noted, self.used = now, 0.0
 
     def use(self) -> None:
-        """A person uses it now."""
         self.used = time.monotonic()
 
     def use_since(self, now: float, moment: dt.datetime) -> Use:

@@ -44,7 +44,6 @@ def together() -> Iterator[None]:
 
 
 def write(statement: str, parameters: list[Any]) -> None:
-    """Execute a statement without results."""
     unsent = _unsent.get()
     if unsent is None or connection.vendor == "sqlite":
         _send([(statement, parameters)])
@@ -131,7 +130,6 @@ def update(table: str, types: Types, rows: Sequence[tuple[Any, ...]]) -> None:
 
 
 def delete(table: str, ids: Collection[int]) -> None:
-    """Delete rows by their ids."""
     if not ids:
         return
     if connection.vendor == "sqlite":

@@ -19,7 +19,6 @@ class LogBins:
     count: int
 
     def bin_of(self, value: float) -> int:
-        """The bin of a value."""
         if value <= self.least:
             return 0
         # A little less, so that a bound is in the bin that it ends.

@@ -209,7 +209,6 @@ class Watch(models.Model):
 
     @classmethod
     def now_s(cls) -> float:
-        """The watcher's time, in seconds."""
         return cls.objects.filter(pk=1).values_list("counted_s", flat=True).first() or 0.0
 
 

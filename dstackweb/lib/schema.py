@@ -200,7 +200,6 @@ def _postgres_lock(waiting: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _file_lock(waiting: Callable[[], object]) -> Iterator[None]:
-    """A lock on a file beside SQLite's."""
     path = Path(f"{connection.settings_dict['NAME']}.setup-lock")
     if (lock := try_lock(path)) is None:
         waiting()

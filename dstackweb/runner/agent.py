@@ -169,7 +169,6 @@ class TermNotice:
         self._at = self._at or at.isoformat()
 
     def interruption(self) -> str | None:
-        """When it ends."""
         return self._at
 
 
@@ -295,14 +294,12 @@ class InstanceJobs(LocalJobs):
         return max(self.all(), key=last, default="")
 
     def is_running_any(self) -> bool:
-        """Whether the commands of any job may still be running."""
         return any(
             self.has(job, "started") and not self.has(job, "exit") and (self.has_runner(job) or self.has_orphans(job))
             for job in self.all()
         )
 
     def has_unreported_end(self) -> bool:
-        """Whether a runner still has to report how its job ended."""
         return any(self.has(job, "exit") and self.has_runner(job) for job in self.all())
 
     def _complete(self, orders: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,6 @@ class BadArchive(Exception):
 
 
 def _shown(name: bytes) -> str:
-    """A name that a log and a page can show."""
     text = name[:200].decode("utf-8", "replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 

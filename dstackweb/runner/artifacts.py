@@ -41,7 +41,6 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def folder_of(run_dir: str, attempt: int) -> str:
-    """The folder of an attempt's artifacts."""
     return os.path.join(run_dir, PARENT, str(attempt))
 
 

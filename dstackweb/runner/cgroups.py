@@ -109,7 +109,6 @@ class Group:
                     break
 
     def stored(self) -> str:
-        """The group as JSON, for `read`."""
         return json.dumps({"folders": self.folders, "memory_mib": self.memory_mib, "cpus": self.cpus})
 
     def _all(self, bottom_up: bool = False) -> Iterator[str]:
@@ -220,7 +219,6 @@ class Hierarchy:
 
 
 def hierarchies(proc: str = "/proc") -> list[Hierarchy]:
-    """The mounted hierarchies, each once."""
     try:
         with open(f"{proc}/self/cgroup", encoding="utf-8") as file:
             groups = dict(line.rstrip("\n").split(":", 2)[1:] for line in file)

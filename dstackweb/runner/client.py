@@ -55,15 +55,12 @@ class Client:
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send JSON, get JSON."""
         return self._json("POST", path, json.dumps(body).encode(), "application/json")
 
     def post_bytes(self, path: str, data: bytes) -> dict[str, Any]:
-        """Send bytes, get JSON."""
         return self._json("POST", path, data, "application/octet-stream")
 
     def get(self, path: str) -> dict[str, Any]:
-        """Get JSON."""
         return self._json("GET", path, None, "")
 
     def download(self, path: str, target: str) -> None:
@@ -82,7 +79,6 @@ class Client:
             raise Unreachable(str(error)) from error
 
     def close(self) -> None:
-        """Drop the connection; the next call makes a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -192,7 +192,6 @@ class Contained:
         return tree.processes(self._container.job, NO_GROUP, uid=self._uid) | inside
 
     def first(self) -> int:
-        """The container's first process; 0 where it is not known."""
         if not self._first and time.monotonic() >= self._away_until:
             try:
                 state = self._container.state()

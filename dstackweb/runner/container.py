@@ -269,7 +269,6 @@ def split_env(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def exports(env: Mapping[str, str]) -> str:
-    """Shell lines that set variables."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
 
 

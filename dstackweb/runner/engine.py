@@ -78,7 +78,6 @@ class Engine:
         return cls(orders["name"], orders["program"], orders["socket"], orders["network"], tuple(orders["volumes"]))
 
     def stored(self) -> dict[str, Any]:
-        """The same as JSON."""
         return asdict(self) | {"volumes": list(self.volumes)}
 
     def environment(self, config: str = "/nonexistent") -> dict[str, str]:
@@ -105,7 +104,6 @@ class Engine:
 
 
 def error_of(name: str, text: str, code: int) -> EngineError:
-    """The error for what the engine's command wrote when it failed."""
     found = text.strip()[-1000:] or f"{name} failed with {code}"
     return EngineAway(found) if any(words in found.lower() for words in _AWAY) else EngineError(found)
 
@@ -241,7 +239,6 @@ class EngineSetup:
         return self._ended
 
     def _output(self) -> str:
-        """The last of what the installation wrote."""
         try:
             with open(self._log, encoding="utf-8", errors="replace") as file:
                 return file.read().strip()[-TEXT:]

@@ -88,7 +88,6 @@ class HostAgent:
         return Client(url, f"hosts/{name}", token, "", insecure=self.insecure)
 
     def run(self) -> int:
-        """Work until stopped, or removed from the deployment."""
         with contextlib.suppress(OSError):  # then starts fail, and say why
             self.jobs.make_folder()
         if not start_relay(self.config["url"], self.relay, insecure=self.insecure):
@@ -265,7 +264,6 @@ class HostAgent:
             say(f"job {job}: can't start: {self.failed[job]}")
 
     def _complete(self, job: str, token: str, **more: Any) -> dict[str, Any]:
-        """A runner's orders."""
         account = isolation.find_user(self.how.job_user) if self.how.job_user else None
         engine = self.engine.current()[0]
         return {
@@ -356,7 +354,6 @@ def _sample(at: float, snapshot: nvml.Snapshot) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent of the host that joined with this home."""
     parser = argparse.ArgumentParser(prog="host", description=__doc__)
     parser.add_argument("--home", required=True, help="where the agent keeps its files")
     parser.add_argument("--label", action="append", default=[], help="NAME=VALUE")

@@ -108,7 +108,6 @@ def full_name(image: str) -> str:
 
 
 def repository_of(image: str) -> str:
-    """The image's registry and repository."""
     return _repository(full_name(image))
 
 
@@ -119,7 +118,6 @@ def _repository(image: str) -> str:
 
 
 def fault_of(text: str) -> ImageFault:
-    """What an engine's message means."""
     lower = text.lower()
     return next((fault for fault, signs in _SIGNS if any(sign in lower for sign in signs)), ImageFault.FAILED)
 

@@ -102,7 +102,6 @@ def isolates(isolation: str, least: str) -> bool:
 
 
 def of_job(job_user: str | None, writable: list[str] | None) -> str:
-    """How a job with these orders is isolated."""
     if writable is not None:
         return SANDBOX
     if not job_user:

@@ -136,15 +136,12 @@ class LocalJobs:
         return os.path.join(self.home, "jobs", job)
 
     def all(self) -> list[str]:
-        """The jobs that have files here."""
         return [name for name, _age_s in _folders(self.folder(""))]
 
     def has(self, job: str, name: str) -> bool:
-        """Whether a job has a file of this name."""
         return StateDir(self.folder(job)).has(name)
 
     def has_runner(self, job: str) -> bool:
-        """Whether a job has a running runner."""
         return runner_lives(self.folder(job))
 
     def has_orphans(self, job: str) -> bool:

@@ -68,5 +68,4 @@ def is_safe(path: str) -> bool:
 
 
 def shown(path: str) -> str:
-    """A path as a page can show it."""
     return "".join("?" if unicodedata.category(letter) in UNSAFE else letter for letter in path)

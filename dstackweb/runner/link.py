@@ -63,7 +63,6 @@ class Link:
         self.spec = answer.get("spec") or self.retry(lambda: self.client.get("spec"))  # an older server's has none
 
     def heartbeat(self, phase: str) -> dict[str, Any]:
-        """Send a heartbeat; the answer says what to do."""
         self.heartbeats += 1
         answer = None if phase == "waiting" else self._by_relay()
         if answer is None:

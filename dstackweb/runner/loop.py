@@ -69,7 +69,6 @@ class Runner:
         self.task_lines: TaskLines | None = None
 
     def run(self) -> None:
-        """Do what remains to be done for the job."""
         if cause := self.orders.get("request_id"):
             say(f"started because of request {cause}")
         tree.protect_memory()

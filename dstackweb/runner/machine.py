@@ -134,7 +134,6 @@ def probe_gpus(
 
 
 def _stranger(gpu: nvml.Sample, is_ours: Callable[[int], bool]) -> dict[str, Any] | None:
-    """The first process on a GPU that belongs to no job."""
     found = next((process for process in gpu.processes if not is_ours(process["pid"])), None)
     return found and {"pid": found["pid"], "user": found["user"]}
 
@@ -224,7 +223,6 @@ def address(api: str) -> str:
 
 
 def metadata_endpoint() -> str:
-    """Where this instance's metadata are."""
     return os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA
 
 

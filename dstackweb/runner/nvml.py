@@ -181,7 +181,6 @@ class _Nvml:
             raise NvmlError(status, self._library.nvmlErrorString(status).decode(errors="replace"))
 
     def fill(self, function: str, cell: Any, *arguments: Any) -> Any:
-        """`cell`, as the function has filled it."""
         self.call(function, *arguments, ctypes.byref(cell))
         return cell
 

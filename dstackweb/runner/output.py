@@ -126,7 +126,6 @@ class Shipper:
         return sum(piece.size for piece in pieces(self.spool, self.masker)[0]) if self.cut else self.offset or 0
 
     def missing(self) -> int:
-        """How many bytes of the output are missing in the log."""
         return pieces(self.spool, self.masker)[1]
 
     def ship(self, final: bool = False) -> bool:

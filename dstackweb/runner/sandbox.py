@@ -138,5 +138,4 @@ def make_tmp(run_dir: str, account: pwd.struct_passwd) -> None:
 
 
 def remove_tmp(run_dir: str) -> None:
-    """Remove it, if the job had one."""
     folders.remove(tmp_of(run_dir), say)

@@ -27,7 +27,6 @@ LOCK_TRIES, LOCK_WAIT_S = 100, 0.02
 
 
 def runner_lives(folder: str) -> bool:
-    """Whether a runner holds a job's lock."""
     return is_locked(os.path.join(folder, "lock"))
 
 
@@ -66,11 +65,9 @@ class StateDir:
         self._lock = -1
 
     def path(self, name: str) -> str:
-        """A file in the folder."""
         return os.path.join(self.folder, name)
 
     def make(self) -> None:
-        """The folder, closed to others."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
 
     def lock(self) -> bool:
@@ -108,7 +105,6 @@ class StateDir:
         return nonce
 
     def has(self, name: str) -> bool:
-        """Whether a file was written."""
         return os.path.exists(self.path(name))
 
     def write(self, name: str, text: str) -> None:

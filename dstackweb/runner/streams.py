@@ -29,8 +29,6 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class MessageKind(IntEnum):
-    """What a message says."""
-
     OPEN = 1
     OPENED = 2
     DATA = 3
@@ -132,7 +130,6 @@ class Stream:
             await self._mux.send(MessageKind.EOF, self.number)
 
     async def accept(self) -> None:
-        """Report to the other end that it is open."""
         await self._mux.send(MessageKind.OPENED, self.number)
 
     async def control(self, **what: Any) -> None:

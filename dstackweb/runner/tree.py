@@ -86,7 +86,6 @@ def processes(job: str, group: Group, runner: set[int] | None = None, uid: int |
 
 
 def below(above: set[int]) -> set[int]:
-    """The living descendants of these processes."""
     parents, found = _parents(), set(above)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
@@ -99,7 +98,6 @@ def born(pid: int) -> str:
 
 
 def pids() -> set[int]:
-    """All living processes."""
     return set(_parents())
 
 
@@ -124,7 +122,6 @@ def is_childless() -> bool:
 
 
 def _parents() -> dict[int, int]:
-    """Every living process and its parent."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
     return {pid: int(fields[1]) for pid in pids if (fields := stat_of(pid))}
 

@@ -108,7 +108,6 @@ WSGI_APPLICATION = "dstackweb.wsgi.application"
 
 
 def _origin(url: str) -> list[str]:
-    """The origin of an address, if there is one."""
     return ["{0.scheme}://{0.netloc}".format(urlsplit(url))] if url else []
 
 

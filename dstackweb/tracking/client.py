@@ -32,8 +32,6 @@ Entry = tuple[str, Any, tuple[Any, ...]]
 
 
 class Outcome(Enum):
-    """What to do with a batch after its request."""
-
     ACCEPTED = "accepted"
     RETRY = "retry"  # no response, a response that is not from the API, or 429: send the same batch again
     SPLIT = "split"  # too large: send smaller batches
@@ -80,7 +78,6 @@ class TasksClient:
         return classify(response.status, response.reason, response.getheader("Retry-After"), raw)
 
     def close(self) -> None:
-        """Drop the connection; the next request makes a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -173,7 +170,6 @@ def reporter_name() -> str:
 
 
 def to_body(entries: Iterable[Entry], **more: Any) -> bytes:
-    """A request with these entries."""
     body: dict[str, Any] = more
     for kind, key, values in entries:
         body.setdefault(kind, []).append(to_json(kind, key, values))
@@ -181,7 +177,6 @@ def to_body(entries: Iterable[Entry], **more: Any) -> bytes:
 
 
 def to_json(kind: str, key: Any, values: tuple[Any, ...]) -> dict[str, Any]:
-    """An entry of the list `kind` of the request."""
     return _WRITERS[kind](key, *values)
 
 

@@ -246,11 +246,9 @@ class Totals:
     seconds: float = 0.0
 
     def add(self, state: str, n: int) -> None:
-        """Count `n` more tasks in a state."""
         self.states[state] = self.states.get(state, 0) + n
 
     def nonzero(self) -> dict[str, int]:
-        """The states that have tasks."""
         return {state: n for state, n in self.states.items() if n}
 
 
@@ -321,7 +319,6 @@ class GroupCounter:
         return [(*name, total.nonzero(), total.timed, total.seconds) for name, total in changed.items()]
 
     def reported_name(self, group: TaskGroup) -> GroupName:
-        """The prefix and group name under which a group is reported."""
         contribution = self._contributions.get(group)
         return contribution.name if contribution else self._name(group)
 

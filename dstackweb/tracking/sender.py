@@ -148,7 +148,6 @@ class Sender:
 
     @property
     def backlog(self) -> int:
-        """Number of entries that wait to be sent."""
         return sum(map(len, self._pending.values())) + len(self._sending)
 
     @property

@@ -47,7 +47,6 @@ class Spool:
         self._size = 0
 
     def write(self, kind: str, key: Any, values: tuple[Any, ...]) -> None:
-        """Append an entry."""
         entry = marshal.dumps((kind, key, values))  # read by the same Python; takes a third of the time of JSON
         size = len(entry) + 4
         if self._size + size > SIZE_MAX:

@@ -165,7 +165,6 @@ def storage() -> Storage:
 
 @functools.lru_cache(8)
 def storage_at(url: str, home: Path) -> Storage:
-    """The storage of a value of DSTACKWEB_STORAGE."""
     from dstackweb.lib.storage.rows import RowStorage
 
     match urlsplit(url).scheme:
