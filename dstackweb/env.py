@@ -27,8 +27,7 @@ FILE = "DSTACKWEB_ENV_FILE"
 GIVEN: dict[str, str] = {}
 """The environment without the file's variables, for a program that is to read the file again."""
 
-_TRUE = {"1", "true", "yes", "on"}
-_FALSE = {"0", "false", "no", "off"}
+_BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 
 class BadSetting(ImproperlyConfigured):
@@ -67,26 +66,25 @@ def _without_password(value: str) -> str:
     return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", value)
 
 
-def _read(name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
+def _read(
+    name: str, default: T, parse: Callable[[str], T], expected: str, is_valid: Callable[[T], object] = lambda _: True
+) -> T:
     READ[name] = "" if default is None else str(default)
     raw = os.environ.get(name, "").strip()
     if not raw:
         return default
     try:
-        return parse(raw)
+        value = parse(raw)
+        if not is_valid(value):
+            raise ValueError(raw)
     except ValueError:
         raise BadSetting(name, raw, expected) from None
+    return value
 
 
 def text(name: str, default: str = "", *, pattern: str = "", expected: str = "text") -> str:
     """A string; with `pattern` it must match completely, and `expected` describes it."""
-
-    def parse(raw: str) -> str:
-        if pattern and not re.fullmatch(pattern, raw):
-            raise ValueError(raw)
-        return raw
-
-    return _read(name, default, parse, expected)
+    return _read(name, default, str, expected, lambda raw: not pattern or re.fullmatch(pattern, raw))
 
 
 def secret(name: str) -> str:
@@ -96,39 +94,22 @@ def secret(name: str) -> str:
 
 def integer(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
     """A whole number from `least` to `most`."""
-
-    def parse(raw: str) -> int:
-        number = int(raw)
-        if not least <= number <= most:
-            raise ValueError(raw)
-        return number
-
-    return _read(name, default, parse, f"a whole number from {least} to {most}")
+    expected = f"a whole number from {least} to {most}"
+    return _read(name, default, int, expected, lambda number: least <= number <= most)
 
 
 def seconds(name: str, default: float, *, least: float = 0, most: float = 30 * 86400) -> float:
     """A duration in seconds, greater than zero, from `least` to `most`; fractions are allowed."""
-
-    def parse(raw: str) -> float:
-        number = float(raw)
-        if not 0 < number <= most or number < least:
-            raise ValueError(raw)
-        return number
-
     bounds = f"from {least:g} to {most:g}" if least else "above 0, at most 30 days"
-    return _read(name, default, parse, f"a number of seconds {bounds}")
+    expected = f"a number of seconds {bounds}"
+    return _read(name, default, float, expected, lambda number: 0 < number <= most and number >= least)
 
 
 def boolean(name: str, default: bool = False) -> bool:
     """1/true/yes/on or 0/false/no/off, in any case."""
-
-    def parse(raw: str) -> bool:
-        word = raw.lower()
-        if word not in _TRUE | _FALSE:
-            raise ValueError(raw)
-        return word in _TRUE
-
-    return _read(name, default, parse, "1, true, yes or on; or 0, false, no or off")
+    expected = "1, true, yes or on; or 0, false, no or off"
+    given: bool | None = default
+    return bool(_read(name, given, lambda raw: _BOOLEANS.get(raw.lower()), expected, lambda value: value is not None))
 
 
 def path(name: str, default: Path) -> Path:
@@ -139,13 +120,11 @@ def path(name: str, default: Path) -> Path:
 def url(name: str, *schemes: str, example: str) -> str:
     """An absolute URL with one of `schemes`, without a trailing slash; empty if not set. It may have a password."""
 
-    def parse(raw: str) -> str:
+    def is_valid(raw: str) -> bool:
         parts = urlsplit(raw)
-        if parts.scheme not in schemes or not (parts.netloc or parts.path.strip("/")):
-            raise ValueError(raw)
-        return raw.rstrip("/")
+        return parts.scheme in schemes and bool(parts.netloc or parts.path.strip("/"))
 
-    return _read(name, "", parse, f"a URL such as {example}")
+    return _read(name, "", lambda raw: raw.rstrip("/"), f"a URL such as {example}", is_valid)
 
 
 class Mailer(NamedTuple):
@@ -222,11 +201,8 @@ def issuer(name: str) -> str:
 
 def networks(name: str) -> list[IPv4Network | IPv6Network]:
     """Addresses and networks, separated by commas; empty when not set."""
-
-    def parse(raw: str) -> list[IPv4Network | IPv6Network]:
-        return [ip_network(word.strip()) for word in raw.split(",") if word.strip()]
-
-    return _read(name, [], parse, "addresses or networks such as 127.0.0.1,10.0.0.0/8")
+    expected = "addresses or networks such as 127.0.0.1,10.0.0.0/8"
+    return _read(name, [], lambda raw: [ip_network(word) for word in _words(raw)], expected)
 
 
 def words(name: str) -> list[str]:
@@ -236,14 +212,8 @@ def words(name: str) -> list[str]:
 
 def folders(name: str) -> list[str]:
     """Absolute paths separated by commas; empty when not set."""
-
-    def parse(raw: str) -> list[str]:
-        paths = _words(raw)
-        if not all(os.path.isabs(path) for path in paths):
-            raise ValueError
-        return paths
-
-    return _read(name, [], parse, "absolute paths such as /data,/scratch")
+    expected = "absolute paths such as /data,/scratch"
+    return _read(name, [], _words, expected, lambda paths: all(map(os.path.isabs, paths)))
 
 
 def _words(raw: str) -> list[str]:

@@ -1,7 +1,4 @@
-"""How large the body of a request may be, by its address: decided before any of it is stored or understood.
-
-And of how many parts a form may be.
-"""
+"""How large the body of a request may be, by its address, and of how many parts a form: decided before it is read."""
 
 from __future__ import annotations
 

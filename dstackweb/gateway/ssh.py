@@ -120,9 +120,6 @@ class SshConnection(asyncssh.SSHServer):
         if self._connection is not None:
             self._connection.close()
 
-    def begin_auth(self, username: str) -> bool:
-        return True
-
     def public_key_auth_supported(self) -> bool:
         return True
 

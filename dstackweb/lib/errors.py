@@ -1,7 +1,4 @@
-"""The errors that services raise, and that the API, the web pages and the CLI show.
-
-Each has an HTTP status, so that one handler renders all of them.
-"""
+"""The errors that services raise, each with an HTTP status, so that one handler renders all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Counts of values in bins of equal ratio, and quantiles of them: pure.
-
-A histogram is a mapping of bins to counts; bins with nothing in them may be missing.
-"""
+"""Counts of values in bins of equal ratio, as mappings of bins to counts, and quantiles of them: pure."""
 
 from __future__ import annotations
 

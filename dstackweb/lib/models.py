@@ -229,10 +229,6 @@ class CacheRow(models.Model):
         return self.key
 
     @classmethod
-    def current(cls) -> models.QuerySet[CacheRow]:
-        return cls.objects.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()))
-
-    @classmethod
     def expired(cls) -> models.QuerySet[CacheRow]:
         return cls.objects.filter(expires_at__lte=timezone.now())
 

@@ -1,11 +1,13 @@
-"""Processes that end when their parent ends, locks that end with their process, and the garbage collector."""
+"""Processes that end with their parent, locks that end with their process, files made once, and garbage collection."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -70,6 +72,20 @@ def wait_for_lock(path: Path, how: int = 0) -> IO[str]:
         file.close()
         raise
     return file
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Make a file for its owner alone, unless another process does: link() puts the whole of it in place, or fails."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink()
 
 
 def collect_rarely() -> None:

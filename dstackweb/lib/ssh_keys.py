@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import os
 import struct
 from pathlib import Path
 
@@ -20,6 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from django.utils.translation import gettext as _
+
+from dstackweb.lib.process import write_once
 
 PLAIN = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")
 ON_TOKENS = ("sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")
@@ -59,14 +59,9 @@ def host_key(home: Path) -> Path:
     path = home / HOST_KEY
     if not path.exists():
         key = Ed25519PrivateKey.generate()
-        temporary = home / f".{HOST_KEY}.{os.getpid()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         path.with_suffix(".pub").write_bytes(public + b"\n")
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        temporary.unlink()
+        write_once(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     return path
 
 

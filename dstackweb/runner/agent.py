@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import functools
 import json
 import os
 import pwd
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -189,8 +189,8 @@ def main(arguments: list[str]) -> int:
             say("another agent is running here")
             return RETRY
         join_token = os.environ.pop("DSTACKWEB_JOIN_TOKEN", "")
-        caller = _caller(options)
-        token, first = _kept_token(state), None
+        caller = functools.partial(Client, options.api, f"instances/{options.instance}", insecure=options.insecure)
+        token, first = state.read("token"), None
         if not token:
             token, first = _join(caller(join_token, state.nonce()), state, join_token, options)
     except OSError as error:
@@ -209,13 +209,6 @@ def main(arguments: list[str]) -> int:
     return OFF if machine.switch_off() else RETRY
 
 
-def _caller(options: argparse.Namespace) -> Callable[[str, str], Client]:
-    def client(token: str, nonce: str) -> Client:
-        return Client(options.api, f"instances/{options.instance}", token, nonce, insecure=options.insecure)
-
-    return client
-
-
 def _detach() -> None:
     """Leave the session it was started in, and protect its memory from processes of its user."""
     with contextlib.suppress(PermissionError):
@@ -223,14 +216,6 @@ def _detach() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.umask(0o022)
     tree.protect_memory()
-
-
-def _kept_token(state: StateDir) -> str:
-    try:
-        with open(state.path("token"), encoding="utf-8") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
 
 
 def _join(

@@ -36,19 +36,6 @@ class CannotMake(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a job may use; None is no limit. While CPUs are short, jobs get them in proportion to `cpu_share`.
-
-    `processes` counts threads too.
-    """
-
-    memory_mib: int | None = None
-    cpus: int | None = None
-    cpu_share: int | None = None
-    processes: int | None = None
-
-
-@dataclass(frozen=True)
 class Group:
     """One job's group: a folder in each hierarchy that is used; none if it has no group.
 
@@ -130,8 +117,17 @@ def read(state_dir: str) -> Group:
         return NO_GROUP
 
 
-def make(name: str, limits: Limits) -> Group:
-    """Make the group of a job, or find it again. Raises CannotMake; limits that can't be set are left out."""
+def make(
+    name: str,
+    memory_mib: int | None = None,
+    cpus: int | None = None,
+    cpu_share: int | None = None,
+    processes: int | None = None,
+) -> Group:
+    """Make the group of a job, or find it again. Raises CannotMake; limits that can't be set are left out.
+
+    None is no limit. While CPUs are short, jobs get them in proportion to `cpu_share`; `processes` counts threads too.
+    """
     used = [one for one in hierarchies() if one.version == 2 or one.controllers & {*CONTROLLERS, "pids", "freezer"}]
     if not used:
         raise CannotMake("not_mounted")
@@ -139,12 +135,12 @@ def make(name: str, limits: Limits) -> Group:
     if not folders:
         assert problem is not None
         raise CannotMake(_code(problem), str(problem))
-    memory = [_limit_memory(folder, limits.memory_mib) for folder in folders]
-    cpu = [_limit_cpu(folder, limits) for folder in folders]
-    if limits.processes:
+    memory = [_limit_memory(folder, memory_mib) for folder in folders]
+    cpu = [_limit_cpu(folder, cpus, cpu_share) for folder in folders]
+    if processes:
         for folder in folders:
-            _attempt(folder, "pids.max", str(limits.processes))
-    return Group(tuple(folders), limits.memory_mib if any(memory) else None, limits.cpus if any(cpu) else None)
+            _attempt(folder, "pids.max", str(processes))
+    return Group(tuple(folders), memory_mib if any(memory) else None, cpus if any(cpu) else None)
 
 
 def _made(wanted: list[str]) -> tuple[list[str], OSError | None]:
@@ -173,7 +169,7 @@ def _made(wanted: list[str]) -> tuple[list[str], OSError | None]:
 def support() -> dict[str, Any]:
     """What this machine allows: `version` ("v1", "v2" or empty), `memory`, `cpu`; `code` and `error` if not all."""
     try:
-        group = make(f"check-{os.getpid()}", Limits(memory_mib=64, cpus=1, cpu_share=1))
+        group = make(f"check-{os.getpid()}", memory_mib=64, cpus=1, cpu_share=1)
     except CannotMake as cannot:
         return {"version": "", "memory": False, "cpu": False, "code": cannot.code, "error": cannot.text}
     version = _version(group)
@@ -301,14 +297,14 @@ def _limit_memory(folder: str, mib: int | None) -> bool:
     return False
 
 
-def _limit_cpu(folder: str, limits: Limits) -> bool:
+def _limit_cpu(folder: str, cpus: int | None, share: int | None) -> bool:
     """Whether the folder's hierarchy now limits the CPUs; without a limit only their share is set."""
-    if limits.cpu_share:
-        _attempt(folder, "cpu.weight", str(min(10_000, 100 * limits.cpu_share)))
-        _attempt(folder, "cpu.shares", str(min(262_144, 1024 * limits.cpu_share)))
-    if limits.cpus is None:
+    if share:
+        _attempt(folder, "cpu.weight", str(min(10_000, 100 * share)))
+        _attempt(folder, "cpu.shares", str(min(262_144, 1024 * share)))
+    if cpus is None:
         return False
-    quota = limits.cpus * PERIOD_US
+    quota = cpus * PERIOD_US
     if _attempt(folder, "cpu.max", f"{quota} {PERIOD_US}"):
         return True
     return _attempt(folder, "cpu.cfs_period_us", str(PERIOD_US)) and _attempt(folder, "cpu.cfs_quota_us", str(quota))

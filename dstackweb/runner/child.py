@@ -300,42 +300,29 @@ def _base_env(job: Job) -> dict[str, str]:
 
 
 def dstack_env(job: Job) -> dict[str, str]:
-    """dstack's variables for a job's place among its nodes, and its GPUs."""
+    """Variables for a job's place among its nodes and its GPUs, and for where it reports tasks and leaves files."""
     spec = job.spec
-    return (
-        _tasks_env(job)
-        | _artifacts_env(job)
-        | {
-            "DSTACK_RUN_NAME": spec["run"],
-            "DSTACK_RUN_ID": spec["run_uid"],
-            "DSTACK_JOB_ID": spec["job"],
-            "DSTACK_RUN_DIR": job.run_dir,
-            "DSTACK_NODES_NUM": str(spec["nodes"]),
-            "DSTACK_NODE_RANK": str(spec["node"]),
-            "DSTACK_MASTER_NODE_IP": spec["master_ip"],
-            "DSTACK_HOST_NAME": spec.get("host", ""),
-            "DSTACK_HOST_ADDRESS": spec.get("host_address", ""),
-            "DSTACK_GPUS_PER_NODE": str(spec["gpus_per_node"]),
-            "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
-            "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
-        }
-        | ({"DSTACK_SERVICE_PORT": str(spec["service_port"])} if spec.get("service_port") else {})
-    )
-
-
-def _tasks_env(job: Job) -> dict[str, str]:
-    """Where the commands report tasks; empty if the server accepts none."""
-    tasks = job.spec.get("tasks")
-    if not tasks:
-        return {}
-    return {"DSTACKWEB_TASKS_URL": job.api.rstrip("/") + tasks["path"], "DSTACKWEB_TASKS_TOKEN": tasks["token"]}
-
-
-def _artifacts_env(job: Job) -> dict[str, str]:
-    """Where the commands leave what is to be kept; empty if the server keeps nothing."""
-    if not job.spec.get("artifacts"):
-        return {}
-    return {"DSTACKWEB_ARTIFACTS": os.path.join(job.run_dir, ARTIFACTS, str(job.spec["attempt"]))}
+    env = {
+        "DSTACK_RUN_NAME": spec["run"],
+        "DSTACK_RUN_ID": spec["run_uid"],
+        "DSTACK_JOB_ID": spec["job"],
+        "DSTACK_RUN_DIR": job.run_dir,
+        "DSTACK_NODES_NUM": str(spec["nodes"]),
+        "DSTACK_NODE_RANK": str(spec["node"]),
+        "DSTACK_MASTER_NODE_IP": spec["master_ip"],
+        "DSTACK_HOST_NAME": spec.get("host", ""),
+        "DSTACK_HOST_ADDRESS": spec.get("host_address", ""),
+        "DSTACK_GPUS_PER_NODE": str(spec["gpus_per_node"]),
+        "DSTACK_GPUS_NUM": str(spec["gpus_total"]),
+        "CUDA_VISIBLE_DEVICES": ",".join(spec["gpus"]),
+    }
+    if spec.get("service_port"):
+        env["DSTACK_SERVICE_PORT"] = str(spec["service_port"])
+    if tasks := spec.get("tasks"):
+        env |= {"DSTACKWEB_TASKS_URL": job.api.rstrip("/") + tasks["path"], "DSTACKWEB_TASKS_TOKEN": tasks["token"]}
+    if spec.get("artifacts"):
+        env["DSTACKWEB_ARTIFACTS"] = os.path.join(job.run_dir, ARTIFACTS, str(spec["attempt"]))
+    return env
 
 
 def _after_setup(job: Job, env: dict[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dstackweb.runner import enter
 from dstackweb.runner.engine import Engine, EngineAway, EngineError
 from dstackweb.runner.state import StateDir, say
 
@@ -275,11 +276,8 @@ def exports(env: Mapping[str, str]) -> str:
 @contextlib.contextmanager
 def env_file(env: Mapping[str, str]) -> Iterator[tuple[int, str]]:
     """A file of variables in memory alone, and its name for a process that gets its descriptor."""
-    number = os.memfd_create("env", 0)
+    number = enter.in_memory("env", "".join(f"{name}={value}\n" for name, value in env.items()))
     try:
-        with open(number, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as file:
-            file.writelines(f"{name}={value}\n" for name, value in env.items())
-        os.lseek(number, 0, os.SEEK_SET)
         yield number, f"/proc/self/fd/{number}"
     finally:
         os.close(number)

@@ -18,9 +18,14 @@ def stored(orders: dict[str, Any]) -> int:
     Also, for what starts in the place of a job that runs: `groups`; `tty`, with a terminal as its input; and `dial`,
     to connect (`runner.dial`) instead of executing `argv`.
     """
-    number = os.memfd_create("orders", 0)
-    with open(number, "w", encoding="ascii", closefd=False) as file:
-        json.dump(orders, file)
+    return in_memory("orders", json.dumps(orders))
+
+
+def in_memory(name: str, text: str) -> int:
+    """A descriptor of a file that is nowhere else."""
+    number = os.memfd_create(name, 0)
+    with open(number, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as file:
+        file.write(text)
     os.lseek(number, 0, os.SEEK_SET)
     return number
 

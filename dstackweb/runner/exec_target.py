@@ -1,7 +1,4 @@
-"""Where a job's commands run, for what else is started there: shells of people, connections to its ports.
-
-It has the commands' user, environment, group of processes, and their sandbox or container.
-"""
+"""Where a job's commands run, as their user, for what else is started there: shells of people, connections to ports."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ class ExecTarget:
     def __init__(self, job: Job, first: Callable[[], int], state: str) -> None:
         self._job, self._first = job, first
         self._container = container.read(state)
-        self._dialer: socket.socket | None = None
         self._user_inside: int | None = None
 
     def shell(self, command: str | None, *, tty: bool, sftp: bool, term: str, streams: Sequence[int]) -> int:
@@ -114,24 +110,19 @@ class ExecTarget:
         return child.pid
 
     def dialer(self) -> socket.socket:
-        """Where connections are asked for (`dial.ask`). Raises CannotStart, OSError."""
-        if self._dialer is None:
-            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                mine.settimeout(DIALER_S)
-                null = os.open(os.devnull, os.O_RDWR)
-                try:
-                    orders = {"argv": ["dial"], "env": {}, "working_dir": self._job.run_dir, "dial": True}
-                    self._start(orders, (its.fileno(), null, null))
-                finally:
-                    os.close(null)
-            except BaseException:
-                mine.close()
-                raise
-            finally:
-                its.close()
-            self._dialer = mine
-        return self._dialer
+        """Start a process of which connections are asked here (`dial.ask`). Raises CannotStart, OSError."""
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            mine.settimeout(DIALER_S)
+            with open(os.devnull, "r+b", buffering=0) as null:
+                orders = {"argv": ["dial"], "env": {}, "working_dir": self._job.run_dir, "dial": True}
+                self._start(orders, (its.fileno(), null.fileno(), null.fileno()))
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            its.close()
+        return mine
 
     def port_user(self) -> int | None:
         """The uid, as this machine has it, whose processes are to listen on the job's ports; None: they are its alone.
@@ -150,12 +141,6 @@ class ExecTarget:
             if self._user_inside is None:
                 raise CannotStart(NOT_RUNNING)
         return self._user_inside
-
-    def forget_dialer(self) -> None:
-        """It failed: the next one that is asked for is a new one."""
-        if self._dialer is not None:
-            self._dialer.close()
-            self._dialer = None
 
 
 def _namespace(pid: int) -> str:

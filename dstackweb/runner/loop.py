@@ -92,7 +92,7 @@ class Runner:
         if self.link.spec.get("tasks"):
             self.task_lines = TaskLines(self.link.new_client(), self.spool, masker)
         if self.state.has("exit"):
-            self.end = self.state.read_json("exit")
+            self.end = json.loads(self.state.read("exit"))
         elif self.state.has("started"):
             self._salvage()
         else:
@@ -238,11 +238,9 @@ class Runner:
         """The job's cgroup, stored before anything enters it; one without folders where none can be made."""
         self.group.remove()  # of a runner that ended before it started anything, perhaps elsewhere
         spec = self.link.spec
-        limits = cgroups.Limits(
-            spec.get("memory_max_mib"), spec.get("cpu_max"), spec.get("cpus"), spec.get("process_limit")
-        )
+        names = ("memory_max_mib", "cpu_max", "cpus", "process_limit")
         try:
-            group = cgroups.make(self.job_id, limits)
+            group = cgroups.make(self.job_id, *map(spec.get, names))
         except cgroups.CannotMake as cannot:
             say(f"the job has no cgroup: {cannot}")
             return cgroups.NO_GROUP

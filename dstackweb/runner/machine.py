@@ -196,17 +196,10 @@ def _shown() -> list[str]:
 
 def _on_bus(devices: str = "/sys/bus/pci/devices") -> int:
     return sum(
-        _read(f"{devices}/{name}/vendor") == NVIDIA and _read(f"{devices}/{name}/class")[:6] in DISPLAYS
+        cgroups.text_of(f"{devices}/{name}", "vendor").strip() == NVIDIA
+        and cgroups.text_of(f"{devices}/{name}", "class")[:6] in DISPLAYS
         for name in (os.listdir(devices) if os.path.isdir(devices) else ())
     )
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def address(api: str) -> str:

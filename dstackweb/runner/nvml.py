@@ -84,46 +84,21 @@ class NvmlError(Exception):
         self.status = status
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+def _structure(**fields: Any) -> Any:
+    """A structure of the library, with these fields in their order."""
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-class _Memory2(ctypes.Structure):
-    _fields_ = [
-        ("version", ctypes.c_uint),
-        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
-    ]
-
-
-class _Rates(ctypes.Structure):
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
-
-
-class _Moment(ctypes.Structure):
-    _fields_ = [("at_us", ctypes.c_ulonglong), ("percent", ctypes.c_uint), ("_unused", ctypes.c_uint)]
-
-
-class _Process(ctypes.Structure):
-    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
-
-
-class _GpmSupport(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint), ("supported", ctypes.c_uint)]
-
-
-class _GpmMetric(ctypes.Structure):
-    _fields_ = [
-        ("id", ctypes.c_uint), ("status", ctypes.c_uint), ("value", ctypes.c_double), ("info", ctypes.c_char_p * 3),
-    ]  # fmt: skip
-
-
-class _GpmMetrics(ctypes.Structure):
-    # How many metrics a driver knows depends on its version; only the first `count` are read and written.
-    _fields_ = [
-        ("version", ctypes.c_uint), ("count", ctypes.c_uint), ("first", ctypes.c_void_p), ("second", ctypes.c_void_p),
-        ("metrics", _GpmMetric * 512),
-    ]  # fmt: skip
-
+_INT, _LONG, _POINTER = ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_void_p
+_Memory = _structure(total=_LONG, free=_LONG, used=_LONG)
+_Memory2 = _structure(version=_INT, total=_LONG, reserved=_LONG, free=_LONG, used=_LONG)
+_Rates = _structure(gpu=_INT, memory=_INT)
+_Moment = _structure(at_us=_LONG, percent=_INT, _unused=_INT)
+_Process = _structure(pid=_INT, used=_LONG, gi=_INT, ci=_INT)
+_GpmSupport = _structure(version=_INT, supported=_INT)
+_GpmMetric = _structure(id=_INT, status=_INT, value=ctypes.c_double, info=ctypes.c_char_p * 3)
+# How many metrics a driver knows depends on its version; only the first `count` are read and written.
+_GpmMetrics = _structure(version=_INT, count=_INT, first=_POINTER, second=_POINTER, metrics=_GpmMetric * 512)
 
 GPU_UTILIZATION_SAMPLES = 1
 MEMORY_2 = ctypes.sizeof(_Memory2) | 2 << 24
@@ -232,14 +207,14 @@ class _Nvml:
         recent: list[int] = [one.percent for one in moments if one.at_us > begin_us]
         return round(sum(recent) / len(recent))
 
-    def _moments(self, device: Any) -> list[_Moment]:
+    def _moments(self, device: Any) -> list[Any]:
         """What the driver has kept of the GPU's utilization: for 14 s on an H200, also while no one has NVML open."""
         function, kind, count = "nvmlDeviceGetSamples", ctypes.c_int(), ctypes.c_uint(0)
         request = device, GPU_UTILIZATION_SAMPLES, ctypes.c_ulonglong(0), ctypes.byref(kind), ctypes.byref(count)
         self.call(function, *request, None)
         moments = (_Moment * count.value)()
         self.call(function, *request, moments)
-        return moments[: count.value]
+        return list(moments[: count.value])
 
     def processes(self, device: Any) -> tuple[dict[str, Any], ...]:
         """Compute processes only; a desktop's drawing doesn't count."""

@@ -69,13 +69,10 @@ def users_with(account: pwd.struct_passwd, home: str) -> int:
     A project's user has no entry, without which sftp, VS Code and others refuse to run.
     """
     line = f"{account.pw_name}:x:{account.pw_uid}:{account.pw_gid}::{home}:/bin/sh\n"
-    number = os.memfd_create("passwd", 0)
-    with open(number, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as file:
-        with contextlib.suppress(OSError), open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as found:
-            file.writelines(one for one in found if one.split(":")[2:3] != [str(account.pw_uid)])
-        file.write(line)
-    os.lseek(number, 0, os.SEEK_SET)
-    return number
+    others = ""
+    with contextlib.suppress(OSError), open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as file:
+        others = "".join(one for one in file if one.split(":")[2:3] != [str(account.pw_uid)])
+    return enter.in_memory("passwd", others + line)
 
 
 def _devices(gpus: Collection[str]) -> list[str]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import sys
 import time
-from typing import Any
 
 import dstackweb
 
@@ -97,9 +95,8 @@ class StateDir:
 
     def nonce(self) -> str:
         """The nonce that claims this job: made once, so that a later runner can repeat the claim."""
-        with contextlib.suppress(FileNotFoundError), open(self.path("nonce"), encoding="utf-8") as file:
-            if nonce := file.read():
-                return nonce
+        if nonce := self.read("nonce"):
+            return nonce
         nonce = secrets.token_hex(16)
         self.write("nonce", nonce)
         return nonce
@@ -122,13 +119,13 @@ class StateDir:
         finally:
             os.close(folder)
 
-    def read_json(self, name: str) -> Any:
-        """The content of a JSON file; None when there is none."""
+    def read(self, name: str) -> str:
+        """The content of a file; empty when there is none."""
         try:
             with open(self.path(name), encoding="utf-8") as file:
-                return json.load(file)
+                return file.read()
         except FileNotFoundError:
-            return None
+            return ""
 
 
 def say(text: str) -> None:

@@ -73,6 +73,7 @@ class Dialer:
 
     def __init__(self, target: ExecTarget) -> None:
         self._target, self._turn = target, asyncio.Lock()
+        self._dialer: socket.socket | None = None
 
     async def connect(self, request: dict[str, object]) -> socket.socket:
         """Raises NotMade, or another OSError if what makes connections has failed."""
@@ -80,12 +81,15 @@ class Dialer:
         while True:
             async with self._turn:
                 try:
-                    return await asyncio.to_thread(dial.ask, self._target.dialer(), request)
+                    self._dialer = self._dialer or self._target.dialer()
+                    return await asyncio.to_thread(dial.ask, self._dialer, request)
                 except dial.NotMade as error:
                     if error.code != dial.TIMEOUT or time.monotonic() > until:
                         raise
                 except OSError:
-                    self._target.forget_dialer()
+                    if self._dialer is not None:
+                        self._dialer.close()
+                        self._dialer = None
                     raise
             await asyncio.sleep(AGAIN_S)
 

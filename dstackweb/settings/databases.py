@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import dj_database_url
 
 from dstackweb import env
+from dstackweb.lib.process import write_once
 from dstackweb.settings.environment import (
     DATABASE_URL,
     DSTACKWEB_CLUSTER_WORKERS,
@@ -30,41 +31,25 @@ def _make_home(home: Path) -> None:
 
 
 def _secret_key(home: Path) -> str:
-    """The key in `home`, made by the first process that needs it: link() puts the complete file in place, or fails."""
+    """The key in `home`, made by the first process that needs it."""
     path = home / "secret_key"
     if not path.exists():
-        draft = home / f".secret_key.{os.getpid()}.{secrets.token_hex(4)}"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(48))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
+        write_once(path, secrets.token_urlsafe(48).encode())
     return path.read_text().strip()
 
 
 # Both sides notice a lost network within 30 s: hosts reconnect, and the database server rolls back the transactions of
 # a lost host, whose locks others may wait for.
+_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+_SERVER_SIDE = {f"tcp_{name}": value for name, value in _ALIVE.items()} | {
+    "tcp_user_timeout": 25_000,
+    "idle_in_transaction_session_timeout": 60_000,
+}
 _CUT_OFF: dict[str, Any] = {
     "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
+    **_ALIVE,
     "tcp_user_timeout": 25_000,
-    "options": " ".join(
-        f"-c {name}={value}"
-        for name, value in {
-            "tcp_keepalives_idle": 10,
-            "tcp_keepalives_interval": 5,
-            "tcp_keepalives_count": 3,
-            "tcp_user_timeout": 25_000,
-            "idle_in_transaction_session_timeout": 60_000,
-        }.items()
-    ),
+    "options": " ".join(f"-c {name}={value}" for name, value in _SERVER_SIDE.items()),
 }
 
 

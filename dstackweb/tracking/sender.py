@@ -86,7 +86,8 @@ class Sender:
         self._flushes_requested = self._flushes_done = 0
         self._closing = threading.Event()
         self._deadline = 0.0
-        self._stopped = self._all_sent = self._attempt_ended = False
+        self.stopped = self._all_sent = self._attempt_ended = False
+        """Of the first: nothing more is sent, since the attempt has ended or this sender was closed."""
         self._unreachable, self._waiting = False, ""
         self._attempt: int | None = None
         self.attempt_changes = 0
@@ -132,7 +133,7 @@ class Sender:
     def _add(self, kind: str, key: Any, values: tuple[Any, ...]) -> bool:
         with self.lock:
             seq, pending = self._next_seq(), self._pending[kind]
-            if (key not in pending and len(pending) >= self._pending_max) or self._stopped:
+            if (key not in pending and len(pending) >= self._pending_max) or self.stopped:
                 return False
             pending[key] = values = (seq, *values)
             if self.spool is not None:
@@ -150,15 +151,10 @@ class Sender:
     def backlog(self) -> int:
         return sum(map(len, self._pending.values())) + len(self._sending)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing more is sent: the attempt has ended, or this sender was closed."""
-        return self._stopped
-
     def flush(self, timeout_s: float = EXIT_S) -> bool:
         """Send everything now. Returns whether all was delivered within `timeout_s`."""
         with self._delivered:
-            if self._stopped:
+            if self.stopped:
                 return self._all_sent
             if self._thread is None:
                 return not self.backlog
@@ -166,7 +162,7 @@ class Sender:
             mine = self._flushes_requested
             self._hurry.set()
             self._wake()
-            return self._delivered.wait_for(lambda: self._flushes_done >= mine, timeout_s) and not self._stopped
+            return self._delivered.wait_for(lambda: self._flushes_done >= mine, timeout_s) and not self.stopped
 
     def close(self, timeout_s: float = EXIT_S) -> bool:
         """Send the remaining entries and the end of this reporter, which releases its unfinished tasks.
@@ -175,16 +171,16 @@ class Sender:
         """
         thread = self._thread
         if thread is None or not thread.is_alive():
-            self._stopped = True
+            self.stopped = True
             return self._all_sent or (thread is None and not self.backlog)
         self._deadline = time.monotonic() + timeout_s
         self._closing.set()
         self._hurry.set()
         self._wake()
         thread.join(timeout_s + 0.1)
-        if thread.is_alive() and not self._stopped:
+        if thread.is_alive() and not self.stopped:
             log.warning("%d tasks or groups were not reported: no response in time", self.backlog)
-        self._stopped = True
+        self.stopped = True
         return self._all_sent
 
     def send_for(self, entries: Iterable[Entry], timeout_s: float) -> bool:
@@ -224,12 +220,12 @@ class Sender:
             thread.start()
         except RuntimeError as error:  # the interpreter is shutting down, or no thread can be started
             log.debug("cannot report: %s", error)
-            self._stopped = True
+            self.stopped = True
 
     def _run(self) -> None:
         next_at, soon_s = 0.0, min(SOON_S, self._pace.least_s)
         try:
-            while not self._stopped:
+            while not self.stopped:
                 with contextlib.suppress(Empty):  # a heartbeat is due
                     self._calls.get(timeout=self._heartbeat_s if self._has_sent else None)
                 self._hurry.wait(max(soon_s, next_at - time.monotonic()))
@@ -256,7 +252,7 @@ class Sender:
         except Exception:  # a bug here must not reach the program that reports
             log.warning("reporting tasks stopped after an error", exc_info=True)
         finally:
-            self._stopped = True
+            self.stopped = True
             if self.spool is not None and (self._all_sent or self._attempt_ended):
                 self.spool.remove()
             self._forget()
@@ -282,7 +278,7 @@ class Sender:
     def _deliver(self) -> None:
         """Send the gathered entries until none is left, the attempt has ended, or time is up at exit."""
         failed = 0
-        while self._sending and not self._stopped:
+        while self._sending and not self.stopped:
             size = min(len(self._sending), self._batch)
             body = self._body(self._sending[:size])
             result = (
@@ -305,7 +301,7 @@ class Sender:
     def _send_heartbeat(self) -> None:
         """Send an empty request if nothing else was sent for long. If it fails, the next one follows as long after."""
         due = time.monotonic() - self._sent_at >= 0.9 * self._heartbeat_s
-        if due and self._has_sent and not self._stopped and not self._closing.is_set():
+        if due and self._has_sent and not self.stopped and not self._closing.is_set():
             self._sent_at = time.monotonic()
             result = self._send_within_deadline(self._body([]))
             if result.outcome in (Outcome.ACCEPTED, Outcome.ENDED):
@@ -318,7 +314,7 @@ class Sender:
                 left = {(kind, key) for kind, key, _ in self._sending}
                 left |= {(kind, key) for kind, entries in self._pending.items() for key in entries}
             log.warning("tasks are no longer reported; %d were not counted: %s", len(left), result.detail)
-            self._stopped = self._attempt_ended = True
+            self.stopped = self._attempt_ended = True
             return
         self._waiting = ""
         if result.outcome is Outcome.ACCEPTED:
@@ -378,7 +374,7 @@ class Sender:
 
     def _end(self) -> None:
         """Report the end of this reporter, if it reported anything, and warn about lost entries."""
-        if self._has_sent and not self._stopped and not self._sending:
+        if self._has_sent and not self.stopped and not self._sending:
             with self.lock:
                 seq = self._next_seq()
             body = self._body([], seq=seq, ended=True)
@@ -386,8 +382,8 @@ class Sender:
                 if not self._pause(result.wait_s, 0):
                     return
         lost = self._dropped + self.backlog
-        self._all_sent = not lost and not self._stopped
-        if lost and not self._stopped:
+        self._all_sent = not lost and not self.stopped
+        if lost and not self.stopped:
             log.warning("%d tasks or groups were not reported%s", lost, f": {self._waiting}" if self._waiting else "")
 
     def _forget(self) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import marshal
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,24 +112,15 @@ def _open_locked(path: Path) -> int:
 
 
 def _read_entries(path: Path) -> list[Entry]:
-    """The entries of a file, up to the first damaged one."""
+    """The entries of a file, up to the first damaged one; the last one may be incomplete."""
+    data, at = path.read_bytes(), 0
     found: list[Entry] = []
     with contextlib.suppress(ValueError, TypeError, EOFError):
-        for entry in _parse_entries(path):
-            found.append(entry)
+        while at + 4 <= len(data) and (end := at + 4 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
+            kind, key, values = marshal.loads(data[at + 4 : end])
+            found.append((kind, key, values))
+            at = end
     return found
-
-
-def _parse_entries(path: Path) -> Iterator[Entry]:
-    data = path.read_bytes()
-    at = 0
-    while at + 4 <= len(data):
-        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-        if end > len(data):  # the last one is incomplete
-            return
-        kind, key, values = marshal.loads(data[at + 4 : end])
-        yield kind, key, values
-        at = end
 
 
 def _is_own(folder: Path) -> bool:

@@ -202,7 +202,7 @@ def _support_of(user: str | None) -> tuple[dict[str, Any], int]:
 def group() -> Iterator[cgroups.Group]:
     """A group of this test's own, without folders where the machine allows none."""
     try:
-        made = cgroups.make(f"test-{uuid4()}", cgroups.Limits())
+        made = cgroups.make(f"test-{uuid4()}")
     except cgroups.CannotMake:
         made = cgroups.Group()
     yield made
