@@ -9,20 +9,16 @@ import gc
 import os
 import secrets
 import signal
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import IO
 
 PR_SET_PDEATHSIG = 1
-POLL_S = 0.5
 PARENT_VARIABLE = "DSTACKWEB_SUPERVISOR"
 """Set by a supervisor to its pid: the program must end with that process."""
 REFUSED = 78
 """Exit code of a program that does not fit the database (EX_CONFIG): starting it again changes nothing."""
 
-_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
 _forking_pid = 0
 
 
@@ -32,8 +28,7 @@ def die_with_parent(parent: int | None = None) -> None:
     After kill -9 of one of them no process below it survives. `parent` is the pid of a parent that may have ended
     already. Programs started by subprocess (runners) are not affected.
 
-    On Linux the kernel sends SIGKILL when the *thread* that forked this process ends: fork from a permanent thread.
-    On other systems a thread polls every half second.
+    The kernel sends SIGKILL when the *thread* that forked this process ends: fork from a permanent thread.
     """
     global _forking_pid
     _die_with(parent or os.getppid())
@@ -111,16 +106,7 @@ def _remember_pid() -> None:
 
 
 def _die_with(parent: int) -> None:
-    if _prctl is not None:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent,), name="die-with-parent", daemon=True).start()
-    # The parent may have ended before the watch began.
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before that.
     if os.getppid() != parent:
         os._exit(1)
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(POLL_S)
-    os._exit(1)

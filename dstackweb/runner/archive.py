@@ -20,7 +20,7 @@ from enum import Enum
 from typing import BinaryIO
 
 from dstackweb.runner.child import CannotStart
-from dstackweb.runner.folders import remove
+from dstackweb.runner.disk import remove
 from dstackweb.runner.limits import LIMITS, TEXT_MAX, ArchiveLimits, is_too_long
 
 BLOCK, PIECE = 512, 1 << 20

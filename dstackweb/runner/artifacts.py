@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from dstackweb.runner import folders
+from dstackweb.runner import disk
 from dstackweb.runner.child import ARTIFACTS as PARENT
 from dstackweb.runner.child import acting_as
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
@@ -51,7 +51,7 @@ def make_folder(run_dir: str, attempt: int, account: pwd.struct_passwd) -> None:
         for path in (parent, folder):
             is_folder = os.path.isdir(path) and not os.path.islink(path)
             if is_folder and path == folder:
-                folders.remove(path, say)
+                disk.remove(path, say)
             elif not is_folder and os.path.lexists(path):
                 os.unlink(path)
             with contextlib.suppress(FileExistsError):
@@ -83,7 +83,7 @@ def find(run_dir: str, attempt: int, most: int, left: LeftOut) -> list[str]:
     found: list[str] = []
     with _opened(run_dir, (PARENT, str(attempt))) as top:
         device = os.fstat(top).st_dev
-        seen = folders.walk(top, ARTIFACT_DEPTH_MAX - 1, lambda path: left.add(path, ArtifactLeft.UNREADABLE.value))
+        seen = disk.walk(top, ARTIFACT_DEPTH_MAX - 1, lambda path: left.add(path, ArtifactLeft.UNREADABLE.value))
         for number, (path, info) in enumerate(seen):
             if number == SEEN_MAX:
                 left.add("…", ArtifactLeft.TOO_MANY.value)
@@ -118,7 +118,7 @@ def _opened(run_dir: str, names: tuple[str, ...]) -> Iterator[int]:
     folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in names:
-            below = os.open(name, folders.FOLDER, dir_fd=folder)
+            below = os.open(name, disk.FOLDER, dir_fd=folder)
             os.close(folder)
             folder = below
         yield folder

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
-from dstackweb.runner import cgroups, container, folders, tree
+from dstackweb.runner import cgroups, container, disk, tree
 from dstackweb.runner.state import PROGRAM, StateDir, job_uid, runner_lives, say
 
 KILL_S = 2.0
@@ -125,7 +125,7 @@ class LocalJobs:
         except OSError as error:
             raise NotLaunched(f"{type(error).__name__}: {error}") from error
         finally:
-            folders.remove(self.folder(job))
+            disk.remove(self.folder(job))
 
     def make_folder(self) -> None:
         """The parent of the jobs' folders, closed to others."""
@@ -211,7 +211,7 @@ class LocalJobs:
         if not container.end(self.folder(job)):
             return False
         cgroups.read(self.folder(job)).remove()
-        return folders.remove(self.folder(job), self._warn)  # else it is retried next time
+        return disk.remove(self.folder(job), self._warn)  # else it is retried next time
 
     def processes(self, job: str, runner: int | None) -> set[int]:
         """The living processes of a job without its runner.
@@ -244,7 +244,7 @@ def remove_runs(runs_dir: str, runs: Collection[str], until: float, warn: Callab
             break
         folder = os.path.join(runs_dir, str(UUID(run)))
         if os.path.isdir(folder) and not os.path.islink(folder):
-            removed += folders.remove(folder, warn)  # else it is retried next time
+            removed += disk.remove(folder, warn)  # else it is retried next time
     return removed
 
 

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-from dstackweb.runner import enter, folders
+from dstackweb.runner import disk, enter
 from dstackweb.runner.state import PROGRAM, say
 
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
@@ -135,4 +135,4 @@ def make_tmp(run_dir: str, account: pwd.struct_passwd) -> None:
 
 
 def remove_tmp(run_dir: str) -> None:
-    folders.remove(tmp_of(run_dir), say)
+    disk.remove(tmp_of(run_dir), say)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -67,8 +66,7 @@ def forbid_new_privileges() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def processes(job: str, group: Group, runner: set[int] | None = None, uid: int | None = None) -> set[int]:
@@ -112,8 +110,6 @@ def ancestry(pid: int) -> set[int]:
 
 def is_childless() -> bool:
     """Whether this process, if it adopts orphans, has certainly no descendants; without a look at all processes."""
-    if sys.platform != "linux":
-        return False
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -122,7 +118,7 @@ def is_childless() -> bool:
 
 
 def _parents() -> dict[int, int]:
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return {pid: int(fields[1]) for pid in pids if (fields := stat_of(pid))}
 
 

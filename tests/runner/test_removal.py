@@ -13,7 +13,7 @@ import pytest
 
 from dstackweb.runner import jobs, sandbox
 from dstackweb.runner.child import acting_as
-from dstackweb.runner.folders import remove
+from dstackweb.runner.disk import remove
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may mount, and act as another user")
 

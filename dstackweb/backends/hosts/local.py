@@ -18,7 +18,7 @@ from uuid import UUID
 from django.conf import settings
 
 from dstackweb.backends.contract import StartFailed
-from dstackweb.runner import folders
+from dstackweb.runner import disk
 from dstackweb.runner.engine import Finder
 from dstackweb.runner.isolation import can_traverse, find_user, make_runs_dir
 from dstackweb.runner.jobs import LocalJobs, NotLaunched, old_runs, remove_runs
@@ -130,7 +130,7 @@ def probe_runner(runs_dir: str, job_id: UUID, token: str) -> None:
     try:
         ensure_runner({"probe": True, "api": settings.DSTACKWEB_API_URL, **orders(job_id, token, runs_dir, job_id)})
     finally:
-        folders.remove(state_dir(job_id))
+        disk.remove(state_dir(job_id))
 
 
 def runner_alive(job_id: UUID) -> bool:

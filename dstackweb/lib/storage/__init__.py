@@ -56,6 +56,7 @@ class Storage(Protocol):
 
     def is_whole(self, key: str) -> bool:
         """Whether it was stored and all its bytes are there; may ask the network."""
+        return self.size(key) is not None
 
     def read(self, key: str, offset: int, limit: int) -> bytes:
         """Up to `limit` bytes from `offset`; empty behind the end. Raises Missing."""
@@ -65,12 +66,14 @@ class Storage(Protocol):
 
     def settle(self) -> bool:
         """Put small pieces together, for some seconds at most; True if nothing is left to do now."""
+        return True
 
     def check(self) -> None:
         """Raises StorageAway if it could not be written to."""
+        return None
 
 
-class DiskStorage:
+class DiskStorage(Storage):
     """Files in a folder: the server's own, or one that all servers mount (with locks that work there, as NFS 4 has)."""
 
     def __init__(self, root: Path) -> None:
@@ -127,9 +130,6 @@ class DiskStorage:
         except FileNotFoundError:
             return None
 
-    def is_whole(self, key: str) -> bool:
-        return self.size(key) is not None
-
     def read(self, key: str, offset: int, limit: int) -> bytes:
         try:
             with (self.root / key).open("rb") as file:
@@ -142,9 +142,6 @@ class DiskStorage:
 
     def remove(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)
-
-    def settle(self) -> bool:
-        return True
 
     def check(self) -> None:
         if not os.access(self.root, os.W_OK | os.X_OK):

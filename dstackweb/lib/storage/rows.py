@@ -16,7 +16,7 @@ from django.db.models import Max, Q, Sum
 from django.utils import timezone
 
 from dstackweb.lib.models import StoredFile, StoredPart
-from dstackweb.lib.storage import Gap
+from dstackweb.lib.storage import Gap, Storage
 
 PART = 1 << 20
 SETTLED_AFTER = dt.timedelta(minutes=10)
@@ -25,7 +25,7 @@ AT_ONCE = 50
 SECONDS = 5.0
 
 
-class RowStorage:
+class RowStorage(Storage):
     def append(self, key: str, offset: int, data: bytes) -> int:
         """As Storage.append. The file's row orders senders: one of two at once finds that it has grown."""
         while True:
@@ -58,9 +58,6 @@ class RowStorage:
 
     def size(self, key: str) -> int | None:
         return StoredFile.objects.filter(key=key).values_list("size", flat=True).first()
-
-    def is_whole(self, key: str) -> bool:
-        return self.size(key) is not None
 
     def read(self, key: str, offset: int, limit: int) -> bytes:
         """As Storage.read. One statement finds all parts: none is lost to `settle` between two of them."""
@@ -110,9 +107,6 @@ class RowStorage:
     def _settled(self, file: StoredFile, offset: int, data: bytes) -> StoredPart:
         """The part that small ones become, not saved yet."""
         return StoredPart(file=file, offset=offset, end=offset + len(data), data=data, settled=True)
-
-    def check(self) -> None:
-        pass
 
 
 def _delete(parts: Sequence[StoredPart]) -> int:
