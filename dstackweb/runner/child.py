@@ -11,11 +11,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import IO, Any
 
 from dstackweb.runner import enter, sandbox, tree
-from dstackweb.runner.cgroups import NO_GROUP, Group
+from dstackweb.runner.cgroups import NO_GROUP
 from dstackweb.runner.engine import Engine
 from dstackweb.runner.isolation import account_of, uids_of
 from dstackweb.runner.output import Sinks
@@ -202,9 +201,26 @@ def _fenced(job: Job, argv: list[str], env: dict[str, str]) -> Iterator[dict[str
 
 def becoming(job: Job, *, by_enter: bool) -> Callable[[], None]:
     """What a new process of the job does first: enter its group, and become its user, unless `enter` does that."""
+    group, score, user_limit = job.group, oom_score(job.spec), _user_limit(job)
     account = job.account if job.switches_user and not by_enter else None
     groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
-    return partial(_become, job.group, oom_score(job.spec), _user_limit(job), account, groups)
+
+    def become() -> None:
+        group.enter()  # still as root, who alone may
+        if user_limit is not None:
+            _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+            limit = user_limit if hard == resource.RLIM_INFINITY else min(hard, user_limit)
+            resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+        if score is not None:
+            with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
+                file.write(str(score))
+        if account is not None:
+            os.setgroups(groups)
+            os.setgid(account.pw_gid)
+            os.setuid(account.pw_uid)
+            tree.forbid_new_privileges()
+
+    return become
 
 
 def _user_limit(job: Job) -> int | None:
@@ -214,28 +230,6 @@ def _user_limit(job: Job) -> int | None:
     """
     limit = job.spec.get("process_limit")
     return USER_FACTOR * limit if limit and job.switches_user else None
-
-
-def _become(
-    group: Group,
-    score: int | None,
-    user_limit: int | None,
-    account: pwd.struct_passwd | None,
-    groups: list[int],
-) -> None:
-    group.enter()  # still as root, who alone may
-    if user_limit is not None:
-        _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        limit = user_limit if hard == resource.RLIM_INFINITY else min(hard, user_limit)
-        resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
-    if score is not None:
-        with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
-            file.write(str(score))
-    if account is not None:
-        os.setgroups(groups)
-        os.setgid(account.pw_gid)
-        os.setuid(account.pw_uid)
-        tree.forbid_new_privileges()
 
 
 def oom_score(spec: dict[str, Any]) -> int | None:

@@ -118,8 +118,7 @@ def read() -> Snapshot:
     except OSError:
         return Snapshot(library=False)
     try:
-        with _opened(_library) as nvml:
-            samples = tuple(_read_all(nvml, errors))
+        samples = tuple(_read_all(_Nvml(_library), errors))
     except NvmlError as error:
         errors.append(f"NVML: {error}")
         if error.status == VERSION_MISMATCH:
@@ -127,17 +126,6 @@ def read() -> Snapshot:
             _ctypes.dlclose(_library._handle)
             _library = None
     return Snapshot(samples, True, "; ".join(errors), (time.perf_counter() - began) * 1000)
-
-
-@contextlib.contextmanager
-def _opened(library: ctypes.CDLL) -> Iterator[_Nvml]:
-    nvml = _Nvml(library)
-    nvml.call("nvmlInit_v2")
-    try:
-        yield nvml
-    finally:
-        with contextlib.suppress(NvmlError):
-            nvml.call("nvmlShutdown")
 
 
 class _Nvml:
@@ -154,6 +142,10 @@ class _Nvml:
         if status := pointer(*arguments):
             self._library.nvmlErrorString.restype = ctypes.c_char_p
             raise NvmlError(status, self._library.nvmlErrorString(status).decode(errors="replace"))
+
+    def shut_down(self) -> None:
+        with contextlib.suppress(NvmlError):
+            self.call("nvmlShutdown")
 
     def fill(self, function: str, cell: Any, *arguments: Any) -> Any:
         self.call(function, *arguments, ctypes.byref(cell))
@@ -238,7 +230,9 @@ class _Nvml:
 
 
 def _read_all(nvml: _Nvml, errors: list[str]) -> Iterator[Sample]:
+    nvml.call("nvmlInit_v2")
     with contextlib.ExitStack() as stack:
+        stack.callback(nvml.shut_down)
         gpus = [_Gpu(nvml, index, errors, stack) for index in range(nvml.number("nvmlDeviceGetCount_v2"))]
         if any(meter.works for gpu in gpus for meter in gpu.parts):
             time.sleep(GPM_S)
