@@ -15,16 +15,21 @@ from tests.support import run_async
 
 
 class Place:
-    """Where the job runs: connections are made by a thread here, as its own process makes them. Counts them."""
+    """Where the job runs: connections are made by a thread here, as its own process makes them. Counts requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.asked = 0
         self._thread = threading.Thread(target=dial.main, args=(its.detach(),))
         self._thread.start()
+        self._ask = dial.ask
+        monkeypatch.setattr(dial, "ask", self.ask)
+
+    def ask(self, requests: socket.socket, request: dict[str, object]) -> socket.socket:
+        self.asked += 1
+        return self._ask(requests, request)
 
     def dialer(self) -> socket.socket:
-        self.asked += 1
         return self.mine
 
     def close(self) -> None:
@@ -33,8 +38,8 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    found = Place()
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    found = Place(monkeypatch)
     yield found
     found.close()
 
