@@ -1,8 +1,5 @@
-"""The base class of backend kinds: settings, form, words, health checks and prices, besides the driver.
-
-A kind is a subclass of `Kind` that an installed package names under the entry point group `dstackweb.backends`
-(docs/writing-a-backend.md). Nothing outside the kind's own package knows its name.
-"""
+"""The base class of backend kinds (docs/writing-a-backend.md): settings, form, words, health checks and prices. A kind
+is an entry point of the group `dstackweb.backends`: nothing outside its own package knows its name."""
 
 from __future__ import annotations
 

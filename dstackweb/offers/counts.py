@@ -1,7 +1,5 @@
-"""Statistics of the cache of offers (docs/offers.md). A hit writes nothing: processes write sums every few seconds.
-
-A killed process loses the last seconds of its counts, and nothing else depends on them.
-"""
+"""Statistics of the cache of offers (docs/offers.md). A hit writes nothing: processes write sums every few seconds. A
+killed process loses its last ones, and nothing else depends on them."""
 
 from __future__ import annotations
 

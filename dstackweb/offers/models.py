@@ -1,7 +1,4 @@
-"""Rows of backends' sources, cached results and statistics.
-
-The objects themselves are in the cache (`store`), each under a random stamp in its row.
-"""
+"""Rows of backends' sources, cached results and statistics. The objects themselves are in the cache (`store`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The rows of sources: how old each value is and when it is read next; and the values, in the cache and this process.
-
-A value is stored only if the backend's version and refresh generation are unchanged since the call, and the caller
-still holds the lead. A failure is stored beside the last good value, which is served as stale.
-"""
+"""The rows of sources: the age of each value, and when it is read next; and the values, in the cache and this process.
+A failure is stored beside the last good value, which is served as stale."""
 
 from __future__ import annotations
 

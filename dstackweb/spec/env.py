@@ -1,7 +1,5 @@
-"""The `env` key: a mapping, or a list in which a bare name is copied from the client's shell.
-
-Its values may refer to secrets: `${{ secrets.NAME }}`.
-"""
+"""The `env` key: a mapping, or a list in which a bare name is copied from the client's shell. Its values may refer to
+secrets: `${{ secrets.NAME }}`."""
 
 from __future__ import annotations
 

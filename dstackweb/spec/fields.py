@@ -1,7 +1,4 @@
-"""The building blocks of the run file's models. Each key has a text of what it expects.
-
-Error messages and docs/run-file.md use the same text.
-"""
+"""The building blocks of the run file's models. Error messages and docs/run-file.md use the same text for a key."""
 
 from __future__ import annotations
 

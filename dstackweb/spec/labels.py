@@ -1,7 +1,5 @@
-"""Labels of hosts, and the labels that runs require. A host has one value per name; a run may accept several.
-
-A host's labels are `{"region": "eu", "disk": "nvme"}`; a run requires `{"disk": ("nvme", "ssd")}`.
-"""
+"""Labels of hosts, `{"region": "eu", "disk": "nvme"}`, and those that runs require: a host has one value per name, a
+run may accept several, `{"disk": ("nvme", "ssd")}`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A run file as plain data with the line of each key; invalid or hostile text is refused with the line and the reason.
-
-Plain scalars are read as in JSON (`true`, `null`, numbers): `yes`, `12:30` and `2026-01-01` stay text.
-"""
+"""A run file as plain data with the line of each key; invalid or hostile text is refused with line and reason. Plain
+scalars are read as in JSON (`true`, `null`, numbers): `yes`, `12:30` and `2026-01-01` stay text."""
 
 from __future__ import annotations
 

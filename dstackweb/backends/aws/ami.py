@@ -1,7 +1,4 @@
-"""The image of an instance: the configured one, or the newest that AWS publishes for its processor and GPUs.
-
-An image needs Python, and a driver if there are GPUs.
-"""
+"""The image of an instance, which needs Python, and a driver for GPUs: the configured one, or AWS's newest."""
 
 from __future__ import annotations
 

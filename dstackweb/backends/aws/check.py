@@ -1,8 +1,5 @@
-"""The connection test of an AWS backend: tries all its calls before runs depend on them.
-
-Nothing is started or changed: launches and terminations use `DryRun`. Regions are tested in parallel, within a time
-limit. It waits for the network: never call it within a transaction.
-"""
+"""The connection test of an AWS backend: all its calls, with `DryRun` where they would start or change something.
+Regions are tested in parallel. It waits for the network: never call it within a transaction."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Calls to AWS, within the rate limits that all processes share, and none while an API throttles.
-
-This imports boto3 (0.1 s, 24 MB; 31 MB more with EC2's model), so import it only to call AWS. Never call it within a
-transaction: it waits for the rate limit, and then for AWS.
-"""
+"""Calls to AWS, within rate limits that all processes share; they wait, so never call it within a transaction. Import
+it only to call AWS: boto3 takes 0.1 s and 24 MB, and 31 MB more with EC2's model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The instance types of a region with their zones and prices, and the zones of its configured subnets.
-
-Prices are USD per hour: on demand (Linux, shared tenancy, no licensed software) and spot.
-"""
+"""The instance types of a region with their zones and prices (USD per hour: on demand, with Linux and shared tenancy,
+and spot), and the zones of its configured subnets."""
 
 from __future__ import annotations
 

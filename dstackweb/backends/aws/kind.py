@@ -1,7 +1,5 @@
-"""AWS EC2 as a kind of backend: its driver, words, quotas, health and connection test.
-
-boto3 is imported by code that calls AWS, not here: whatever only reads offers saves its memory.
-"""
+"""AWS EC2 as a kind of backend: its driver, words, quotas, health and connection test. boto3 is imported by what calls
+AWS, not here: whatever only reads offers saves its memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Offers from the sources of each region: pure.
-
-An instance type without a price is no offer. If there are no offers and a source is unknown, the result is an error: an
-empty list would say that there never is an offer.
-"""
+"""Offers from the sources of each region: pure. An instance type without a price is no offer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Questions to a Dask scheduler, by its comm protocol: frames of msgpack over TCP or TLS.
-
-Anyone may answer: nothing that arrives is ever unpickled, and answers are checked against their types.
-"""
+"""Questions to a Dask scheduler, by its comm protocol: frames of msgpack over TCP or TLS. Anyone may answer: nothing
+that arrives is ever unpickled, and answers are checked against their types."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Whether and how a job fits on a host: pure decisions on plain data (docs/design.md, rule 3).
-
-A job gets the minimum of each range it requires, so that the most runs fit.
-"""
+"""Whether and how a job fits on a host: pure decisions on plain data (docs/design.md, rule 3). A job gets the minimum
+of each range it requires, so that the most runs fit."""
 
 from __future__ import annotations
 

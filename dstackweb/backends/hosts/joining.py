@@ -1,8 +1,5 @@
-"""How another machine becomes a host: a one-time token, exchanged for one that is good for this host alone.
-
-Only deployment admins make an invite, and it expires within the hour. The host's token is stored as a digest; it ends
-when the host is removed, joins again, or an admin revokes it.
-"""
+"""How another machine becomes a host: an admin's one-time token, of which only a digest is stored, is exchanged for one
+of this host alone. That ends when the host is removed, joins again, or an admin revokes it."""
 
 from __future__ import annotations
 

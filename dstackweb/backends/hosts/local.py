@@ -1,7 +1,5 @@
-"""A job's runner, its processes and its files on this machine.
-
-Each step may be repeated or doubled at any moment. A living runner is recognized by the lock that it holds.
-"""
+"""A job's runner, its processes and its files on this machine. Each step may be repeated or doubled at any moment. A
+living runner is recognized by the lock that it holds."""
 
 from __future__ import annotations
 
