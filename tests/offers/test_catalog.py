@@ -20,6 +20,7 @@ from dstackweb.offers import catalog, counts, single_flight, source_rows, source
 from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.effective import Requirements
 from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once
+from tests.support import eventually
 
 pytestmark = pytest.mark.django_db
 OTHER = (Offer("cluster", "other", 8, 2048, Availability.IDLE),)
@@ -258,13 +259,10 @@ def test_the_bound_holds_under_concurrent_requests(plain: Backend, cloud: Cloud)
 
 @pytest.mark.django_db(transaction=True)
 def test_twenty_concurrent_requests_make_one_call(plain: Backend, cloud: Cloud) -> None:
-    here = threading.Semaphore(0)
-
     def ask() -> list[str]:
-        here.release()
-        return [offer.instance_type for offer in catalog.CachedDriver(plain).offers(ANY)]
+        return [offer.instance_type for offer in catalog.CachedDriver(plain, wait_s=60).offers(ANY)]
 
-    cloud.takes_s, cloud.during = 0.3, lambda: [here.acquire(timeout=20) for _ in range(20)]
+    cloud.during = lambda: eventually(lambda: counted(plain).get("misses") == 20, every=0.02)
     assert at_once(20, ask) == [["worker"]] * 20
     assert cloud.asked == ["offers 1"]
     assert counted(plain) == {"misses": 20, "uncached": 20, "calls": 1, "coalesced": 19}
