@@ -9,8 +9,7 @@ from django.core.exceptions import TooManyFieldsSent
 from django.http import HttpRequest
 from django.utils import translation
 from django.utils.http import parse_header_parameters
-from django.utils.translation import get_language_from_request
-from django.utils.translation import gettext as _
+from django.utils.translation import get_language_from_request, gettext as _
 from waitress.utilities import Error
 
 from dstackweb import settings

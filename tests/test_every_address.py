@@ -12,8 +12,14 @@ from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import create_token
 from dstackweb.backends.models import Gpu
-from tests.browser import cloud_demo, demo, test_gpus, test_offers, test_progress
-from tests.browser import test_every_page as test_every_page_is_fit
+from tests.browser import (
+    cloud_demo,
+    demo,
+    test_every_page as test_every_page_is_fit,
+    test_gpus,
+    test_offers,
+    test_progress,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.both_sides]
 NOT_ASKED = {

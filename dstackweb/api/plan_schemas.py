@@ -13,8 +13,7 @@ from dstackweb.api.app import NameOrNull
 from dstackweb.scheduler.passes.decision import Candidate, Decision, Outlook, Plan, VisibleReservation
 from dstackweb.scheduler.placement import displacing
 from dstackweb.scheduler.placement.hosts import Wait
-from dstackweb.wording import fair_share, places, statuses, waiting
-from dstackweb.wording import queue as queue_words
+from dstackweb.wording import fair_share, places, queue as queue_words, statuses, waiting
 from dstackweb.wording.sentence import joined
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
-from ninja import Field, Router, Schema, Status
-from ninja import Path as PathParam
+from ninja import Field, Path as PathParam, Router, Schema, Status
 
 from dstackweb.accounts import ssh_keys
 from dstackweb.accounts.models import SSHKey

@@ -12,8 +12,7 @@ from ninja import Field, P, Path, QueryEx, Router, Schema
 
 from dstackweb.accounts.models import Project
 from dstackweb.api.app import FILE, REFUSALS, Format, Since, Until, admin, project_of
-from dstackweb.api.history import Days, Zone
-from dstackweb.api.history import view as history_range
+from dstackweb.api.history import Days, Zone, view as history_range
 from dstackweb.api.run_schemas import RunStatusName
 from dstackweb.lib import exports
 from dstackweb.lib.errors import Invalid

@@ -30,8 +30,7 @@ from dstackweb.api.app import (
 from dstackweb.gpus.exemptions import exempt, policies_of, set_observe_only
 from dstackweb.gpus.models import GpuSeries
 from dstackweb.gpus.policy_status import PolicyStatus, policy_status
-from dstackweb.gpus.savings import StopEntry, WhatIf, ledger, parse_policy
-from dstackweb.gpus.savings import what_if as apply_policy
+from dstackweb.gpus.savings import StopEntry, WhatIf, ledger, parse_policy, what_if as apply_policy
 from dstackweb.gpus.selectors import MEASURED, Columns, samples_of
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.times import to_moment, to_ms

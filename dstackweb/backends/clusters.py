@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from django.conf import settings
 from django.utils.functional import Promise
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext as _, gettext_noop
 
 from dstackweb.backends.contract import (
     Availability,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from django.utils.dateparse import parse_datetime
 from django.utils.functional import Promise
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 from pydantic import SecretStr, ValidationError
 
 from dstackweb.backends.contract import SourceFailure
@@ -23,8 +22,7 @@ from dstackweb.spec.source import Source
 from dstackweb.spec.wording import field_errors
 
 if TYPE_CHECKING:
-    from dstackweb.backends.contract import Backend as Driver
-    from dstackweb.backends.contract import Sourced
+    from dstackweb.backends.contract import Backend as Driver, Sourced
     from dstackweb.backends.forms import BackendForm
     from dstackweb.backends.models import Backend
 

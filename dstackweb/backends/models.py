@@ -11,8 +11,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT

@@ -188,8 +188,7 @@ def show_help(
 
 def version() -> None:
     """Print the version of this command."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from importlib.metadata import PackageNotFoundError, version as installed
 
     try:
         echo(f"dstackweb {installed('dstackweb')}")

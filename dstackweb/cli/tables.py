@@ -260,8 +260,7 @@ def watch_view(
 
     While the server doesn't answer the last value stays, with the error below. `stopped` is noted after Ctrl-C.
     """
-    from rich.console import Console as Terminal
-    from rich.console import Group
+    from rich.console import Console as Terminal, Group
     from rich.live import Live
 
     console, trouble, age_s = console or Terminal(highlight=False), "", 0

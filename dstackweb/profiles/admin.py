@@ -15,8 +15,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import lazy
 from django.utils.html import format_html
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.lib.forms import MergedForm

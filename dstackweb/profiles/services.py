@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext as _, gettext_noop
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import DomainError, Invalid

@@ -105,8 +105,6 @@ def _reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
                 _("This attempt already has %(reporters_max)s reporters.") % {"reporters_max": f"{REPORTERS_MAX:,}"}
             )
         reporter = Reporter.objects.create(scope=scope, name=batch.reporter)
-    seqs = [entry.seq for entries in (batch.events, batch.counts, batch.failures) for entry in entries]
-    reporter.last_seq = max(reporter.last_seq, batch.ended_seq or 0, *seqs)
     reporter.last_ms = now_ms
     reporter.due_ms = _due_ms(batch, now_ms)
     if batch.ended_seq is not None:

@@ -146,7 +146,6 @@ class Reporter(models.Model):
 
     scope = models.ForeignKey(Scope, on_delete=models.CASCADE, related_name="reporters", db_index=False)
     name = models.CharField(max_length=100)
-    last_seq = models.BigIntegerField(default=0)
     last_ms = models.BigIntegerField(default=0, help_text="Time of its latest report")
     due_ms = models.BigIntegerField(
         null=True, help_text="It is silent if nothing came by then; null: it promised nothing"

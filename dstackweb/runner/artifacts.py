@@ -20,8 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from dstackweb.runner import disk
-from dstackweb.runner.child import ARTIFACTS as PARENT
-from dstackweb.runner.child import acting_as
+from dstackweb.runner.child import ARTIFACTS as PARENT, acting_as
 from dstackweb.runner.client import Client, Refused, Unreachable, backoff
 from dstackweb.runner.limits import ARTIFACT_DEPTH_MAX, ARTIFACT_PATH_MAX, LISTED, ArtifactLeft, is_safe, shown
 from dstackweb.runner.link import Link, Rejected

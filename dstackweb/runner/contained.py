@@ -12,8 +12,16 @@ from typing import Any
 
 from dstackweb.runner import container, tree
 from dstackweb.runner.cgroups import NO_GROUP
-from dstackweb.runner.child import SCRIPT_ARGUMENT_LIMIT as ARGUMENT_LIMIT
-from dstackweb.runner.child import CannotStart, Job, acting_as, dstack_env, make_gpu_devices, oom_score, script
+from dstackweb.runner.child import (
+    SCRIPT_ARGUMENT_LIMIT as ARGUMENT_LIMIT,
+    CannotStart,
+    Job,
+    acting_as,
+    dstack_env,
+    make_gpu_devices,
+    oom_score,
+    script,
+)
 from dstackweb.runner.engine import Engine, EngineAway, EngineError
 from dstackweb.runner.images import Image
 from dstackweb.runner.isolation import uids_of

@@ -20,8 +20,7 @@ from dstackweb.runs.models import Job, Queue, Run, StartEstimate
 from dstackweb.runs.row_fields import COLUMNS, TABLES, QueueExportRow, QueuePageRow, QueueRow, RunRow, Starts
 from dstackweb.runs.run_places import PlacementSummary, placement_summaries, placement_summary
 from dstackweb.runs.service_codes import ServiceState
-from dstackweb.runs.service_health import health_of
-from dstackweb.runs.service_health import states as service_states
+from dstackweb.runs.service_health import health_of, states as service_states
 from dstackweb.runs.states import PLACED, WAITING, RunStatus
 
 SEARCHED = 100

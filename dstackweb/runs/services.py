@@ -24,8 +24,7 @@ from dstackweb.profiles.services import profile_for
 from dstackweb.runs import archives, dependencies, selectors, wakeups
 from dstackweb.runs.attempts import settle_run, stop_jobs
 from dstackweb.runs.codes import RunEventKind, ScheduleWait
-from dstackweb.runs.concurrency import check_priority, may_change
-from dstackweb.runs.concurrency import etag as etag
+from dstackweb.runs.concurrency import check_priority, etag as etag, may_change
 from dstackweb.runs.connections import require_gateway
 from dstackweb.runs.models import Archive, Dependency, Queue, QueueCount, Run, Sweep
 from dstackweb.runs.queue import member_shares, ordering

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from dstackweb.lib.language import gettext as _
-from dstackweb.lib.language import gettext_noop
+from dstackweb.lib.language import gettext as _, gettext_noop
 from dstackweb.spec.env import EnvError, check_sizes, read_env
 from dstackweb.spec.fields import Keys, optional
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from croniter import CroniterError, croniter
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from dstackweb.lib.language import gettext as _
-from dstackweb.lib.language import gettext_noop
+from dstackweb.lib.language import gettext as _, gettext_noop
 from dstackweb.spec.codes import On, Otherwise, UtilizationAction, UtilizationScope
 from dstackweb.spec.containers import Password, Username
 from dstackweb.spec.fields import Cores, Count, Keys, Memory, Seconds, Text, key, optional, read_text

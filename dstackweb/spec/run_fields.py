@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from dstackweb.lib.language import gettext as _
-from dstackweb.lib.language import gettext_noop
+from dstackweb.lib.language import gettext as _, gettext_noop
 from dstackweb.spec.array import ArrayFields, read_array
 from dstackweb.spec.codes import Ide, RunType
 from dstackweb.spec.containers import MOST_VOLUMES, Entrypoint, Image, Volume

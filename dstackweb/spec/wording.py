@@ -12,8 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from dstackweb.lib.errors import FieldError
-from dstackweb.lib.language import gettext as _
-from dstackweb.lib.language import gettext_noop
+from dstackweb.lib.language import gettext as _, gettext_noop
 from dstackweb.spec.codes import RunType
 from dstackweb.spec.containers import NEEDS_IMAGE
 from dstackweb.spec.env import EnvError, refers_to_secret

@@ -13,8 +13,7 @@ from django.conf import settings
 from django.db import connection
 from django.http import HttpResponse
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from django_q.brokers import get_broker
 from django_q.conf import Conf
 from django_q.status import Stat
@@ -33,8 +32,7 @@ from dstackweb.scheduler.models import PassState, Retention
 from dstackweb.web import health_checks
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.web.history import polylines
-from dstackweb.wording import hosts as host_words
-from dstackweb.wording import storage, units
+from dstackweb.wording import hosts as host_words, storage, units
 from dstackweb.wording.sentence import clauses, listing
 
 log = logging.getLogger(__name__)
@@ -122,12 +120,6 @@ def _area(name: str, lines: Sequence[CheckLine]) -> HealthArea:
     tone = lines[0].check.tone if lines else "go"
     faults = [line for line in lines if line.check.tone in ("bad", "wait")]
     return HealthArea(name, tone, faults, lines[len(faults) :])
-
-
-def checks(project: Project) -> list[HealthLine]:
-    """All checks, the worst first."""
-    found = [line.check for area in areas(project) for line in (*area.faults, *area.fine)]
-    return sorted(found, key=lambda check: -TONES.index(check.tone))
 
 
 def _merged(found: Iterable[tuple[str, CheckLine]]) -> list[tuple[str, CheckLine]]:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from django.db.models import Count, F
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceState
@@ -30,9 +29,7 @@ from dstackweb.offers.source_rows import Freshness
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE
 from dstackweb.scheduler.models import PeriodicJob
-from dstackweb.wording import hosts as host_words
-from dstackweb.wording import offers as offer_words
-from dstackweb.wording import statuses, units
+from dstackweb.wording import hosts as host_words, offers as offer_words, statuses, units
 from dstackweb.wording.sentence import clauses, enumeration, listing
 
 LATE_S = 15.0

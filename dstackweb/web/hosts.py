@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from django.http import HttpResponse
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.backends.hosts import inventory, joining
@@ -35,8 +34,7 @@ from dstackweb.web.common.pages import (
     yes_or_no,
 )
 from dstackweb.web.gpus import gpu_rows
-from dstackweb.wording import hosts as host_words
-from dstackweb.wording import units
+from dstackweb.wording import hosts as host_words, units
 from dstackweb.wording.sentence import listing
 
 EVENTS_IN_LIST = 3

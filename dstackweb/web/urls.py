@@ -11,19 +11,21 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 
 from dstackweb.web import audit, health, history, hosts, notifications, usage
-from dstackweb.web.accounts import account_views, second_step
-from dstackweb.web.accounts import views as accounts
+from dstackweb.web.accounts import account_views, second_step, views as accounts
 from dstackweb.web.cloud import instance_views, offer_views
-from dstackweb.web.common import views
-from dstackweb.web.common import views as common
-from dstackweb.web.gpus import run_panel, utilization_views
-from dstackweb.web.gpus import views as gpus
-from dstackweb.web.progress import scope
-from dstackweb.web.progress import views as progress
-from dstackweb.web.queue import move_views, past_views, settings_views, transfer_views
-from dstackweb.web.queue import views as queue
-from dstackweb.web.runs import compare_views, interactive_views, output_views, submit_views, sweep_views, why_views
-from dstackweb.web.runs import views as runs
+from dstackweb.web.common import views, views as common
+from dstackweb.web.gpus import run_panel, utilization_views, views as gpus
+from dstackweb.web.progress import scope, views as progress
+from dstackweb.web.queue import move_views, past_views, settings_views, transfer_views, views as queue
+from dstackweb.web.runs import (
+    compare_views,
+    interactive_views,
+    output_views,
+    submit_views,
+    sweep_views,
+    views as runs,
+    why_views,
+)
 
 project_pages = [
     path("", common.project_home, name="project"),

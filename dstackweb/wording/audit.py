@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.accounts.models import Role, TokenScope
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, assert_never
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from dstackweb.runs.codes import LogCut, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent

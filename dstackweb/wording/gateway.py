@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.runs.service_codes import CheckFailure, GatewayProblem, ServiceState
 from dstackweb.wording.sentence import Label, as_text, known, words

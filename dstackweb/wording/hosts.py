@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.backends.models import CgroupCode, EngineCode, HostEvent, HostEventKind, Isolation
 from dstackweb.wording.sentence import clauses, listing, words

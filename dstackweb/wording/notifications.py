@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, assert_never
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.notification_codes import DeliveryProblem, NotificationEvent, QueueStuck

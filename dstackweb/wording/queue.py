@@ -6,8 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
 from dstackweb.runs.codes import LimitCode, PlaceEnd, Reclaim

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import QueryDict
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.forms import whole_number
-from dstackweb.runs import rows as run_rows
-from dstackweb.runs import selectors
+from dstackweb.runs import rows as run_rows, selectors
 from dstackweb.runs.codes import WaitReason
 from dstackweb.runs.models import Queue
 from dstackweb.runs.queue.folding import Folding

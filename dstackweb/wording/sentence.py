@@ -9,8 +9,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from django.utils import timezone
-from django.utils.translation import get_language
-from django.utils.translation import gettext as _
+from django.utils.translation import get_language, gettext as _
 
 from dstackweb.lib.text import JOINERS
 

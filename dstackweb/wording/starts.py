@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never, cast
 
-from django.utils.translation import get_language, ngettext
-from django.utils.translation import gettext as _
+from django.utils.translation import get_language, gettext as _, ngettext
 
 from dstackweb.runs.codes import StartBasis, StartData
 from dstackweb.runs.row_fields import Starts

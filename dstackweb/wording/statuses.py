@@ -6,8 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, assert_never
 
-from django.utils.translation import gettext, ngettext
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext, gettext_lazy as _, ngettext
 
 from dstackweb.backends.contract import InstanceEnd, LaunchFailure
 from dstackweb.runner.archive import Fault

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from django.conf import settings
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.runner.limits import ArtifactLeft
 from dstackweb.runs.artifacts import MOST_FILES, limit_of

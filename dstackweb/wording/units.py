@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop, ngettext
+from django.utils.translation import gettext as _, gettext_noop, ngettext
 
 from dstackweb.spec.units import Needs, duration_parts, memory_text, price_text, size_text
 from dstackweb.wording.sentence import listing

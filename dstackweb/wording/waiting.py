@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never, cast
 
 from django.utils import timezone
-from django.utils.translation import get_language, gettext_lazy, ngettext
-from django.utils.translation import gettext as _
+from django.utils.translation import get_language, gettext as _, gettext_lazy, ngettext
 
 from dstackweb.runs.codes import (
     BudgetData,

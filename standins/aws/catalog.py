@@ -44,8 +44,7 @@ _load = utils.load_resource
 # moto reads the offerings of all regions as it is imported, 2 s of work: here they are read on demand.
 utils.load_resource = lambda resource: [] if resource.startswith(_OFFERINGS) else _load(resource)
 try:
-    from moto.ec2.models import ec2_backends
-    from moto.ec2.models import instance_types as _moto
+    from moto.ec2.models import ec2_backends, instance_types as _moto
     from moto.ec2.models.amis import Ami
 finally:
     utils.load_resource = _load

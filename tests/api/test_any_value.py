@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.django import TestCase
 
 from dstackweb.accounts.models import Project, User

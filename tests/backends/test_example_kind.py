@@ -22,12 +22,12 @@ from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.secrets import decrypt
 from dstackweb.offers import sources
-from dstackweb.web import health
 from tests.api.conftest import Api
 from tests.backends.contract import portal
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
 from tests.factories import join, make_project, make_user
+from tests.web.checks import checks
 
 PACKAGE = Path(__file__).parent / "example_kind"
 SITES = {"portal": "http://portal.example", "sites": ["berlin", "oslo"]}
@@ -129,7 +129,7 @@ def test_without_its_package_the_rest_works_and_health_names_it(admin_client: Cl
     assert (
         "No installed package serves backend kind rental" in admin_client.get(f"/p/{project}/offers/").content.decode()
     )
-    (line,) = [check for check in health.checks(Project.objects.get()) if check.name == "Backend rented"]
+    (line,) = [check for check in checks(Project.objects.get()) if check.name == "Backend rented"]
     assert line.tone == "bad"
     assert "Install it, or delete the backend" in line.hint
     assert admin_client.get(reverse("admin:backends_backend_changelist")).status_code == 200
@@ -149,7 +149,7 @@ def test_a_package_that_cannot_be_loaded_leaves_the_other_kinds(
     monkeypatch.setattr(registry, "KINDS", registry._load())
     assert set(registry.KINDS) >= {"aws", "hosts"}
     Backend.objects.create(name="odd", kind="broken")
-    (line,) = [check for check in health.checks(make_project()) if check.name == "Backend odd"]
+    (line,) = [check for check in checks(make_project()) if check.name == "Backend odd"]
     assert "No module named 'no_such_module'" in line.hint
 
 

@@ -38,8 +38,7 @@ from dstackweb.runs.notification_codes import DeliveryProblem
 from dstackweb.runs.queue import ordering, queues, reorder
 from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.states import Reason, RunStatus
-from dstackweb.runs.sweeps import creation
-from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps import creation, services as sweeps
 from dstackweb.runs.transitions import move_run
 from dstackweb.runs.wait_stats import BUCKETS, bucket_of
 from tests.browser import task_demo

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from subprocess import PIPE, Popen
-from subprocess import run as call
+from subprocess import PIPE, Popen, run as call
 
 import httpx
 import pytest

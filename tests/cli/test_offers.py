@@ -22,8 +22,7 @@ from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
-from dstackweb.cli import client
-from dstackweb.cli import offers as command
+from dstackweb.cli import client, offers as command
 from dstackweb.cli.config import Settings
 from dstackweb.cli.tables import watch_view
 from dstackweb.offers import catalog, sources

@@ -12,8 +12,7 @@ from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.recount import differences
 from dstackweb.runs.services import Submission
 from dstackweb.runs.states import ACTIVE, Reason, RunStatus
-from dstackweb.runs.sweeps import creation
-from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps import creation, services as sweeps
 from tests.factories import join, make_host, make_project, make_user, place_all
 from tests.faults.killing import killed_at_each_statement
 from tests.runs.sweeps.test_sweeps import end, names, settle

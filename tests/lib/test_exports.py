@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from django.core.signals import request_finished
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.lib import exports
 from dstackweb.lib.errors import NotFound, TooMany

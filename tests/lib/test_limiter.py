@@ -4,8 +4,7 @@ import threading
 
 import pytest
 from django.db import connections
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.lib.models import Bucket, Busy, spend
 

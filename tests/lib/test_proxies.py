@@ -7,8 +7,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.lib import proxies
 

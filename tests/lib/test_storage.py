@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 from django.utils import timezone
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dstackweb.lib.models import StoredFile, StoredPart
 from dstackweb.lib.storage import DiskStorage, Gap, Missing, Storage, StorageAway, pieces, rows, storage_at

@@ -15,8 +15,7 @@ from dstackweb.backends.hosts import inventory
 from dstackweb.notifications import channels, outbox, services
 from dstackweb.notifications.models import Channel, ChannelKind, Delivery
 from dstackweb.notifications.services import RuleScope
-from dstackweb.runs import services as runs
-from dstackweb.runs import usage
+from dstackweb.runs import services as runs, usage
 from dstackweb.runs.codes import RunEventKind
 from dstackweb.runs.models import BudgetMark, Run, RunEvent
 from dstackweb.runs.notification_codes import NotificationEvent

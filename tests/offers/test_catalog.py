@@ -11,8 +11,7 @@ from django.core.cache import caches
 from django.db import connection
 from django.db.models import F, Sum
 from django.test.utils import CaptureQueriesContext
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dstackweb.backends.contract import Availability, Offer, SourceFailed
 from dstackweb.backends.models import Backend

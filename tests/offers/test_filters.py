@@ -8,8 +8,7 @@ from decimal import Decimal
 
 import pytest
 from django.utils import translation
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.lib.errors import Invalid

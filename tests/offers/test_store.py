@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from django.core.cache import caches
 from django.db import connection
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.models import Backend

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.profiles.admin import SETTINGS, assembled, fits_form, values_of
 from dstackweb.spec.run_file import parse_profile_settings

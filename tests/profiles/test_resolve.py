@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.profiles.resolve import Effective, ProfileData, as_hold, resolve
 from dstackweb.spec.effective import EffectiveSpec, Retry, UtilizationPolicy

@@ -6,8 +6,7 @@ import random
 
 import pytest
 from django.db import transaction
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dstackweb.accounts.models import Project
 from dstackweb.progress import ingest

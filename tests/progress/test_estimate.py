@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.progress import estimate
 from dstackweb.progress.estimate import MINUTE_S, TEN_MINUTES_S, Left, Rate, RateSample, decayed, left

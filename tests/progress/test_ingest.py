@@ -7,8 +7,7 @@ from django.db import transaction
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Conflict, TooLarge
-from dstackweb.progress import counters as limits
-from dstackweb.progress import group_counts, ingest, task_events
+from dstackweb.progress import counters as limits, group_counts, ingest, task_events
 from dstackweb.progress.counters import ensure_scope
 from dstackweb.progress.models import Reporter, ReporterCount, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
 from dstackweb.progress.recount import differences

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from dstackweb.progress.keys import DATA, OTHER, ParsedKey, split
 from dstackweb.progress.models import NAME_MAX

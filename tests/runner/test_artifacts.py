@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runner import artifacts
 from dstackweb.runner.artifacts import CHUNK, LeftOut, find, make_folder
-from dstackweb.runner.limits import ARTIFACT_PATH_MAX as PATH_MAX
-from dstackweb.runner.limits import LISTED, is_safe
+from dstackweb.runner.limits import ARTIFACT_PATH_MAX as PATH_MAX, LISTED, is_safe
 from tests.runner.conftest import Box
 from tests.support import eventually, examples
 

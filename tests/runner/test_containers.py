@@ -232,13 +232,15 @@ def test_the_daemon_is_killed_and_the_job_goes_on_until_the_daemon_is_back(
 
 
 def test_a_daemon_that_keeps_its_containers_is_attached_to_again(contained: Callable[..., Box], docker: Docker) -> None:
-    job = contained("echo ready", "while [ ! -e on ]; do sleep 0.1; done", "echo after", "exit 4")
+    job = contained("echo ready", "while [ ! -e on ]; do echo so far; sleep 0.1; done", "echo after", "exit 4")
     job.launch()
     job.wait_for("ready")
     docker.kill()
     eventually(lambda: "gives no answer" in job.said(), every=0.05)
     docker.start("--live-restore")
     eventually(lambda: "attached to the container again" in job.said(), every=0.05)
+    before = len(job.lines())
+    eventually(lambda: len(job.lines()) > before, every=0.05)  # it is attached, and not only about to be
     (job.run_dir / "on").touch()
     assert (job.end()["exit_code"], job.lines()[-1]) == (4, "after")
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runner.client import Client, Refused, Unreachable
 from dstackweb.runner.masking import Masker

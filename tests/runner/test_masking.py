@@ -11,8 +11,7 @@ from unittest import mock
 from urllib.parse import quote, quote_plus, unquote_to_bytes
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runner import output, spool
 from dstackweb.runner.masking import HEAD, PART_MIN, Masker, patterns

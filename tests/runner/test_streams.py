@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dstackweb.runner.streams import WINDOW, MessageKind, Mux, ProtocolError, Stream, StreamRefused, decode, encode
 from dstackweb.runner.websocket import frame, masked

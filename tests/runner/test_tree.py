@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runner.tree import from_above, terminate
 from tests.support import eventually

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid
@@ -18,8 +17,7 @@ from dstackweb.runs.models import Dependency, Run, RunEvent, Sweep
 from dstackweb.runs.queue.queues import create_queue
 from dstackweb.runs.recount import differences
 from dstackweb.runs.states import ACTIVE, ENDED, Reason, RunStatus
-from dstackweb.runs.sweeps import creation
-from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps import creation, services as sweeps
 from dstackweb.scheduler.passes.decision import plan
 from dstackweb.spec.codes import On, Otherwise
 from dstackweb.wording import statuses

@@ -12,8 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import history, services, wait_stats

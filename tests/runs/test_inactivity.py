@@ -6,8 +6,7 @@ import datetime as dt
 
 import pytest
 from django.conf import LazySettings
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs import inactivity, services

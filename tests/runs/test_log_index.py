@@ -6,8 +6,7 @@ from unittest import mock
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runs import logs
 from tests.support import examples

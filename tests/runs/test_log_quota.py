@@ -8,8 +8,7 @@ import pytest
 from django.conf import LazySettings
 from django.db import connection
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.storage import Gap

@@ -4,8 +4,7 @@ import datetime as dt
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runs.states import (
     JOB_ENDED,

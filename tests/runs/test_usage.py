@@ -12,8 +12,7 @@ import pytest
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Instance

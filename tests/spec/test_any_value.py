@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.lib.errors import Invalid, TooLarge
 from dstackweb.spec.run_file import parse_profile_settings, parse_run_file

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.spec.units import MAX_COUNT, MAX_MEMORY_MIB, OTHER_VENDORS, Range, format_gpu, parse_gpu
 from tests.spec.test_units import ranges

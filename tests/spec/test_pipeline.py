@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.lib.errors import Invalid, TooLarge
 from dstackweb.spec.run_file import MAX_RUNS, Cycle, PipelineFile, in_order, split

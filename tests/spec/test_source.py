@@ -6,8 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.lib.errors import FieldError, Invalid, TooLarge
 from dstackweb.spec.source import MAX_BYTES, MAX_ERRORS, as_yaml, read

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.progress import models
 from dstackweb.tracking.client import KEY_MAX, MESSAGE_MAX, NAME_MAX, shorten_name, to_json

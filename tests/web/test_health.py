@@ -30,6 +30,7 @@ from dstackweb.web import health, health_checks
 from dstackweb.web.health_checks import PeriodicWork, by_cause
 from tests.factories import make_host, make_run, place_all, placed_job, start
 from tests.gpus.snapshots import sample
+from tests.web.checks import checks
 
 LATE = 60.0
 
@@ -129,7 +130,7 @@ def test_causes_are_sorted_by_severity_with_one_line_each(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(health, "get_broker", away)
     monkeypatch.setattr(health.Stat, "get_all", away)
-    found = health.checks(project)
+    found = checks(project)
     tones = [health.TONES.index(check.tone) for check in found]
     assert tones == sorted(tones, reverse=True)
     assert [check.name for check in found if "the cache is away" in check.hint] == ["Clusters, Broker"]
@@ -144,7 +145,7 @@ def test_workers_are_well_or_not_in_every_language(project: Project, language: s
     get_broker().set_stat(Stat.get_key("dstackweb"), SignedPackage.dumps(reported, True), 3)
 
     with override(language):
-        found = [line for line in health.checks(project) if line.value.startswith(str(status).lower())]
+        found = [line for line in checks(project) if line.value.startswith(str(status).lower())]
 
     assert [line.tone for line in found] == [tone]
 
@@ -175,6 +176,6 @@ def test_servers_that_each_keep_logs_on_their_own_disk_are_named(monkeypatch: py
 @pytest.mark.django_db
 def test_a_backend_whose_stored_settings_are_invalid_is_named_with_what_is_wrong(project: Project, kind: str) -> None:
     Backend.objects.create(name="odd", kind=kind, config={"no_such_setting": 1})
-    (line,) = [one for one in health.checks(project) if one.name == "Backend odd"]
+    (line,) = [one for one in checks(project) if one.name == "Backend odd"]
     assert line.tone == "bad"
     assert re.match("Its settings are invalid: `[a-z_]+` ", line.hint)

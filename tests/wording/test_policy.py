@@ -6,9 +6,7 @@ import pytest
 
 from dstackweb.runs.models import RunEvent
 from dstackweb.spec.effective import UtilizationPolicy
-from dstackweb.wording import events as event_words
-from dstackweb.wording import policy as policy_words
-from dstackweb.wording import units
+from dstackweb.wording import events as event_words, policy as policy_words, units
 
 LOW = {
     "gpu": 1, "node": 0, "nodes": 1, "min": 50, "window_s": 1800, "scope": "any",

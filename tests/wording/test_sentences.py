@@ -11,8 +11,7 @@ from django.utils import timezone, translation
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.web.templatetags import dstackweb_tags
-from dstackweb.wording import events as event_words
-from dstackweb.wording import statuses, units, waiting
+from dstackweb.wording import events as event_words, statuses, units, waiting
 from dstackweb.wording.sentence import capitalized, fill, joined
 
 

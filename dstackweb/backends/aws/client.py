@@ -21,8 +21,7 @@ from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshabl
 from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError
 from django.utils import timezone
 
-from dstackweb.backends.aws import config as settings
-from dstackweb.backends.aws import errors
+from dstackweb.backends.aws import config as settings, errors
 from dstackweb.backends.aws.config import AwsConfig
 from dstackweb.backends.aws.rate_limits import rate_of
 from dstackweb.backends.contract import SourceFailed, SourceFailure

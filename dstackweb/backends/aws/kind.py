@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
-from dstackweb.backends.aws import config as aws_config
-from dstackweb.backends.aws import instance_types, instances, offers, public_url, quotas, rate_limits
+from dstackweb.backends.aws import (
+    config as aws_config,
+    instance_types,
+    instances,
+    offers,
+    public_url,
+    quotas,
+    rate_limits,
+)
 from dstackweb.backends.contract import (
     Cloud,
     CloudInstance,

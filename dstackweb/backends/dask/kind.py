@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Annotated, Any, final
 
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext as _, gettext_lazy, gettext_noop
 from pydantic import AfterValidator, Field, SecretStr
 from typing_extensions import TypedDict
 

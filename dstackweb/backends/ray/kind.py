@@ -11,8 +11,7 @@ from typing import Annotated, Any, Self
 from urllib.parse import quote, urlsplit
 
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext as _, gettext_lazy, gettext_noop
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from dstackweb.backends.clusters import FRESH_S, PROJECTS, REGION, ClusterBackend, ClusterKind, GpuSizes, gpu_of

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, gettext_noop, ngettext
 from pydantic import Field
 
 from dstackweb.backends.clusters import (

@@ -55,7 +55,6 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(max_length=100)),
-                ('last_seq', models.BigIntegerField(default=0)),
                 ('last_ms', models.BigIntegerField(default=0, help_text='Time of its latest report')),
                 ('due_ms', models.BigIntegerField(help_text='It is silent if nothing came by then; null: it promised nothing', null=True)),
                 ('unfinished', models.BigIntegerField(default=0, help_text='Live tasks of which its report is the newest')),

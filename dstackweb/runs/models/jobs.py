@@ -9,8 +9,7 @@ from typing import Any
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import pgettext
+from django.utils.translation import gettext as _, pgettext
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.models import watch_time

@@ -12,8 +12,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import BigIntegerField, F, QuerySet, Value
 from django.db.models.functions import Cast
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext as _, gettext_noop
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Project, User

@@ -9,8 +9,7 @@ from django.utils.translation import gettext as _
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, NotFound
 from dstackweb.runs import dependencies, run_names, services
-from dstackweb.runs.concurrency import check_priority
-from dstackweb.runs.concurrency import may_change as may_change
+from dstackweb.runs.concurrency import check_priority, may_change as may_change
 from dstackweb.runs.models import Dependency, Queue, Run, Sweep, SweepCount
 from dstackweb.runs.queue.queues import lock_queue, refuse_draining, take_seniority
 from dstackweb.runs.queue.reorder import set_priority_of_all

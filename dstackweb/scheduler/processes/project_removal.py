@@ -10,8 +10,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import CASCADE, ForeignObjectRel, Model, Q, QuerySet
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.models import Instance, InstanceStatus

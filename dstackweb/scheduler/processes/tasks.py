@@ -26,8 +26,7 @@ from dstackweb.offers import sources
 from dstackweb.runs import history, usage
 from dstackweb.runs.queue import queues
 from dstackweb.scheduler import hosts, watch
-from dstackweb.scheduler.cloud import instances
-from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.cloud import instances, watch as cloud_watch
 from dstackweb.scheduler.models import PassRequest, PeriodicJob
 from dstackweb.scheduler.passes import forecast_pass, placement_pass
 from dstackweb.scheduler.processes import retention

@@ -19,8 +19,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse_lazy
 from django.utils import translation
-from django.utils.translation import get_language, get_language_from_request, gettext_lazy
-from django.utils.translation import gettext as _
+from django.utils.translation import get_language, get_language_from_request, gettext as _, gettext_lazy
 from django.views.decorators.http import require_POST
 from django.views.i18n import set_language
 

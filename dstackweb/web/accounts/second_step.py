@@ -11,8 +11,7 @@ from allauth.account.utils import get_next_redirect_url
 from allauth.account.views import ReauthenticateView
 from allauth.core import context
 from allauth.mfa.adapter import get_adapter
-from allauth.mfa.base.forms import AuthenticateForm
-from allauth.mfa.base.forms import ReauthenticateForm as ReauthenticateCodeForm
+from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm as ReauthenticateCodeForm
 from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.forms import ActivateTOTPForm
 from allauth.mfa.webauthn.forms import (
@@ -27,8 +26,7 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 from django.views.decorators.http import require_safe
 
 from dstackweb.accounts import adapters, attempts

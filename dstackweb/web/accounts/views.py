@@ -20,8 +20,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse, reverse_lazy
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 from django.views.generic import FormView
@@ -53,8 +52,7 @@ from dstackweb.web.common.pages import (
     project_page,
     public_url,
 )
-from dstackweb.wording import hosts as host_words
-from dstackweb.wording import units
+from dstackweb.wording import hosts as host_words, units
 from dstackweb.wording.sentence import listing
 
 page_or_form = require_http_methods(["GET", "HEAD", "POST"])

@@ -14,8 +14,7 @@ from django.forms import CheckboxSelectMultiple, ModelMultipleChoiceField
 from django.forms.models import ModelChoiceIterator, ModelChoiceIteratorValue
 from django.utils.html import format_html
 from django.utils.text import capfirst
-from django.utils.translation import gettext_lazy as _
-from django.utils.translation import pgettext_lazy
+from django.utils.translation import gettext_lazy as _, pgettext_lazy
 
 from dstackweb.accounts.models import User
 

@@ -22,8 +22,7 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator, capfirst
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.audit.models import AuditEntry
 from dstackweb.backends.models import Host, HostEvent, Instance, InstanceStatus

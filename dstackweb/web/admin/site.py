@@ -15,8 +15,7 @@ from django.shortcuts import redirect
 from django.template.response import SimpleTemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext as _, gettext_lazy, gettext_noop
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import User

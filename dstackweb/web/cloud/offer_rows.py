@@ -14,8 +14,7 @@ from django.utils.translation import gettext as _
 from dstackweb.backends.contract import Offer, SourceState
 from dstackweb.offers.source_rows import Freshness
 from dstackweb.spec.effective import Requirements
-from dstackweb.wording import offers as offer_words
-from dstackweb.wording import units
+from dstackweb.wording import offers as offer_words, units
 from dstackweb.wording.sentence import Label, listing
 
 WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")

@@ -11,8 +11,7 @@ from urllib.parse import urlencode
 from django.http import HttpResponse, QueryDict
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from dstackweb.accounts.models import User
 from dstackweb.backends import registry

@@ -16,8 +16,7 @@ from django.middleware.gzip import GZipMiddleware
 from django.shortcuts import redirect, render
 from django.template.loader import render_to_string
 from django.templatetags.static import static
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 from django.views import defaults
 
 from dstackweb.accounts.access import visible_projects

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import QueryDict
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy, pgettext_lazy
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.hosts.inventory import is_online
@@ -22,8 +21,7 @@ from dstackweb.lib.times import to_moment, to_ms
 from dstackweb.runs import run_places
 from dstackweb.runs.models import Run
 from dstackweb.scheduler.team_hosts import HostSummary
-from dstackweb.wording import policy as policy_words
-from dstackweb.wording import units
+from dstackweb.wording import policy as policy_words, units
 
 STATES = {
     "held": gettext_lazy("allocated"),

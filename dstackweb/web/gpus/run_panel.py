@@ -27,12 +27,9 @@ from dstackweb.runs import selectors as runs
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import ENDED, RunStatus
 from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, polled, project_action, project_page
-from dstackweb.web.gpus import alerts
-from dstackweb.web.gpus import chart as gpu_chart
-from dstackweb.web.runs import details
-from dstackweb.web.runs import rows as lists
-from dstackweb.wording import policy as policy_words
-from dstackweb.wording import units
+from dstackweb.web.gpus import alerts, chart as gpu_chart
+from dstackweb.web.runs import details, rows as lists
+from dstackweb.wording import policy as policy_words, units
 
 EXEMPTIONS_SHOWN = 5
 COLOURS, DASHES = 8, 4

@@ -10,8 +10,7 @@ from django import forms
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.gpus.exemptions import policies_of, set_observe_only
 from dstackweb.gpus.savings import LOOKS_BACK, StopEntry, ledger, parse_policy, what_if

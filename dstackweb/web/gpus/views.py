@@ -21,8 +21,7 @@ from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_ms
 from dstackweb.scheduler.team_hosts import list_hosts
 from dstackweb.web.common.pages import PageRequest, SortHeader, fingerprint, polled, project_page
-from dstackweb.web.gpus import chart as gpu_chart
-from dstackweb.web.gpus import gpu_rows
+from dstackweb.web.gpus import chart as gpu_chart, gpu_rows
 from dstackweb.web.gpus.gpu_rows import MEASURES, STATES, GpuFilters, GpuRow
 from dstackweb.wording import units
 

@@ -12,8 +12,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.progress.selectors import ProgressBar
 from dstackweb.progress.states import TaskState
-from dstackweb.wording import progress as progress_words
-from dstackweb.wording import sentence
+from dstackweb.wording import progress as progress_words, sentence
 from dstackweb.wording.progress import state as word
 
 COLOURS = 8

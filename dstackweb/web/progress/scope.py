@@ -14,8 +14,7 @@ from django.urls import reverse
 from dstackweb.accounts.models import Project
 from dstackweb.lib.forms import whole_number
 from dstackweb.lib.times import to_moment
-from dstackweb.progress import selectors as progress
-from dstackweb.progress import task_lists
+from dstackweb.progress import selectors as progress, task_lists
 from dstackweb.progress.states import TaskState
 from dstackweb.runs import learned_durations, selectors
 from dstackweb.runs.models import Run

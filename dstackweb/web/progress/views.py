@@ -13,8 +13,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.times import to_moment
-from dstackweb.progress import selectors as progress
-from dstackweb.progress import task_lists
+from dstackweb.progress import selectors as progress, task_lists
 from dstackweb.progress.selectors import ProgressBar, ScopeProgress
 from dstackweb.progress.states import AS_ENDED
 from dstackweb.web.common.pages import PageRequest, project_page

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from django.contrib import messages
 from django.http import HttpResponse, JsonResponse, QueryDict
 from django.urls import reverse
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from dstackweb.accounts.models import User
 from dstackweb.lib.errors import DomainError, Invalid, NotFound

@@ -11,8 +11,7 @@ from django.http import HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.accounts.models import Project
 from dstackweb.lib.errors import Invalid
@@ -22,8 +21,7 @@ from dstackweb.runs.models import Job, Queue, Run
 from dstackweb.runs.queue import past
 from dstackweb.runs.queue.past import PastQueue, PastQueueRow
 from dstackweb.web.common.pages import PageRequest, project_page, reader_zone, sentence
-from dstackweb.wording import queue as queue_words
-from dstackweb.wording import units, waiting
+from dstackweb.wording import queue as queue_words, units, waiting
 from dstackweb.wording.units import needs
 
 PER_PAGE = 25

@@ -17,8 +17,7 @@ from dstackweb.runs.queue.transfer import Transfer
 from dstackweb.scheduler.passes.decision import foresee_waits
 from dstackweb.web.common.pages import PageRequest, done, project_page, queue_url, sentence
 from dstackweb.web.queue.move_views import Picked, read_picked
-from dstackweb.wording import fair_share, starts
-from dstackweb.wording import queue as move_words
+from dstackweb.wording import fair_share, queue as move_words, starts
 
 RUNS_SHOWN = 10
 

@@ -13,8 +13,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.safestring import SafeString
-from django.utils.translation import get_language
-from django.utils.translation import gettext as _
+from django.utils.translation import get_language, gettext as _
 from django.views.decorators.http import require_safe
 
 from dstackweb.accounts import saved_views
@@ -22,8 +21,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu
 from dstackweb.lib import exports
 from dstackweb.lib.forms import whole_number
-from dstackweb.runs import rows as run_rows
-from dstackweb.runs import selectors, services
+from dstackweb.runs import rows as run_rows, selectors, services
 from dstackweb.runs.codes import RunEventKind, WaitReason
 from dstackweb.runs.models import Queue, QueueCount, Run, RunEvent, Sweep
 from dstackweb.runs.queue import member_shares
@@ -42,9 +40,7 @@ from dstackweb.web.gpus import alerts
 from dstackweb.web.queue.snapshot import snapshot
 from dstackweb.web.runs import rows as lists
 from dstackweb.web.runs.sweep_views import SWEEPS_SHOWN, fold_lines, sweep_lines
-from dstackweb.wording import events as event_words
-from dstackweb.wording import fair_share as words
-from dstackweb.wording import tables
+from dstackweb.wording import events as event_words, fair_share as words, tables
 from dstackweb.wording.queue import borrowed, setting
 from dstackweb.wording.queue_filters import ALL, COLUMNS, EVERY, NAME, SHOWN, Filters, Front, Page
 from dstackweb.wording.units import duration

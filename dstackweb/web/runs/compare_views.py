@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.lib.errors import Gone
 from dstackweb.lib.text import without_escapes

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from django.db.models import Q
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from dstackweb.runs import run_places, selectors, usage
 from dstackweb.runs.codes import DependencyOutcome, MessageCode

@@ -21,8 +21,7 @@ from dstackweb.lib.storage import Missing
 from dstackweb.runs import artifacts, logs, selectors
 from dstackweb.runs.models import Artifact, Job, Run, RunArtifacts
 from dstackweb.web.common.pages import PageRequest, Routed, project_page, sentence
-from dstackweb.wording import storage as words
-from dstackweb.wording import units
+from dstackweb.wording import storage as words, units
 
 LOG_BYTES = logs.BLOCK
 

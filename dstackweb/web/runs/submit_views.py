@@ -17,10 +17,15 @@ from dstackweb.runs.models import Archive, Sweep
 from dstackweb.scheduler.passes.decision import Plan, plan_all
 from dstackweb.web.common.pages import PageRequest, done, project_action, project_page, sentence
 from dstackweb.web.runs import details
-from dstackweb.wording import fair_share, statuses, units, waiting
-from dstackweb.wording import offers as offer_words
-from dstackweb.wording import queue as queue_words
-from dstackweb.wording import sweeps as sweep_words
+from dstackweb.wording import (
+    fair_share,
+    offers as offer_words,
+    queue as queue_words,
+    statuses,
+    sweeps as sweep_words,
+    units,
+    waiting,
+)
 from dstackweb.wording.sentence import listing
 
 GZIP_MAGIC = b"\x1f\x8b"

@@ -9,8 +9,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 from django.views.decorators.http import require_safe
 
 from dstackweb.accounts import access
@@ -31,8 +30,7 @@ from dstackweb.web.common.pages import PageRequest, done_here, fingerprint, poll
 from dstackweb.web.gpus import alerts
 from dstackweb.web.runs import details, rows
 from dstackweb.web.runs.details import dependency_graph, graph_stamp
-from dstackweb.wording import statuses, tables
-from dstackweb.wording import sweeps as words
+from dstackweb.wording import statuses, sweeps as words, tables
 from dstackweb.wording.queue_filters import ALL, Filters
 
 PER_PAGE = 100

@@ -39,13 +39,11 @@ from dstackweb.web.gpus.run_panel import Panel, PanelFilters, has_gpu_charts, ne
 from dstackweb.web.progress import scope as progress_scope
 from dstackweb.web.progress.scope import Card, find_card
 from dstackweb.web.queue import past_views
-from dstackweb.web.runs import details, interactive_views, output_views
-from dstackweb.web.runs import rows as lists
+from dstackweb.web.runs import details, interactive_views, output_views, rows as lists
 from dstackweb.web.runs.details import dependency_graph, graph_stamp
 from dstackweb.web.runs.sweep_views import SWEEPS_SHOWN, sweep_lines
 from dstackweb.web.runs.why_views import place_in_queue
-from dstackweb.wording import events as event_words
-from dstackweb.wording import statuses, tables, waiting
+from dstackweb.wording import events as event_words, statuses, tables, waiting
 
 PER_PAGE = 50
 SHOWN_AT_ONCE = 200

@@ -24,8 +24,7 @@ from dstackweb.scheduler.passes.decision import Candidate, decide_now
 from dstackweb.web.common.pages import PageRequest, polled, project_page
 from dstackweb.web.queue import past_views
 from dstackweb.web.runs import rows as lists
-from dstackweb.wording import fair_share, places, starts, statuses, units, waiting
-from dstackweb.wording import queue as queue_words
+from dstackweb.wording import fair_share, places, queue as queue_words, starts, statuses, units, waiting
 from dstackweb.wording.sentence import Label
 from dstackweb.wording.units import duration
 

@@ -31,8 +31,7 @@ from dstackweb.web.common import sidebar as sidebar_pages
 from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
 from dstackweb.web.progress.live import now_ms
-from dstackweb.wording import policy as policy_words
-from dstackweb.wording import progress, sentence, statuses, units
+from dstackweb.wording import policy as policy_words, progress, sentence, statuses, units
 from dstackweb.wording.sentence import Sentence, capitalized, clauses, listing, moment
 
 register = template.Library()

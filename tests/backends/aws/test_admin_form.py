@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.backends.aws import admin_form, config
 from dstackweb.backends.aws.kind import AwsKind

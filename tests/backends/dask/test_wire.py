@@ -15,8 +15,7 @@ import msgpack
 import pytest
 from distributed.protocol import dumps, loads, to_serialize
 from distributed.protocol.utils import pack_frames
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from dstackweb.backends.contract import InstanceOrder, SourceFailed, SourceFailure

@@ -7,8 +7,7 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.backends.contract import Availability
 from dstackweb.backends.hosts.fit import (

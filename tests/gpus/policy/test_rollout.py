@@ -20,8 +20,7 @@ from dstackweb.lib.times import to_moment
 from dstackweb.profiles.models import Profile
 from dstackweb.runs import services
 from dstackweb.runs.models import Run
-from dstackweb.runs.sweeps import creation
-from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps import creation, services as sweeps
 from dstackweb.wording.events import event_text
 from tests import factories
 from tests.factories import join, make_project, make_user, place_all

@@ -6,8 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.gpus.savings import Stop, first_stop
 from dstackweb.gpus.window import MAX_GAP, VerdictKind, Window, judge, replay

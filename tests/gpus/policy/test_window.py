@@ -6,8 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from dstackweb.gpus.window import NOTHING, Stretch, VerdictKind, Window, fold, judge, replay
 from tests.support import examples

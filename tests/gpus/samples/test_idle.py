@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import pytest
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Host

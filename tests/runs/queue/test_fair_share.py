@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from fractions import Fraction
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runs.queue import ordering
 from dstackweb.runs.queue.ordering import HOUR_MS, Load, decayed_ms, penalty

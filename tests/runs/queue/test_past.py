@@ -13,8 +13,7 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.lib.errors import Conflict, DomainError, Invalid

@@ -13,14 +13,12 @@ from dstackweb.accounts.models import Project, TokenLimit, TokenScope, User
 from dstackweb.lib.errors import Conflict, Forbidden, Invalid, Stale
 from dstackweb.runs import selectors, services
 from dstackweb.runs.models import Move, Run
-from dstackweb.runs.queue import move_preview as line
-from dstackweb.runs.queue import ordering, queues, reorder
+from dstackweb.runs.queue import move_preview as line, ordering, queues, reorder
 from dstackweb.runs.queue.move_preview import MoveTarget
 from dstackweb.runs.rows import queue_rows
 from dstackweb.runs.states import RunStatus
 from dstackweb.runs.transitions import lock_run, move_run
-from dstackweb.wording import events as event_words
-from dstackweb.wording import queue as move_words
+from dstackweb.wording import events as event_words, queue as move_words
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 
 pytestmark = pytest.mark.django_db

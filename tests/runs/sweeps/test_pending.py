@@ -17,8 +17,7 @@ from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.recount import differences
 from dstackweb.runs.services import Submission
 from dstackweb.runs.states import ACTIVE, Reason, RunStatus
-from dstackweb.runs.sweeps import creation
-from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps import creation, services as sweeps
 from dstackweb.runs.sweeps.creation import WAITING_AT_ONCE
 from dstackweb.runs.sweeps.selectors import SweepCounts
 from dstackweb.scheduler.passes.decision import plan_all

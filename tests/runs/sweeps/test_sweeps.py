@@ -16,8 +16,7 @@ from dstackweb.runs.queue.queues import change_queue
 from dstackweb.runs.recount import differences
 from dstackweb.runs.services import Submission
 from dstackweb.runs.states import ACTIVE, Reason, RunStatus
-from dstackweb.runs.sweeps import creation, selectors
-from dstackweb.runs.sweeps import services as sweeps
+from dstackweb.runs.sweeps import creation, selectors, services as sweeps
 from dstackweb.runs.sweeps.creation import WAITING_AT_ONCE
 from dstackweb.runs.sweeps.selectors import SweepCounts
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.runs.models import Sweep, SweepCount
 from dstackweb.runs.sweeps.creation import WAITING_AT_ONCE, next_indices, until_taken

@@ -25,8 +25,7 @@ from dstackweb.backends.contract import (
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler import watch
-from dstackweb.scheduler.cloud import agents
-from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.cloud import agents, watch as cloud_watch
 from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 from tests.factories import place_all, start

@@ -18,8 +18,7 @@ from dstackweb.runs import services
 from dstackweb.runs.attempts import end_job
 from dstackweb.runs.models import Run
 from dstackweb.runs.states import Reason
-from dstackweb.scheduler.cloud import instances
-from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.cloud import instances, watch as cloud_watch
 from tests.api.conftest import Api
 from tests.backends.kinds import use_driver
 from tests.factories import make_run, place_all

@@ -19,8 +19,7 @@ from dstackweb.runs import attempts
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler import watch
-from dstackweb.scheduler.cloud import instances
-from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.cloud import instances, watch as cloud_watch
 from tests.factories import place_all
 from tests.runs.test_selectors import plan
 from tests.scheduler.cloud.cloud_fake import FakeCloud, begin, job_of, running

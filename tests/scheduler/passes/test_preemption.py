@@ -16,8 +16,7 @@ from dstackweb.runs.states import JobStatus, Reason, RunStatus
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.passes.decision import decide_now, plan
-from dstackweb.wording import events as event_words
-from dstackweb.wording import queue as queue_words
+from dstackweb.wording import events as event_words, queue as queue_words
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
 
 pytestmark = pytest.mark.django_db

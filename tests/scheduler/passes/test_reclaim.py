@@ -12,8 +12,7 @@ from dstackweb.runs.states import Reason
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import placement_pass
 from dstackweb.scheduler.passes.decision import decide_now, plan
-from dstackweb.wording import notifications as notification_words
-from dstackweb.wording import queue as queue_words
+from dstackweb.wording import notifications as notification_words, queue as queue_words
 from tests.factories import join, make_host, make_run, make_user, place_all, start
 from tests.scheduler.passes.test_preemption import ends, fresh, sentences, statuses
 

@@ -6,8 +6,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.backends.hosts.fit import GpuView, HostView
 from dstackweb.scheduler.placement.capacity import Capacity

@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.backends.hosts.fit import HostView
 from dstackweb.scheduler.placement.displacing import DAY, HOUR_MS, WorkBudget, choose_victims, displaceable

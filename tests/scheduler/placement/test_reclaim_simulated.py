@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from dstackweb.runs.codes import Reclaim
 from dstackweb.scheduler.placement.capacity import Capacity

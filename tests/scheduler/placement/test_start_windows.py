@@ -7,8 +7,7 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.scheduler.placement.forecast import NEVER, TIERS, StartWindow, part_of, parts, seed_of, simulate, windows
 from tests.scheduler.placement.test_forecast import World, box, needs, world

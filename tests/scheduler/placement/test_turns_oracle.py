@@ -6,8 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.scheduler.placement.capacity import Capacity
 from dstackweb.scheduler.placement.hosts import Wait, WaitingRun

@@ -13,8 +13,7 @@ from django.conf import settings
 from django_q import core_signing as signing
 from django_q.conf import Conf
 from django_q.signing import PickleSerializer, SignedPackage
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dstackweb.scheduler.processes import protection
 from tests import servers

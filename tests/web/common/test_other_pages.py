@@ -22,8 +22,8 @@ from dstackweb.runs import history
 from dstackweb.runs.models import ProjectLogs
 from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.web import health
-from dstackweb.web.health import checks
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+from tests.web.checks import checks
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db

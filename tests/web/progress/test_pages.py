@@ -18,8 +18,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.accounts.sessions import NOTED_S
-from dstackweb.progress import counters, ingest
-from dstackweb.progress import selectors as progress
+from dstackweb.progress import counters, ingest, selectors as progress
 from dstackweb.progress.counters import Delta
 from dstackweb.progress.models import Scope, TaskFailure, TaskPrefix
 from dstackweb.progress.reports import Batch, Event, Failure
@@ -32,9 +31,7 @@ from dstackweb.runs.services import ensure_queue
 from dstackweb.runs.shared_rows import touch
 from dstackweb.runs.states import Reason
 from dstackweb.runs.stuck import stuck_runs
-from dstackweb.web.progress import live as progress_live
-from dstackweb.web.progress import scope as progress_scope
-from dstackweb.web.progress import views as progress_views
+from dstackweb.web.progress import live as progress_live, scope as progress_scope, views as progress_views
 from dstackweb.wording.sentence import visible
 from tests.browser.task_demo import shift
 from tests.factories import join, make_host, make_run, make_user, place_all, placed_job, start
