@@ -1,6 +1,7 @@
 """The agent of a joined host: `dstackweb host run`, or `runner.pyz host`.
 
-It asks the server what to do, by HTTP with the host's own token; the server repeats everything that may get lost.
+It registers the machine, asks the server what its jobs need, starts and stops their runners, sends samples of its GPUs
+and removes old files. All of it by HTTP with the host's own token; the server repeats everything that may get lost.
 """
 
 from __future__ import annotations

@@ -306,7 +306,8 @@ def count_large(project: Project, size: int, runs: int = 1) -> None:
 
 def replayed(kind: type[R], project: Project, user: User, key: str, submission: Submission) -> R | None:
     """The run or sweep created with this key before. Raises Conflict if that was a different submission."""
-    found = kind._default_manager.filter(project=project, user=user, idempotency_key=key).first()
+    rows = kind._default_manager.select_related("queue", "project", "user")
+    found = rows.filter(project=project, user=user, idempotency_key=key).first()
     if found is not None and found.body_digest != submission.digest():
         raise Conflict(_("this Idempotency-Key was used for another submission. Nothing was submitted."))
     return found

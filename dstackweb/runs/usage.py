@@ -157,7 +157,7 @@ def of_ended(runs: Iterable[Run] | None = None) -> dict[tuple[int, dt.date, int]
 def active(now: dt.datetime, project: Project | None = None) -> dict[UsageKey, Amounts]:
     """What active jobs have used up to now: as much work as there are active jobs."""
     jobs = list(Job.objects.filter(status__in=JOB_ACTIVE).values_list("run", *HELD))
-    # Not joined: SQLite would scan all jobs.
+    # Runs are not joined: SQLite would scan all jobs.
     runs = Run.objects.filter(pk__in={run_id for run_id, *_job in jobs})
     if project is not None:
         runs = runs.filter(project=project)

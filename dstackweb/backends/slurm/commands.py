@@ -41,6 +41,8 @@ _UNUSABLE = {"DOWN", "DRAIN", "FAIL", "MAINT", "NOT_RESPONDING", "POWERED_DOWN",
              "RESERVED", "PLANNED", "FUTURE"}  # fmt: skip
 """States of nodes that take no jobs now; `+` and `*` join and end them."""
 
+JOB_NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
+"""In what `sbatch --parsable` prints; a login over SSH may print more."""
 JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
 """squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
 USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"

@@ -31,6 +31,8 @@ from dstackweb.backends.contract import (
     LaunchFailed,
     LaunchFailure,
     Offer,
+    SourceFailed,
+    SourceFailure,
     SourceKey,
     SourceSpec,
 )
@@ -200,11 +202,14 @@ class SlurmBackend(ClusterBackend):
 
     def _submit(self, order: InstanceOrder) -> CloudInstance:
         try:
-            job = self.commands.run("sbatch", *self._arguments(order), text=self._script(order)).split(";")[0].strip()
+            said = self.commands.run("sbatch", *self._arguments(order), text=self._script(order))
         except EngineRefused as error:
             code = next((code for part, code in REFUSALS if part in error.text), LaunchFailure.REFUSED)
             raise LaunchFailed(code, error.text.removeprefix("sbatch: error: ")) from error
-        cloud_id = commands.cloud_id(job, order.instance)
+        job = commands.JOB_NUMBER.search(said)
+        if job is None:  # it may have one: the order is looked for when it is repeated
+            raise SourceFailed(SourceFailure.SERVICE_ERROR, text=said.strip())
+        cloud_id = commands.cloud_id(job[1], order.instance)
         return CloudInstance(order.instance, cloud_id, order.region, InstanceState.STARTING, launched_at=timezone.now())
 
     def _script(self, order: InstanceOrder) -> str:

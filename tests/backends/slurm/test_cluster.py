@@ -226,6 +226,27 @@ def test_a_job_gets_just_what_was_ordered_and_no_token_in_its_arguments() -> Non
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("said", ["4711", "4711;cluster", "Welcome to login-1;\n4711;cluster\nYour quota: 3 of 5"])
+def test_a_jobs_number_is_read_from_what_sbatch_and_a_login_say(tmp_path: Any, monkeypatch: Any, said: str) -> None:
+    assert _submitted(tmp_path, monkeypatch, said).cloud_id == "4711-u-1"
+
+
+@pytest.mark.django_db
+def test_a_submission_without_a_number_is_looked_for_before_the_next(tmp_path: Any, monkeypatch: Any) -> None:
+    with pytest.raises(SourceFailed, match="Welcome"):
+        _submitted(tmp_path, monkeypatch, "Welcome to login-1")
+
+
+def _submitted(tmp_path: Any, monkeypatch: Any, said: str) -> Any:
+    backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["gpu"]})
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\ncat <<'E'\n{said}\nE\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    driver: Any = registry.driver(backend)
+    return driver.submit(InstanceOrder("u-1", "mine", "gpu", "cpu", False, "#!/bin/sh\n", is_new=True))
+
+
+@pytest.mark.django_db
 def test_jobs_do_not_get_the_servers_own_user_unless_it_is_shared(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
