@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from dstackweb.runs.queue import ordering
 
@@ -12,12 +12,12 @@ TEN_YEARS_US = 10 * 365 * 24 * 3600 * 1_000_000
 instants = st.integers(1_600_000_000_000_000, 4_000_000_000_000_000)
 
 
-@given(st.lists(st.tuples(priorities, instants), min_size=2, max_size=2, unique_by=lambda run: run[1]))
-def test_strict_order_is_by_priority_then_first_come_first_served(runs: list[tuple[int, int]]) -> None:
+@given(priorities, priorities, instants, st.integers(1, TEN_YEARS_US - 1))
+@example(50, 51, 1_700_000_000_000_000, TEN_YEARS_US - 1)
+def test_strict_order_is_by_priority_then_first_come_first_served(one: int, other: int, at: int, later: int) -> None:
     """R23, for runs submitted within ten years of each other."""
     step = ordering.step_us(None)
-    if abs(runs[0][1] - runs[1][1]) >= TEN_YEARS_US:
-        return
+    runs = [(one, at), (other, at + later)]
     expected = sorted(runs, key=lambda run: (-run[0], run[1]))
     assert sorted(runs, key=lambda run: ordering.rank(run[1], run[0], step)) == expected
 
