@@ -27,7 +27,7 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from standins.dask import Dask  # noqa: E402
+from standins.dask import Dask  # noqa: E402 - the path is set above
 from standins.slurm import Slurm  # noqa: E402
 from tests import containers  # noqa: E402
 from tests.server import Server  # noqa: E402

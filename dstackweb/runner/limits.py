@@ -16,7 +16,7 @@ ARTIFACT_PATH_MAX, ARTIFACT_DEPTH_MAX = 512, 32
 LISTED = 50
 """So many of the artifacts that were left out are named."""
 UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Categories of characters that no artifact's path may have: they change how it is shown."""
+"""Unicode's kinds of characters that change how a path is shown: no artifact's path may have one."""
 
 
 @dataclass(frozen=True)

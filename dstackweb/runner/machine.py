@@ -162,7 +162,7 @@ class BackgroundProbe:
             self._began, self._busy = time.monotonic(), True
             self._latest = self._probe()
             self._busy = False
-            time.sleep(self.every_s)
+            time.sleep(self.every_s)  # between two looks, in a thread that does nothing else
 
 
 def gpus() -> list[str]:

@@ -46,7 +46,7 @@ from dstackweb.spec.fields import Keys, Text, key, optional
 
 OPTIONS = ("account", "qos", "constraint", "reservation")
 """Settings that sbatch gets as they are."""
-LEASE_S, WAIT_S = 60.0, 30.0
+LEASE_S, WAIT_S, AGAIN_S = 60.0, 30.0, 0.05
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH"
 """A line for jobs that get no environment of a login: that of the machine with `sbatch` leads elsewhere."""
 REFUSALS = (
@@ -275,7 +275,7 @@ def _alone(name: str) -> Iterator[None]:
     while not Lease.take(name, holder, LEASE_S, timezone.now()):
         if time.monotonic() > until:
             raise unreachable("Slurm", "another process is asking")
-        time.sleep(0.05)
+        time.sleep(AGAIN_S)  # the lease is a row: nothing tells of its end
     try:
         yield
     finally:

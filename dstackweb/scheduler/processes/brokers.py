@@ -16,7 +16,7 @@ BUSY_S, REST_S = 0.3, 0.06
 
 def nothing() -> None:
     """The tasks are left to newer clusters. The supervisor stops this one soon."""
-    time.sleep(IDLE_S)
+    time.sleep(IDLE_S)  # in the place of a dequeue, which waits too
 
 
 if "redis" in settings.Q_CLUSTER:
@@ -29,7 +29,7 @@ if "redis" in settings.Q_CLUSTER:
 else:
     from django_q.brokers.orm import ORM
 
-    class OrmBroker(ORM):  # type: ignore[misc]
+    class OrmBroker(ORM):  # type: ignore[misc]  # django-q2 has no types
         """A task brings the next soon, so it looks often after one (`poll` in Q_CLUSTER)."""
 
         busy_until = 0.0
@@ -42,5 +42,5 @@ else:
             if tasks:
                 self.busy_until = now + BUSY_S
             elif now > self.busy_until:
-                time.sleep(REST_S)
+                time.sleep(REST_S)  # the super class waits less, for a task that follows soon
             return tasks

@@ -105,7 +105,7 @@ def reload(home: Path) -> RunningServer | None:
         now = running_server(home)
         if now.pid == before.pid and now.loads > before.loads:
             return now
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # the other process says how it went in a file
     return None
 
 
