@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -34,8 +33,6 @@ def plane(open_home: Path) -> Iterator[MakePlane]:
     }
     made: list[Server] = []
     pools: list[servers.Server] = []
-    if "DATABASE_URL" in os.environ and shutil.which("pgbouncer") is None:
-        pytest.skip("pgbouncer is not installed (Debian: pgbouncer)")
 
     def make(name: str, tree: Path = REPO) -> Server:
         home = open_home / name

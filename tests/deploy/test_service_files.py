@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from configparser import RawConfigParser
@@ -70,7 +69,7 @@ print(json.dumps([sandbox.obstacle(account_of(PROJECT_UIDS, 0)), cgroups.support
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has rights to leave to a service")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("path", JOB_UNITS, ids=lambda path: path.name)
 def test_services_that_start_jobs_keep_the_rights_for_sandboxes_cgroups_and_closed_ports(path: Path) -> None:
     kept = set(re.findall(r"CAP_\w+", path.read_text()))
@@ -94,7 +93,7 @@ def test_services_that_start_jobs_leave_them_gpus_and_the_machine_processes(path
     assert found["TasksMax"] == "80%"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.needs("systemd")
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
     for path in UNITS:  # the programs are not installed here
         (tmp_path / path.name).write_text(re.sub("^ExecStart=.*", "ExecStart=/bin/true", path.read_text(), flags=re.M))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -247,7 +246,7 @@ def _ended(call: Caller) -> httpx.Response | None:
     return answer if answer.json()["problem"] == "ended" else None
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="jobs have another user only if the server is root")
+@pytest.mark.needs("root")
 def test_another_users_process_on_its_port_gets_no_request(gateway: Gateway) -> None:
     with listener() as port:
         name = submit(gateway, "sleep 1000", port=port)

@@ -16,7 +16,7 @@ from tests.runner.conftest import OTHER_USER, Box
 from tests.support import eventually
 
 MakeBox = Callable[..., Box]
-as_root = pytest.mark.skipif(OTHER_USER is None, reason="only root can start jobs as another user")
+as_root = pytest.mark.needs("root")
 
 
 def test_a_job_runs_from_claim_to_exit(box: MakeBox) -> None:

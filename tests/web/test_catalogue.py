@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gettext
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +79,7 @@ def test_each_text_has_a_translation_that_nobody_doubts(locale: str) -> None:
     assert not found.obsolete
 
 
-@pytest.mark.skipif(shutil.which("xgettext") is None, reason="GNU gettext is not installed")
+@pytest.mark.needs("gettext")
 def test_the_catalogue_has_the_texts_of_the_code_as_it_is_now(tmp_path: Path) -> None:
     """`make messages` brings it up to date."""
     now, kept = keys(messages.extracted(tmp_path)), keys(catalogue(messages.LANGUAGE))

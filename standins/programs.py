@@ -1,0 +1,96 @@
+"""Programs that PyPI does not have, by the Debian packages that have them, and root's rights.
+
+python -m standins.programs                           # the packages that this machine lacks, for .ci/run
+python -m standins.programs "make messages" gettext   # a sentence and exit code 1 without GNU gettext
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import NamedTuple
+
+
+class Programs(NamedTuple):
+    """Files and programs on PATH that are needed together, and Debian's packages of them."""
+
+    title: str
+    names: tuple[str, ...]
+    packages: str
+
+
+FONTS = ("/usr/share/fonts/truetype/wqy/wqy-microhei.ttc", "/usr/share/fonts/truetype/liberation")
+NEEDS = {
+    "bubblewrap": Programs("bubblewrap", ("bwrap",), "bubblewrap"),
+    "chromium": Programs("Chromium", FONTS, "chromium-headless-shell fonts-liberation fonts-wqy-microhei"),
+    "docker": Programs("Docker", ("dockerd", "docker", "runc", "/bin/busybox"), "docker.io runc busybox-static"),
+    "gcc": Programs("gcc", ("gcc", "/usr/include/stdlib.h"), "gcc libc6-dev"),
+    "gettext": Programs("GNU gettext", ("xgettext", "msgmerge"), "gettext"),
+    "iproute2": Programs("iproute2", ("ip",), "iproute2"),
+    "nftables": Programs("nftables", ("nft",), "nftables"),
+    "pgbouncer": Programs("PgBouncer", ("pgbouncer",), "pgbouncer"),
+    "podman": Programs("Podman", ("podman", "catatonit", "/bin/busybox"), "podman catatonit busybox-static"),
+    "prometheus": Programs("Prometheus", ("promtool",), "prometheus"),
+    "registry": Programs("a registry of images", ("docker-registry",), "docker-registry"),
+    "root": Programs("root", (), ""),
+    "slurm": Programs("Slurm", ("slurmctld", "slurmd", "sbatch", "munged"), "slurmctld slurmd slurm-client munge"),
+    "slurmdbd": Programs("Slurm's accounting", ("slurmdbd", "mariadbd"), "slurmdbd mariadb-server-core"),
+    "ssh": Programs("OpenSSH", ("ssh", "/usr/lib/openssh/sftp-server"), "openssh-client openssh-sftp-server"),
+    "systemd": Programs("systemd", ("systemd-analyze",), "systemd"),
+}
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
+"""The shell without a window draws the same at two thirds of the CPU time."""
+
+
+class Missing(Exception):
+    """This machine lacks keys of NEEDS. A test that gets this is skipped; a tool ends with it as its sentence."""
+
+    def __init__(self, needs: list[str]) -> None:
+        titles = " and ".join(NEEDS[need].title for need in needs)
+        packages = " ".join(dict.fromkeys(" ".join(NEEDS[need].packages for need in needs).split()))
+        super().__init__(f"needs {titles}: apt-get install {packages}" if packages else f"needs {titles}")
+
+
+def chromium() -> str | None:
+    """Find the browser that the variable CHROMIUM names, or else one that is installed."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def search_path() -> str:
+    """Extend PATH by the folders of daemons, which a user's own may lack."""
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
+def is_there(need: str) -> bool:
+    """Look for all that a key of NEEDS names."""
+    if need == "root":
+        return os.geteuid() == 0
+    if need == "chromium" and chromium() is None:
+        return False
+    return all(
+        os.path.exists(name) if name.startswith("/") else shutil.which(name, path=search_path())
+        for name in NEEDS[need].names
+    )
+
+
+def require(*needs: str) -> None:
+    """Raises Missing."""
+    if missing := [need for need in needs if not is_there(need)]:
+        raise Missing(missing)
+
+
+def main(who: str = "", *needs: str) -> str | None:
+    """Print the packages that this machine lacks, or return the sentence that says why `who` can't run here."""
+    if not who:
+        print(*(programs.packages for need, programs in NEEDS.items() if programs.packages and not is_there(need)))
+        return None
+    try:
+        require(*needs)
+    except Missing as missing:
+        return f"{who} {missing}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
