@@ -8,7 +8,7 @@ ifneq ($(filter 127.% localhost ::1,$(HOST)),)
 SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
 endif
 WORKERS ?= 3
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(TESTS)
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -52,7 +52,7 @@ login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 
 # What fails beside other tests runs once more by itself, and is named as it did.
 tests = { $(PYTEST) -m "$(1)" || \
- { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)"; }; }
+ { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)" $(TESTS); }; }
 # Both sides run, even if the first fails.
 define both_sides
 @export DSTACKWEB_TEST_SIDE; \
@@ -61,7 +61,7 @@ define both_sides
  [ $$sqlite = 0 ] && [ $$postgres = 0 ]
 endef
 
-test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
+test: $(VENV)/.dev ## the quick tests on SQLite, then on PostgreSQL with Redis those that differ; TESTS=tests/runs
 	$(call both_sides,not slow and not nightly and not gpu)
 
 test-slow: $(VENV)/.dev ## tests with real processes, browsers and longer stories, on SQLite
