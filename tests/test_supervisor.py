@@ -27,7 +27,7 @@ from pathlib import Path
 from dstackweb.scheduler.processes.supervisor import ProcessSpec, Supervisor
 roles = [ProcessSpec(f"role{n}", [sys.executable, "-c", code]) for n, code in enumerate(sys.argv[2:])]
 say = lambda line: print(line, flush=True)
-Supervisor(roles, Path(sys.argv[1]), Path.cwd(), say).run(lambda: say("all answer"))
+Supervisor(roles, Path(sys.argv[1]), say).run(lambda: say("all answer"))
 say("stopped")
 """
 SUPERVISED = "from dstackweb.lib.process import die_with_supervisor; die_with_supervisor(); import os, signal, time\n"

@@ -12,10 +12,13 @@ from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT, machine_name
 from dstackweb.runner.isolation import PROJECT_UIDS
 from dstackweb.runner.machine import usable_cpus
 
-BASE_DIR = Path(__file__).resolve().parent.parent.parent
+_package = Path(__file__).resolve().parents[1]
+# A checkout has templates, static files, catalogues and examples beside the package; setup.py puts them into a wheel's.
+IS_CHECKOUT = not (_package / "assets").is_dir()
+ASSETS_DIR = _package.parent if IS_CHECKOUT else _package / "assets"
 
 env.load_file()
-DSTACKWEB_HOME = env.path("DSTACKWEB_HOME", BASE_DIR / "var")
+DSTACKWEB_HOME = env.path("DSTACKWEB_HOME", ASSETS_DIR / "var" if IS_CHECKOUT else Path("var")).absolute()
 DSTACKWEB_HOST = env.text("DSTACKWEB_HOST", "127.0.0.1")
 DSTACKWEB_PORT = env.integer("DSTACKWEB_PORT", 8000, least=1, most=65535)
 # The gateway, by which people reach their dev environments: its port of HTTP and that of SSH. 0: none.
