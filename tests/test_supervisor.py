@@ -188,8 +188,8 @@ def test_a_sign_in_link_before_the_first_start_is_refused_with_a_hint(new_deploy
     ("home", "command"), [("var", "make login"), ("var/demo", "DSTACKWEB_HOME=/a/var/demo make login")]
 )
 def test_the_command_for_a_sign_in_link_names_a_home_of_its_own(settings: Settings, home: str, command: str) -> None:
-    settings.BASE_DIR = Path("/a")
-    settings.DSTACKWEB_HOME = settings.BASE_DIR / home
+    settings.ASSETS_DIR = Path("/a")
+    settings.DSTACKWEB_HOME = settings.ASSETS_DIR / home
     shown = banner(Bootstrap(created=False, username="admin"), Path("/a/var/logs"), 1.0)
     assert f"Sign in    as admin; `{command}` prints a sign-in link" in shown
 
