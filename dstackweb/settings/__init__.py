@@ -16,7 +16,7 @@ from dstackweb.lib import language
 from dstackweb.settings.databases import *  # noqa: F403  # Django reads them all from this module
 from dstackweb.settings.environment import *  # noqa: F403  # likewise
 from dstackweb.settings.environment import (
-    BASE_DIR,
+    ASSETS_DIR,
     DSTACKWEB_ALLOWED_HOSTS,
     DSTACKWEB_HOST,
     DSTACKWEB_HOST_NAME,
@@ -92,7 +92,7 @@ MIDDLEWARE = [
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [ASSETS_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -162,7 +162,7 @@ DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
 
 STATIC_URL = "static/"
 STATIC_ROOT = os.path.abspath(DSTACKWEB_STATIC_ROOT) if DSTACKWEB_STATIC_ROOT else None
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS = [ASSETS_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
@@ -181,7 +181,7 @@ USE_I18N = True
 language.use(gettext)
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]
-LOCALE_PATHS = [BASE_DIR / "locale"]
+LOCALE_PATHS = [ASSETS_DIR / "locale"]
 FORMAT_MODULE_PATH = "dstackweb.lib.formats"
 LANGUAGE_COOKIE_NAME = f"dstackweb_language{_suffix}"
 LANGUAGE_COOKIE_AGE = 365 * 24 * 3600

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from configparser import RawConfigParser
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
 from django.core.management import get_commands, load_command_class
 from django.urls import resolve
 
+from dstackweb import manage
 from dstackweb.cli.main import app
 from dstackweb.lib.process import REFUSED
 from dstackweb.runner import cgroups, sandbox
@@ -35,26 +37,33 @@ def service(path: Path) -> dict[str, str]:
 def check_manage(argv: list[str]) -> None:
     """These words are a management command and its options."""
     command = load_command_class(get_commands()[argv[0]], argv[0])
-    command.create_parser("manage.py", argv[0]).parse_args(argv[1:])
+    command.create_parser("dstackweb-server", argv[0]).parse_args(argv[1:])
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units_start_existing_commands_and_do_not_kill_jobs(path: Path) -> None:
     found = service(path)
     program, *argv = found["ExecStart"].split()
-    assert program.startswith("/opt/dstackweb/.venv/bin/")
-    if argv[0] == "manage.py":
-        check_manage(argv[1:])
+    assert Path(program).parent == Path("/opt/dstackweb/.venv/bin")
+    if Path(program).name == "dstackweb-server":
+        check_manage(argv)
         assert (found["Type"], found["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
         final = REFUSED
     else:
-        assert argv == ["host", "run"]
+        assert (Path(program).name, argv) == ("dstackweb", ["host", "run"])
         assert "host" in {group.name for group in app.registered_groups}
         final = NEVER
     assert found["RestartPreventExitStatus"] == str(final)
     has_jobs = "--no-host" not in argv
     assert found["KillMode"] == ("process" if has_jobs else "mixed")
     assert ("User" in found, found.get("Delegate")) == (not has_jobs, "yes" if has_jobs else None)
+
+
+def test_the_help_of_the_server_names_existing_commands() -> None:
+    lines = re.findall(r"^  (\w.{18}) ", manage.HELP, re.MULTILINE)
+    assert len(lines) > 9
+    for line in lines:
+        check_manage([{"RUN_ID": str(uuid4())}.get(word, word) for word in line.split()])
 
 
 JOB_UNITS = [path for path in UNITS if "Delegate" in service(path)]
