@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from playwright.sync_api import Browser, sync_playwright
 
 from bench import sides
+from standins import programs
 
 UPDATES = 20
 COLUMNS = ["elements", "an update, ms", "no change, ms", "no request, ms"]
@@ -34,12 +35,11 @@ def measure() -> None:
     from django.core.management import call_command
 
     from tests.browser import page_changes
-    from tests.browser.conftest import CHROMIUM
 
     call_command("collectstatic", interactive=False, verbosity=0)
     rows = {}
     with _served() as base, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=programs.chromium(), args=["--no-sandbox"])
         for build in page_changes.PAGES:
             call_command("migrate", verbosity=0)
             rows[build.__name__.replace("_", " ")] = _costs(browser, base, build())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,11 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from standins.processes import free_ports, until
+from standins.programs import search_path
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
-ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server-core")
-ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd")
 CGROUPS = Path("/sys/fs/cgroup")
 TABLES = Path("/usr/share/mysql")
 ACCOUNT = """\
@@ -109,12 +105,6 @@ class Slurm:
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    @staticmethod
-    def missing(*, accounting: bool = False) -> list[str]:
-        """Programs that are not installed; /usr/sbin may not be on a user's PATH."""
-        wanted = (*PROGRAMS, *(ACCOUNTING_PROGRAMS if accounting else ()))
-        return [name for name in wanted if shutil.which(name, path=_path()) is None]
-
     def start(self) -> Slurm:
         """Start it, and wait until both nodes take jobs."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +183,7 @@ class Slurm:
 
     def command(self, *argv: str) -> str:
         """What a command of Slurm prints."""
-        env = {**os.environ, **self.env, "PATH": _path()}
+        env = {**os.environ, **self.env, "PATH": search_path()}
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False).stdout
 
     def stop(self) -> None:
@@ -226,15 +216,11 @@ class Slurm:
                     yield int(entry.name)
 
     def _run(self, name: str, program: str, *arguments: str) -> None:
-        env = {**os.environ, **self.env, "PATH": _path()}
+        env = {**os.environ, **self.env, "PATH": search_path()}
         with (self.folder / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [program, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
 def _answers(port: int) -> bool:

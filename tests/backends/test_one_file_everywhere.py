@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 
 from standins.dask import Dask
 from standins.nvml import FakeGpu, Nvml
+from standins.programs import is_installed
 from standins.slurm import Slurm
 from tests import containers
 from tests.server import Server
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(
-        os.getuid() != 0 or not shutil.which("dockerd") or bool(Slurm.missing()),
+        os.getuid() != 0 or not (is_installed("docker") and is_installed("slurm")),
         reason="needs root, docker.io and Debian's packages of Slurm",
     ),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +14,10 @@ from django.core.management import call_command
 from django.test import override_settings
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
+from standins import programs
 from tests.databases import alone
 
-# The shell without a window draws the same at two thirds of the CPU time.
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+CHROMIUM = programs.chromium()
 HERE = Path(__file__).parent
 ColorScheme = Literal["light", "dark"]
 ReducedMotion = Literal["reduce", "no-preference"]
