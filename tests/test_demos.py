@@ -156,13 +156,13 @@ def test_eight_gpus_are_shown_at_work_for_runs(tmp_path: Path) -> None:
     with Demo("gpus", tmp_path, migrated=True) as demo:
         assert "GPUs 8 none missing" in demo.page("gpus/")
         eventually(lambda: re.search(r"GPU 0 \d\d % demo-train", demo.page("gpus/")))
-        assert "GPU 7 30 % used outside dstackweb" in demo.page("gpus/")
+        assert re.search(r"GPU 7 \d\d % used outside dstackweb", demo.page("gpus/"))
 
 
 @pytest.mark.slow
 def test_the_offers_of_a_cloud_are_shown_within_its_quotas(tmp_path: Path) -> None:
     with Demo("cloud", tmp_path, migrated=True) as demo:
-        eventually(lambda: {"available", "no quota"} <= set(re.findall("available|no quota", demo.page("offers/"))))
+        eventually(lambda: re.search("Fits 1 more: 0 of 96 .*No quota: 0 of 0 ", demo.page("offers/?gpu=A100")))
 
 
 @pytest.mark.slow
