@@ -11,6 +11,7 @@ WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
+OR_NO_NETWORK = || { echo "make $@ needs the network: pip can't install what it asks" >&2; exit 1; }
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
@@ -87,8 +88,10 @@ load: $(VENV)/.dev ## 500 open pages, 50 log tails, submits and reports of tasks
 	@$(BIN)/python -m bench.load postgres
 
 audit: $(BIN)/python ## look the pinned packages up in the public list of vulnerabilities (needs the network)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1
-	@$(BIN)/pip-audit --require-hashes --disable-pip --requirement requirements.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1 $(OR_NO_NETWORK)
+	@$(BIN)/pip-audit --require-hashes --disable-pip --requirement requirements.txt 2>$(VENV)/audit.log || { \
+	 grep -q ^Traceback $(VENV)/audit.log && echo "$@ got no answer: $$(tail -n 1 $(VENV)/audit.log)" || cat $(VENV)/audit.log; \
+	 exit 1; } >&2
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations, outdated mutations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -108,7 +111,7 @@ fmt: $(VENV)/.dev ## format the code and the templates
 
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
-	@$(INSTALL) -qq uv==0.13.8
+	@$(INSTALL) -qq uv==0.13.8 $(OR_NO_NETWORK)
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
@@ -116,7 +119,8 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 
 bench: NEEDS := chromium gcc
 bench: needs $(VENV)/.dev ## the benchmarks
-	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	@for bench in $$(grep -l '^if __name__' bench/*.py); do \
+	 echo "== $$bench"; $(BIN)/python -m bench.$$(basename $$bench .py) || exit 1; done
 
 screenshots: NEEDS := chromium
 screenshots: needs $(VENV)/.dev ## take the documentation's pictures of pages, in both themes (needs Chromium)

@@ -1,6 +1,6 @@
 """What a live update costs a browser: CPU time of the page's main thread, in a real Chromium.
 
-    python bench/page_updates.py
+    python -m bench.page_updates
 
 Each part of a page that is asked for by itself is measured by itself. Beside it, in the same browser: an answer without
 a change, and three drawn frames without any, which each of the other figures contains.
@@ -9,14 +9,10 @@ a change, and three drawn frames without any, which each of the other figures co
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from playwright.sync_api import Browser, sync_playwright
 
@@ -101,4 +97,5 @@ if __name__ == "__main__":
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # playwright's own loop runs in this thread
         measure()
     else:
-        sides.on_each_side(__file__, ["sqlite"])
+        programs.require("bench.page_updates", "chromium")
+        sides.on_each_side(["sqlite"])

@@ -17,7 +17,7 @@ import pytest
 from standins.programs import is_installed
 from standins.ray import Ray
 from tests import databases
-from tests.support import REPO, eventually
+from tests.support import REPO, eventually, make
 
 
 class Demo:
@@ -122,12 +122,6 @@ class Demo:
         )  # fmt: skip
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
-
-
-def make(*words: str) -> list[str]:
-    """The command, with this environment as it is: nothing is installed anew."""
-    stamps = [f"--old-file={sys.prefix}/.{name}" for name in ("server", "dev", "ray")]
-    return ["make", "--no-print-directory", f"VENV={sys.prefix}", *stamps, *words]
 
 
 def free_pair_of_ports() -> int:
