@@ -11,7 +11,7 @@ WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
-OR_NO_NETWORK = || { echo "make $@ needs the network: pip can't install what it asks" >&2; exit 1; }
+OR_NO_NETWORK = || { echo "make $@ needs the network: pip could not install what it runs" >&2; exit 1; }
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
@@ -90,7 +90,7 @@ load: $(VENV)/.dev ## 500 open pages, 50 log tails, submits and reports of tasks
 audit: $(BIN)/python ## look the pinned packages up in the public list of vulnerabilities (needs the network)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1 $(OR_NO_NETWORK)
 	@$(BIN)/pip-audit --require-hashes --disable-pip --requirement requirements.txt 2>$(VENV)/audit.log || { \
-	 grep -q ^Traceback $(VENV)/audit.log && echo "$@ got no answer: $$(tail -n 1 $(VENV)/audit.log)" || cat $(VENV)/audit.log; \
+	 grep -q ^Traceback $(VENV)/audit.log && echo "make $@ got no answer: $$(tail -n 1 $(VENV)/audit.log)" || cat $(VENV)/audit.log; \
 	 exit 1; } >&2
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations, outdated mutations
