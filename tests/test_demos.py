@@ -64,9 +64,9 @@ class Demo:
             self.has_ended_well(code)
 
     def has_ended_well(self, code: int) -> None:
-        """Check that nothing is left of it, and that it ended as a shell wants it of a program that Ctrl-C ends."""
+        """Check that nothing went wrong or is left, and that it ended as a shell wants it of what Ctrl-C ends."""
         assert code in (-signal.SIGINT, 128 + signal.SIGINT), self.said()
-        assert "Traceback" not in self.said(), self.said()
+        assert not re.search("Traceback|the demo|can't be set up", self.said()), self.said()
         assert self.processes() == []
 
     def said(self) -> str:
@@ -164,7 +164,6 @@ def test_half_a_million_tasks_are_shown_that_move(tmp_path: Path) -> None:
     with Demo("progress", tmp_path, migrated=True) as demo:
         eventually(lambda: "Groups 48,000 in 23 prefixes" in demo.page("runs/demo-sweep/progress/"))
         eventually(lambda: re.search(r"Tasks 468,408 [\d,]+ done", demo.page("runs/demo-sweep/progress/")))
-        assert "can't" not in demo.said()
 
 
 @pytest.mark.slow
