@@ -81,7 +81,7 @@ mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests f
 	@$(BIN)/python -m tools.mutations --jobs $(WORKERS)
 
 chaos: NEEDS := pgbouncer
-chaos: needs $(VENV)/.dev ## kill, cut off and fill up parts of a deployment under load; RUNS=1000 MINUTES=10 SEED=…
+chaos: needs $(VENV)/.dev ## kill, cut off and fill up parts of a deployment under load (needs PgBouncer); RUNS=1000 MINUTES=10 SEED=…
 	@$(BIN)/python -m tools.chaos
 
 load: $(VENV)/.dev ## 500 open pages, 50 log tails, submits and reports of tasks on a real server for a minute
@@ -118,7 +118,7 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
 
 bench: NEEDS := chromium gcc
-bench: needs $(VENV)/.dev ## the benchmarks
+bench: needs $(VENV)/.dev ## the benchmarks, one after another (needs Chromium and gcc)
 	@for bench in $$(grep -l '^if __name__' bench/*.py); do \
 	 echo "== $$bench"; $(BIN)/python -m bench.$$(basename $$bench .py) || exit 1; done
 
