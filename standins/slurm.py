@@ -130,13 +130,13 @@ class Slurm:
             "munge", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",
             f"--pid-file={own}/pid", f"--log-file={own}/log", f"--seed-file={own}/seed",
         )  # fmt: skip
-        _until((self.folder / "munge.socket").exists)
+        self._until((self.folder / "munge.socket").exists)
         if self._accounting:
             self._start_accounting(ports)
         self.start_controller()
         for node in NODES:
             self.start_node(node)
-        _until(lambda: set(self.command("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
+        self._until(lambda: set(self.command("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
         return self
 
     def _start_accounting(self, ports: Mapping[str, int]) -> None:
@@ -154,17 +154,17 @@ class Slurm:
             "mariadb", *server, f"--socket={self.folder}/mariadb.socket", "--bind-address=127.0.0.1",
             f"--port={ports['mariadb']}", "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0",
         )  # fmt: skip
-        _until(lambda: _answers(ports["mariadb"]))
+        self._until(lambda: _answers(ports["mariadb"]))
         settings = self.folder / "slurmdbd.conf"
         settings.touch(mode=0o600)
         settings.write_text(SLURMDBD.format(folder=self.folder, password=password, **ports))
         self._run("slurmdbd", "slurmdbd", "-D")
-        _until(lambda: _answers(ports["slurmdbd"]))
+        self._until(lambda: _answers(ports["slurmdbd"]))
         self.command("sacctmgr", "--immediate", "add", "cluster", "here")
 
     def start_controller(self) -> None:
         self._run("slurmctld", "slurmctld", "-D")
-        _until(lambda: "UP" in self.command("scontrol", "ping"))
+        self._until(lambda: "UP" in self.command("scontrol", "ping"))
 
     def start_node(self, node: str) -> None:
         self._run(node, "slurmd", "-D", "-N", node)
@@ -215,6 +215,18 @@ class Slurm:
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     yield int(entry.name)
 
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for it. Raises RuntimeError once a daemon has ended by itself, and TimeoutError."""
+
+        def is_so_or_never() -> bool:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    *_, last = (self.folder / f"{name}.out").read_text(errors="replace").splitlines() or [""]
+                    raise RuntimeError(f"Slurm's {name} does not start: {last}")
+            return is_so()
+
+        until(is_so_or_never, START_S, "Slurm does not start")
+
     def _run(self, name: str, program: str, *arguments: str) -> None:
         env = {**os.environ, **self.env, "PATH": search_path()}
         with (self.folder / f"{name}.out").open("ab") as log:
@@ -227,7 +239,3 @@ def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    until(is_so, START_S, "Slurm does not start")

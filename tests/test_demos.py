@@ -51,7 +51,8 @@ class Demo:
             eventually(self._is_set_up, deadline=240)
             self._sign_in()
         except BaseException:
-            self.press_ctrl_c()
+            if self.process.poll() is None:
+                self.press_ctrl_c()
             raise
         return self
 

@@ -36,6 +36,8 @@ def run_demo(name: str, demo: Callable[[Demo], int]) -> NoReturn:
         sys.exit(demo(Demo(name)))
     except KeyboardInterrupt:
         sys.exit(130)
+    except (RuntimeError, TimeoutError) as error:  # of a cluster or cloud that does not start
+        sys.exit(f"make demo-{name}: {error}")
 
 
 class Demo:
