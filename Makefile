@@ -6,6 +6,7 @@ WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(TESTS)
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
+OR_NO_NETWORK = || { echo "make $@ needs the network: pip could not install what it runs" >&2; exit 1; }
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
@@ -19,22 +20,24 @@ run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops 
 	@exec $(BIN)/python manage.py up
 
 demo-cloud: $(VENV)/.dev ## the same with a local stand-in for AWS: no network, no cost
-	@exec $(BIN)/python tools/demo_cloud.py
+	@exec $(BIN)/python -m tools.demo_cloud
 
-demo-gpus: $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some idle (needs gcc)
-	@exec $(BIN)/python tools/demo_gpus.py
+demo-gpus: NEEDS := gcc
+demo-gpus: needs $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some idle (needs gcc)
+	@exec $(BIN)/python -m tools.demo_gpus
 
-demo-slurm: $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
-	@exec $(BIN)/python tools/demo_slurm.py
+demo-slurm: NEEDS := slurm
+demo-slurm: needs $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
+	@exec $(BIN)/python -m tools.demo_slurm
 
 demo-dask: $(VENV)/.dev ## the same with a Dask cluster of two workers
-	@exec $(BIN)/python tools/demo_dask.py
+	@exec $(BIN)/python -m tools.demo_dask
 
 demo-ray: $(VENV)/.ray ## the same with a Ray cluster of one node
-	@exec $(BIN)/python tools/demo_ray.py
+	@exec $(BIN)/python -m tools.demo_ray
 
 demo-progress: $(VENV)/.dev ## the same with a run that reports half a million simulated tasks
-	@exec $(BIN)/python tools/demo_progress.py
+	@exec $(BIN)/python -m tools.demo_progress
 
 .env: ## the passwords of compose.yaml's PostgreSQL and Redis, if there are none yet
 	@random() { od -An -tx1 -N24 /dev/urandom | tr -d ' \n'; }; postgres=$$(random); redis=$$(random); umask 077; \
@@ -70,17 +73,20 @@ test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, 
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests fail (takes long)
-	@$(BIN)/python tools/mutations.py --jobs $(WORKERS)
+	@$(BIN)/python -m tools.mutations --jobs $(WORKERS)
 
-chaos: $(VENV)/.dev ## kill, cut off and fill up parts of a deployment under load; RUNS=1000 MINUTES=10 SEED=…
+chaos: NEEDS := pgbouncer
+chaos: needs $(VENV)/.dev ## kill, cut off and fill up parts of a deployment under load (needs PgBouncer); RUNS=1000 MINUTES=10 SEED=…
 	@$(BIN)/python -m tools.chaos
 
 load: $(VENV)/.dev ## 500 open pages, 50 log tails, submits and reports of tasks on a real server for a minute
-	@$(BIN)/python bench/load.py postgres
+	@$(BIN)/python -m bench.load postgres
 
 audit: $(BIN)/python ## look the pinned packages up in the public list of vulnerabilities (needs the network)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1
-	@$(BIN)/pip-audit --require-hashes --disable-pip --requirement requirements.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1 $(OR_NO_NETWORK)
+	@$(BIN)/pip-audit --require-hashes --disable-pip --requirement requirements.txt 2>$(VENV)/audit.log || { \
+	 grep -q ^Traceback $(VENV)/audit.log && echo "make $@ got no answer: $$(tail -n 1 $(VENV)/audit.log)" || cat $(VENV)/audit.log; \
+	 exit 1; } >&2
 
 lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing migrations, outdated mutations
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -89,7 +95,7 @@ lint: $(VENV)/.dev ## ruff, djLint, mypy --strict, import contracts, missing mig
 	@DSTACKWEB_HOME=$$(mktemp -d) $(BIN)/python manage.py makemigrations --check --dry-run
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python tools/mutations.py --check
+	@$(BIN)/python -m tools.mutations --check
 
 docs: $(VENV)/.docs ## the documentation as a site in build/docs; a broken link is an error
 	@DSTACKWEB_LANGUAGE=en NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
@@ -100,25 +106,34 @@ fmt: $(VENV)/.dev ## format the code and the templates
 
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
-	@$(INSTALL) -qq uv==0.13.8
+	@$(INSTALL) -qq uv==0.13.8 $(OR_NO_NETWORK)
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
 
-bench: $(VENV)/.dev ## the benchmarks
-	@for bench in bench/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+bench: NEEDS := chromium gcc
+bench: needs $(VENV)/.dev ## the benchmarks, one after another (needs Chromium and gcc)
+	@for bench in $$(grep -l '^if __name__' bench/*.py); do \
+	 echo "== $$bench"; $(BIN)/python -m bench.$$(basename $$bench .py) || exit 1; done
 
-screenshots: $(VENV)/.dev ## take the documentation's pictures of pages, in both themes (needs Chromium)
+screenshots: NEEDS := chromium
+screenshots: needs $(VENV)/.dev ## take the documentation's pictures of pages, in both themes (needs Chromium)
 	@SCREENSHOTS_OF_DOCS=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py
 
-messages: $(VENV)/.dev ## bring the catalogues of translations up to date with the texts in the code (needs GNU gettext)
+messages: NEEDS := gettext
+messages: needs $(VENV)/.dev ## bring the catalogues of translations up to date with the texts in the code (needs GNU gettext)
 	@$(BIN)/python -m tools.messages
 	@DSTACKWEB_LANGUAGE=en $(BIN)/python -m tools.cli_messages
 
 clean: ## remove the virtual environment and caches; var/ (the database, logs, keys) stays
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What a target needs besides Python is said at once, not after minutes of installing.
+.PHONY: needs
+needs: $(BIN)/python
+	@$(BIN)/python -m standins.programs "make $(MAKECMDGOALS)" $(NEEDS)
 
 $(BIN)/python:
 	@sh tools/venv $(VENV)

@@ -1,6 +1,6 @@
 """API list requests a second at 8 clients, against the real server with a long queue, on SQLite and on PostgreSQL.
 
-    python bench/api_list.py [sqlite|postgres] [WAITING [DSTACK]]
+    python -m bench.api_list [sqlite|postgres] [WAITING [DSTACK]]
 
 `manage.py up` serves as it would anywhere, with its passes and its watching beside; the clients (processes that keep
 their connections) share the machine with it. `/healthz` is the floor: an answer without a token, a query or a body.
@@ -19,8 +19,6 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
@@ -159,4 +157,4 @@ if __name__ == "__main__":
     if sides.here():
         measure(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000, *sys.argv[2:3])
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

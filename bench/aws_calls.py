@@ -1,6 +1,6 @@
 """What AWS is asked, over HTTP: for twenty runs submitted at once, and while it throttles for twenty minutes.
 
-    python bench/aws_calls.py [sqlite|postgres]
+    python -m bench.aws_calls [sqlite|postgres]
 
 The AWS is the small one of standins/aws. Minutes of throttling are simulated: the clock that the code reads
 is moved by 5 s between ticks, while calls, repeats and their waits are real. The database cache goes with SQLite, Redis
@@ -15,10 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 from bench.offers_cache import in_processes
@@ -222,4 +219,4 @@ if __name__ == "__main__":
     if sides.here():
         measure()
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

@@ -1,6 +1,6 @@
 """What watching costs a real Dask scheduler: processor time for each of its transitions, and its transitions a second.
 
-    python bench/dask_progress.py [PAIRS]
+    python -m bench.dask_progress [PAIRS]
 
 Tasks that do nothing, four to a group, go from released to forgotten. Rates of a shared machine go up and down by much
 more than the plugin takes, so watched and unwatched rounds take turns (A B B A) in the same processes, and a round is
@@ -34,10 +34,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dask._task_spec import Task
 from distributed import Client, Scheduler, wait

@@ -1,6 +1,6 @@
 """What the queue page costs with sweeps of 10,000 runs in it, folded and expanded, on SQLite and on PostgreSQL.
 
-    python bench/folded_queue.py [sqlite|postgres]
+    python -m bench.folded_queue [sqlite|postgres]
 
 Pages through Django's test client, so without the network. Milliseconds: the median, and the least and the most.
 """
@@ -10,9 +10,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -73,4 +70,4 @@ if __name__ == "__main__":
     if sides.here():
         measure()
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

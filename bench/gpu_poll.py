@@ -1,6 +1,6 @@
 """What one poll of 8 GPUs costs, beside `nvidia-smi` where it is there.
 
-    python bench/gpu_poll.py [POLLS]
+    python -m bench.gpu_poll [POLLS]
 
 On the stand-in for NVML that the tests have, and on this machine's own GPUs if it has any. The stand-in answers at
 once, but reads its file at every call, which NVML does not: its share is measured apart, by empty calls.
@@ -21,9 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from bench import sides
+from standins import programs
 
 POLLS = 200
 GPUS = 8
@@ -61,7 +60,7 @@ def _times(call: Callable[[], object], polls: int) -> dict[str, float]:
 
 
 def _in_process(env: dict[str, str], polls: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, str(polls)]
+    command = [sys.executable, "-m", "bench.gpu_poll", str(polls)]
     done = subprocess.run(command, env=env | {MEASURED: "1"}, check=True, stdout=subprocess.PIPE, text=True)
     said: dict[str, Any] = json.loads(done.stdout)
     return said
@@ -109,4 +108,5 @@ if __name__ == "__main__":
     if MEASURED in os.environ:
         measure(count)
     else:
+        programs.exit_without("bench.gpu_poll", "gcc")
         main(count)

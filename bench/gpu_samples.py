@@ -1,6 +1,6 @@
 """What watching GPUs costs: hosts of eight, each GPU with a running job under a policy, sampled every ten seconds.
 
-python bench/gpu_samples.py [sqlite|postgres] [GPUS …]
+python -m bench.gpu_samples [sqlite|postgres] [GPUS …]
 
 Each round is one interval: a look of every host through the product's own intake, with a verdict on every job. CPU is
 this process's and the database server's, as a share of one core all the time. What NVML takes is not in it.
@@ -12,11 +12,8 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -150,4 +147,4 @@ if __name__ == "__main__":
     if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(SIZES))
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

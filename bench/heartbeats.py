@@ -1,6 +1,6 @@
 """Heartbeats that a web process takes a second, and what a check of the watcher costs, on SQLite and on PostgreSQL.
 
-    python bench/heartbeats.py [sqlite|postgres] [JOBS]
+    python -m bench.heartbeats [sqlite|postgres] [JOBS]
 
 `manage.py up` serves as it would anywhere; the clients share the machine with it, so CPU time of the web process is
 what counts. `/healthz` is the floor: an answer without a token, a query or a body.
@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
@@ -200,4 +198,4 @@ if __name__ == "__main__":
     if sides.here():
         measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

@@ -1,6 +1,6 @@
 """What the history costs: counting placements, sampling a long queue, a month of five queues, on both databases.
 
-python bench/history.py [sqlite|postgres] [SIZE …]
+python -m bench.history [sqlite|postgres] [SIZE …]
 """
 
 from __future__ import annotations
@@ -8,10 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -102,4 +99,4 @@ if __name__ == "__main__":
     if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(SIZES))
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

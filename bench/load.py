@@ -1,11 +1,11 @@
 """Open pages, log tails, submits and reports of tasks at once, against a real server for a bounded time.
 
-    python bench/load.py [sqlite|postgres] [SECONDS [PAGES [TAILS [SUBMITS_PER_S [BATCHES_PER_S]]]]]
+    python -m bench.load [sqlite|postgres] [SECONDS [PAGES [TAILS [SUBMITS_PER_S [BATCHES_PER_S]]]]]
 
 The clients do what browsers and programs do: a page asks again 2 s after its last answer (static/js/polling.js), a log
 1 s after. Submits and batches come at their rate, whether those before were answered or not. Everything shares one
 machine: web, workers, database, and the clients, whose CPU is in the table as well. The submitted runs wait in the
-queue, so that what is measured is serving; `bench/throughput.py` measures executing.
+queue, so that what is measured is serving; `bench.throughput` measures executing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import httpx
 import psutil
 
@@ -40,7 +38,7 @@ TIMEOUT_S, SLOWEST_S = 30.0, 15.0
 BATCH = 20
 KINDS = {
     "web": "gunicorn", "workers": "qcluster", "ticker": "ticker", "host": "host", "PostgreSQL": "postgres",
-    "Redis": "redis-server", "runners and their commands": "dstackweb.runner", "the clients": "load.py",
+    "Redis": "redis-server", "runners and their commands": "dstackweb.runner", "the clients": "bench.load",
 }  # fmt: skip
 
 
@@ -302,4 +300,4 @@ if __name__ == "__main__":
         psutil.cpu_percent()
         measure(*numbers, *DEFAULTS[len(numbers) :])
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

@@ -1,6 +1,6 @@
 """What a long queue costs, with 1k, 10k and 100k waiting runs, on SQLite and on PostgreSQL.
 
-    python bench/long_queue.py [sqlite|postgres] [SIZE …]
+    python -m bench.long_queue [sqlite|postgres] [SIZE …]
 
 Everything in one process, as a web worker or a cluster worker does it; pages through Django's test client, so without
 the network. Milliseconds: the median, and between the least and the most.
@@ -11,11 +11,8 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 from uuid import UUID
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -199,4 +196,4 @@ if __name__ == "__main__":
     if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(SIZES))
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

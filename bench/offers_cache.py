@@ -1,6 +1,6 @@
 """What looks at offers cost: calls of the backend for twenty at once, and a hit, on both databases with their caches.
 
-    python bench/offers_cache.py [sqlite|postgres] [OFFERS]
+    python -m bench.offers_cache [sqlite|postgres] [OFFERS]
 
 The database cache goes with SQLite, Redis with PostgreSQL. The floor of a hit is one bare read of a small key.
 """
@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -208,4 +206,4 @@ if __name__ == "__main__":
     if sides.here():
         measure(int(sys.argv[1]) if len(sys.argv) > 1 else 2000)
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

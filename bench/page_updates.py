@@ -1,6 +1,6 @@
 """What a live update costs a browser: CPU time of the page's main thread, in a real Chromium.
 
-    python bench/page_updates.py
+    python -m bench.page_updates
 
 Each part of a page that is asked for by itself is measured by itself. Beside it, in the same browser: an answer without
 a change, and three drawn frames without any, which each of the other figures contains.
@@ -9,18 +9,15 @@ a change, and three drawn frames without any, which each of the other figures co
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from playwright.sync_api import Browser, sync_playwright
 
 from bench import sides
+from standins import programs
 
 UPDATES = 20
 COLUMNS = ["elements", "an update, ms", "no change, ms", "no request, ms"]
@@ -34,12 +31,11 @@ def measure() -> None:
     from django.core.management import call_command
 
     from tests.browser import page_changes
-    from tests.browser.conftest import CHROMIUM
 
     call_command("collectstatic", interactive=False, verbosity=0)
     rows = {}
     with _served() as base, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=programs.chromium(), args=["--no-sandbox"])
         for build in page_changes.PAGES:
             call_command("migrate", verbosity=0)
             rows[build.__name__.replace("_", " ")] = _costs(browser, base, build())
@@ -101,4 +97,5 @@ if __name__ == "__main__":
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # playwright's own loop runs in this thread
         measure()
     else:
-        sides.on_each_side(__file__, ["sqlite"])
+        programs.exit_without("bench.page_updates", "chromium")
+        sides.on_each_side(["sqlite"])

@@ -1,6 +1,6 @@
 """Measure how many task reports per second are counted: events of single tasks, and counts of groups.
 
-    python bench/progress_ingest.py [sqlite|postgres] [TASKS]
+    python -m bench.progress_ingest [sqlite|postgres] [TASKS]
 
 Each task has three events (waiting, running, done), in batches of 1,000 events, one transaction each. "Spread": each
 task of a batch is in its own group, 1,000 groups in 23 prefixes; "a sweep": in 50 groups; "together": in one group. The
@@ -16,10 +16,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -45,7 +42,7 @@ def main(arguments: list[str]) -> None:
     if sides.here():
         measure(int(arguments[0]) if arguments else 20_000)
     else:
-        sides.on_each_side(__file__, arguments)
+        sides.on_each_side(arguments)
 
 
 def measure(tasks: int) -> None:

@@ -1,6 +1,6 @@
 """Measure what a progress page costs to read and to update, on SQLite and on PostgreSQL.
 
-    python bench/progress_read.py [sqlite|postgres] [GROUPS…]
+    python -m bench.progress_read [sqlite|postgres] [GROUPS…]
 
 Compares the counters of a run's 23 prefixes with: `GROUP BY` over the same tasks (ten per group), the sum of the
 counters of all groups, and Dask's two ways on its own objects in memory (the counts kept per prefix today, and the
@@ -15,11 +15,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -268,4 +265,4 @@ if __name__ == "__main__":
     if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(GROUPS))
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

@@ -1,7 +1,7 @@
 """What a queue as it was costs: a moment long ago, with many places since, and one with many runs that waited. As many
 runs as the largest size wait now.
 
-python bench/queue_past.py [sqlite|postgres] [SIZE …]
+python -m bench.queue_past [sqlite|postgres] [SIZE …]
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -96,4 +93,4 @@ if __name__ == "__main__":
     if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(SIZES))
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Lists of a project's runs by status, member, queue, name and date, in a long history.
 
-python bench/run_lists.py [sqlite|postgres] [SIZE …]
+python -m bench.run_lists [sqlite|postgres] [SIZE …]
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ import datetime as dt
 import random
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -95,4 +92,4 @@ if __name__ == "__main__":
     if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(SIZES))
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import servers
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests import servers  # noqa: E402
-
 SIDES = ("sqlite", "postgres")
 
 
@@ -25,13 +23,14 @@ def here() -> bool:
     return "BENCH_SIDE" in os.environ
 
 
-def on_each_side(script: str, arguments: list[str]) -> None:
-    """Run `script` again on SQLite with the ORM broker, and on PostgreSQL (durable, as installed) with Redis.
+def on_each_side(arguments: list[str]) -> None:
+    """Run this benchmark again on SQLite with the ORM broker, and on PostgreSQL (durable, as installed) with Redis.
 
     A first argument that names a side (`sqlite` or `postgres`) leaves the other out; `--help` prints what it measures.
     """
+    program = sys.modules["__main__"]
     if {"-h", "--help"} & set(arguments):
-        print(sys.modules["__main__"].__doc__)
+        print(program.__doc__)
         return
     sides = (arguments.pop(0),) if arguments and arguments[0] in SIDES else SIDES
     print(f"{cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}; load {os.getloadavg()[0]:.1f} at the "
@@ -41,13 +40,14 @@ def on_each_side(script: str, arguments: list[str]) -> None:
             os.chmod(home, 0o755)  # noqa: S103  PostgreSQL runs as another user
             env = {name: value for name, value in os.environ.items() if not name.startswith("DSTACKWEB_")}
             env |= {"DSTACKWEB_HOME": f"{home}/home", "DJANGO_SETTINGS_MODULE": "dstackweb.settings",
-                    "PYTHONPATH": str(ROOT), "BENCH_SIDE": side}  # fmt: skip
+                    "BENCH_SIDE": side}  # fmt: skip
             for name in ("DATABASE_URL", "REDIS_URL"):
                 env.pop(name, None)
             if side == "postgres":
                 env["DATABASE_URL"] = servers.postgres(Path(home, "postgres"), durable=True).url
                 env["REDIS_URL"] = servers.redis(Path(home, "redis")).url
-            subprocess.run([sys.executable, script, *arguments], env=env, check=True)
+            assert program.__spec__ is not None, "start it as `python -m bench.NAME`"
+            subprocess.run([sys.executable, "-m", program.__spec__.name, *arguments], cwd=ROOT, env=env, check=True)
 
 
 def cpu() -> str:

@@ -1,6 +1,6 @@
 """What estimates of starts cost, on SQLite and on PostgreSQL: the simulation alone, and all that the worker does.
 
-    python bench/start_estimates.py [sqlite|postgres] [SIZE …]
+    python -m bench.start_estimates [sqlite|postgres] [SIZE …]
 
 Waiting runs are of twenty shapes with one to eight GPUs, on hosts with eight; they last five minutes on average, with a
 long tail, as learned from a thousand runs. Everything in one process, as in a worker. Milliseconds: the median, and
@@ -12,10 +12,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from statistics import NormalDist
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -81,4 +78,4 @@ if __name__ == "__main__":
         measure(given or list(SIZES), hosts)
     else:
         for number in HOSTS:
-            sides.on_each_side(__file__, [*sys.argv[1:], str(number)])
+            sides.on_each_side([*sys.argv[1:], str(number)])

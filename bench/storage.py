@@ -1,6 +1,6 @@
 """What a log costs in each storage: a heartbeat's output, reading the newest of it, and all of it, as it grows.
 
-python bench/storage.py [sqlite|postgres] [MIB …]
+python -m bench.storage [sqlite|postgres] [MIB …]
 
 The floor is a plain file without a lock. Object storage is a local stand-in for S3 over HTTP, so its figures are of
 dstackweb's and boto3's work, not of a network.
@@ -16,8 +16,6 @@ import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 
@@ -95,4 +93,4 @@ if __name__ == "__main__":
     if sides.here():
         measure([int(size) for size in sys.argv[1:]] or list(SIZES))
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

@@ -1,6 +1,6 @@
 """How long from submit to `running`, beside the engine itself: a real server, one run after the other.
 
-    python bench/submit_to_running.py [RUNS [ENGINE …]]
+    python -m bench.submit_to_running [RUNS [ENGINE …]]
 
 Engines: `hosts` (the default), `docker`, `slurm` and `dask`; `all` is each of them. The last three need root, Debian's
 docker.io or Slurm, and start an engine of their own. What a run takes stands beside the same shell command given to the
@@ -24,14 +24,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from standins.dask import Dask  # noqa: E402 - the path is set above
-from standins.slurm import Slurm  # noqa: E402
-from tests import containers  # noqa: E402
-from tests.server import Server  # noqa: E402
-from tests.support import eventually  # noqa: E402
+from standins import programs
+from standins.dask import Dask
+from standins.slurm import Slurm
+from tests import containers
+from tests.server import Server
+from tests.support import eventually
 
 Cluster = TypeVar("Cluster", Slurm, Dask)
 COMMAND = "echo hello; sleep 0.3"
@@ -179,7 +177,9 @@ def middle_and_worst(values: list[float]) -> str:
 
 if __name__ == "__main__":
     names = sys.argv[2:] or ["hosts"]
+    names = list(ENGINES) if names == ["all"] else names
+    programs.exit_without("bench.submit_to_running", *(name for name in names if name in programs.NEEDS))
     try:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, list(ENGINES) if names == ["all"] else names)
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, names)
     except httpx.HTTPError as error:
         sys.exit(f"the server did not answer: {error}")

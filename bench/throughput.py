@@ -1,6 +1,6 @@
 """Short runs a second from submit to done, and a burst of submits: a real server and its API, on both databases.
 
-    python bench/throughput.py [sqlite|postgres] [RUNS [CLIENTS [AT_ONCE]]]
+    python -m bench.throughput [sqlite|postgres] [RUNS [CLIENTS [AT_ONCE]]]
 
 Everything is on one machine: web, workers, the runners of `true`, and the clients. AT_ONCE runs may be placed at once
 (0: as many as there are cores). CPU time is that of the processes themselves, so other programs hardly change it:
@@ -21,8 +21,6 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
@@ -214,4 +212,4 @@ if __name__ == "__main__":
         numbers = [int(word) for word in sys.argv[1:]]
         measure(*numbers, *(100, 4, 0)[len(numbers) :])
     else:
-        sides.on_each_side(__file__, sys.argv[1:])
+        sides.on_each_side(sys.argv[1:])

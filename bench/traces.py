@@ -1,6 +1,6 @@
 """Jobs like those of public traces of GPU clusters, replayed through the scheduler's decisions with several policies.
 
-    python bench/traces.py [JOBS [SEEDS [HOSTS [LOAD]]]]
+    python -m bench.traces [JOBS [SEEDS [HOSTS [LOAD]]]]
 
 Drawn from the published distributions of Philly and Helios (bench/replay/jobs.py, which names them), so many jobs for
 each seed, on hosts with eight GPUs of which they need the share LOAD on average. Time is simulated: months take
@@ -18,11 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import sides
 

@@ -1,6 +1,6 @@
 """Measure what reporting costs a program, in microseconds per task, compared with a plain loop and with tqdm.
 
-    python bench/tracking.py [TASKS [ROUNDS]]
+    python -m bench.tracking [TASKS [ROUNDS]]
 
 Each cell is a process of its own, in alternating rounds. The tasks do nothing, so that nothing hides the cost. The
 server is another process, which answers at once, never answers, or does not exist. tqdm is timed if it is installed.
@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.sides import cpu
 from tests.servers import free_port

@@ -62,7 +62,7 @@ def search_path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
-def is_there(need: str) -> bool:
+def is_installed(need: str) -> bool:
     """Look for all that a key of NEEDS names."""
     if need == "root":
         return os.geteuid() == 0
@@ -76,21 +76,20 @@ def is_there(need: str) -> bool:
 
 def require(*needs: str) -> None:
     """Raises Missing."""
-    if missing := [need for need in needs if not is_there(need)]:
+    if missing := [need for need in needs if not is_installed(need)]:
         raise Missing(missing)
 
 
-def main(who: str = "", *needs: str) -> str | None:
-    """Print the packages that this machine lacks, or return the sentence that says why `who` can't run here."""
-    if not who:
-        print(*(programs.packages for need, programs in NEEDS.items() if programs.packages and not is_there(need)))
-        return None
+def exit_without(who: str, *needs: str) -> None:
+    """Exit with a sentence that says what `who` needs, unless it is there."""
     try:
         require(*needs)
     except Missing as missing:
-        return f"{who} {missing}"
-    return None
+        sys.exit(f"{who} {missing}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    if sys.argv[1:]:
+        exit_without(*sys.argv[1:])
+    else:
+        print(*(programs.packages for need, programs in NEEDS.items() if programs.packages and not is_installed(need)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,11 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from standins.processes import free_ports, until
+from standins.programs import search_path
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
-ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server-core")
-ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd")
 CGROUPS = Path("/sys/fs/cgroup")
 TABLES = Path("/usr/share/mysql")
 ACCOUNT = """\
@@ -109,12 +105,6 @@ class Slurm:
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    @staticmethod
-    def missing(*, accounting: bool = False) -> list[str]:
-        """Programs that are not installed; /usr/sbin may not be on a user's PATH."""
-        wanted = (*PROGRAMS, *(ACCOUNTING_PROGRAMS if accounting else ()))
-        return [name for name in wanted if shutil.which(name, path=_path()) is None]
-
     def start(self) -> Slurm:
         """Start it, and wait until both nodes take jobs."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -140,13 +130,13 @@ class Slurm:
             "munge", "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",
             f"--pid-file={own}/pid", f"--log-file={own}/log", f"--seed-file={own}/seed",
         )  # fmt: skip
-        _until((self.folder / "munge.socket").exists)
+        self._until((self.folder / "munge.socket").exists)
         if self._accounting:
             self._start_accounting(ports)
         self.start_controller()
         for node in NODES:
             self.start_node(node)
-        _until(lambda: set(self.command("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
+        self._until(lambda: set(self.command("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
         return self
 
     def _start_accounting(self, ports: Mapping[str, int]) -> None:
@@ -164,17 +154,17 @@ class Slurm:
             "mariadb", *server, f"--socket={self.folder}/mariadb.socket", "--bind-address=127.0.0.1",
             f"--port={ports['mariadb']}", "--innodb-lock-wait-timeout=900", "--innodb-flush-log-at-trx-commit=0",
         )  # fmt: skip
-        _until(lambda: _answers(ports["mariadb"]))
+        self._until(lambda: _answers(ports["mariadb"]))
         settings = self.folder / "slurmdbd.conf"
         settings.touch(mode=0o600)
         settings.write_text(SLURMDBD.format(folder=self.folder, password=password, **ports))
         self._run("slurmdbd", "slurmdbd", "-D")
-        _until(lambda: _answers(ports["slurmdbd"]))
+        self._until(lambda: _answers(ports["slurmdbd"]))
         self.command("sacctmgr", "--immediate", "add", "cluster", "here")
 
     def start_controller(self) -> None:
         self._run("slurmctld", "slurmctld", "-D")
-        _until(lambda: "UP" in self.command("scontrol", "ping"))
+        self._until(lambda: "UP" in self.command("scontrol", "ping"))
 
     def start_node(self, node: str) -> None:
         self._run(node, "slurmd", "-D", "-N", node)
@@ -193,7 +183,7 @@ class Slurm:
 
     def command(self, *argv: str) -> str:
         """What a command of Slurm prints."""
-        env = {**os.environ, **self.env, "PATH": _path()}
+        env = {**os.environ, **self.env, "PATH": search_path()}
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False).stdout
 
     def stop(self) -> None:
@@ -225,23 +215,27 @@ class Slurm:
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     yield int(entry.name)
 
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for it. Raises RuntimeError once a daemon has ended by itself, and TimeoutError."""
+
+        def is_so_or_never() -> bool:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    *_, last = (self.folder / f"{name}.out").read_text(errors="replace").splitlines() or [""]
+                    raise RuntimeError(f"Slurm's {name} does not start: {last}")
+            return is_so()
+
+        until(is_so_or_never, START_S, "Slurm does not start")
+
     def _run(self, name: str, program: str, *arguments: str) -> None:
-        env = {**os.environ, **self.env, "PATH": _path()}
+        env = {**os.environ, **self.env, "PATH": search_path()}
         with (self.folder / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [program, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
 
-def _path() -> str:
-    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-
-
 def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    until(is_so, START_S, "Slurm does not start")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
@@ -17,7 +18,7 @@ import hypothesis
 from tests import databases
 from tests.servers import free_port
 
-__all__ = ["REPO", "deployment_env", "eventually", "examples", "free_port"]
+__all__ = ["REPO", "deployment_env", "eventually", "examples", "free_port", "make"]
 
 T = TypeVar("T")
 REPO = Path(__file__).resolve().parent.parent
@@ -60,6 +61,12 @@ def is_nightly() -> bool:
 def examples(most: int, quick: int = 25) -> hypothesis.settings:
     """`@examples(300)`: so many examples in the nightly suite; others take 25 at most, new ones in each run."""
     return hypothesis.settings(max_examples=most if is_nightly() else min(most, quick))
+
+
+def make(*words: str) -> list[str]:
+    """The command, with the environment of these tests, in which it installs nothing anew."""
+    stamps = [f"--old-file={sys.prefix}/.{name}" for name in ("server", "dev", "ray")]
+    return ["make", "--no-print-directory", f"VENV={sys.prefix}", *stamps, *words]
 
 
 def deployment_env(home: Path, *, migrated: bool = True, **more: str) -> dict[str, str]:

@@ -7,21 +7,16 @@ files are in `var/demo-cloud`, apart from those of `make run`; the cloud's are d
 
 from __future__ import annotations
 
-import sys
-
-from served import Demo, complain
+from standins.aws import Cloud
+from tools.served import Demo, complain, run_demo
 
 REGIONS = ["eu-west-1", "us-east-1"]
 QUOTAS = {"L-DB2E81BA": 64, "L-3819A6DF": 32, "L-417A185B": 0, "L-7212CCBC": 96}
 """On-demand G and spot G leave room for a few instances; on-demand P shows "no quota"."""
 
 
-def main() -> int:
-    """Runs until Ctrl-C; returns the server's exit status."""
-    demo = Demo("cloud")
-
-    from standins.aws import Cloud
-
+def main(demo: Demo) -> int:
+    """Run until Ctrl-C; returns the server's exit status."""
     print("Starting a small AWS on this machine …", flush=True)
     cloud = Cloud.start()
     for code, value in QUOTAS.items():
@@ -53,4 +48,4 @@ def set_up(demo: Demo) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_demo("cloud", main)

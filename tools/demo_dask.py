@@ -10,12 +10,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from served import ROOT, Demo, complain
-
-if TYPE_CHECKING:
-    from standins.dask import Dask
+from standins.dask import Dask
+from tools.served import ROOT, Demo, complain, run_demo
 
 PROFILE = """
 from dstackweb.profiles.models import Profile
@@ -23,12 +20,8 @@ Profile.objects.update_or_create(project=None, name="on-dask", defaults={"settin
 """
 
 
-def main() -> int:
-    """Runs until Ctrl-C; returns the server's exit status."""
-    demo = Demo("dask")
-
-    from standins.dask import Dask
-
+def main(demo: Demo) -> int:
+    """Run until Ctrl-C; returns the server's exit status."""
     with tempfile.TemporaryDirectory(prefix="demo-dask-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         dask = Dask(Path(folder))
@@ -63,4 +56,4 @@ def set_up(demo: Demo, dask: Dask) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_demo("dask", main)

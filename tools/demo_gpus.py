@@ -8,12 +8,13 @@ those of `make run`. It needs gcc.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from typing import Any
 
-from served import Demo, complain
+from dstackweb.lib.process import die_with_parent
+from standins.nvml import FakeGpu, Nvml
+from tools.served import Demo, complain, run_demo
 
 NAME, SIZE_MIB, LOOP_S = "Demo GPU (not real)", 40960, 600
 RUNS: dict[str, dict[str, Any]] = {
@@ -34,11 +35,10 @@ def waves(least: int, most: int, period_s: int, step_s: int = 30) -> str:
     return ",".join(parts)
 
 
-def gpus(other_pid: int) -> list[Any]:
+def gpus(other_pid: int) -> list[FakeGpu]:
     """The eight GPUs with their loads."""
-    from standins.nvml import FakeGpu
 
-    def gpu(index: int, **does: Any) -> Any:
+    def gpu(index: int, **does: Any) -> FakeGpu:
         return FakeGpu(f"GPU-demo-{index}", NAME, SIZE_MIB, limit=400, **does)
 
     busy = {"mem": 33_000, "power": waves(310, 392, 120), "temp": waves(66, 74, 120), "throttle": 0}
@@ -54,19 +54,15 @@ def gpus(other_pid: int) -> list[Any]:
     ]
 
 
-def main() -> int:
-    """Runs until Ctrl-C; returns the server's exit status."""
-    if shutil.which("gcc") is None:
-        print("make demo-gpus needs gcc, to build the library that replaces NVIDIA's", file=sys.stderr)
-        return 1
-    demo = Demo("gpus")
+def main(demo: Demo) -> int:
+    """Run until Ctrl-C; returns the server's exit status."""
     library = demo.home / "nvml"
     library.mkdir(exist_ok=True)
-
-    from standins.nvml import Nvml
-
-    other = subprocess.Popen(["sleep", "infinity"])
-    nvml = Nvml(library)
+    try:
+        nvml = Nvml(library)
+    except subprocess.CalledProcessError:
+        sys.exit("make demo-gpus needs the headers of the C library: apt-get install libc6-dev")
+    other = subprocess.Popen(["sleep", "infinity"], preexec_fn=die_with_parent)
     nvml.show(*gpus(other.pid), loop=LOOP_S)
     try:
         return demo.serve(lambda: set_up(demo), env=nvml.env(), stop=lambda: demo.stop_runs(RUNS))
@@ -92,4 +88,4 @@ def set_up(demo: Demo) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_demo("gpus", main)

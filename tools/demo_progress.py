@@ -8,7 +8,6 @@ the demo starts again. The server's files are in `var/demo-progress`, apart from
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import urllib.error
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from served import Demo, complain
+from tools.served import Demo, complain, run_demo
 
 RUN = "demo-sweep"
 REPORTER = "demo"
@@ -213,9 +212,8 @@ def _seq() -> int:
     return time.time_ns() // 1000
 
 
-def main() -> int:
-    """Runs until Ctrl-C; returns the server's exit status."""
-    demo = Demo("progress")
+def main(demo: Demo) -> int:
+    """Run until Ctrl-C; returns the server's exit status."""
     reporter = Reporter(demo)
 
     def set_up() -> None:
@@ -232,4 +230,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_demo("progress", main)

@@ -5,21 +5,15 @@ The cluster's files are temporary. Its two GPUs are only counted.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
-from served import Demo, complain
+from standins.ray import Ray
+from tools.served import Demo, complain, run_demo
 
 
-def main() -> int:
-    """Runs until Ctrl-C; returns the server's exit status."""
-    demo = Demo("ray")
-
-    from standins.ray import Ray
-
-    if Ray.missing():
-        sys.exit("Ray is not installed: make .venv/.ray")
+def main(demo: Demo) -> int:
+    """Run until Ctrl-C; returns the server's exit status."""
     with tempfile.TemporaryDirectory(prefix="demo-ray-", ignore_cleanup_errors=True) as folder:
         ray = Ray(Path(folder))
         print("Starting a Ray cluster on this machine …", flush=True)
@@ -48,4 +42,4 @@ def set_up(demo: Demo, address: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_demo("ray", main)

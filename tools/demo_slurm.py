@@ -5,29 +5,25 @@ Needs root and Debian's packages of Slurm; the cluster's files are temporary. It
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
 
-from served import Demo, complain
+from standins.slurm import Slurm
+from tools.served import Demo, complain, run_demo
 
 
-def main() -> int:
-    """Runs until Ctrl-C; returns the server's exit status."""
-    demo = Demo("slurm")
-
-    from standins.slurm import PACKAGES, Slurm
-
-    if Slurm.missing():
-        sys.exit(f"Slurm is not installed: apt-get install --no-install-recommends {' '.join(PACKAGES)}")
+def main(demo: Demo) -> int:
+    """Run until Ctrl-C; returns the server's exit status."""
+    if os.geteuid():
+        sys.exit("make demo-slurm needs root: Slurm's daemons start jobs as their users. Nothing was started")
     with tempfile.TemporaryDirectory(prefix="demo-slurm-", ignore_cleanup_errors=True) as folder:
         slurm = Slurm(Path(folder))
         print("Starting a Slurm of two nodes on this machine …", flush=True)
         try:
             slurm.start()
             return demo.serve(lambda: set_up(demo), env=slurm.env | {"DSTACKWEB_PUBLIC_URL": demo.url})
-        except PermissionError:
-            sys.exit("A Slurm cluster needs root. Nothing was started")
         finally:
             slurm.stop()
 
@@ -50,4 +46,4 @@ def set_up(demo: Demo) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_demo("slurm", main)

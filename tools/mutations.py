@@ -1,8 +1,8 @@
 """Breaks the product on purpose, in a copy, and checks that the tests fail.
 
-    python tools/mutations.py                 all of them, with the SQLite side
-    python tools/mutations.py --check         only check that each still applies
-    python tools/mutations.py --jobs 2 claim  those with the word in their name or room
+    python -m tools.mutations                 all of them, with the SQLite side
+    python -m tools.mutations --check         only check that each still applies
+    python -m tools.mutations --jobs 2 claim  those with the word in their name or room
 
 Each mutation is a small mistake that someone could make. The tests named beside it must fail with it. Files
 are found by their room and the text, tests by their room and file name, so that both may move within their rooms.

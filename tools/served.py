@@ -1,4 +1,4 @@
-"""Shared by the demos: a server of their own, and calls of its API."""
+"""What the demos share: a server of their own until Ctrl-C, and calls of its API."""
 
 from __future__ import annotations
 
@@ -14,15 +14,34 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from dstackweb.lib.process import die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 15
 ENDED = {"done", "failed", "terminated"}
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""A proxy that the environment names does not lead to this machine."""
+
+
+def run_demo(name: str, demo: Callable[[Demo], int]) -> NoReturn:
+    """Run `make demo-NAME` until Ctrl-C, SIGTERM or the end of its terminal, and exit.
+
+    Each of these raises KeyboardInterrupt in it, so that it ends what it has started.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        sys.exit(demo(Demo(name)))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (RuntimeError, TimeoutError) as error:  # of a cluster or cloud that does not start
+        sys.exit(f"make demo-{name}: {error}")
 
 
 class Demo:
-    """`make demo-NAME`. The server's files are in `var/demo-NAME`, unless DSTACKWEB_HOME names another directory."""
+    """A server with files in `var/demo-NAME`, unless DSTACKWEB_HOME names another folder, and a token of its admin."""
 
     def __init__(self, name: str) -> None:
         self.home = Path(os.environ.get("DSTACKWEB_HOME") or ROOT / "var" / f"demo-{name}")
@@ -38,40 +57,45 @@ class Demo:
         env: Mapping[str, str] | None = None,
         stop: Callable[[], None] | None = None,
     ) -> int:
-        """Run the server until Ctrl-C, calling `set_up` once it is ready and `stop` before its end; its exit status."""
+        """Run the server until Ctrl-C, calling `set_up` once it is ready and `stop` before its end.
+
+        Returns its exit status.
+        """
         own = {"DSTACKWEB_ADMIN_TOKEN": self.token, "PYTHONUNBUFFERED": "1"}
         # In a session of its own Ctrl-C doesn't reach it: the demo's runs, which outlive the server, end before it.
         server = subprocess.Popen(
             [sys.executable, "manage.py", "up"],
             cwd=ROOT, env=os.environ | (env or {}) | own, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            preexec_fn=die_with_parent,
         )  # fmt: skip
 
-        def on_signals(handler: Callable[..., None]) -> None:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, handler)
-
-        def end(signum: int, _frame: object) -> None:
-            on_signals(lambda signum, _frame: server.send_signal(signum))
-            if stop is not None:
-                stop()
-            server.send_signal(signum)
+        is_ready = threading.Event()
 
         def relay() -> None:
             for line in server.stdout or ():
                 if line.startswith("Logs:"):
+                    is_ready.set()
                     set_up()
                 print(line, end="", flush=True)
 
-        on_signals(end)
         threading.Thread(target=relay, daemon=True).start()
-        return server.wait()
+        try:
+            return server.wait()
+        except KeyboardInterrupt:
+            # A second Ctrl-C ends the server at once, and with it the wait for the runs.
+            signal.signal(signal.SIGINT, lambda number, _frame: server.send_signal(number))
+            if stop is not None and is_ready.is_set():
+                stop()
+            server.terminate()
+            code = server.wait()
+            return 130 if code < 0 else code  # it was still starting
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The API's answer. Raises OSError."""
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/api/v1/{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with DIRECT.open(request, timeout=10) as answer:
             return json.loads(answer.read())
 
     def status(self, run: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,10 +23,7 @@ from tests.support import eventually
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.xdist_group("slurm"),
-    pytest.mark.skipif(
-        os.getuid() != 0 or not shutil.which("dockerd") or bool(Slurm.missing()),
-        reason="needs root, docker.io and Debian's packages of Slurm",
-    ),
+    pytest.mark.needs("root", "docker", "slurm"),
 ]
 
 FILE = """

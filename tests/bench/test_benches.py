@@ -43,7 +43,7 @@ SMALL = {
 def test_a_benchmark_prints_its_figures(name: str) -> None:
     env = {key: value for key, value in os.environ.items() if not key.startswith(("DSTACKWEB_", "DJANGO_"))}
     done = subprocess.run(
-        [sys.executable, f"bench/{name}.py", *SMALL[name].split()],
+        [sys.executable, "-m", f"bench.{name}", *SMALL[name].split()],
         cwd=ROOT, env=env, text=True, capture_output=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,20 +18,27 @@ IDLE = 5
 LOAD = Path(__file__).with_name("load.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("gpu")
+    if config.option.markexpr == "gpu" and (trouble := without_gpu()):
+        raise pytest.UsageError(f"make test-gpu {trouble}")
+
+
+def without_gpu() -> str:
+    """A sentence on a machine that has none."""
+    look = read()
+    why = look.error or ("NVML finds none" if look.library else "no NVML library")
+    return "" if look.samples else f"needs a machine with an NVIDIA GPU; here: {why}"
 
 
 @pytest.fixture
 def gpu() -> Sample:
     """A whole GPU without any process, as it is read first."""
-    look = read()
-    if not look.samples:
-        why = look.error or ("NVML finds none" if look.library else "no NVML library")
-        pytest.skip(f"needs a machine with an NVIDIA GPU; here: {why}")
-    for one in look.samples:
+    if trouble := without_gpu():
+        pytest.skip(trouble)
+    for one in read().samples:
         if not one.processes and one.uuid.startswith("GPU-") and (one.utilization or 0) <= IDLE:
             return one
     pytest.skip("needs an NVIDIA GPU that nobody uses; all of this machine's are in use")

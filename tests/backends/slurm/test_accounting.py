@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from dstackweb.backends import registry, services
 from dstackweb.backends.contract import InstanceUsage, SourceFailed, SourceFailure
 from dstackweb.backends.slurm import commands
 from dstackweb.wording import units
-from standins.slurm import ACCOUNTING_PACKAGES, PACKAGES, Slurm
+from standins.programs import require
+from standins.slurm import Slurm
 from tests.server import Server
 from tests.support import eventually
 
@@ -111,8 +111,7 @@ def test_sacct_is_asked_for_all_jobs_at_once_and_may_have_no_answer(tmp_path: Pa
 @pytest.fixture
 def site() -> Iterator[tuple[Server, Slurm]]:
     """A server, and a Slurm with a slurmdbd."""
-    if os.geteuid() or Slurm.missing(accounting=True):
-        pytest.skip(f"needs root and Debian's {' '.join((*PACKAGES, *ACCOUNTING_PACKAGES))}")
+    require("root", "slurm", "slurmdbd")
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         home = Path(folder, "home")
