@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,7 +49,6 @@ INSTALLED_APPS = [
     "allauth.socialaccount",
     # It loads an HTTP client, which is a tenth of the time in which a process starts.
     *(["allauth.socialaccount.providers.openid_connect"] if DSTACKWEB_OIDC_URL else []),
-    "axes",
     "csp",
     "django_q",
     "dstackweb.lib",
@@ -86,7 +84,6 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "dstackweb.audit.recorder.middleware",
-    "axes.middleware.AxesMiddleware",
     "dstackweb.api.app.version_header",
 ]
 TEMPLATES = [
@@ -208,13 +205,11 @@ LOGGING = {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         "django.request": {"filters": ["not_429"]},
         "django-q": {"level": "WARNING"},
-        "axes": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
     },
 }
 
 AUTH_USER_MODEL = "accounts.User"
-AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
@@ -222,14 +217,6 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "login"
-AXES_FAILURE_LIMIT = 10
-AXES_COOLOFF_TIME = dt.timedelta(minutes=10)
-AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_RESET_ON_SUCCESS = True
-AXES_DISABLE_ACCESS_LOG = True
-AXES_VERBOSE = False
-AXES_ENABLE_ADMIN = False  # accounts.admin has its own
-AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
 
 # Of allauth: the second step, passkeys and single sign-on. Who may have an account, wrong passwords and codes, and
 # mails are this product's own (`accounts.adapters`, `accounts.attempts`).
