@@ -66,10 +66,13 @@ INSTALLED_APPS = [
     "dstackweb.api",
     "dstackweb.gateway",
 ]
+PROGRAM_PATHS = ("/api/", "/healthz", "/readyz", "/metrics")
+"""Beginnings of addresses that answer programs, which send a token."""
 MIDDLEWARE = [
+    "dstackweb.api.app.without_cookies",
     "django.middleware.security.SecurityMiddleware",
     "dstackweb.web.common.views.CompressedPages",
-    "csp.middleware.CSPMiddleware",
+    "dstackweb.web.common.views.PagePolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -126,7 +129,7 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else Non
 # Pages are redirected to the public URL. Programs are not: they would have sent their token already, and probes and
 # runners on this machine may use plain HTTP on loopback.
 SECURE_SSL_REDIRECT, SECURE_SSL_HOST = _https, urlsplit(DSTACKWEB_PUBLIC_URL).netloc
-SECURE_REDIRECT_EXEMPT = [r"^api/", r"^healthz$", r"^readyz$", r"^metrics$"]
+SECURE_REDIRECT_EXEMPT = [f"^{path.removeprefix('/')}" for path in PROGRAM_PATHS]
 SECURE_HSTS_SECONDS = 365 * 24 * 3600 if _https else 0
 # Whether its other subdomains and browsers' preload lists take part is for the owner of the domain to say.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
