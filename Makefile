@@ -11,7 +11,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-nightly test-gpu mutations chaos load audit lint docs fmt lock bench screenshots messages clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-nightly test-gpu mutations chaos load audit lint docs fmt lock dist release-check bench screenshots messages clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,16 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
+
+dist: $(BIN)/python ## build sdist and wheel in dist/, and try them in new environments (needs the network)
+	@$(INSTALL) -qq uv==0.13.8
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build --quiet --out-dir dist
+	@rm -f dist/.gitignore
+	@$(BIN)/python -m tools.release try
+
+release-check: $(BIN)/python ## whether version and changelog fit each other, and with TAG=v1.2.3 that tag
+	@$(BIN)/python -m tools.release check $(TAG)
 
 bench: NEEDS := chromium gcc
 bench: needs $(VENV)/.dev ## the benchmarks, one after another (needs Chromium and gcc)

@@ -175,9 +175,13 @@ def test_every_example_of_the_help_is_a_command_with_these_options(monkeypatch: 
 @pytest.mark.parametrize(
     ("one", "other", "newer"),
     [("0.2.0", "0.1.9", True), ("0.10", "0.9", True), ("0.1.0", "0.1.0", False), ("0.1", "0.2", False),
-     ("", "0.1", False), ("x", "0.1", False), ("1.0\x1b[2J", "0.1", True)],
+     ("", "0.1", False), ("x", "0.1", False), ("1.0\x1b[2J", "0.1", True),
+     ("0.1.0", "0.1.0rc1", True), ("0.1.0rc1", "0.1.0", False), ("0.1.0rc10", "0.1.0rc9", True),
+     ("0.1.0rc1", "0.1.0b4", True), ("0.1.0rc1", "0.1.0rc1", False), ("0.2.0rc1", "0.1.0", True)],
 )  # fmt: skip
-def test_versions_are_compared_by_their_numbers(one: str, other: str, newer: bool) -> None:
+def test_versions_are_compared_by_their_numbers_and_a_candidate_comes_before_its_release(
+    one: str, other: str, newer: bool
+) -> None:
     assert client.is_newer(one, other) is newer
 
 
