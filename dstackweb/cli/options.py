@@ -108,10 +108,12 @@ class Commands(typer.Typer):
         """Register a function as a command. An `is_local` one uses no saved server, or names one."""
 
         def register(function: Function) -> Function:
-            path = f"{self.path}{name or function.__name__}".replace("_", "-")
+            command = name or function.__name__.replace("_", "-")
+            path = self.path + command
             COMMANDS[path] = function
-            values.update(help=_(inspect.getdoc(function) or ""), epilog=manual.epilog(path))
-            super(Commands, self).command(name, **values)(function if is_local else _with_where(function))
+            about = inspect.getdoc(function) or ""
+            values.update(help=_(about), epilog=manual.epilog(path))
+            super(Commands, self).command(command, **values)(function if is_local else _with_where(function))
             return function
 
         return register
