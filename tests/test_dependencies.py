@@ -29,7 +29,8 @@ def names(requirements: Iterable[str]) -> set[str]:
 BASE = names(PYPROJECT["project"]["dependencies"])
 EXTRAS = {extra: names(needed) for extra, needed in PYPROJECT["project"]["optional-dependencies"].items()}
 PRODUCT = BASE.union(*EXTRAS.values())
-DEVELOPMENT = PRODUCT | names(chain.from_iterable(PYPROJECT["dependency-groups"].values()))
+GROUPS = chain.from_iterable(PYPROJECT["dependency-groups"].values())
+DEVELOPMENT = PRODUCT | names(needed for needed in GROUPS if isinstance(needed, str))
 DISTRIBUTIONS = packages_distributions()
 
 
