@@ -7,11 +7,12 @@ PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(TESTS)
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
 OR_NO_NETWORK = || { echo "make $@ needs the network: pip could not install what it runs" >&2; exit 1; }
+UV := uv==0.13.8
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-nightly test-gpu mutations chaos load audit lint docs fmt lock dist release-check bench screenshots messages clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-nightly test-gpu test-bounds mutations chaos load audit lint docs fmt lock dist release-check bench screenshots messages clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +73,13 @@ test-nightly: $(VENV)/.ray ## all other tests, an hour of them: clusters, clouds
 test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, what a poll costs, and runs on it
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
+BOUNDS := build/bounds
+test-bounds: $(BIN)/python ## the newest and the oldest packages that pyproject.toml allows: help pages, and tests with the oldest
+	@$(INSTALL) -qq $(UV)
+	@sh tools/bounds $(BIN) $(BOUNDS)
+	@DSTACKWEB_TEST_SIDE=sqlite $(BOUNDS)/lowest-direct/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup \
+	 -m "not slow and not nightly and not gpu" tests/cli tests/api
+
 mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests fail (takes long)
 	@$(BIN)/python -m tools.mutations --jobs $(WORKERS)
 
@@ -106,14 +114,14 @@ fmt: $(VENV)/.dev ## format the code and the templates
 
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
-	@$(INSTALL) -qq uv==0.13.8 $(OR_NO_NETWORK)
+	@$(INSTALL) -qq $(UV) $(OR_NO_NETWORK)
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
 
 dist: $(BIN)/python ## build sdist and wheel in dist/, and try them in new environments (needs the network)
-	@$(INSTALL) -qq uv==0.13.8
+	@$(INSTALL) -qq $(UV)
 	@rm -rf dist
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build --quiet --out-dir dist
 	@rm -f dist/.gitignore

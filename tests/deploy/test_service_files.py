@@ -17,7 +17,7 @@ from django.core.management import get_commands, load_command_class
 from django.urls import resolve
 
 from dstackweb import manage
-from dstackweb.cli.main import app
+from dstackweb.cli.hosts import app as host_commands
 from dstackweb.lib.process import REFUSED
 from dstackweb.runner import cgroups, sandbox
 from dstackweb.runner.host_agent import NEVER
@@ -52,7 +52,7 @@ def test_units_start_existing_commands_and_do_not_kill_jobs(path: Path) -> None:
         final = REFUSED
     else:
         assert (Path(program).name, argv) == ("dstackweb", ["host", "run"])
-        assert "host" in {group.name for group in app.registered_groups}
+        assert "run" in {command.name for command in host_commands.registered_commands}
         final = NEVER
     assert found["RestartPreventExitStatus"] == str(final)
     has_jobs = "--no-host" not in argv
