@@ -12,11 +12,15 @@ from typing import NamedTuple
 
 
 class Programs(NamedTuple):
-    """Programs that are needed together, and Debian's packages of them."""
+    """Programs that are needed together, and Debian's packages of them.
+
+    Some are also looked for where daemons are, which may not be on a user's PATH: what starts them looks there too.
+    """
 
     title: str
     names: tuple[str, ...]
     packages: str
+    daemons: bool = False
 
 
 NEEDS = {
@@ -25,8 +29,10 @@ NEEDS = {
     "gcc": Programs("gcc", ("gcc",), "gcc libc6-dev"),
     "gettext": Programs("GNU gettext", ("xgettext", "msgmerge"), "gettext"),
     "pgbouncer": Programs("PgBouncer", ("pgbouncer",), "pgbouncer"),
-    "slurm": Programs("Slurm", ("slurmctld", "slurmd", "sbatch", "munged"), "slurmctld slurmd slurm-client munge"),
-    "slurmdbd": Programs("Slurm's accounting", ("slurmdbd", "mariadbd"), "slurmdbd mariadb-server-core"),
+    "slurm": Programs(
+        "Slurm", ("slurmctld", "slurmd", "sbatch", "munged"), "slurmctld slurmd slurm-client munge", daemons=True
+    ),
+    "slurmdbd": Programs("Slurm's accounting", ("slurmdbd", "mariadbd"), "slurmdbd mariadb-server-core", daemons=True),
 }
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
 """The shell without a window draws the same at two thirds of the CPU time."""
@@ -46,7 +52,8 @@ def is_installed(need: str) -> bool:
     """Look for all programs of a key of NEEDS."""
     if need == "chromium":
         return chromium() is not None
-    return all(shutil.which(name, path=search_path()) for name in NEEDS[need].names)
+    path = search_path() if NEEDS[need].daemons else None
+    return all(shutil.which(name, path=path) for name in NEEDS[need].names)
 
 
 def require(who: str, *needs: str) -> None:
