@@ -2,47 +2,43 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-HOST := $(or $(DSTACKWEB_HOST),127.0.0.1)
-# Jobs may share the server's user only where nobody else can reach the server.
-ifneq ($(filter 127.% localhost ::1,$(HOST)),)
-SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
-endif
 WORKERS ?= 3
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(TESTS)
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
 OR_NO_NETWORK = || { echo "make $@ needs the network: pip could not install what it runs" >&2; exit 1; }
+UV := uv==0.13.8
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-nightly test-gpu mutations chaos load audit lint docs fmt lock bench screenshots messages clean
+.PHONY: help run demo-cloud demo-gpus demo-slurm demo-dask demo-ray demo-progress login test test-slow test-nightly test-gpu test-bounds mutations chaos load audit lint docs fmt lock dist release-check bench screenshots messages clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops it
-	@exec env $(SHARED_UID) $(BIN)/python manage.py up
+	@exec $(BIN)/python manage.py up
 
 demo-cloud: $(VENV)/.dev ## the same with a local stand-in for AWS: no network, no cost
-	@exec env $(SHARED_UID) $(BIN)/python -m tools.demo_cloud
+	@exec $(BIN)/python -m tools.demo_cloud
 
 demo-gpus: NEEDS := gcc
 demo-gpus: needs $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some idle (needs gcc)
-	@exec env $(SHARED_UID) $(BIN)/python -m tools.demo_gpus
+	@exec $(BIN)/python -m tools.demo_gpus
 
 demo-slurm: NEEDS := slurm
 demo-slurm: needs $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
-	@exec env $(SHARED_UID) $(BIN)/python -m tools.demo_slurm
+	@exec $(BIN)/python -m tools.demo_slurm
 
 demo-dask: $(VENV)/.dev ## the same with a Dask cluster of two workers
-	@exec env $(SHARED_UID) $(BIN)/python -m tools.demo_dask
+	@exec $(BIN)/python -m tools.demo_dask
 
 demo-ray: $(VENV)/.ray ## the same with a Ray cluster of one node
-	@exec env $(SHARED_UID) $(BIN)/python -m tools.demo_ray
+	@exec $(BIN)/python -m tools.demo_ray
 
 demo-progress: $(VENV)/.dev ## the same with a run that reports half a million simulated tasks
-	@exec env $(SHARED_UID) $(BIN)/python -m tools.demo_progress
+	@exec $(BIN)/python -m tools.demo_progress
 
 .env: ## the passwords of compose.yaml's PostgreSQL and Redis, if there are none yet
 	@random() { od -An -tx1 -N24 /dev/urandom | tr -d ' \n'; }; postgres=$$(random); redis=$$(random); umask 077; \
@@ -55,7 +51,7 @@ login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 
 # What fails beside other tests runs once more by itself, and is named as it did.
 tests = { $(PYTEST) -m "$(1)" || \
- { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)"; }; }
+ { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)" $(TESTS); }; }
 # Both sides run, even if the first fails.
 define both_sides
 @export DSTACKWEB_TEST_SIDE; \
@@ -64,7 +60,7 @@ define both_sides
  [ $$sqlite = 0 ] && [ $$postgres = 0 ]
 endef
 
-test: $(VENV)/.dev ## the quick tests on SQLite, then those of SQL, cache and broker on PostgreSQL with Redis
+test: $(VENV)/.dev ## the quick tests on SQLite, then on PostgreSQL with Redis those that differ; TESTS=tests/runs
 	$(call both_sides,not slow and not nightly and not gpu)
 
 test-slow: $(VENV)/.dev ## tests with real processes, browsers and longer stories, on SQLite
@@ -76,6 +72,13 @@ test-nightly: $(VENV)/.ray ## all other tests, an hour of them: clusters, clouds
 
 test-gpu: $(VENV)/.dev ## readings of this machine's GPU with and without load, what a poll costs, and runs on it
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+BOUNDS := build/bounds
+test-bounds: $(BIN)/python ## the newest and the oldest packages that pyproject.toml allows: help pages, and tests with the oldest
+	@$(INSTALL) -qq $(UV)
+	@sh tools/bounds $(BIN) $(BOUNDS)
+	@DSTACKWEB_TEST_SIDE=sqlite $(BOUNDS)/lowest-direct/bin/python -m pytest -q -n $(WORKERS) --dist loadgroup \
+	 -m "not slow and not nightly and not gpu" tests/cli tests/api
 
 mutations: $(VENV)/.dev ## break the core in a copy, and see whether the tests fail (takes long)
 	@$(BIN)/python -m tools.mutations --jobs $(WORKERS)
@@ -111,11 +114,21 @@ fmt: $(VENV)/.dev ## format the code and the templates
 
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
-	@$(INSTALL) -qq uv==0.13.8 $(OR_NO_NETWORK)
+	@$(INSTALL) -qq $(UV) $(OR_NO_NETWORK)
 	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
+
+dist: $(BIN)/python ## build sdist and wheel in dist/, and try them in new environments (needs the network)
+	@$(INSTALL) -qq $(UV) $(OR_NO_NETWORK)
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build --quiet --out-dir dist
+	@rm -f dist/.gitignore
+	@$(BIN)/python -m tools.release try
+
+release-check: $(BIN)/python ## whether version and changelog fit each other, and with TAG=v1.2.3 that tag
+	@$(BIN)/python -m tools.release check $(TAG)
 
 bench: NEEDS := chromium gcc
 bench: needs $(VENV)/.dev ## the benchmarks, one after another (needs Chromium and gcc)

@@ -108,5 +108,5 @@ if __name__ == "__main__":
     if MEASURED in os.environ:
         measure(count)
     else:
-        programs.require("bench.gpu_poll", "gcc")
+        programs.exit_without("bench.gpu_poll", "gcc")
         main(count)

@@ -97,5 +97,5 @@ if __name__ == "__main__":
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # playwright's own loop runs in this thread
         measure()
     else:
-        programs.require("bench.page_updates", "chromium")
+        programs.exit_without("bench.page_updates", "chromium")
         sides.on_each_side(["sqlite"])

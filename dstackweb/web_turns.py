@@ -15,8 +15,6 @@ from dstackweb import settings
 from dstackweb.lib import proxies
 from dstackweb.lib.network import network_of
 
-FOR_PROGRAMS = ("/api/", "/healthz", "/readyz", "/metrics")
-"""Of addresses that answer programs, which send a token."""
 TOGETHER = 2
 """How many short requests run at once."""
 SHORT_S = 0.02
@@ -95,7 +93,7 @@ def client_of(channel: Any) -> Client:
     """Whose the next request of a connection is."""
     request = channel.requests[0]
     headers, path = request.headers, getattr(request, "path", "")
-    if path.startswith(FOR_PROGRAMS):
+    if path.startswith(settings.PROGRAM_PATHS):
         credential = (headers.get("AUTHORIZATION", "").split() or [""])[-1]
     else:
         credential = (_SESSION.findall(headers.get("COOKIE", "")) or [""])[-1]  # as Django, the last of several

@@ -1,6 +1,7 @@
-"""Programs that PyPI does not have: who needs one ends with a sentence that says how Debian installs it.
+"""Programs that PyPI does not have, by the Debian packages that have them, and root's rights.
 
-python -m standins.programs "make messages" gettext
+python -m standins.programs                           # the packages that this machine lacks, for .ci/run
+python -m standins.programs "make messages" gettext   # a sentence and exit code 1 without GNU gettext
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import NamedTuple
 
 
 class Programs(NamedTuple):
-    """Programs that are needed together, and Debian's packages of them.
+    """Files and programs on PATH that are needed together, and Debian's packages of them.
 
-    Some are also looked for where daemons are, which may not be on a user's PATH: what starts them looks there too.
+    What starts `daemons` also looks for them in the folders that a user's PATH may lack.
     """
 
     title: str
@@ -23,19 +24,38 @@ class Programs(NamedTuple):
     daemons: bool = False
 
 
+FONTS = ("/usr/share/fonts/truetype/wqy/wqy-microhei.ttc", "/usr/share/fonts/truetype/liberation")
 NEEDS = {
-    "chromium": Programs("Chromium", (), "chromium-headless-shell fonts-liberation fonts-wqy-microhei"),
-    "docker": Programs("Docker", ("dockerd", "busybox"), "docker.io runc busybox-static"),
-    "gcc": Programs("gcc", ("gcc",), "gcc libc6-dev"),
+    "bubblewrap": Programs("bubblewrap", ("bwrap",), "bubblewrap"),
+    "chromium": Programs("Chromium", FONTS, "chromium-headless-shell fonts-liberation fonts-wqy-microhei"),
+    "docker": Programs("Docker", ("dockerd", "docker", "runc", "/bin/busybox"), "docker.io runc busybox-static"),
+    "gcc": Programs("gcc", ("gcc", "/usr/include/stdlib.h"), "gcc libc6-dev"),
     "gettext": Programs("GNU gettext", ("xgettext", "msgmerge"), "gettext"),
+    "iproute2": Programs("iproute2", ("ip",), "iproute2"),
+    "nftables": Programs("nftables", ("nft",), "nftables"),
     "pgbouncer": Programs("PgBouncer", ("pgbouncer",), "pgbouncer"),
+    "podman": Programs("Podman", ("podman", "catatonit", "/bin/busybox"), "podman catatonit busybox-static"),
+    "prometheus": Programs("Prometheus", ("promtool",), "prometheus"),
+    "registry": Programs("a registry of images", ("docker-registry",), "docker-registry"),
+    "root": Programs("root", (), ""),
     "slurm": Programs(
         "Slurm", ("slurmctld", "slurmd", "sbatch", "munged"), "slurmctld slurmd slurm-client munge", daemons=True
     ),
     "slurmdbd": Programs("Slurm's accounting", ("slurmdbd", "mariadbd"), "slurmdbd mariadb-server-core", daemons=True),
+    "ssh": Programs("OpenSSH", ("ssh", "/usr/lib/openssh/sftp-server"), "openssh-client openssh-sftp-server"),
+    "systemd": Programs("systemd", ("systemd-analyze",), "systemd"),
 }
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
 """The shell without a window draws the same at two thirds of the CPU time."""
+
+
+class Missing(Exception):
+    """This machine lacks keys of NEEDS. A test that gets this is skipped; a tool ends with it as its sentence."""
+
+    def __init__(self, needs: list[str]) -> None:
+        titles = " and ".join(NEEDS[need].title for need in needs)
+        packages = " ".join(dict.fromkeys(" ".join(NEEDS[need].packages for need in needs).split()))
+        super().__init__(f"needs {titles}: apt-get install {packages}" if packages else f"needs {titles}")
 
 
 def chromium() -> str | None:
@@ -49,19 +69,33 @@ def search_path() -> str:
 
 
 def is_installed(need: str) -> bool:
-    """Look for all programs of a key of NEEDS."""
-    if need == "chromium":
-        return chromium() is not None
+    """Look for all that a key of NEEDS names."""
+    if need == "root":
+        return os.geteuid() == 0
+    if need == "chromium" and chromium() is None:
+        return False
     path = search_path() if NEEDS[need].daemons else None
-    return all(shutil.which(name, path=path) for name in NEEDS[need].names)
+    return all(
+        os.path.exists(name) if name.startswith("/") else shutil.which(name, path=path) for name in NEEDS[need].names
+    )
 
 
-def require(who: str, *needs: str) -> None:
-    """Exit with a sentence unless everything is installed."""
-    if missing := [NEEDS[need] for need in needs if not is_installed(need)]:
-        titles = " and ".join(programs.title for programs in missing)
-        sys.exit(f"{who} needs {titles}: apt-get install {' '.join(programs.packages for programs in missing)}")
+def require(*needs: str) -> None:
+    """Raises Missing."""
+    if missing := [need for need in needs if not is_installed(need)]:
+        raise Missing(missing)
+
+
+def exit_without(who: str, *needs: str) -> None:
+    """Exit with a sentence that says what `who` needs, unless it is there."""
+    try:
+        require(*needs)
+    except Missing as missing:
+        sys.exit(f"{who} {missing}")
 
 
 if __name__ == "__main__":
-    require(*sys.argv[1:])
+    if sys.argv[1:]:
+        exit_without(*sys.argv[1:])
+    else:
+        print(*(programs.packages for need, programs in NEEDS.items() if programs.packages and not is_installed(need)))

@@ -20,12 +20,15 @@ import re
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+
+from standins import programs
 
 if TYPE_CHECKING:
     from dstackweb.accounts.models import Project, User
@@ -42,6 +45,8 @@ BOTH_SIDES = {"gpus", "lib", "offers", "progress", "runs", "scheduler"}
 """Rooms whose tests run on both sides where they touch the database: there SQL, locks, caches and queries are."""
 OF_ALL = re.compile(r"^pytestmark = (\[\n(.*\n)*?\]|.*)", re.MULTILINE)
 """The marks of all tests of a file."""
+QUICK = "not slow and not nightly and not gpu"
+"""The suite that runs where neither a suite nor a path is asked for."""
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().split())
 """Tests that took too long for the quick suite (`python -m tools.slow_tests`)."""
 LONG_STORIES = ("gpus/policy", "scheduler/cloud", "scheduler/monitoring")
@@ -56,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests import databases
     from tests.support import is_nightly
 
+    if not config.option.markexpr and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.option.markexpr = QUICK
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         config.add_cleanup(databases.begin().wait)
     hypothesis.settings.load_profile("full" if is_nightly() else "quick")
@@ -142,12 +149,24 @@ def pytest_runtest_teardown() -> None:
         counts.forget()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is marked `needs(…)` where a program that it names is missing."""
+    for mark in item.iter_markers("needs"):
+        programs.require(*mark.args)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under DSTACKWEB_TEST_STRICT=1 a skip is a failure: in CI everything a test needs is there."""
+    """A test whose programs are missing is skipped.
+
+    Under DSTACKWEB_TEST_STRICT=1 a skip is a failure: in CI everything a test needs is there.
+    """
     report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, programs.Missing):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, str(call.excinfo.value))
     if STRICT and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, which DSTACKWEB_TEST_STRICT=1 forbids: {report.longrepr}"
@@ -163,6 +182,14 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = f"skipped, which DSTACKWEB_TEST_STRICT=1 forbids: {report.longrepr}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once for each reason what could not run on this machine, and what would let it run."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}", yellow=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dstackweb.runner.engine import Engine
+from standins.programs import require
 from tests.servers import free_port
 from tests.support import eventually
 
@@ -111,7 +112,8 @@ def _import(engine: Engine, root: Path, image: str) -> None:
 
 @contextmanager
 def docker() -> Iterator[Docker]:
-    """A daemon in a folder of its own; nothing of it is left."""
+    """A daemon in a folder of its own; nothing of it is left. Raises Missing."""
+    require("root", "docker")
     home = Path(tempfile.mkdtemp(prefix="dw-docker-", dir="/tmp"))
     home.chmod(0o755)
     made = Docker(home)
@@ -124,7 +126,8 @@ def docker() -> Iterator[Docker]:
 
 @contextmanager
 def podman() -> Iterator[Engine]:
-    """Podman with the image of the tests in a store of its own, and with registries of this machine."""
+    """Podman with the image of the tests in a store of its own, and with registries of this machine. Raises Missing."""
+    require("podman")
     home = Path(tempfile.mkdtemp(prefix="dw-podman-", dir="/tmp"))
     home.chmod(0o755)
     (home / "registries.conf").write_text('[[registry]]\nlocation = "127.0.0.1"\ninsecure = true\n')
@@ -154,7 +157,8 @@ def _remove(home: Path) -> None:
 
 @contextmanager
 def registry(home: Path) -> Iterator[str]:
-    """A registry that wants credentials; its address."""
+    """A registry that wants credentials; its address. Raises Missing."""
+    require("registry")
     address = f"127.0.0.1:{free_port()}"
     (home / "htpasswd").write_text(HTPASSWD)
     (home / "registry.yml").write_text(

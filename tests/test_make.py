@@ -27,8 +27,8 @@ NEEDS = {
     "screenshots": "Chromium: apt-get install chromium",
 }
 WITHOUT = """
-    .env audit clean demo-cloud demo-dask demo-progress demo-ray docs fmt help lint load lock login mutations run test
-    test-gpu test-nightly test-slow
+    .env audit clean demo-cloud demo-dask demo-progress demo-ray dist docs fmt help lint load lock login mutations
+    release-check run test test-bounds test-gpu test-nightly test-slow
 """
 """Targets that need no more than what is always there, and for some the network."""
 

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 from django.core.signals import request_finished, request_started
-from django.db import close_old_connections
-from django.test import RequestFactory
+from django.db import close_old_connections, connection
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 
+import dstackweb
 from dstackweb import web_limits
 from dstackweb.accounts.models import Project
 from dstackweb.accounts.services import create_token
 from dstackweb.audit.models import AuditEntry
+from dstackweb.cli.client import VERSION_HEADER
 from tests.factories import join, make_user
 
 
@@ -31,11 +34,15 @@ def kept_connection() -> Iterator[None]:
 
 def get(path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of a GET."""
+    return send(RequestFactory(headers={"Host": "localhost"} | headers).get(path))
+
+
+def send(request: Any) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer to a request."""
     from dstackweb.wsgi import application
 
     answer: list[Any] = []
-    environ = RequestFactory(headers={"Host": "localhost"} | headers).get(path).environ
-    body = b"".join(application(environ, lambda status, sent: answer.extend([status, dict(sent)])))
+    body = b"".join(application(request.environ, lambda status, sent: answer.extend([status, dict(sent)])))
     return int(answer[0].split()[0]), answer[1], body
 
 
@@ -55,6 +62,40 @@ def test_programs_are_answered_without_a_session(path: str, status: int) -> None
     found, headers, _body = get(path)
     assert (found, headers.get("X-Content-Type-Options")) == (status, "nosniff")
     assert "Set-Cookie" not in headers
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1/projects", "/api/x"]
+)
+def test_no_program_is_refused_as_a_forged_form(path: str) -> None:
+    status, headers, body = send(RequestFactory(headers={"Host": "localhost"}).post(path, {"a": 1}))
+    assert status != 403 or headers["Content-Type"].startswith("application/json")
+    assert b"CSRF" not in body
+
+
+@pytest.mark.django_db
+def test_a_browsers_cookies_count_for_nothing_where_programs_are_answered(project: Project, client: Client) -> None:
+    mia = join(project, make_user("mia", is_superuser=True, is_staff=True, language="zh-hans"))
+    client.force_login(mia)
+    cookies = f"{client.cookies.output(header='', sep=';')}; {django_settings.LANGUAGE_COOKIE_NAME}=zh-hans"
+    status, headers, body = get("/api/v1/projects", Cookie=cookies)
+    assert (status, b"Send a valid API token" in body) == (401, True)
+    assert not {"Set-Cookie", "Content-Security-Policy"} & {*headers}
+    assert get("/api/v1/projects", **{"Accept-Language": "zh-CN"})[2] != body
+    _row, token = create_token(mia, "ci")
+    with CaptureQueriesContext(connection) as queries:
+        status, headers, _body = get("/api/v1/projects", Cookie=cookies, Authorization=f"Bearer {token}")
+    assert status == 200
+    assert not [query["sql"] for query in queries if "accounts_session" in query["sql"]]
+    assert not {"Set-Cookie", "Content-Security-Policy"} & {*headers}
+
+
+@pytest.mark.django_db
+def test_the_command_line_hears_of_the_servers_version(project: Project) -> None:
+    _row, token = create_token(join(project, make_user("mia")), "ci")
+    assert get("/api/v1/projects", Authorization=f"Bearer {token}")[1][VERSION_HEADER] == dstackweb.__version__
+    assert VERSION_HEADER not in get("/api/v1/projects")[1]
 
 
 @pytest.mark.django_db

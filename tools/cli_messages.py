@@ -1,29 +1,27 @@
 """Write the catalogue of the command line's texts: `python -m tools.cli_messages`, a part of `make messages`.
 
 Texts that are new have an empty translation, which a test refuses: translate them in the `.po` file and run this again.
-Read are the marks in the code, what the commands declare (help texts, headings of help) with the examples, and the
-texts of the option parser.
+Read are the marks in the code, the docstrings of commands, which are their help, and the examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import getdoc
 from pathlib import Path
-from typing import Any
 
-import typer
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract_from_dir
 from babel.messages.pofile import read_po
 
 from dstackweb.cli import language, main, manual
+from dstackweb.cli.options import COMMANDS
 from tools.catalogues import empty, mo_bytes, po_bytes
 
 ROOT = Path(__file__).parents[1]
 FOLDER = language.LOCALE / language.CHINESE / "LC_MESSAGES"
 PO, MO = (FOLDER / f"{language.DOMAIN}.{end}" for end in ("po", "mo"))
 MARKS = {"_": None, "N_": None, "_n": (1, 2), "_p": ((1, "c"), 2), "Column": None}
-PARSER = Path(typer.__file__).parent
 Text = tuple[str | tuple[str, str], str | None, str]
 """One, or its singular and plural; its context; where it stands."""
 
@@ -31,7 +29,7 @@ Text = tuple[str | tuple[str, str], str | None, str]
 def extracted() -> Catalog:
     """All texts that the code has now, without translations."""
     found = empty("The command line's texts")
-    texts = {*_declared(), *_marked(Path(main.__file__).parent), *_marked(PARSER)}
+    texts = {*_declared(), *_marked(Path(main.__file__).parent)}
     for text, context, file in sorted(texts, key=str):
         found.add(text, context=context, locations=[(file, 0)])
     return found
@@ -44,23 +42,13 @@ def _marked(folder: Path) -> Iterator[Text]:
 
 
 def _declared() -> Iterator[Text]:
-    """What `dstackweb COMMAND --help` shows."""
-    assert language.choose() == language.ENGLISH, "set DSTACKWEB_LANGUAGE=en"
-    for name, command in commands(typer.main.get_command(main.app)):
-        for _owner, _attribute, text in manual.texts(
-            command, *command.params, command.get_help_option(typer.Context(command))
-        ):
-            yield text, None, f"dstackweb {name}".strip()
+    """What `dstackweb COMMAND --help` shows besides its options."""
+    for name, command in COMMANDS.items():
+        if text := getdoc(command):
+            yield text, None, f"dstackweb {name}"
     for name, examples in manual.EXAMPLES.items():
         for _line, about in examples:
             yield about, None, f"dstackweb {name}"
-
-
-def commands(program: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All commands of the program with their names, groups and itself too."""
-    yield path, program
-    for name, command in getattr(program, "commands", {}).items():
-        yield from commands(command, f"{path} {name}".lstrip())
 
 
 def merged(known: Catalog) -> Catalog:

@@ -14,19 +14,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from typer.testing import CliRunner
 
 from dstackweb.cli.main import app
+from dstackweb.cli.options import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 MOVED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PICTURE = re.compile(r"!\[([^]]*)\]\(([^)\s]*images/[\w-]+)-light\.webp\)")
 METHODS = ("get", "post", "put", "patch", "delete")
-commands = typer.main.get_command(app)
-"""As mkdocs-click finds it."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -81,8 +80,12 @@ def _examples() -> Iterator[str]:
 def _commands() -> Iterator[str]:
     yield "# Commands and their options\n"
     yield "What `dstackweb COMMAND --help` says. How to use them: [command line](../cli.md).\n"
-    yield "::: mkdocs-click\n    :module: tools.docs_pages\n    :command: commands\n    :prog_name: dstackweb"
-    yield "    :depth: 1\n    :style: table\n    :list_subcommands: true\n"
+    aliases = ("ls", "rm")
+    for name in ["", *sorted(name for name in COMMANDS if name.split()[-1] not in aliases)]:
+        words, width = [*name.split(), "--help"], {"COLUMNS": "100"}
+        shown = CliRunner().invoke(app, words, prog_name="dstackweb", env=width)
+        lines = [line.rstrip() for line in shown.stdout.strip().splitlines()]
+        yield "\n".join([f"## dstackweb {name}".rstrip(), "", "```text", *lines, "```", ""])
 
 
 def _openapi() -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 from allauth.account.models import EmailAddress, EmailConfirmation
 from allauth.mfa.models import Authenticator
 from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
-from axes.models import AccessAttempt
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.exceptions import NotRegistered
@@ -30,6 +29,7 @@ from dstackweb.accounts.models import (
     Invite,
     LoginLink,
     Membership,
+    PasswordFailures,
     Project,
     ProjectSecret,
     Role,
@@ -260,11 +260,7 @@ _list_with_deletion(
     DefaultView, "user project view", filters="project", search="user__username project__name view__name"
 )
 _list_with_deletion(  # deleting a row lets its user try again from there
-    AccessAttempt,
-    "username ip_address failures_since_start attempt_time",
-    filters="attempt_time",
-    search="username ip_address",
-    fields=("username", "ip_address", "failures_since_start", "attempt_time", "user_agent", "path_info"),
+    PasswordFailures, "name network count last_at", filters="last_at", search="name network"
 )
 _list_with_deletion(  # deleting a row lets its address try again
     AddressFailures, "address count window", filters="window", search="address"

@@ -251,6 +251,22 @@ class AddressFailures(models.Model):
         return f"{self.address}: {self.count}"
 
 
+class PasswordFailures(models.Model):
+    """Wrong passwords for a name from one network since its last sign-in there (`attempts`)."""
+
+    name = models.CharField(max_length=150)
+    network = models.CharField(max_length=64)
+    count = models.PositiveIntegerField(default=0)
+    last_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["name", "network"], name="failures_of_name_once")]
+        verbose_name_plural = "password failures"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.network}: {self.count}"
+
+
 class Session(AbstractBaseSession):
     """A browser's session. It ends at `expire_date`, which each use puts off; `user` is null until it signs in."""
 

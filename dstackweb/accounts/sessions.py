@@ -23,7 +23,7 @@ from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 from django.utils.translation import gettext as _
 
-from dstackweb.accounts import adapters, sign_in
+from dstackweb.accounts import adapters, attempts, sign_in
 from dstackweb.accounts.models import Session, User
 from dstackweb.lib.errors import NotFound
 from dstackweb.lib.secrets import digest
@@ -87,6 +87,7 @@ def note_second_step(sender: object, request: HttpRequest, **_signal: object) ->
 
 
 def note_sign_in(sender: object, request: HttpRequest, user: User, **_signal: object) -> None:
+    attempts.forget_passwords(request.META.get("REMOTE_ADDR", ""), user)
     request.session.set_expiry(None)
     now = int(time.time())
     program = request.META.get("HTTP_USER_AGENT", "")[:PROGRAM_MAX]

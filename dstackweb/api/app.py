@@ -73,6 +73,17 @@ class TokenOf(HttpBearer):
 Answers = Callable[[HttpRequest], HttpResponseBase]
 
 
+def without_cookies(get_response: Answers) -> Answers:
+    """Have no session, language or account of a browser count where programs are answered: they send a token."""
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        if request.path_info.startswith(settings.PROGRAM_PATHS):
+            request.COOKIES = {}
+        return get_response(request)
+
+    return answer
+
+
 def version_header(get_response: Answers) -> Answers:
     """Sends the server's version to users of the API: their command line then knows that there is a newer one."""
 

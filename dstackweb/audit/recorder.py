@@ -241,7 +241,7 @@ def _user_of(request: HttpRequest) -> User | None:
 def _nameless(request: HttpRequest | None) -> str:
     if request is not None:
         return gettext_noop("no one signed in")
-    if sys.argv[1:2] and sys.argv[1] not in SERVER and sys.argv[0].endswith("manage.py"):
+    if sys.argv[1:2] and sys.argv[1] not in SERVER and sys.argv[0].endswith(("manage.py", "dstackweb-server")):
         return f"{getpass.getuser()} on the server's command line"
     return gettext_noop("the server")
 

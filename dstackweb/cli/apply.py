@@ -17,17 +17,15 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names
 from dstackweb.cli.language import _, file_count, listed, run_count, size_text
+from dstackweb.cli.options import Json, Quiet, Yes, flag
 from dstackweb.cli.output import (
     FAILED,
     INTERRUPTED,
     RED,
     ApiError,
     CliError,
-    Json,
     Painted,
-    Quiet,
     UsageError,
-    Yes,
     clean,
     echo,
     note,
@@ -65,20 +63,22 @@ class Options:
 
 
 def apply(
-    file: Annotated[Path, typer.Option("--file", "-f", help="The run file; - for stdin.")],
-    name: Annotated[str | None, typer.Option(help="Name of the run; overrides the file.")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Queue to wait in.", autocompletion=queue_names)] = None,
-    profile: Annotated[str | None, typer.Option(help="Profile with defaults for the file.")] = None,
+    file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help=_("The run file; - for stdin."))],
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help=_("Name of the run; overrides the file."))] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help=_("0 to 100; higher starts first."))] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="TEXT", help=_("Queue to wait in."), autocompletion=queue_names)
+    ] = None,
+    profile: Annotated[str | None, typer.Option(metavar="TEXT", help=_("Profile with defaults for the file."))] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", "-e", metavar="K=V", help="Set a variable. A bare K copies your shell's value."),
+        typer.Option("--env", "-e", metavar="K=V", help=_("Set a variable. A bare K copies your shell's value.")),
     ] = None,
     yes: Yes = False,
-    force: Annotated[bool, typer.Option("--force", help="Submit despite warnings.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't follow; print the run's name.")] = False,
-    no_code: Annotated[bool, typer.Option("--no-code", help="Don't upload the current directory.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan without submitting.")] = False,
+    force: Annotated[bool, flag("--force", help=_("Submit despite warnings."))] = False,
+    detach: Annotated[bool, flag("--detach", "-d", help=_("Don't follow; print the run's name."))] = False,
+    no_code: Annotated[bool, flag("--no-code", help=_("Don't upload the current directory."))] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help=_("Show the plan without submitting."))] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

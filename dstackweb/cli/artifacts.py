@@ -13,7 +13,8 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import _, _n, clock_text, file_count, size_text
-from dstackweb.cli.output import CliError, Json, Quiet, RunName, UsageError, clean, note
+from dstackweb.cli.options import Json, Quiet, RunName
+from dstackweb.cli.output import CliError, UsageError, clean, note
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.runner.limits import is_safe
 
@@ -33,10 +34,10 @@ def artifacts(
     run: RunName,
     download: Annotated[
         Path | None,
-        typer.Option("--download", "-o", metavar="DIR", help="Save them to this folder.", show_default=False),
+        typer.Option("--download", "-o", metavar="DIR", help=_("Save them to this folder."), show_default=False),
     ] = None,
-    node: Annotated[int | None, typer.Option(min=0, help="Only of this node.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.")] = None,
+    node: Annotated[int | None, typer.Option(metavar="N", min=0, help=_("Only of this node."))] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help=_("Only of this attempt."))] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

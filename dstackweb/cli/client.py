@@ -305,9 +305,16 @@ def notice(url: str, version: str) -> None:
 
 
 def is_newer(one: str, other: str) -> bool:
-    """Whether a version has larger numbers than another. False for text that is no version."""
-    numbers = [tuple(map(int, found[0].split("."))) if (found := _NUMBERS.match(text)) else () for text in (one, other)]
-    return numbers[0] > numbers[1] != ()
+    """Compare two versions by their numbers; 1.0rc2 comes before 1.0. False for text that is no version."""
+    order = []
+    for text in (one, other):
+        version = _VERSION.match(text)
+        if version is None:
+            return False
+        numbers, stage, candidate = version.groups()
+        order.append((tuple(map(int, numbers.split("."))), stage or "release", int(candidate or 0)))
+    return order[0] > order[1]
 
 
-_NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}")
+_VERSION = re.compile(r"(\d{1,9}(?:\.\d{1,9}){0,3})(?:(a|b|rc)(\d{1,9}))?")
+"""Its stages stand in their order: "a" < "b" < "rc" < "release"."""

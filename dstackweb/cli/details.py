@@ -13,19 +13,8 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import run_names
 from dstackweb.cli.language import N_, _, _n, clock_text, duration_text, start_text, word
-from dstackweb.cli.output import (
-    ENDED,
-    Json,
-    Painted,
-    Quiet,
-    RunName,
-    Watch,
-    clean,
-    paint,
-    show_answer,
-    show_ids,
-    show_json,
-)
+from dstackweb.cli.options import Json, Quiet, RunName, Watch, flag
+from dstackweb.cli.output import ENDED, Painted, clean, paint, show_answer, show_ids, show_json
 from dstackweb.cli.plan import settings_rows
 from dstackweb.cli.runs import status_text
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_view, watch_view
@@ -157,11 +146,11 @@ def diff(
         str,
         typer.Argument(
             metavar="RUN",
-            help="The run to compare with; if empty, the one before of the same name.",
+            help=_("The run to compare with; if empty, the one before of the same name."),
             autocompletion=run_names,
         ),
     ] = "",
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Equal settings too.")] = False,
+    everything: Annotated[bool, flag("--all", "-a", help=_("Equal settings too."))] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -15,7 +15,8 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names
 from dstackweb.cli.language import N_, _, _n, _p, clock_text, duration_text, listed
-from dstackweb.cli.output import Json, UsageError, clean, one_form, show_ids, show_json
+from dstackweb.cli.options import Json, flag, one_form
+from dstackweb.cli.output import UsageError, clean, show_ids, show_json
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_csv, show_found, show_view
 from dstackweb.spec.units import parse_duration, price_text
 
@@ -32,9 +33,9 @@ NUMBERS = [
 def history(
     queue: Annotated[
         str,
-        typer.Argument(metavar="QUEUE", help="One queue; the whole project if empty.", autocompletion=queue_names),
+        typer.Argument(metavar="QUEUE", help=_("One queue; the whole project if empty."), autocompletion=queue_names),
     ] = "",
-    days: Annotated[int, typer.Option(min=1, max=90, help="Number of days.")] = 7,
+    days: Annotated[int, typer.Option(metavar="N", min=1, max=90, help=_("Number of days."))] = 7,
     as_json: Json = False,
 ) -> None:
     """Show how long runs waited and how many were waiting, by day and by priority."""
@@ -201,16 +202,17 @@ USED = [
 
 def usage(
     days: Annotated[
-        int | None, typer.Option(min=1, max=366, help="Number of days (UTC), including today. Default: 30.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=366, help=_("Number of days (UTC), including today. Default: 30.")),
     ] = None,
-    month: Annotated[str, typer.Option(metavar="YYYY-MM", help="A month instead.")] = "",
+    month: Annotated[str, typer.Option(metavar="YYYY-MM", help=_("A month instead."))] = "",
     by: Annotated[
         Literal["member", "queue", "project"] | None,
-        typer.Option(help="What is added up. Default: member; with --all, project."),
+        typer.Option(metavar="member|queue|project", help=_("What is added up. Default: member; with --all, project.")),
     ] = None,
-    whole: Annotated[bool, typer.Option("--all", help="All projects, for deployment admins.")] = False,
+    whole: Annotated[bool, flag("--all", help=_("All projects, for deployment admins."))] = False,
     as_json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a row per month as CSV.", callback=one_form)] = False,
+    as_csv: Annotated[bool, flag("--csv", help=_("Print a row per month as CSV."), callback=one_form)] = False,
 ) -> None:
     """Show GPU-hours, idle share and cost by member, queue or project."""
     if month and not re.fullmatch(r"\d{4}-\d\d", month):

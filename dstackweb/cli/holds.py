@@ -17,38 +17,25 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, run_names
 from dstackweb.cli.language import _, age_text, clock_text, gpu_count
-from dstackweb.cli.output import (
-    ENDED,
-    INTERRUPTED,
-    CliError,
-    Json,
-    Quiet,
-    RunName,
-    UsageError,
-    agreed,
-    clean,
-    echo,
-    group,
-    note,
-    show_answer,
-)
+from dstackweb.cli.options import Commands, Json, Quiet, RunName, flag
+from dstackweb.cli.output import ENDED, INTERRUPTED, CliError, UsageError, agreed, clean, echo, note, show_answer
 from dstackweb.cli.runs import status_text
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 
 
 def hold(
-    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, e.g. 30m, 3h or 1d.")],
-    gpu: Annotated[str, typer.Option(metavar="GPUS", help="A number, or a GPU request such as A100:2.")] = "",
-    cpu: Annotated[str, typer.Option(metavar="N", help="CPU cores, with or without GPUs.")] = "",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory, e.g. 16GB.")] = "",
-    name: Annotated[str, typer.Option(help="The run's name; generated if empty.")] = "",
-    priority: Annotated[int | None, typer.Option(help="0 to 100; higher starts first.")] = None,
-    queue: Annotated[str, typer.Option(help="Queue to wait in.", autocompletion=queue_names)] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow its log until it ends.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Don't wait; print the run's name.")] = False,
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help=_("How long, e.g. 30m, 3h or 1d."))],
+    gpu: Annotated[str, typer.Option(metavar="GPUS", help=_("A number, or a GPU request such as A100:2."))] = "",
+    cpu: Annotated[str, typer.Option(metavar="N", help=_("CPU cores, with or without GPUs."))] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help=_("Memory, e.g. 16GB."))] = "",
+    name: Annotated[str, typer.Option(metavar="TEXT", help=_("The run's name; generated if empty."))] = "",
+    priority: Annotated[int | None, typer.Option(metavar="N", help=_("0 to 100; higher starts first."))] = None,
+    queue: Annotated[str, typer.Option(metavar="TEXT", help=_("Queue to wait in."), autocompletion=queue_names)] = "",
+    follow: Annotated[bool, flag("--follow", "-f", help=_("Follow its log until it ends."))] = False,
+    detach: Annotated[bool, flag("--detach", "-d", help=_("Don't wait; print the run's name."))] = False,
     extend: Annotated[
         str,
-        typer.Option(metavar="RUN", help="Instead of a new hold, add --for to this run.", autocompletion=run_names),
+        typer.Option(metavar="RUN", help=_("Instead of a new hold, add --for to this run."), autocompletion=run_names),
     ] = "",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -87,7 +74,7 @@ def hold(
 
 def extend(
     run: RunName,
-    duration: Annotated[str, typer.Argument(metavar="TIME", help="Time to add, e.g. 30m or 1h.")],
+    duration: Annotated[str, typer.Argument(metavar="TIME", help=_("Time to add, e.g. 30m or 1h."))],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -175,7 +162,9 @@ def _interrupted(api: config.Api, run: dict[str, Any]) -> int:
     return INTERRUPTED
 
 
-keys_app = group("Add, list and remove the SSH keys that open your dev environments.")
+keys_app = Commands(
+    "key", help=_("Add, list and remove the SSH keys that open your dev environments."), no_args_is_help=True
+)
 USUAL = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
 READY_S = 60.0
 """How long a running run may take until its runner is connected."""
@@ -185,9 +174,9 @@ def ssh(
     run: RunName,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", help="A command instead of a shell; after -- also ssh's own options."),
+        typer.Argument(metavar="COMMAND", help=_("A command instead of a shell; after -- also ssh's own options.")),
     ] = None,
-    print_only: Annotated[bool, typer.Option("--print", help="Print the ssh command instead of running it.")] = False,
+    print_only: Annotated[bool, flag("--print", help=_("Print the ssh command instead of running it."))] = False,
 ) -> None:
     """Open a shell in a dev environment or a hold, once it has started.
 
@@ -230,9 +219,10 @@ def _connected(api: config.Api, name: str) -> dict[str, Any]:
 @keys_app.command("add")
 def add_key(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A public key. Default: that of ~/.ssh.", show_default=False)
+        Path | None,
+        typer.Argument(metavar="FILE", help=_("A public key. Default: that of ~/.ssh."), show_default=False),
     ] = None,
-    name: Annotated[str, typer.Option(help="Where it is used; the key's comment if empty.")] = "",
+    name: Annotated[str, typer.Option(metavar="TEXT", help=_("Where it is used; the key's comment if empty."))] = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -276,7 +266,7 @@ def list_keys(as_json: Json = False, quiet: Quiet = False) -> None:
 @keys_app.command("remove")
 @keys_app.command("rm", hidden=True)
 def remove_key(
-    key: Annotated[int, typer.Argument(metavar="ID", help="As `dstackweb key list` shows it.")],
+    key: Annotated[int, typer.Argument(metavar="ID", help=_("As `dstackweb key list` shows it."))],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -17,25 +17,29 @@ import dstackweb
 from dstackweb.cli import config
 from dstackweb.cli.completion import host_names
 from dstackweb.cli.language import _, _n, age_text, clock_text, job_count, listed
-from dstackweb.cli.output import CliError, Json, Quiet, UsageError, Yes, confirm, echo, group, note, show_answer, warn
+from dstackweb.cli.options import Commands, Json, Quiet, Yes, flag
+from dstackweb.cli.output import CliError, UsageError, confirm, echo, note, show_answer, warn
 from dstackweb.cli.tables import Column, ItemColumns, rows_or, show_found
 from dstackweb.lib.network import is_exposed, machine_name
 from dstackweb.runner.state import HOST_CONFIG
 from dstackweb.spec.labels import read_pair
 
-app = group("Manage hosts, or make this machine a host.")
+app = Commands("host", help=_("Manage hosts, or make this machine a host."), no_args_is_help=True)
 
-HostName = Annotated[str, typer.Argument(metavar="NAME", help="The host's name.", autocompletion=host_names)]
+HostName = Annotated[str, typer.Argument(metavar="NAME", help=_("The host's name."), autocompletion=host_names)]
 Home = Annotated[
     Path | None,
-    typer.Option(envvar="DSTACKWEB_HOST_HOME", help="Directory for the host's files.", show_default=False),
+    typer.Option(
+        metavar="FILE", envvar="DSTACKWEB_HOST_HOME", help=_("Directory for the host's files."), show_default=False
+    ),
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", metavar="NAME=VALUE", help="A label that runs can require; repeatable."),
+    typer.Option("--label", "-l", metavar="NAME=VALUE", help=_("A label that runs can require; repeatable.")),
 ]
 Address = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Address at which other nodes, and users of holds, reach this machine.")
+    str,
+    typer.Option(metavar="ADDRESS", help=_("Address at which other nodes, and users of holds, reach this machine.")),
 ]
 
 
@@ -104,7 +108,7 @@ def undrain(name: HostName, as_json: Json = False) -> None:
 def label(
     name: HostName,
     labels: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE|NAME-", help="Set, or with NAME- remove, a label.")
+        list[str], typer.Argument(metavar="NAME=VALUE|NAME-", help=_("Set, or with NAME- remove, a label."))
     ],
     as_json: Json = False,
 ) -> None:
@@ -165,7 +169,7 @@ def revoke(name: HostName) -> None:
 @app.command()
 def gone(
     name: HostName,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="How you know that it is gone; everyone can read it.")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help=_("How you know that it is gone; everyone can read it."))],
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -206,16 +210,18 @@ def invite(as_json: Json = False) -> None:
         note(_("Cannot add a host: {obstacle}.", obstacle=obstacle))
 
 
-@app.command()
+@app.command(is_local=True)
 def join(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's URL, reachable from this machine.")],
-    token: Annotated[str, typer.Option(envvar="DSTACKWEB_JOIN_TOKEN", help="The join token, from the Hosts page.")],
-    name: Annotated[str, typer.Option(help="The host's name; the machine's name if empty.")] = "",
+    url: Annotated[str, typer.Argument(metavar="URL", help=_("The server's URL, reachable from this machine."))],
+    token: Annotated[
+        str, typer.Option(metavar="TEXT", envvar="DSTACKWEB_JOIN_TOKEN", help=_("The join token, from the Hosts page."))
+    ],
+    name: Annotated[str, typer.Option(metavar="TEXT", help=_("The host's name; the machine's name if empty."))] = "",
     labels: Labels = None,
     address: Address = "",
     home: Home = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plain HTTP on a trusted network.")] = False,
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Start the host after joining.")] = True,
+    insecure: Annotated[bool, flag("--insecure", help=_("Allow plain HTTP on a trusted network."))] = False,
+    start: Annotated[bool, flag("--start/--no-start", help=_("Start the host after joining."))] = True,
 ) -> None:
     """Make this machine a host of the deployment, and start it.
 
@@ -237,7 +243,7 @@ def join(
         start_host(home or default_home(), labels=given, address=address)
 
 
-@app.command()
+@app.command(is_local=True)
 def run(home: Home = None, labels: Labels = None, address: Address = "") -> None:
     """Run the host that this machine joined as. Jobs continue when it stops."""
     start_host(home or default_home(), labels=dict(map(_pair, labels or ())), address=address)

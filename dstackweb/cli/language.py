@@ -1,5 +1,5 @@
 """What people read, in their language, Simplified Chinese or English: texts, times, amounts and codes. What programs
-read stays English. Also line breaks in Chinese, and the errors of the option parser, which it can't translate itself.
+read stays English, and so do the texts of the option parser's own: its errors and the headings of its help.
 
 A text is marked where it stands: `_("Stopped {name}.", name=…)`, and `_n` where it counts. `N_` marks a text that is
 translated later, where it is shown. `python -m tools.cli_messages` writes the catalogue below `locale/`.
@@ -11,20 +11,13 @@ import gettext
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import Any
 
 from dstackweb.spec import units
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
 
 ENGLISH, CHINESE = "en", "zh_Hans"
 DOMAIN = "dstackweb"
@@ -50,15 +43,10 @@ def choose() -> str:
         "中文".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
         _language = ENGLISH
-    if _language != ENGLISH:
-        # The option parser's own texts are in the catalogue too. It looks them up in gettext's current domain.
-        gettext.bindtextdomain(DOMAIN, str(LOCALE))
-        gettext.textdomain(DOMAIN)
-        os.environ["LANGUAGE"] = _language
-    elif gettext.textdomain() == DOMAIN:
-        gettext.textdomain("messages")
-        os.environ.pop("LANGUAGE", None)
     return _language
+
+
+choose()  # before other modules declare their options: help texts are translated as they are declared
 
 
 def language() -> str:
@@ -94,89 +82,6 @@ def _p(context: str, text: str, /) -> str:
 def N_(text: str) -> str:
     """Marks a text that `_` translates where it is shown."""
     return text
-
-
-HAN = "\u2e80-\u9fff\uf900-\ufaff\uff01-\uff60"
-OPENING, CLOSING = "“（《「『", "”，。、：；？！）》」』…"
-
-
-def wrap_chinese() -> None:
-    """Have rich break lines between the characters of Chinese, which has no blanks between words, if it is spoken."""
-    if language() != ENGLISH:
-        from rich import _wrap
-        from rich.text import Text
-
-        # What stays on one line: a Chinese character or a word of another script, with the punctuation beside it.
-        _wrap.re_word = re.compile(rf"\s*[{OPENING}]*(?:[{HAN}]|[^\s{HAN}]+)[{CLOSING}]*\s*")
-        Text.rstrip_end = _rstrip_end  # type: ignore[assignment,method-assign]  # rich has no option for it
-
-
-def _rstrip_end(line: Text, width: int) -> None:
-    """Remove blanks at the end of a line that is too wide. rich's own counts characters, not their cells."""
-    blanks = len(line.plain) - len(line.plain.rstrip())
-    if (excess := min(blanks, line.cell_len - width)) > 0:
-        line.right_crop(excess)
-
-
-ParserError: Any = typer.BadParameter.__base__
-"""The command line is wrong."""
-TEXTS = {
-    r"Missing option (?P<name>[^.]+)\.": N_("Missing option {name}."),
-    r"Missing argument (?P<name>[^.]+)\.": N_("Missing argument {name}."),
-    r"No such option: (?P<name>\S+) \(Possible options: (?P<names>.+)\)": N_(
-        "No such option: {name} (possible options: {names})"
-    ),
-    r"No such option: (?P<name>\S+)": N_("No such option: {name}"),
-    r".*?(?P<name>'[^']+').* Did you mean (?P<names>.+)\?": N_("No such command {name}. Did you mean {names}?"),
-    r"No such command (?P<name>\S+)\.": N_("No such command {name}."),
-    r"Got unexpected extra argument\(s\) \((?P<names>.*)\)": N_("Got unexpected extra arguments ({names})"),
-    r"Option (?P<name>.+) requires an argument\.": N_("Option {name} requires a value."),
-    r"Option (?P<name>.+) does not take a value\.": N_("Option {name} does not take a value."),
-    r"Invalid value for (?P<name>.+?): (?P<reason>.+)": N_("Invalid value for {name}: {reason}"),
-    r"Input should be a valid integer\b.*": N_("it must be a whole number."),
-    r"Input should be greater than or equal to (?P<least>\S+)": N_("it must be at least {least}."),
-    r"Input should be less than or equal to (?P<most>\S+)": N_("it must be at most {most}."),
-    r"Value error, (?P<value>.+) is not one of (?P<values>.+)\.": N_("{value} is not one of {values}."),
-}
-"""The parser's texts as patterns, each with what is said instead."""
-
-
-def translated(message: str) -> str:
-    for pattern, text in TEXTS.items():
-        if found := re.fullmatch(pattern, message, re.DOTALL):
-            parts = found.groupdict()
-            if "reason" in parts:
-                parts["reason"] = translated(parts["reason"])
-            return _(text, **parts)
-    return message
-
-
-@contextmanager
-def parser_errors() -> Iterator[None]:
-    """Have errors of the parser say what they say in the chosen language."""
-    try:
-        yield
-    except ParserError as error:
-        text = translated(error.format_message())
-        error.format_message = lambda: text
-        raise
-
-
-def translate_usage(context: Any) -> None:
-    """Have the help texts of a class of contexts begin with the word for usage in the chosen language."""
-    formatter = context.formatter_class
-    if language() == ENGLISH or formatter.__module__ == __name__:
-        return
-
-    class Formatter(formatter):  # type: ignore[misc,valid-type]  # the class that the parser has at run time
-        def __init__(self, **values: Any) -> None:
-            super().__init__(**values)
-            wrap_chinese()
-
-        def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-            super().write_usage(prog, args, prefix or _("Usage: "))
-
-    context.formatter_class = Formatter
 
 
 SPANS = {"d": N_("{n} d"), "h": N_("{n} h"), "min": N_("{n} min"), "s": N_("{n} s")}

@@ -15,7 +15,8 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _, size_text
-from dstackweb.cli.output import DIM, ENDED, INTERRUPTED, RunName, UsageError, clean, note, paint
+from dstackweb.cli.options import RunName, flag
+from dstackweb.cli.output import DIM, ENDED, INTERRUPTED, UsageError, clean, note, paint
 from dstackweb.cli.runs import status_text
 from dstackweb.cli.tables import cut
 from dstackweb.lib.text import CONTROLS, ESCAPE, FORMATS, few_accents
@@ -31,10 +32,10 @@ CUTS = {
 
 def logs(
     run: RunName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
-    node: Annotated[int, typer.Option(min=0, help="Node of a multi-node run.")] = 0,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt; the newest by default.")] = None,
-    tail: Annotated[int | None, typer.Option(min=0, max=100_000, metavar="N", help="Only the last N lines.")] = None,
+    follow: Annotated[bool, flag("--follow", "-f", help=_("Follow until the run ends."))] = False,
+    node: Annotated[int, typer.Option(metavar="N", min=0, help=_("Node of a multi-node run."))] = 0,
+    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help=_("Attempt; the newest by default."))] = None,
+    tail: Annotated[int | None, typer.Option(min=0, max=100_000, metavar="N", help=_("Only the last N lines."))] = None,
 ) -> None:
     """Print a run's output: stdout and stderr together, byte for byte; on a terminal only text and colours."""
     api = config.connect()

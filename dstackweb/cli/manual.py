@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from dstackweb.cli.language import N_, _
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -150,12 +147,3 @@ def epilog(path: str) -> str | None:
     """The examples of a command (`ps`, `host list`) as Markdown."""
     heading, lines = _("Examples"), [f"- `dstackweb {line}`: {_(about)}" for line, about in EXAMPLES.get(path, ())]
     return "\n\n".join([f"**{heading}**", "\n".join(lines)]) if lines else None
-
-
-def texts(*owners: Any) -> Iterator[tuple[Any, str, str]]:
-    """What commands and options declare for people: of each text its owner, its attribute, and itself."""
-    for owner in owners:
-        for attribute in ("help", "rich_help_panel"):
-            text = getattr(owner, attribute, None)
-            if isinstance(text, str) and text:
-                yield owner, attribute, text

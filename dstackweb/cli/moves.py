@@ -9,26 +9,33 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, run_names
 from dstackweb.cli.language import _, _n, duration_text, listed, start_text, word
-from dstackweb.cli.output import ApiError, CliError, Json, Quiet, UsageError, clean, echo, note, show_ids, show_json
+from dstackweb.cli.options import Json, Quiet, flag
+from dstackweb.cli.output import ApiError, CliError, UsageError, clean, echo, note, show_ids, show_json
 
 
 def move(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="Names or ids of runs.", autocompletion=run_names)
+        list[str] | None, typer.Argument(metavar="RUN", help=_("Names or ids of runs."), autocompletion=run_names)
     ] = None,
     before: Annotated[
-        str, typer.Option(metavar="RUN", help="Directly before this run.", autocompletion=run_names)
+        str, typer.Option(metavar="RUN", help=_("Directly before this run."), autocompletion=run_names)
     ] = "",
-    after: Annotated[str, typer.Option(metavar="RUN", help="Directly after this run.", autocompletion=run_names)] = "",
-    top: Annotated[bool, typer.Option("--top", help="To the start of the queue.")] = False,
-    bottom: Annotated[bool, typer.Option("--bottom", help="To the end of the queue.")] = False,
-    to: Annotated[str, typer.Option(metavar="QUEUE", help="To another queue.", autocompletion=queue_names)] = "",
-    member: Annotated[str, typer.Option(metavar="NAME", help="With --to: all waiting runs of this member.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the effect without moving.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Undo your latest move, within ten seconds.")] = False,
+    after: Annotated[
+        str, typer.Option(metavar="RUN", help=_("Directly after this run."), autocompletion=run_names)
+    ] = "",
+    top: Annotated[bool, flag("--top", help=_("To the start of the queue."))] = False,
+    bottom: Annotated[bool, flag("--bottom", help=_("To the end of the queue."))] = False,
+    to: Annotated[str, typer.Option(metavar="QUEUE", help=_("To another queue."), autocompletion=queue_names)] = "",
+    member: Annotated[str, typer.Option(metavar="NAME", help=_("With --to: all waiting runs of this member."))] = "",
+    dry_run: Annotated[bool, flag("--dry-run", help=_("Show the effect without moving."))] = False,
+    undo: Annotated[bool, flag("--undo", help=_("Undo your latest move, within ten seconds."))] = False,
     queue: Annotated[
         str,
-        typer.Option(help="Queue of the move to undo, or of --member; default if empty.", autocompletion=queue_names),
+        typer.Option(
+            metavar="TEXT",
+            help=_("Queue of the move to undo, or of --member; default if empty."),
+            autocompletion=queue_names,
+        ),
     ] = "",
     as_json: Json = False,
     quiet: Quiet = False,

@@ -12,7 +12,8 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _, _n, age_text, clock_text, listed, word
-from dstackweb.cli.output import Json, Watch, clean, note
+from dstackweb.cli.options import Json, Watch, flag
+from dstackweb.cli.output import clean, note
 from dstackweb.cli.tables import (
     Column,
     ItemColumns,
@@ -45,7 +46,7 @@ SOURCES = {
 WITHOUT_SOURCES = "offers"
 """The source of a backend that is read at each request."""
 
-Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="One backend; all if empty.")]
+Backend = Annotated[str, typer.Argument(metavar="BACKEND", help=_("One backend; all if empty."))]
 COUNTERS: ItemColumns = {
     Column("HITS", right=True): itemgetter("hits"),
     Column("MISSES", right=True): itemgetter("misses"),
@@ -68,18 +69,24 @@ QUOTA_COLUMNS: ItemColumns = {
 
 
 def offers(
-    gpu: Annotated[str, typer.Option(help="As in a run file: A100:1.., A100,H100:40GB..:2, 24GB..")] = "",
-    cpu: Annotated[str, typer.Option(help="As in a run file: 4..")] = "",
-    memory: Annotated[str, typer.Option(help="As in a run file: 16GB..")] = "",
-    region: Annotated[list[str] | None, typer.Option(help="Only this region; repeat or separate by commas.")] = None,
-    backend: Annotated[list[str] | None, typer.Option(help="Only this backend; repeat or separate by commas.")] = None,
-    spot: Annotated[bool | None, typer.Option("--spot/--on-demand", help="Only spot, or only on-demand.")] = None,
-    max_price: Annotated[str, typer.Option(metavar="USD", help="Maximum price per hour.")] = "",
-    sort: Annotated[
-        str, typer.Option(metavar="KEY", help="price, gpu_price, gpu_memory, …; -KEY sorts descending.")
+    gpu: Annotated[
+        str, typer.Option(metavar="TEXT", help=_("As in a run file: A100:1.., A100,H100:40GB..:2, 24GB.."))
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=2000, help="Maximum number of offers.")] = 20,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Refresh offers from the clouds first.")] = False,
+    cpu: Annotated[str, typer.Option(metavar="TEXT", help=_("As in a run file: 4.."))] = "",
+    memory: Annotated[str, typer.Option(metavar="TEXT", help=_("As in a run file: 16GB.."))] = "",
+    region: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help=_("Only this region; repeat or separate by commas."))
+    ] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help=_("Only this backend; repeat or separate by commas."))
+    ] = None,
+    spot: Annotated[bool | None, flag("--spot/--on-demand", help=_("Only spot, or only on-demand."))] = None,
+    max_price: Annotated[str, typer.Option(metavar="USD", help=_("Maximum price per hour."))] = "",
+    sort: Annotated[
+        str, typer.Option(metavar="KEY", help=_("price, gpu_price, gpu_memory, …; -KEY sorts descending."))
+    ] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=2000, help=_("Maximum number of offers."))] = 20,
+    refresh: Annotated[bool, flag("--refresh", help=_("Refresh offers from the clouds first."))] = False,
     follow: Watch = False,
     as_json: Json = False,
 ) -> None:
@@ -213,7 +220,7 @@ def _refresh(api: config.Api, path: str) -> None:
 
 def quotas(
     backend: Backend = "",
-    every: Annotated[bool, typer.Option("--all", "-a", help="Include quotas of zero.")] = False,
+    every: Annotated[bool, flag("--all", "-a", help=_("Include quotas of zero."))] = False,
     as_json: Json = False,
 ) -> None:
     """Show the quotas of cloud accounts by region, in vCPUs."""
@@ -244,7 +251,7 @@ def _quotas(found: dict[str, Any], every: bool) -> View:
 
 def cache(
     backend: Backend = "",
-    hours: Annotated[int, typer.Option(min=1, max=2160, help="Number of hours.")] = 24,
+    hours: Annotated[int, typer.Option(metavar="N", min=1, max=2160, help=_("Number of hours."))] = 24,
     as_json: Json = False,
 ) -> None:
     """Show the statistics of the offer cache: hits, misses, calls to clouds and calls saved.

@@ -10,11 +10,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import IO, Annotated, Any
+from typing import IO, Any
 
 import typer
 
-from dstackweb.cli import completion
 from dstackweb.cli.language import _
 from dstackweb.lib.text import few_accents, in_json
 
@@ -70,54 +69,13 @@ FOR_PROGRAMS = ("--json", "--csv")
 OUTAGE = (Unreachable, TryLater)
 """Temporary errors: commands that follow a run continue after them."""
 
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="The run's name (the newest run of that name) or id.", autocompletion=completion.run_names
-    ),
-]
 GIVEN: dict[str, str] = {}
 """Of this call: `server` and `project` where these options were given, and `form` (--json, --csv, --quiet, --watch)."""
-
-
-def one_form(param: typer.CallbackParam, value: bool) -> bool:
-    """Raises UsageError for a second form of output."""
-    if value:
-        form = param.opts[0]
-        if GIVEN.setdefault("form", form) != form:
-            raise UsageError(_("{one} can't be combined with {other}.", one=form, other=GIVEN["form"]))
-        if form == "--watch" and not sys.stdout.isatty():
-            raise UsageError(_("--watch needs a terminal."))
-    return value
 
 
 ACTIVE = ("pending", "submitted", "provisioning", "running", "terminating")
 ENDED = ("done", "failed", "terminated")
 """The statuses of runs."""
-
-
-def known_statuses(values: list[str] | None) -> list[str]:
-    """The statuses of a repeated option, each of which may have several between commas. Raises UsageError."""
-    found = [one.strip() for value in values or () for one in value.split(",") if one.strip()]
-    known = (*ACTIVE, *ENDED)
-    for one in found:
-        if one not in known:
-            raise UsageError(_("{value} is not one of {values}.", value=repr(clean(one)), values=", ".join(known)))
-    return found
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print the API's answer as JSON.", callback=one_form)]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Print only ids, one a line; names where there are no ids.", callback=one_form),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Update until Ctrl-C.", callback=one_form)]
-
-
-def group(help_text: str) -> typer.Typer:
-    names = {"help_option_names": ["-h", "--help"]}
-    return typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", context_settings=names, help=help_text)
 
 
 DIM, RED, YELLOW = "2", "31;1", "33"

@@ -14,7 +14,8 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _, _n, age_text, duration_text, listed, word
-from dstackweb.cli.output import ENDED, CliError, Json, UsageError, clean, note, show_json
+from dstackweb.cli.options import Json, flag
+from dstackweb.cli.output import ENDED, CliError, UsageError, clean, note, show_json
 from dstackweb.cli.tables import (
     Column,
     ItemColumns,
@@ -57,13 +58,13 @@ BY_IMPORTANCE = (
 
 
 def progress(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's tasks; the project's runs if empty.")] = "",
-    groups: Annotated[str, typer.Option(metavar="PREFIX", help="List the groups of a prefix.")] = "",
-    failed: Annotated[bool, typer.Option("--failed", help="List failed tasks, or groups with failed tasks.")] = False,
-    find: Annotated[str, typer.Option(metavar="TEXT", help="Only names that contain this text.")] = "",
-    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt; the newest by default.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of groups or failed tasks.")] = 50,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    run: Annotated[str, typer.Argument(metavar="RUN", help=_("A run's tasks; the project's runs if empty."))] = "",
+    groups: Annotated[str, typer.Option(metavar="PREFIX", help=_("List the groups of a prefix."))] = "",
+    failed: Annotated[bool, flag("--failed", help=_("List failed tasks, or groups with failed tasks."))] = False,
+    find: Annotated[str, typer.Option(metavar="TEXT", help=_("Only names that contain this text."))] = "",
+    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help=_("Attempt; the newest by default."))] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help=_("Maximum number of groups or failed tasks."))] = 50,
+    once: Annotated[bool, flag("--once", help=_("Print once and exit."))] = False,
     as_json: Json = False,
 ) -> None:
     """Show how many tasks are done, failed or running, their rate, and the time left. Live; Ctrl-C exits."""

@@ -13,7 +13,8 @@ from dstackweb.cli import config
 from dstackweb.cli.completion import queue_names, view_names
 from dstackweb.cli.history import show_past
 from dstackweb.cli.language import N_, _, _n, age_text, duration_text, gpu_count, listed, run_count, start_text
-from dstackweb.cli.output import ENDED, CliError, Json, Quiet, UsageError, Watch, clean, group, show_answer
+from dstackweb.cli.options import Commands, Json, Quiet, Watch, flag
+from dstackweb.cli.output import ENDED, CliError, UsageError, clean, show_answer
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, rows_or, show_found, watch_view
 
 NOTHING = {"ageing_minutes": "strict", "fair_share_minutes": "off", "preempt_points": "off"}
@@ -39,51 +40,53 @@ def _set(help_text: str, metavar: str = "N|none") -> Any:
 
 
 def queue(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The queue.", autocompletion=queue_names)] = "default",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs.")] = 20,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=_("The queue."), autocompletion=queue_names)] = "default",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help=_("Maximum number of runs."))] = 20,
     follow: Watch = False,
     as_json: Json = False,
     quiet: Quiet = False,
     unfolded: Annotated[
-        bool, typer.Option("--all", "-a", help="List each waiting run of a sweep; --json and --quiet always do.")
+        bool, flag("--all", "-a", help=_("List each waiting run of a sweep; --json and --quiet always do."))
     ] = False,
     view: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Only what a saved view shows: view list.", autocompletion=view_names),
+        typer.Option(metavar="NAME", help=_("Only what a saved view shows: view list."), autocompletion=view_names),
     ] = "",
     at: Annotated[
-        str, typer.Option(metavar="TIME", help="As it was: 2026-11-26T14:00, 14:00 or -2h, up to 30 days ago.")
+        str, typer.Option(metavar="TIME", help=_("As it was: 2026-11-26T14:00, 14:00 or -2h, up to 30 days ago."))
     ] = "",
-    every: Annotated[bool, typer.Option("--list", "-l", help="List the project's queues.")] = False,
-    create: Annotated[bool, typer.Option("--create", help="Create the queue.")] = False,
-    pause: Annotated[bool | None, typer.Option("--pause/--resume", help="Pause or resume scheduling.")] = None,
-    drain: Annotated[bool | None, typer.Option("--drain/--undrain", help="Refuse or accept new runs.")] = None,
-    ageing: Annotated[str | None, _set("Minutes of waiting for +1 priority; strict for none.", "MIN|strict")] = None,
+    every: Annotated[bool, flag("--list", "-l", help=_("List the project's queues."))] = False,
+    create: Annotated[bool, flag("--create", help=_("Create the queue."))] = False,
+    pause: Annotated[bool | None, flag("--pause/--resume", help=_("Pause or resume scheduling."))] = None,
+    drain: Annotated[bool | None, flag("--drain/--undrain", help=_("Refuse or accept new runs."))] = None,
+    ageing: Annotated[str | None, _set(_("Minutes of waiting for +1 priority; strict for none."), "MIN|strict")] = None,
     fair_share: Annotated[
-        str | None, _set("Maximum penalty in minutes for members above the median.", "MIN|off")
+        str | None, _set(_("Maximum penalty in minutes for members above the median."), "MIN|off")
     ] = None,
     half_life: Annotated[
-        int | None, typer.Option(metavar="DAYS", min=1, max=90, help="Days after which past usage counts half.")
+        int | None, typer.Option(metavar="DAYS", min=1, max=90, help=_("Days after which past usage counts half."))
     ] = None,
-    max_running: Annotated[str | None, _set("Maximum runs at once.")] = None,
-    max_gpus: Annotated[str | None, _set("Maximum GPUs at once.")] = None,
-    max_running_per_user: Annotated[str | None, _set("Maximum runs at once per member.")] = None,
-    max_gpus_per_user: Annotated[str | None, _set("Maximum GPUs at once per member.")] = None,
-    cohort: Annotated[str | None, _set("Lend and borrow unused GPUs with queues of this cohort.", "NAME|none")] = None,
-    borrow_gpus: Annotated[str | None, _set("Maximum GPUs to borrow in the cohort.")] = None,
-    lend_gpus: Annotated[str | None, _set("Maximum GPUs to lend in the cohort.")] = None,
+    max_running: Annotated[str | None, _set(_("Maximum runs at once."))] = None,
+    max_gpus: Annotated[str | None, _set(_("Maximum GPUs at once."))] = None,
+    max_running_per_user: Annotated[str | None, _set(_("Maximum runs at once per member."))] = None,
+    max_gpus_per_user: Annotated[str | None, _set(_("Maximum GPUs at once per member."))] = None,
+    cohort: Annotated[
+        str | None, _set(_("Lend and borrow unused GPUs with queues of this cohort."), "NAME|none")
+    ] = None,
+    borrow_gpus: Annotated[str | None, _set(_("Maximum GPUs to borrow in the cohort."))] = None,
+    lend_gpus: Annotated[str | None, _set(_("Maximum GPUs to lend in the cohort."))] = None,
     reclaim: Annotated[
         str | None,
         _set(
-            "Displace preemptible runs of other queues that hold lent GPUs, of a lower or any priority.",
+            _("Displace preemptible runs of other queues that hold lent GPUs, of a lower or any priority."),
             "never|lower_priority|any",
         ),
     ] = None,
     preempt_points: Annotated[
-        str | None, _set("Displace preemptible runs whose priority is at least N lower; off: never.", "N|off")
+        str | None, _set(_("Displace preemptible runs whose priority is at least N lower; off: never."), "N|off")
     ] = None,
     preempt_gpu_hours: Annotated[
-        str | None, _set("GPU-hours that a member's runs may displace within 24 hours.")
+        str | None, _set(_("GPU-hours that a member's runs may displace within 24 hours."))
     ] = None,
 ) -> None:
     """Show a queue in its order and why each run waits. Managers change its settings with the options."""
@@ -259,9 +262,13 @@ QUEUE_COLUMNS: ItemColumns = {
 }
 
 
-views_app = group("Save filters of the project's queues under a name: your own, and those shared with all members.")
-ViewName = Annotated[str, typer.Argument(metavar="NAME", help="The view.", autocompletion=view_names)]
-Shared = Annotated[bool, typer.Option("--shared", help="The view of all members; managers only.")]
+views_app = Commands(
+    "view",
+    help=_("Save filters of the project's queues under a name: your own, and those shared with all members."),
+    no_args_is_help=True,
+)
+ViewName = Annotated[str, typer.Argument(metavar="NAME", help=_("The view."), autocompletion=view_names)]
+Shared = Annotated[bool, flag("--shared", help=_("The view of all members; managers only."))]
 
 
 @views_app.command("list")
@@ -284,14 +291,18 @@ def _marks(view: dict[str, Any]) -> str:
 @views_app.command("save")
 def save_view(
     name: ViewName,
-    search: Annotated[str, typer.Option("--search", metavar="TEXT", help="Runs with this in their name.")] = "",
-    member: Annotated[str, typer.Option(help="Runs of this member.")] = "",
-    needs: Annotated[str, typer.Option(metavar="CODE", help="Runs that need this, such as 2xA100 or 2xCPU.")] = "",
+    search: Annotated[str, typer.Option("--search", metavar="TEXT", help=_("Runs with this in their name."))] = "",
+    member: Annotated[str, typer.Option(metavar="TEXT", help=_("Runs of this member."))] = "",
+    needs: Annotated[str, typer.Option(metavar="CODE", help=_("Runs that need this, such as 2xA100 or 2xCPU."))] = "",
     reason: Annotated[
-        str, typer.Option(metavar="CODE", help="Runs that wait for this, such as waiting_for_capacity.")
+        str, typer.Option(metavar="CODE", help=_("Runs that wait for this, such as waiting_for_capacity."))
     ] = "",
-    priority: Annotated[int | None, typer.Option(min=0, max=100, help="Runs of at least this priority.")] = None,
-    group: Annotated[str, typer.Option(metavar="reason|member", help="Put runs of a reason or member together.")] = "",
+    priority: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=100, help=_("Runs of at least this priority."))
+    ] = None,
+    group: Annotated[
+        str, typer.Option(metavar="reason|member", help=_("Put runs of a reason or member together."))
+    ] = "",
     shared: Shared = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -309,7 +320,7 @@ def save_view(
 @views_app.command("rename")
 def rename_view(
     name: ViewName,
-    new_name: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
+    new_name: Annotated[str, typer.Argument(metavar="NEW", help=_("Its new name."))],
     shared: Shared = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -323,7 +334,7 @@ def rename_view(
 @views_app.command("default")
 def default_view(
     name: ViewName,
-    off: Annotated[bool, typer.Option("--off", help="Begin with the whole queue again.")] = False,
+    off: Annotated[bool, flag("--off", help=_("Begin with the whole queue again."))] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -10,21 +10,8 @@ import typer
 from dstackweb.cli import config, sweeps
 from dstackweb.cli.completion import queue_names
 from dstackweb.cli.language import N_, _, age_text, clock_text, listed, start_text, word
-from dstackweb.cli.output import (
-    ACTIVE,
-    ApiError,
-    CliError,
-    Json,
-    Quiet,
-    RunName,
-    Watch,
-    Yes,
-    clean,
-    confirm,
-    known_statuses,
-    note,
-    show_answer,
-)
+from dstackweb.cli.options import Json, Quiet, RunName, Watch, Yes, flag, known_statuses
+from dstackweb.cli.output import ACTIVE, ApiError, CliError, clean, confirm, note, show_answer
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, show_found, watch_view
 
 RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
@@ -32,20 +19,22 @@ RELEASED = {"hold_ended": N_("hold ended"), "given_back": N_("released early")}
 
 
 def ps(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Include ended runs.")] = False,
+    everything: Annotated[bool, flag("--all", "-a", help=_("Include ended runs."))] = False,
     status: Annotated[
         list[str] | None,
         typer.Option(
             metavar="STATUS",
-            help="Only runs in this status (running, failed …), ended ones too; repeatable.",
+            help=_("Only runs in this status (running, failed …), ended ones too; repeatable."),
             callback=known_statuses,
         ),
     ] = None,
-    user: Annotated[str, typer.Option(help="Only runs of this member.")] = "",
-    queue: Annotated[str, typer.Option(help="Only runs of this queue.", autocompletion=queue_names)] = "",
-    search: Annotated[str, typer.Option(metavar="TEXT", help="Only runs with this in their name.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of runs.")] = 50,
-    start: Annotated[bool, typer.Option("--start", help="Show when waiting runs are expected to start.")] = False,
+    user: Annotated[str, typer.Option(metavar="TEXT", help=_("Only runs of this member."))] = "",
+    queue: Annotated[
+        str, typer.Option(metavar="TEXT", help=_("Only runs of this queue."), autocompletion=queue_names)
+    ] = "",
+    search: Annotated[str, typer.Option(metavar="TEXT", help=_("Only runs with this in their name."))] = "",
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help=_("Maximum number of runs."))] = 50,
+    start: Annotated[bool, flag("--start", help=_("Show when waiting runs are expected to start."))] = False,
     follow: Watch = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -81,7 +70,7 @@ def ps(
 
 def priority(
     run: RunName,
-    value: Annotated[int, typer.Argument(metavar="N", help="0 to 100; higher starts first.")],
+    value: Annotated[int, typer.Argument(metavar="N", help=_("0 to 100; higher starts first."))],
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -117,7 +106,7 @@ def priority(
 
 def stop(
     run: RunName,
-    abort: Annotated[bool, typer.Option("--abort", help="Kill at once instead of after stop_duration.")] = False,
+    abort: Annotated[bool, flag("--abort", help=_("Kill at once instead of after stop_duration."))] = False,
     yes: Yes = False,
     as_json: Json = False,
     quiet: Quiet = False,

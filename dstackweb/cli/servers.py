@@ -14,19 +14,24 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import server_names
 from dstackweb.cli.language import _, listed, word
-from dstackweb.cli.output import GIVEN, CliError, Json, Quiet, UsageError, echo, group, note, warn
+from dstackweb.cli.options import Commands, Json, Quiet
+from dstackweb.cli.output import GIVEN, CliError, UsageError, echo, note, warn
 from dstackweb.cli.tables import Column, ItemColumns, Rows, rows_or, show_found
 from dstackweb.lib.network import is_exposed
 
-app = group("Add, list and choose the servers that commands talk to.")
+app = Commands("servers", help=_("Add, list and choose the servers that commands talk to."), no_args_is_help=True)
 
-Token = Annotated[str, typer.Option(help="API token. Default: DSTACKWEB_TOKEN; prompted for without one.")]
-Project = Annotated[str, typer.Option(envvar="DSTACKWEB_PROJECT", help="Project that later commands use.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The server's name.", autocompletion=server_names)]
+Token = Annotated[
+    str, typer.Option(metavar="TEXT", help=_("API token. Default: DSTACKWEB_TOKEN; prompted for without one."))
+]
+Project = Annotated[
+    str, typer.Option(metavar="TEXT", envvar="DSTACKWEB_PROJECT", help=_("Project that later commands use."))
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=_("The server's name."), autocompletion=server_names)]
 
 
 def login(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's URL. Default: DSTACKWEB_URL.")] = "",
+    url: Annotated[str, typer.Argument(metavar="URL", help=_("The server's URL. Default: DSTACKWEB_URL."))] = "",
     token: Token = "",
     project: Project = "",
 ) -> None:
@@ -43,10 +48,10 @@ def login(
     _save(name, url or (server.url if server else config.DEFAULT_URL), token, project)
 
 
-@app.command()
+@app.command(is_local=True)
 def add(
     name: Name,
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's URL.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help=_("The server's URL."))],
     token: Token = "",
     project: Project = "",
 ) -> None:
@@ -110,8 +115,8 @@ def logout() -> None:
     remove(name)
 
 
-@app.command("list")
-@app.command("ls", hidden=True)
+@app.command("list", is_local=True)
+@app.command("ls", is_local=True, hidden=True)
 def list_servers(as_json: Json = False, quiet: Quiet = False) -> None:
     """List the saved servers; the current one is marked."""
     saved = config.stored()
@@ -129,8 +134,11 @@ def list_servers(as_json: Json = False, quiet: Quiet = False) -> None:
     show_found({"items": items, "next": None}, view, as_json, quiet, "name")
 
 
-@app.command()
-def use(name: Name, project: Annotated[str, typer.Option(help="Also change the project that it uses.")] = "") -> None:
+@app.command(is_local=True)
+def use(
+    name: Name,
+    project: Annotated[str, typer.Option(metavar="TEXT", help=_("Also change the project that it uses."))] = "",
+) -> None:
     """Make a saved server the one that later commands use."""
     saved = config.stored()
     server = saved.named(name)
@@ -140,7 +148,7 @@ def use(name: Name, project: Annotated[str, typer.Option(help="Also change the p
     echo(_("Commands use {name}: {url}, project {project}.", name=name, url=server.url, project=server.project))
 
 
-@app.command()
+@app.command(is_local=True)
 def remove(name: Name) -> None:
     """Delete a saved server with its token."""
     config.forget(name)

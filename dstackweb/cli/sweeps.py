@@ -12,22 +12,8 @@ import typer
 from dstackweb.cli import config
 from dstackweb.cli.completion import sweep_names
 from dstackweb.cli.language import N_, _, _n, age_text, duration_text, listed, run_count, word
-from dstackweb.cli.output import (
-    ENDED,
-    ApiError,
-    Json,
-    Quiet,
-    UsageError,
-    Watch,
-    Yes,
-    clean,
-    confirm,
-    known_statuses,
-    one_form,
-    show_answer,
-    show_ids,
-    show_json,
-)
+from dstackweb.cli.options import Json, Quiet, Watch, Yes, flag, known_statuses, one_form
+from dstackweb.cli.output import ENDED, ApiError, UsageError, clean, confirm, show_answer, show_ids, show_json
 from dstackweb.cli.tables import Column, ItemColumns, Note, Rows, View, bar, show_csv, show_view, watch_view
 
 WORDS = {"to_come": N_("to come"), "dropped": N_("never started")}
@@ -45,29 +31,30 @@ COUNTED = {
 SweepName = Annotated[
     str,
     typer.Argument(
-        metavar="SWEEP", help="The sweep's name (the newest of that name) or id.", autocompletion=sweep_names
+        metavar="SWEEP", help=_("The sweep's name (the newest of that name) or id."), autocompletion=sweep_names
     ),
 ]
 
 
 def sweep(
     name: Annotated[
-        str, typer.Argument(metavar="SWEEP", help="A sweep's name or id; without it, all.", autocompletion=sweep_names)
+        str,
+        typer.Argument(metavar="SWEEP", help=_("A sweep's name or id; without it, all."), autocompletion=sweep_names),
     ] = "",
     status: Annotated[
         list[str] | None,
         typer.Option(
             metavar="STATUS",
-            help="Only runs in this status (running, done, failed …); repeatable.",
+            help=_("Only runs in this status (running, done, failed …); repeatable."),
             callback=known_statuses,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of lines.")] = 50,
-    start: Annotated[int, typer.Option("--from", min=0, metavar="INDEX", help="The first index to show.")] = 0,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help=_("Maximum number of lines."))] = 50,
+    start: Annotated[int, typer.Option("--from", min=0, metavar="INDEX", help=_("The first index to show."))] = 0,
     follow: Watch = False,
     as_json: Json = False,
     quiet: Quiet = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the whole table as CSV.", callback=one_form)] = False,
+    as_csv: Annotated[bool, flag("--csv", help=_("Print the whole table as CSV."), callback=one_form)] = False,
 ) -> None:
     """Show a sweep and its runs with their parameters, or list the sweeps."""
     api = config.connect()

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from dstackweb.cli.language import _, word, wrap_chinese
+from dstackweb.cli.language import _, word
 from dstackweb.cli.output import OUTAGE, Painted, clean, clean_lines, echo, note, show_ids, show_json, warn
 
 if TYPE_CHECKING:
@@ -179,7 +179,6 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[RenderableTyp
     from rich.table import Table
     from rich.text import Text
 
-    wrap_chinese()
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True, show_edge=False)
     table.show_header = any(column.title for column in columns)
     for column in columns:

@@ -15,7 +15,8 @@ import typer
 
 from dstackweb.cli import config
 from dstackweb.cli.language import N_, _, _n, clock_text, duration_text, gpu_count, listed, run_count, word
-from dstackweb.cli.output import ENDED, Json, RunName, clean, show_json
+from dstackweb.cli.options import Json, RunName, flag
+from dstackweb.cli.output import ENDED, clean, show_json
 from dstackweb.cli.tables import (
     Column,
     ItemColumns,
@@ -57,7 +58,7 @@ Snapshot = tuple[dict[str, Any], float]
 
 def metrics(
     run: RunName,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    once: Annotated[bool, flag("--once", help=_("Print once and exit."))] = False,
     as_json: Json = False,
 ) -> None:
     """Show the utilization of a run's GPUs, live, and the state of its utilization policy. Ctrl-C exits."""
@@ -198,8 +199,10 @@ def _seconds(at: str, now: float) -> int:
 
 def keep(
     run: RunName,
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; shown to other members.")],
-    minutes: Annotated[int | None, typer.Option(min=1, help="For how long; the project's default if empty.")] = None,
+    reason: Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help=_("Why; shown to other members."))],
+    minutes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help=_("For how long; the project's default if empty."))
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Keep a run's utilization policy from stopping it for a while."""
@@ -213,10 +216,18 @@ def keep(
 
 
 def what_if(
-    minimum: Annotated[int, typer.Option("--min", min=0, max=100, help="Minimum GPU utilization in percent.")],
-    window: Annotated[str, typer.Option("--window", help="How long a GPU must be below it, e.g. 30m or 2h.")],
-    scope: Annotated[str, typer.Option(help="any: one idle GPU is enough. all: all GPUs of a node.")] = "any",
-    warmup: Annotated[str, typer.Option(help="Time after the start that is ignored, e.g. 10m.")] = "0s",
+    minimum: Annotated[
+        int, typer.Option("--min", metavar="N", min=0, max=100, help=_("Minimum GPU utilization in percent."))
+    ],
+    window: Annotated[
+        str, typer.Option("--window", metavar="TEXT", help=_("How long a GPU must be below it, e.g. 30m or 2h."))
+    ],
+    scope: Annotated[
+        str, typer.Option(metavar="TEXT", help=_("any: one idle GPU is enough. all: all GPUs of a node."))
+    ] = "any",
+    warmup: Annotated[
+        str, typer.Option(metavar="TEXT", help=_("Time after the start that is ignored, e.g. 10m."))
+    ] = "0s",
     as_json: Json = False,
 ) -> None:
     """Simulate a utilization policy on the last 24 hours: show which runs it would have stopped."""

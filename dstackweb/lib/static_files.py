@@ -16,9 +16,10 @@ STYLES, SCRIPT = "site.css", "app.js"
 
 def page_sources() -> list[Path]:
     """The files whose words may be classes or variables that pages use."""
-    base = Path(settings.BASE_DIR)
-    patterns = ("templates/**/*.html", "dstackweb/web/**/*.py", "static/js/*.js", "static/*.js", "static/*.css")
-    return sorted({path for pattern in patterns for path in base.glob(pattern)} - {base / "static" / STYLES})
+    assets = Path(settings.ASSETS_DIR)
+    patterns = ("templates/**/*.html", "static/js/*.js", "static/*.js", "static/*.css")
+    sources = {path for pattern in patterns for path in assets.glob(pattern)} - {assets / "static" / STYLES}
+    return sorted(sources.union(Path(__file__).parents[1].glob("web/**/*.py")))
 
 
 class HashedStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # whitenoise has no types

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from dstackweb.lib import language
 from dstackweb.settings.databases import *  # noqa: F403  # Django reads them all from this module
 from dstackweb.settings.environment import *  # noqa: F403  # likewise
 from dstackweb.settings.environment import (
-    BASE_DIR,
+    ASSETS_DIR,
     DSTACKWEB_ALLOWED_HOSTS,
     DSTACKWEB_HOST,
     DSTACKWEB_HOST_NAME,
@@ -50,7 +49,6 @@ INSTALLED_APPS = [
     "allauth.socialaccount",
     # It loads an HTTP client, which is a tenth of the time in which a process starts.
     *(["allauth.socialaccount.providers.openid_connect"] if DSTACKWEB_OIDC_URL else []),
-    "axes",
     "csp",
     "django_q",
     "dstackweb.lib",
@@ -68,10 +66,13 @@ INSTALLED_APPS = [
     "dstackweb.api",
     "dstackweb.gateway",
 ]
+PROGRAM_PATHS = ("/api/", "/healthz", "/readyz", "/metrics")
+"""Beginnings of addresses that answer programs, which send a token."""
 MIDDLEWARE = [
+    "dstackweb.api.app.without_cookies",
     "django.middleware.security.SecurityMiddleware",
     "dstackweb.web.common.views.CompressedPages",
-    "csp.middleware.CSPMiddleware",
+    "dstackweb.web.common.views.PagePolicy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -86,13 +87,12 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "dstackweb.audit.recorder.middleware",
-    "axes.middleware.AxesMiddleware",
     "dstackweb.api.app.version_header",
 ]
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [BASE_DIR / "templates"],
+        "DIRS": [ASSETS_DIR / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -129,7 +129,7 @@ SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _https else Non
 # Pages are redirected to the public URL. Programs are not: they would have sent their token already, and probes and
 # runners on this machine may use plain HTTP on loopback.
 SECURE_SSL_REDIRECT, SECURE_SSL_HOST = _https, urlsplit(DSTACKWEB_PUBLIC_URL).netloc
-SECURE_REDIRECT_EXEMPT = [r"^api/", r"^healthz$", r"^readyz$", r"^metrics$"]
+SECURE_REDIRECT_EXEMPT = [f"^{path.removeprefix('/')}" for path in PROGRAM_PATHS]
 SECURE_HSTS_SECONDS = 365 * 24 * 3600 if _https else 0
 # Whether its other subdomains and browsers' preload lists take part is for the owner of the domain to say.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
@@ -162,7 +162,7 @@ DATA_UPLOAD_MAX_NUMBER_FIELDS = 2000
 
 STATIC_URL = "static/"
 STATIC_ROOT = os.path.abspath(DSTACKWEB_STATIC_ROOT) if DSTACKWEB_STATIC_ROOT else None
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS = [ASSETS_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
@@ -181,7 +181,7 @@ USE_I18N = True
 language.use(gettext)
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]
-LOCALE_PATHS = [BASE_DIR / "locale"]
+LOCALE_PATHS = [ASSETS_DIR / "locale"]
 FORMAT_MODULE_PATH = "dstackweb.lib.formats"
 LANGUAGE_COOKIE_NAME = f"dstackweb_language{_suffix}"
 LANGUAGE_COOKIE_AGE = 365 * 24 * 3600
@@ -208,13 +208,11 @@ LOGGING = {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         "django.request": {"filters": ["not_429"]},
         "django-q": {"level": "WARNING"},
-        "axes": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
     },
 }
 
 AUTH_USER_MODEL = "accounts.User"
-AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
@@ -222,14 +220,6 @@ AUTH_PASSWORD_VALIDATORS = [
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "login"
-AXES_FAILURE_LIMIT = 10
-AXES_COOLOFF_TIME = dt.timedelta(minutes=10)
-AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_RESET_ON_SUCCESS = True
-AXES_DISABLE_ACCESS_LOG = True
-AXES_VERBOSE = False
-AXES_ENABLE_ADMIN = False  # accounts.admin has its own
-AXES_LOCKOUT_TEMPLATE = "accounts/locked_out.html"
 
 # Of allauth: the second step, passkeys and single sign-on. Who may have an account, wrong passwords and codes, and
 # mails are this product's own (`accounts.adapters`, `accounts.attempts`).

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from dstackweb.runner import nvml
+from standins.programs import require
 
 Steps = int | str | None
 """A number; or steps over time, as stub.c reads them ("0:95,30:!15,60:-"); None: not reported."""
@@ -81,7 +82,8 @@ class Nvml:
 
 
 def build(library: Path, *, old: bool = False) -> None:
-    """Compile the library. Raises FileNotFoundError without gcc."""
+    """Compile the library. Raises Missing without gcc."""
+    require("gcc")
     source = Path(__file__).with_name("stub.c")
     command = ["gcc", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)]
     subprocess.run([*command, *(["-DOLD"] if old else [])], check=True)

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.test import Client
 
-from dstackweb.accounts import services
+from dstackweb.accounts import attempts, services
 from dstackweb.accounts.access import role_in
 from dstackweb.accounts.models import Project, User
 from tests.factories import join, make_project, make_user
@@ -59,7 +59,10 @@ def test_an_open_redirect_is_refused(client: Client, ada: User, next_url: str) -
     assert client.post("/logout/", {"next": next_url})["Location"] == "/login/"
 
 
-def test_too_many_wrong_passwords_lock_the_name_for_a_time_shown_on_the_page(client: Client, ada: User) -> None:
+def test_too_many_wrong_passwords_lock_the_name_for_a_time_shown_on_the_page(
+    client: Client, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts.time, "time", lambda: 6_000_000_100.0)
     for _attempt in range(10):
         answer = client.post("/login/", {"username": "ada", "password": "wrong"})
     assert answer.status_code == 429

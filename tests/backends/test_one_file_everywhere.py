@@ -15,7 +15,6 @@ import pytest
 
 from standins.dask import Dask
 from standins.nvml import FakeGpu, Nvml
-from standins.programs import is_installed
 from standins.slurm import Slurm
 from tests import containers
 from tests.server import Server
@@ -24,10 +23,7 @@ from tests.support import eventually
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.xdist_group("slurm"),
-    pytest.mark.skipif(
-        os.getuid() != 0 or not (is_installed("docker") and is_installed("slurm")),
-        reason="needs root, docker.io and Debian's packages of Slurm",
-    ),
+    pytest.mark.needs("root", "docker", "slurm"),
 ]
 
 FILE = """

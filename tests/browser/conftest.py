@@ -17,7 +17,6 @@ from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from standins import programs
 from tests.databases import alone
 
-CHROMIUM = programs.chromium()
 HERE = Path(__file__).parent
 ColorScheme = Literal["light", "dark"]
 ReducedMotion = Literal["reduce", "no-preference"]
@@ -29,8 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker("browser")
             item.add_marker("slow")
-            if CHROMIUM is None:
-                item.add_marker(pytest.mark.skip(reason="no chromium is installed (CHROMIUM names another one)"))
+            item.add_marker(pytest.mark.needs("chromium"))
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +36,7 @@ def chromium() -> Iterator[Browser]:
     # Playwright's own event loop runs in this thread, which Django would take for an async context.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=programs.chromium(), args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -44,7 +44,7 @@ def test_an_archive_unpacks_to_the_packed_files(tmp_path: Path) -> None:
     (source / "latest").symlink_to("package/deep")
     packed = pack(source, MB)
     with tarfile.open(fileobj=packed.file, mode="r:gz") as tar:
-        tar.extractall(tmp_path / "target", filter="data")
+        tar.extractall(tmp_path / "target")  # packed above; filters came with Python 3.11.4
     found = {
         str(file.relative_to(tmp_path / "target")): file.read_bytes()
         for file in (tmp_path / "target").rglob("*")

@@ -16,7 +16,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.cli import client, config
 from dstackweb.cli.client import Api
 from dstackweb.cli.completion import run_names
-from dstackweb.cli.main import LOCAL, app
+from dstackweb.cli.main import app
 from dstackweb.cli.manual import EXAMPLES
 from dstackweb.cli.output import GIVEN
 from tests.cli.conftest import Cli
@@ -175,9 +175,13 @@ def test_every_example_of_the_help_is_a_command_with_these_options(monkeypatch: 
 @pytest.mark.parametrize(
     ("one", "other", "newer"),
     [("0.2.0", "0.1.9", True), ("0.10", "0.9", True), ("0.1.0", "0.1.0", False), ("0.1", "0.2", False),
-     ("", "0.1", False), ("x", "0.1", False), ("1.0\x1b[2J", "0.1", True)],
+     ("", "0.1", False), ("x", "0.1", False), ("1.0\x1b[2J", "0.1", True),
+     ("0.1.0", "0.1.0rc1", True), ("0.1.0rc1", "0.1.0", False), ("0.1.0rc10", "0.1.0rc9", True),
+     ("0.1.0rc1", "0.1.0b4", True), ("0.1.0rc1", "0.1.0rc1", False), ("0.2.0rc1", "0.1.0", True)],
 )  # fmt: skip
-def test_versions_are_compared_by_their_numbers(one: str, other: str, newer: bool) -> None:
+def test_versions_are_compared_by_their_numbers_and_a_candidate_comes_before_its_release(
+    one: str, other: str, newer: bool
+) -> None:
     assert client.is_newer(one, other) is newer
 
 
@@ -274,4 +278,5 @@ def test_lists_have_one_verb_and_only_commands_that_name_a_server_do_not_choose_
     local = {
         " ".join(path) for path, command in COMMANDS.items() if "server" not in {one.name for one in command.params}
     }
-    assert local == LOCAL
+    on_servers = {f"servers {verb}" for verb in ("list", "ls", "add", "use", "remove")}
+    assert local == {"version", "host join", "host run", *on_servers}

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import dstackweb
 from dstackweb.cli.main import app
+from dstackweb.cli.manual import EXAMPLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 BY_LETTER = {"--file", "--env", "--yes", "--all", "--list"}
@@ -31,16 +32,19 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
-def test_the_usage_of_a_command_has_one_pair_of_brackets_per_argument(name: tuple[str, ...]) -> None:
-    usage = CliRunner().invoke(app, [*name, "--help"]).output
-    assert f" {' '.join(name)} [OPTIONS]" in usage
-    assert "[[" not in usage
-    assert "{" not in usage.split("Options")[0]
-
-
-@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
-def test_no_option_shows_the_name_of_a_type(name: tuple[str, ...]) -> None:
-    assert re.findall(r"<[\w\[\] ]+>", CliRunner().invoke(app, [*name, "--help"]).output) == []
+def test_the_help_of_a_command_says_what_it_does_and_takes_and_how_to_use_it(name: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(app, [*name, "--help"], env={"COLUMNS": "300"}).output
+    assert f" {' '.join(name)} [OPTIONS]" in text
+    assert "[[" not in text.partition("\n\n")[0]
+    assert COMMANDS[name].help.partition("\n")[0].replace("`", "") in text
+    for param in COMMANDS[name].params:
+        assert param.help.replace("`", "") in text
+        assert param.metavar is not None, "else the type is shown"
+        assert param.metavar in text
+    examples = EXAMPLES.get(" ".join(name), ())
+    assert re.findall("^  • (.*?) *$", text, re.MULTILINE) == [
+        f"dstackweb {line}: {about}".replace("`", "") for line, about in examples
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)

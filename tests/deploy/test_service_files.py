@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from configparser import RawConfigParser
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
 from django.core.management import get_commands, load_command_class
 from django.urls import resolve
 
-from dstackweb.cli.main import app
+from dstackweb import manage
+from dstackweb.cli.hosts import app as host_commands
 from dstackweb.lib.process import REFUSED
 from dstackweb.runner import cgroups, sandbox
 from dstackweb.runner.host_agent import NEVER
 from tests.support import REPO
 
 UNITS = sorted((REPO / "deploy" / "systemd").glob("*.service"))
+UNITS = [path for path in UNITS if "backup" not in path.name]  # test_backup_timer.py
 CONTAINERFILE = (REPO / "Containerfile").read_text()
 
 
@@ -36,26 +38,33 @@ def service(path: Path) -> dict[str, str]:
 def check_manage(argv: list[str]) -> None:
     """These words are a management command and its options."""
     command = load_command_class(get_commands()[argv[0]], argv[0])
-    command.create_parser("manage.py", argv[0]).parse_args(argv[1:])
+    command.create_parser("dstackweb-server", argv[0]).parse_args(argv[1:])
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units_start_existing_commands_and_do_not_kill_jobs(path: Path) -> None:
     found = service(path)
     program, *argv = found["ExecStart"].split()
-    assert program.startswith("/opt/dstackweb/.venv/bin/")
-    if argv[0] == "manage.py":
-        check_manage(argv[1:])
+    assert Path(program).parent == Path("/opt/dstackweb/.venv/bin")
+    if Path(program).name == "dstackweb-server":
+        check_manage(argv)
         assert (found["Type"], found["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
         final = REFUSED
     else:
-        assert argv == ["host", "run"]
-        assert "host" in {group.name for group in app.registered_groups}
+        assert (Path(program).name, argv) == ("dstackweb", ["host", "run"])
+        assert "run" in {command.name for command in host_commands.registered_commands}
         final = NEVER
     assert found["RestartPreventExitStatus"] == str(final)
     has_jobs = "--no-host" not in argv
     assert found["KillMode"] == ("process" if has_jobs else "mixed")
     assert ("User" in found, found.get("Delegate")) == (not has_jobs, "yes" if has_jobs else None)
+
+
+def test_the_help_of_the_server_names_existing_commands() -> None:
+    lines = re.findall(r"^  (\w.{18}) ", manage.HELP, re.MULTILINE)
+    assert len(lines) > 9
+    for line in lines:
+        check_manage([{"RUN_ID": str(uuid4())}.get(word, word) for word in line.split()])
 
 
 JOB_UNITS = [path for path in UNITS if "Delegate" in service(path)]
@@ -70,7 +79,7 @@ print(json.dumps([sandbox.obstacle(account_of(PROJECT_UIDS, 0)), cgroups.support
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has rights to leave to a service")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("path", JOB_UNITS, ids=lambda path: path.name)
 def test_services_that_start_jobs_keep_the_rights_for_sandboxes_cgroups_and_closed_ports(path: Path) -> None:
     kept = set(re.findall(r"CAP_\w+", path.read_text()))
@@ -94,7 +103,7 @@ def test_services_that_start_jobs_leave_them_gpus_and_the_machine_processes(path
     assert found["TasksMax"] == "80%"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.needs("systemd")
 def test_systemd_understands_the_units(tmp_path: Path) -> None:
     for path in UNITS:  # the programs are not installed here
         (tmp_path / path.name).write_text(re.sub("^ExecStart=.*", "ExecStart=/bin/true", path.read_text(), flags=re.M))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server import Server
 
-pytestmark = [pytest.mark.nightly, pytest.mark.skipif(os.getuid() != 0, reason="only root has jobs run as other users")]
+pytestmark = [pytest.mark.nightly, pytest.mark.needs("root")]
 JOB = 1_900_000_042
 
 

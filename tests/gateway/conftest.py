@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from standins.programs import require
 from tests.server import Server
 from tests.servers import free_port
 
@@ -38,6 +39,7 @@ class Gateway:
         return added
 
     def ssh_command(self, key: Path, run: str, *words: str) -> list[str]:
+        require("ssh")
         known = self.keys / "known_hosts"
         options = ["StrictHostKeyChecking=accept-new", f"UserKnownHostsFile={known}", "IdentitiesOnly=yes",
                    "BatchMode=yes", "LogLevel=ERROR"]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -194,7 +193,7 @@ def test_unhealthy_and_healthy_again_is_on_record(gateway: Gateway, run: dict[st
 
 
 def test_a_killed_gateway_ends_nothing(gateway: Gateway, run: dict[str, Any], call: Caller) -> None:
-    kill(*gateway.server.role_pids("manage.py\0gateway"))
+    kill(*gateway.server.role_pids("dstackweb.manage\0gateway"))
     eventually(lambda: _status(call) == 200, deadline=90)
     found = becomes(gateway, run["name"], "healthy")
     assert (found["status"], found["attempt"]) == ("running", 1)
@@ -247,7 +246,7 @@ def _ended(call: Caller) -> httpx.Response | None:
     return answer if answer.json()["problem"] == "ended" else None
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="jobs have another user only if the server is root")
+@pytest.mark.needs("root")
 def test_another_users_process_on_its_port_gets_no_request(gateway: Gateway) -> None:
     with listener() as port:
         name = submit(gateway, "sleep 1000", port=port)

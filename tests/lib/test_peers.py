@@ -53,7 +53,7 @@ def test_the_user_is_known_until_their_end_is_closed(to: str) -> None:
     assert proxies.are_known()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.needs("root")
 @pytest.mark.parametrize(("uid", "believed"), [(OF_A_JOB, False), (65534, True), (None, True)])
 def test_a_job_claims_no_address_where_a_proxy_beside_it_is_trusted(uid: int | None, believed: bool) -> None:
     with connected(socket.AF_INET, "127.0.0.1", uid=uid) as (taken, _theirs):
@@ -63,7 +63,7 @@ def test_a_job_claims_no_address_where_a_proxy_beside_it_is_trusted(uid: int | N
     assert ("HTTP_X_FORWARDED_FOR" in environ) == believed
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.needs("root")
 def test_a_request_whose_sender_has_gone_is_taken_for_a_jobs() -> None:
     with connected(socket.AF_INET, "127.0.0.1", uid=OF_A_JOB) as (taken, theirs):
         os.write(theirs, b"x")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from tests.support import eventually
 __all__ = ["cloud", "server"]
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(os.getuid() != 0, reason="only root starts jobs as another user"),
+    pytest.mark.needs("root"),
 ]
 
 THIEF = """

@@ -74,6 +74,14 @@ def unpacked(data: bytes, target: Path, limits: ArchiveLimits = LIMITS) -> None:
     unpack(io.BytesIO(data), hashlib.sha256(data).hexdigest(), str(target), limits)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _usual_umask() -> Iterator[None]:
+    """Modes below are those of code that is unpacked with the umask of most machines, whatever this one has."""
+    former = os.umask(0o022)
+    yield
+    os.umask(former)
+
+
 def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Kind, mode and content of everything below a folder, no link followed."""
     found = {}

@@ -142,7 +142,7 @@ def test_the_cgroup_that_a_killed_runner_left_goes_with_the_jobs_files(box: Make
     assert not any(map(os.path.exists, group.folders))
 
 
-@pytest.mark.skipif(not OTHER_USER, reason="only root may surely make cgroups")
+@pytest.mark.needs("root")
 def test_a_job_that_forks_without_end_has_no_more_processes_than_its_limit(box: MakeBox) -> None:
     job = box(f"python3 -S -c '{FORKS}'", process_limit=100)
     job.launch()
@@ -245,7 +245,7 @@ def test_another_jobs_marker_makes_no_process_part_of_that_job(
     assert tree.processes(job, cgroups.NO_GROUP, set()) == ({own} if group.folders else {own, in_anothers_group})
 
 
-@pytest.mark.skipif(not OTHER_USER, reason="only root may start processes of others")
+@pytest.mark.needs("root")
 def test_without_cgroups_a_marker_counts_for_processes_of_the_jobs_user(marked: Callable[..., int]) -> None:
     job, jobs_user = str(uuid4()), 1900000007
     own, sandbox, _other = marked(job, user=jobs_user), marked(job), marked(job, user=1900000008)

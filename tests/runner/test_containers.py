@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -25,7 +23,7 @@ from tests.support import eventually
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.xdist_group("containers"),
-    pytest.mark.skipif(os.getuid() != 0 or not shutil.which("dockerd"), reason="needs root and docker.io"),
+    pytest.mark.needs("root", "docker"),
 ]
 UIDS = "1900000000-1900999999"
 UID = 1900000007

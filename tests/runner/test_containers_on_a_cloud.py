@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.django_db(transaction=True),
     pytest.mark.xdist_group("containers"),
-    pytest.mark.skipif(os.getuid() != 0 or not shutil.which("dockerd"), reason="needs root and docker.io"),
+    pytest.mark.needs("root", "docker"),
 ]
 
 

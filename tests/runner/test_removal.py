@@ -15,7 +15,7 @@ from dstackweb.runner import jobs, sandbox
 from dstackweb.runner.child import acting_as
 from dstackweb.runner.disk import remove
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may mount, and act as another user")
+as_root = pytest.mark.needs("root")
 
 
 def nest(folder: Path, depth: int) -> None:

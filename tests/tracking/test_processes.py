@@ -21,7 +21,9 @@ def start(folder: Path, code: str, env: dict[str, str]) -> subprocess.Popen[str]
     program = folder / "program.py"
     program.write_text(code)
     return subprocess.Popen(
-        [sys.executable, program], env={**os.environ, "PYTHONPATH": str(REPO), **env},
+        # From 3.12 on Python warns of each fork beside threads, which is what some of these programs are about.
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", program],
+        env={**os.environ, "PYTHONPATH": str(REPO), **env},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

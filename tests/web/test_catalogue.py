@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gettext
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +79,7 @@ def test_each_text_has_a_translation_that_nobody_doubts(locale: str) -> None:
     assert not found.obsolete
 
 
-@pytest.mark.skipif(shutil.which("xgettext") is None, reason="GNU gettext is not installed")
+@pytest.mark.needs("gettext")
 def test_the_catalogue_has_the_texts_of_the_code_as_it_is_now(tmp_path: Path) -> None:
     """`make messages` brings it up to date."""
     now, kept = keys(messages.extracted(tmp_path)), keys(catalogue(messages.LANGUAGE))
@@ -131,7 +130,7 @@ def unmarked(source: str) -> Iterator[str]:
 
 def test_templates_have_no_text_outside_of_what_is_translated() -> None:
     assert list(unmarked('<p title="A title">Some {% trans "x" %}</p>')) == ["A title", "Some"]
-    folder = Path(settings.BASE_DIR) / "templates"
+    folder = Path(settings.ASSETS_DIR) / "templates"
     found = {path.name: words for path in folder.rglob("*.html") if (words := list(unmarked(path.read_text())))}
     assert found == {}
 
@@ -139,7 +138,7 @@ def test_templates_have_no_text_outside_of_what_is_translated() -> None:
 def test_scripts_say_only_what_the_server_translated() -> None:
     """A sentence in a script is two words in quotes, but for selectors, types and names of events."""
     sentence = re.compile(r"""(["'`])([A-Z][a-z]+(?: [a-z]+)+[^"'`]*)\1""")
-    folder = Path(settings.BASE_DIR) / "static"
+    folder = Path(settings.ASSETS_DIR) / "static"
     found = {}
     for path in (*folder.glob("js/*.js"), *folder.glob("*.js")):
         code = re.sub(r"/\*.*?\*/|(?<!:)//[^\n]*", "", path.read_text(), flags=re.DOTALL)

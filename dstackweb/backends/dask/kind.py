@@ -26,7 +26,7 @@ from dstackweb.backends.contract import (
     SourceSpec,
 )
 from dstackweb.backends.dask.fit import CPU, fits
-from dstackweb.backends.dask.scheduler import Scheduler, Tls
+from dstackweb.backends.dask.scheduler import NOT_INSTALLED, Scheduler, Tls, is_installed
 from dstackweb.backends.kinds import Kind, ReportLine
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
@@ -275,9 +275,16 @@ class DaskKind(ClusterKind):
     setup_hint = gettext_lazy("Runs become tasks of a Dask cluster, submitted when a worker has room for them.")
 
     def settle(self, config: Mapping[str, Any], stored: str = "") -> tuple[dict[str, Any], str]:
+        if not is_installed():
+            raise Invalid(self.source_failure({"code": NOT_INSTALLED}))
         plain, secret = super().settle(config, stored)
         tls(plain, self.secrets_of(secret))
         return plain, secret
+
+    def source_failure(self, error: Mapping[str, Any]) -> str:
+        if error.get("code") == NOT_INSTALLED:
+            return _("Dask backends need the package msgpack: install dstackweb[dask-backend], and restart the server.")
+        return super().source_failure(error)
 
     def location(self, config: Mapping[str, Any]) -> str:
         return str(config["scheduler"])

@@ -18,11 +18,15 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from dstackweb.backends.clusters import unreachable
 from dstackweb.backends.contract import SourceFailed, SourceFailure
+
+try:
+    import msgpack
+except ImportError:  # only a server with a Dask backend needs it
+    msgpack = None
 
 T = TypeVar("T")
 NEEDS = "2025.4"
@@ -31,8 +35,15 @@ LOAD = "exec(fit, space) or exec(on_scheduler, space) or space['install']"
 MAX_BYTES, MAX_FRAMES = 16 * 2**20, 64
 """Of a message. The largest one lists all workers, with less than 1 KB each."""
 CONNECT_S, ANSWER_S = 5.0, 20.0
+NOT_INSTALLED = "not_installed"
+"""The code of SourceFailed where the server lacks msgpack."""
 HANDSHAKE = {"compression": None, "python": (3, 11, 0), "pickle-protocol": 4}
 """What both sides say first. Without compression of ours the other side does without."""
+
+
+def is_installed() -> bool:
+    """Whether the server has the extra `dask-backend`."""
+    return msgpack is not None
 
 
 class Code:
@@ -64,6 +75,8 @@ class Scheduler:
 
     def ask(self, what: str, into: type[T], **data: Any) -> T:
         """An answer of the type. Raises SourceFailed whenever there is none."""
+        if not is_installed():
+            raise SourceFailed(NOT_INSTALLED)
         try:
             with Line(self.address, self.tls) as line:
                 message = {"op": operation(), "ask": what, "data": data}

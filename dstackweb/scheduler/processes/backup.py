@@ -11,11 +11,13 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +41,14 @@ FOLDERS = ("joblogs", "archives", "artifacts")
 """Of the storage, where it is a disk. A dump of the database has its rows; objects stay in their bucket."""
 
 
+DRAFT = ".backup-"
+"""The beginning of the folder in which a backup is written, beside its file."""
+NAMED_BY_TIME = re.compile(r"dstackweb-\d{8}T\d{6}Z\.tar")
+"""The files of `write_into`; it removes no others."""
+ABANDONED_S = 6 * 3600
+"""For so long nothing was written into a draft that a killed backup has left."""
+
+
 class BackupFailed(DomainError):
     """Nothing was written, or nothing was changed."""
 
@@ -58,7 +68,11 @@ def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
     """Back up to a new file; returns its manifest. Raises BackupFailed."""
     if target.exists():
         raise BackupFailed(f"{target} exists. Nothing was written. Choose another name.")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if Job._meta.db_table not in connection.introspection.table_names():
+        raise BackupFailed(
+            f"There is no deployment in {settings.DSTACKWEB_HOME}. Nothing was written. Set DSTACKWEB_HOME and "
+            "DATABASE_URL as the server has them."
+        )
     manifest = {
         "format": FORMAT,
         "release": dstackweb.__version__,
@@ -68,25 +82,53 @@ def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
         "with_key": with_key,
         "storage": settings.DSTACKWEB_STORAGE.partition("?")[0],
     }
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
-        copy = Path(folder) / DATABASE
-        _dump(copy)
-        draft = Path(folder) / "tar"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file, tarfile.open(None, "w|", file) as tar:
-            _add_text(tar, MANIFEST, json.dumps(manifest, indent=2))
-            tar.add(copy, DATABASE)
-            if with_key:
-                _add_text(tar, KEY, settings.SECRET_KEY)
-                for name in KEYS[1:]:
-                    if (key := settings.DSTACKWEB_HOME / name).exists():
-                        _add_text(tar, name, key.read_text())
-            root = _root()
-            files = sum(_add_files(tar, root, name) for name in FOLDERS) if root else 0
-            tar.close()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=DRAFT) as folder:
+            copy = Path(folder) / DATABASE
+            _dump(copy)
+            draft = Path(folder) / "tar"
+            private = os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600)
+            with open(private, "wb") as file, tarfile.open(None, "w|", file) as tar:
+                _add_text(tar, MANIFEST, json.dumps(manifest, indent=2))
+                tar.add(copy, DATABASE)
+                if with_key:
+                    _add_text(tar, KEY, settings.SECRET_KEY)
+                    for name in KEYS[1:]:
+                        if (key := settings.DSTACKWEB_HOME / name).exists():
+                            _add_text(tar, name, key.read_text())
+                root = _root()
+                files = sum(_add_files(tar, root, name) for name in FOLDERS) if root else 0
+                tar.close()
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+            # The name too must outlast a crash: `write_into` removes older files next.
+            listing = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(listing)
+            os.close(listing)
+    except (OSError, sqlite3.Error) as error:
+        raise BackupFailed(f"{target} could not be written: {error}. No other file was changed.") from error
     return manifest | {"files": files, "bytes": target.stat().st_size}
+
+
+def write_into(folder: Path, *, keep: int = 0, with_key: bool = False) -> tuple[Path, dict[str, Any], list[Path]]:
+    """Back up to a file of this folder that is named by the time, and remove all but the newest `keep` (0: none).
+
+    Returns the file, its manifest and what was removed. Raises BackupFailed, and then removes no backup.
+    """
+    for draft in folder.glob(f"{DRAFT}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - max(path.stat().st_mtime for path in (draft, *draft.iterdir())) > ABANDONED_S:
+                shutil.rmtree(draft)
+    target = folder / f"dstackweb-{timezone.now():%Y%m%dT%H%M%SZ}.tar"
+    manifest = write(target, with_key=with_key)
+    # The new one stays, whatever times the names of others claim: the clock may have been wrong.
+    others = sorted(path for path in folder.iterdir() if NAMED_BY_TIME.fullmatch(path.name) and path != target)
+    removed = others[: max(0, len(others) + 1 - keep)] if keep else []
+    for path in removed:
+        path.unlink(missing_ok=True)
+    return target, manifest, removed
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:

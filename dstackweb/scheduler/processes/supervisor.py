@@ -87,8 +87,8 @@ class ProcessLog:
 class SupervisedProcess:
     """A process across its restarts."""
 
-    def __init__(self, spec: ProcessSpec, log: ProcessLog, cwd: Path) -> None:
-        self.spec, self.log, self.cwd = spec, log, cwd
+    def __init__(self, spec: ProcessSpec, log: ProcessLog) -> None:
+        self.spec, self.log = spec, log
         self.process: subprocess.Popen[bytes] | AdoptedProcess | None = None
         self.output: IO[bytes] | None = None
         self.is_ready = False
@@ -104,7 +104,7 @@ class SupervisedProcess:
         env = {**os.environ, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1", **self.spec.env}
         # Its own process group: Ctrl-C reaches only the supervisor, which stops the others in order.
         self.process = process = subprocess.Popen(
-            self.spec.argv, cwd=self.cwd, env=env, process_group=0, pass_fds=self.spec.files,
+            self.spec.argv, env=env, process_group=0, pass_fds=self.spec.files,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.started_at, self.start_at, self.is_ready, self.last_line = time.monotonic(), None, False, b""
@@ -147,7 +147,7 @@ class SupervisedProcess:
 
 
 class Supervisor:
-    """`Supervisor(specs, logs, cwd, say).run(on_ready)` until SIGINT, SIGTERM or SIGHUP. `say` prints one line.
+    """`Supervisor(specs, logs, say).run(on_ready)` until SIGINT, SIGTERM or SIGHUP. `say` prints one line.
 
     A process that ends with REFUSED, because the database is for newer programs, ends them all. With `preparation` (a
     command and its environment) SIGHUP asks for a reload: that command is run, and if it fails, all goes on. `former`
@@ -158,16 +158,15 @@ class Supervisor:
         self,
         specs: Sequence[ProcessSpec],
         logs: Path,
-        cwd: Path,
         say: Callable[[str], None],
         preparation: tuple[Sequence[str], Mapping[str, str]] | None = None,
         former: Sequence[FormerChild] = (),
     ) -> None:
         files = {name: ProcessLog(logs, name) for name in {*(s.name for s in specs), *(f.name for f in former)}}
-        self.children = [SupervisedProcess(spec, files[spec.name], cwd) for spec in specs]
+        self.children = [SupervisedProcess(spec, files[spec.name]) for spec in specs]
         self.say = say
         self.not_reloaded: Callable[[], None] = lambda: None
-        self._cwd, self._preparation = cwd, preparation
+        self._preparation = preparation
         self._preparing: subprocess.Popen[bytes] | None = None
         self._outputs = selectors.DefaultSelector()
         self._stop_requests = 0
@@ -177,7 +176,7 @@ class Supervisor:
         self._leaving: dict[SupervisedProcess, float | None] = {}
         """Former processes, and until when they may finish their work."""
         for one in former:
-            child = SupervisedProcess(ProcessSpec(one.name, ()), files[one.name], cwd)
+            child = SupervisedProcess(ProcessSpec(one.name, ()), files[one.name])
             self._listen_to(child, child.adopt(one))
             self._leaving[child] = None
 
@@ -246,9 +245,7 @@ class Supervisor:
                 self._reload_wanted = False
                 argv, env = self._preparation
                 own = {PARENT_VARIABLE: str(os.getpid())}
-                self._preparing = subprocess.Popen(
-                    argv, cwd=self._cwd, env={**env, **own}, stdin=subprocess.DEVNULL, process_group=0
-                )
+                self._preparing = subprocess.Popen(argv, env={**env, **own}, stdin=subprocess.DEVNULL, process_group=0)
             return None
         code = self._preparing.poll()
         if code is None:

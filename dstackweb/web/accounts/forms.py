@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from allauth.core import context
 from django import forms
 from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
 from django.db import transaction
@@ -14,6 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from dstackweb.accounts import attempts
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.fields import SecretField
 from dstackweb.accounts.models import ApiToken, Project, Role, TokenScope, User
@@ -77,6 +79,13 @@ class Switch(forms.CheckboxInput):
 class SignInForm(Styled, AuthenticationForm):
     """Name and password."""
 
+    def clean(self) -> dict[str, Any]:
+        name, password = (self.cleaned_data.get(field) for field in ("username", "password"))
+        if not (name and password):
+            return super().clean()
+        with attempts.password_check(context.request.META.get("REMOTE_ADDR", ""), name):
+            return super().clean()
+
 
 class ChangePasswordForm(Styled, PasswordChangeForm):
     revoke_tokens = forms.BooleanField(
@@ -84,6 +93,11 @@ class ChangePasswordForm(Styled, PasswordChangeForm):
         required=False,
         help_text=_("If someone else may know the old password. Your other sessions end in any case."),
     )
+
+    def clean_old_password(self) -> str:
+        """Limited too: whoever has someone else's session must not find the password out here."""
+        with attempts.password_check(context.request.META.get("REMOTE_ADDR", ""), self.user.get_username()):
+            return super().clean_old_password()
 
     def save(self, commit: bool = True) -> User:
         """One transaction: no token outlives the old password."""

@@ -119,6 +119,11 @@ class ConfirmPasswordForm(Styled, ReauthenticateForm):
         widget=forms.PasswordInput(attrs={"autocomplete": "current-password", "autofocus": True}),
     )
 
+    def clean_password(self) -> str:
+        with attempts.password_check(context.request.META.get("REMOTE_ADDR", ""), self.user.get_username()):
+            password: str = super().clean_password()
+            return password
+
 
 class ConfirmPassword(AsksPassword, ReauthenticateView):
     """Before a change that keeps others out, or lets them in."""

@@ -5,7 +5,7 @@ A value that can be shown once is in the answer to the form that made it, and no
 
 from __future__ import annotations
 
-import datetime as dt
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +25,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 from django.views.generic import FormView
 
-from dstackweb.accounts import access, attempts, services, sessions, sign_in
+from dstackweb.accounts import access, services, sessions, sign_in
 from dstackweb.accounts.models import Membership, Role, User
 from dstackweb.audit import recorder
 from dstackweb.audit.models import AuditAction, AuditKind
@@ -59,29 +59,19 @@ page_or_form = require_http_methods(["GET", "HEAD", "POST"])
 
 
 class AsksPassword(FormView[Any]):
-    """A page that asks for a password: too many wrong ones from an address are refused for a while."""
+    """A page whose form checks a password with `attempts.password_check`: says how long no more are taken."""
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         try:
-            attempts.check(request.META.get("REMOTE_ADDR", ""))
+            return super().post(request, *args, **kwargs)
         except TooMany as error:
-            wait = dt.timedelta(seconds=error.retry_after)
-            return render(request, "accounts/locked_out.html", {"cooloff_timedelta": wait}, status=429)
-        return super().post(request, *args, **kwargs)
-
-    def form_invalid(self, form: Any) -> HttpResponse:
-        if self.was_wrong(form):
-            attempts.count_failure(self.request.META.get("REMOTE_ADDR", ""))
-        return super().form_invalid(form)
-
-    def was_wrong(self, form: Any) -> bool:
-        """Whether the form was refused for its password."""
-        return True
+            values = {"name": error.extra.get("name"), "wait_s": error.retry_after}
+            response = render(request, "accounts/locked_out.html", values, status=error.status)
+            response["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+            return response
 
 
 class SignIn(AsksPassword, LoginView):
-    """Password sign-in; axes counts failures and locks sign-in for a while."""
-
     template_name = "accounts/login.html"
     authentication_form = SignInForm
     redirect_authenticated_user = True
@@ -110,15 +100,12 @@ def to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 class ChangePassword(SuccessMessageMixin[Any], AsksPassword, PasswordChangeView):
-    """The signed-in person's own password. Who has someone else's session must not find it out here."""
+    """The signed-in person's own password."""
 
     template_name = "accounts/password.html"
     form_class = ChangePasswordForm
     success_url = reverse_lazy("account")
     success_message = gettext_lazy("Password changed.")
-
-    def was_wrong(self, form: Any) -> bool:
-        return "old_password" in form.errors
 
 
 @never_cache

@@ -52,7 +52,7 @@ AREAS = (
             Entry("accounts.loginlink", _("Links that sign in once."), _("Sign-in links")),
             Entry("auth.group", _("Permissions for staff who are not deployment admins."), _("Staff groups")),
             Entry(
-                "axes.accessattempt",
+                "accounts.passwordfailures",
                 _("Failed sign-ins by user and address. Delete a row to let them try again."),
                 _("Failed sign-ins"),
             ),

@@ -18,6 +18,7 @@ from django.test import override_settings
 from dstackweb.backends.hosts import local
 from dstackweb.runner import child, sandbox
 from dstackweb.runner.isolation import PROJECT_UIDS, account_of, arrange, find_user, isolates, of_job, prepare
+from standins import programs
 from tests.backends.job_api import JobApi
 from tests.support import eventually
 
@@ -25,7 +26,7 @@ FIRST = int(PROJECT_UIDS.partition("-")[0])
 NO_SANDBOX, SANDBOX = None, list[str]()
 Launch = Callable[..., tuple[JobApi, Path]]
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root has jobs run as other users")
+as_root = pytest.mark.needs("root")
 each_level = pytest.mark.parametrize("writable", [NO_SANDBOX, SANDBOX], ids=["users", "sandbox"])
 
 
@@ -35,6 +36,8 @@ def launch(open_home: Path) -> Iterator[Launch]:
     apis: list[JobApi] = []
 
     def start(project: int, *commands: str, writable: list[str] | None, **spec: object) -> tuple[JobApi, Path]:
+        if writable is not NO_SANDBOX:
+            programs.require("bubblewrap")
         api = JobApi(*commands, **{"project": project, "env": {"SECRET": f"secret-of-{project}"}, **spec})
         apis.append(api)
         folder = local.run_dir(str(open_home / "runs"), api.run, 0)
@@ -143,7 +146,7 @@ def test_in_a_sandbox_a_job_has_no_capability_no_disk_and_its_own_processes(laun
 DRIVER_SAYS = "Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\nDevice Minor: \t {minor}\n"
 
 
-@as_root
+@pytest.mark.needs("root", "bubblewrap")
 def test_in_a_sandbox_a_job_has_no_gpus_but_its_own(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it sets CUDA_VISIBLE_DEVICES to."""
     for minor, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
@@ -305,7 +308,7 @@ def test_a_job_whose_project_requires_a_sandbox_does_not_start_without(launch: L
     assert not (folder / "here").exists()
 
 
-@as_root
+@pytest.mark.needs("root", "bubblewrap")
 def test_a_host_has_sandboxes_where_bubblewrap_works(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = arrange(open_home, uid=0, job_user=PROJECT_UIDS, shared_uid=False)
     assert prepare(made).isolation == "sandbox"

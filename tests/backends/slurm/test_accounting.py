@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from dstackweb.backends import registry, services
 from dstackweb.backends.contract import InstanceUsage, SourceFailed, SourceFailure
 from dstackweb.backends.slurm import commands
 from dstackweb.wording import units
-from standins.programs import NEEDS, is_installed
+from standins.programs import require
 from standins.slurm import Slurm
 from tests.server import Server
 from tests.support import eventually
@@ -112,8 +111,7 @@ def test_sacct_is_asked_for_all_jobs_at_once_and_may_have_no_answer(tmp_path: Pa
 @pytest.fixture
 def site() -> Iterator[tuple[Server, Slurm]]:
     """A server, and a Slurm with a slurmdbd."""
-    if os.geteuid() or not (is_installed("slurm") and is_installed("slurmdbd")):
-        pytest.skip(f"needs root and Debian's {NEEDS['slurm'].packages} {NEEDS['slurmdbd'].packages}")
+    require("root", "slurm", "slurmdbd")
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         home = Path(folder, "home")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dstackweb.runner import tree
-from standins.programs import is_installed
+from standins.programs import require
 from standins.slurm import Slurm
 from tests.server import Server, kill
 from tests.support import eventually
@@ -32,8 +32,7 @@ ASKS: dict[str, Any] = {"backends": ["cluster"], "resources": {"cpu": "1..", "me
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Slurm]]:
     """A server whose backend `cluster` is a Slurm of its own."""
-    if os.geteuid() or not is_installed("slurm"):
-        pytest.skip("needs root and Debian's packages of Slurm")
+    require("root", "slurm")
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         home = Path(folder, "home")

@@ -22,7 +22,7 @@ from dstackweb.scheduler.processes.protection import close_ports
 
 FIRST = int(PROJECT_UIDS.partition("-")[0])
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may change the firewall")
+as_root = pytest.mark.needs("root", "nftables", "iproute2")
 
 
 def postgres(host: str, port: int) -> dict[str, Any]:

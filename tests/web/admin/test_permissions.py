@@ -61,7 +61,7 @@ def test_pages_about_people_are_all_in_the_readers_language(client: Client) -> N
             "group": "auth/group/add/",
             "user": f"accounts/user/{mia.pk}/change/",
             "password": f"accounts/user/{mia.pk}/password/",
-            "attempts": "axes/accessattempt/",
+            "attempts": "accounts/passwordfailures/",
         }.items()
     }
     assert boxes(pages["group"])["项目"] == ["查看", "添加", "更改", "删除"]

@@ -146,12 +146,15 @@ def test_days_are_those_of_the_readers_zone(project: Project, ann: User, as_user
     assert data["times"][-1] == "2026-11-20T23:00:00Z"
 
 
-@pytest.mark.parametrize("zone", ["", "Nowhere/At_all", "../etc/passwd", "/etc/passwd", "Europe", "x" * 5000, "a\0b"])
+@pytest.mark.parametrize(
+    "zone", ["", "Nowhere/At_all", "../etc/passwd", "/etc/passwd", "Europe", "x" * 5000, '"a\\000b"']
+)
 def test_an_invalid_time_zone_falls_back_to_utc(project: Project, ann: User, as_user: SignIn, zone: str) -> None:
     placed(services.ensure_queue(project), ann, NOON, 60)
     client = as_user(ann)
-    client.cookies["zone"] = zone
-    assert data_of(client.get("/p/main/queues/default/history/").content.decode())["zone"] == "UTC"
+    cookies = client.cookies.output(header="", sep=";") + f"; zone={zone}"  # as sent: Python's jar may refuse some
+    answer = client.get("/p/main/queues/default/history/", headers={"cookie": cookies})
+    assert data_of(answer.content.decode())["zone"] == "UTC"
 
 
 def test_the_table_has_the_values_of_the_chart(project: Project, ann: User, as_user: SignIn) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py backup FILE`: back up the deployment to a new file, while it runs."""
+"""`dstackweb-server backup FILE`: back up the deployment to a new file, while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("file", type=Path, help="where to write it; must not exist")
+        parser.add_argument(
+            "file", type=Path, help="a new file, or a folder in which the file gets a name of its own, by the time"
+        )
+        parser.add_argument(
+            "--keep",
+            type=int,
+            metavar="N",
+            help="in a folder: afterwards remove all but the newest N of these files; none if the backup fails",
+        )
         parser.add_argument(
             "--with-secret-key",
             action="store_true",
@@ -23,14 +31,22 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        file, keep, with_key = options["file"], options["keep"], options["with_secret_key"]
+        removed: list[Path] = []
+        if keep is not None and (keep < 1 or not file.is_dir()):
+            raise CommandError("--keep takes a number from 1 on, and needs a folder that exists. Nothing was written.")
         try:
-            made = backup.write(options["file"], with_key=options["with_secret_key"])
+            if file.is_dir():
+                file, made, removed = backup.write_into(file, keep=keep or 0, with_key=with_key)
+            else:
+                made = backup.write(file, with_key=with_key)
         except DomainError as error:
             raise CommandError(error.detail) from None
         self.stdout.write(
-            f"{options['file']}: database ({made['database']}) and {made['files']} logs and archives, "
-            f"{made['bytes'] >> 20} MiB."
+            f"{file}: database ({made['database']}) and {made['files']} logs and archives, {made['bytes'] >> 20} MiB."
         )
+        if removed:
+            self.stdout.write(f"Removed older ones: {', '.join(path.name for path in removed)}.")
         if made["storage"].startswith("s3://"):
             self.stdout.write(f"Logs and code stay in {made['storage']}: back up the bucket as well.")
         if made["with_key"]:

@@ -1,4 +1,4 @@
-"""`manage.py up`: the whole server on one machine, until Ctrl-C."""
+"""`dstackweb-server up`: the whole server on one machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 LISTENS_ON = "DSTACKWEB_LISTENS_ON"
 """Set by a server for the program that prepares its reload: a reload cannot change the address."""
+PYTHON = (sys.executable, "-P")
+"""Imports nothing from the current directory, where files of the person who starts the server may be."""
 
 
 class Command(BaseCommand):
@@ -78,7 +81,6 @@ class Command(BaseCommand):
         supervisor = Supervisor(
             server_processes(static_root, listener.fileno(), with_host=not options["no_host"]),
             logs,
-            settings.BASE_DIR,
             self._say,
             preparation=([*again, "--prepare"], given),
             former=former.children if former else (),
@@ -229,7 +231,7 @@ def _static_fingerprint() -> str:
 
 
 def _manage(*argv: str) -> list[str]:
-    return [sys.executable, str(settings.BASE_DIR / "manage.py"), *argv]
+    return [*PYTHON, "-m", "dstackweb.manage", *argv]
 
 
 def _role(*argv: str) -> list[str]:
@@ -266,11 +268,11 @@ def server_processes(static_root: Path, listener: int, *, with_host: bool = True
     def host_is_alive(_pid: int) -> bool:
         return Host.objects.filter(name=settings.DSTACKWEB_HOST_NAME, seen_at__gte=began).exists()
 
-    gunicorn = ["-m", "gunicorn", "--config", "python:dstackweb.gunicorn_conf", "dstackweb.wsgi"]
+    gunicorn = ["-m", "dstackweb.web_server", "--config", "python:dstackweb.gunicorn_conf", "dstackweb.wsgi"]
     return [
         ProcessSpec(
             "web",
-            [sys.executable, *gunicorn],
+            [*PYTHON, *gunicorn],
             {
                 "DSTACKWEB_STATIC_ROOT": str(static_root),
                 "DSTACKWEB_LISTEN_FD": str(listener),
@@ -309,14 +311,14 @@ def banner(admin: Bootstrap, logs: Path, took_s: float) -> str:
         sign_in = f"as {admin.username}, with the password in DSTACKWEB_ADMIN_PASSWORD"
     else:
         sign_in = f"as {admin.username}; {login}"
-    cli = _cli()
+    cli, example = _program("dstackweb"), _from_here(settings.ASSETS_DIR / "examples" / "hello.yaml")
     lines = [
         f"dstackweb is ready at {address}/ (started in {took_s:.1f} s)",
         "",
         f"  Sign in    {sign_in}",
         "  Try next   in the browser: Submit a run, pick an example",
         f"             in a shell: {cli} login {address}",
-        f"                         {cli} apply -f examples/hello.yaml",
+        f"                         {cli} apply -f {example}",
     ]
     if settings.DSTACKWEB_HOST in {"0.0.0.0", "::"} and not (
         settings.DSTACKWEB_PUBLIC_URL or settings.DSTACKWEB_ALLOWED_HOSTS
@@ -329,12 +331,16 @@ def banner(admin: Bootstrap, logs: Path, took_s: float) -> str:
 def _login_command() -> str:
     """As another shell needs it, which does not know where this server's data is."""
     home = settings.DSTACKWEB_HOME
-    return "make login" if home == settings.BASE_DIR / "var" else f"DSTACKWEB_HOME={shlex.quote(str(home))} make login"
+    command = "make login" if settings.IS_CHECKOUT else f"{_program('dstackweb-server')} login_link"
+    is_known = settings.IS_CHECKOUT and home == settings.ASSETS_DIR / "var"
+    return command if is_known else f"DSTACKWEB_HOME={shlex.quote(str(home))} {command}"
 
 
-def _cli() -> str:
-    """The command line as callable from the current directory."""
-    installed = Path(sys.prefix) / "bin" / "dstackweb"
-    if not installed.exists():
-        return "dstackweb"
-    return os.path.relpath(installed) if installed.is_relative_to(Path.cwd()) else str(installed)
+def _program(name: str) -> str:
+    """A program of this installation, as callable from the current directory."""
+    installed = Path(sys.prefix) / "bin" / name
+    return name if shutil.which(name) == str(installed) or not installed.exists() else _from_here(installed)
+
+
+def _from_here(path: Path) -> str:
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
