@@ -122,7 +122,7 @@ lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in require
 	@$(COMPILE) --group ray --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-ray.txt
 
 dist: $(BIN)/python ## build sdist and wheel in dist/, and try them in new environments (needs the network)
-	@$(INSTALL) -qq $(UV)
+	@$(INSTALL) -qq $(UV) $(OR_NO_NETWORK)
 	@rm -rf dist
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build --quiet --out-dir dist
 	@rm -f dist/.gitignore

@@ -13,11 +13,15 @@ from typing import NamedTuple
 
 
 class Programs(NamedTuple):
-    """Files and programs on PATH that are needed together, and Debian's packages of them."""
+    """Files and programs on PATH that are needed together, and Debian's packages of them.
+
+    What starts `daemons` also looks for them in the folders that a user's PATH may lack.
+    """
 
     title: str
     names: tuple[str, ...]
     packages: str
+    daemons: bool = False
 
 
 FONTS = ("/usr/share/fonts/truetype/wqy/wqy-microhei.ttc", "/usr/share/fonts/truetype/liberation")
@@ -34,8 +38,10 @@ NEEDS = {
     "prometheus": Programs("Prometheus", ("promtool",), "prometheus"),
     "registry": Programs("a registry of images", ("docker-registry",), "docker-registry"),
     "root": Programs("root", (), ""),
-    "slurm": Programs("Slurm", ("slurmctld", "slurmd", "sbatch", "munged"), "slurmctld slurmd slurm-client munge"),
-    "slurmdbd": Programs("Slurm's accounting", ("slurmdbd", "mariadbd"), "slurmdbd mariadb-server-core"),
+    "slurm": Programs(
+        "Slurm", ("slurmctld", "slurmd", "sbatch", "munged"), "slurmctld slurmd slurm-client munge", daemons=True
+    ),
+    "slurmdbd": Programs("Slurm's accounting", ("slurmdbd", "mariadbd"), "slurmdbd mariadb-server-core", daemons=True),
     "ssh": Programs("OpenSSH", ("ssh", "/usr/lib/openssh/sftp-server"), "openssh-client openssh-sftp-server"),
     "systemd": Programs("systemd", ("systemd-analyze",), "systemd"),
 }
@@ -68,9 +74,9 @@ def is_installed(need: str) -> bool:
         return os.geteuid() == 0
     if need == "chromium" and chromium() is None:
         return False
+    path = search_path() if NEEDS[need].daemons else None
     return all(
-        os.path.exists(name) if name.startswith("/") else shutil.which(name, path=search_path())
-        for name in NEEDS[need].names
+        os.path.exists(name) if name.startswith("/") else shutil.which(name, path=path) for name in NEEDS[need].names
     )
 
 

@@ -27,8 +27,8 @@ NEEDS = {
     "screenshots": "Chromium: apt-get install chromium",
 }
 WITHOUT = """
-    audit clean demo-cloud demo-dask demo-progress demo-ray docs fmt help lint load lock login mutations run test
-    test-gpu test-nightly test-slow
+    .env audit clean demo-cloud demo-dask demo-progress demo-ray dist docs fmt help lint load lock login mutations
+    release-check run test test-bounds test-gpu test-nightly test-slow
 """
 """Targets that need no more than what is always there, and for some the network."""
 
@@ -49,7 +49,7 @@ def run(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_target_is_known_to_need_a_program_or_none(bare: dict[str, str]) -> None:
-    listed = re.findall(r"^make ([\w-]+)", run(bare, "help").stdout, re.MULTILINE)
+    listed = re.findall(r"^make ([\w.-]+)", run(bare, "help").stdout, re.MULTILINE)
     assert sorted(listed) == sorted([*NEEDS, *WITHOUT.split()])
 
 
