@@ -65,8 +65,9 @@ def examples(most: int, quick: int = 25) -> hypothesis.settings:
 
 def make(*words: str) -> list[str]:
     """The command, with the environment of these tests, in which it installs nothing anew."""
-    stamps = [f"--old-file={sys.prefix}/.{name}" for name in ("server", "dev", "ray")]
-    return ["make", "--no-print-directory", f"VENV={sys.prefix}", *stamps, *words]
+    venv = os.path.relpath(sys.prefix, REPO)  # the way to the repository may have blanks, which make can't take
+    stamps = [f"--old-file={venv}/.{name}" for name in ("server", "dev", "ray")]
+    return ["make", "--no-print-directory", f"VENV={venv}", *stamps, *words]
 
 
 def deployment_env(home: Path, *, migrated: bool = True, **more: str) -> dict[str, str]:

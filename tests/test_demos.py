@@ -1,4 +1,4 @@
-"""Each `make demo-…` of the README, started and ended as its reader does: a bare environment, a browser, Ctrl-C."""
+"""`make run` and each `make demo-…` of the README, as its reader uses them: a bare environment, a browser, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests import databases
 from tests.support import REPO, eventually, make
 
 
-class Demo:
-    """`with Demo("gpus", folder) as demo:` it serves, and the reader has signed in; at the end they press Ctrl-C.
+class MadeServer:
+    """`with MadeServer("demo-gpus", folder) as demo:` it serves, and the reader has signed in; at the end is Ctrl-C.
 
     `folder` is the reader's home. With `migrated` the server finds its tables made, which takes half of a first start.
     """
 
-    def __init__(self, name: str, folder: Path, *, migrated: bool = False) -> None:
-        self.name, self.output, self.home = name, folder / "output", folder / "home"
+    def __init__(self, target: str, folder: Path, *, migrated: bool = False) -> None:
+        self.target, self.output, self.home = target, folder / "output", folder / "home"
         self.url = f"http://127.0.0.1:{free_pair_of_ports()}"
         self.env = {
             "HOME": str(folder), "PATH": os.environ["PATH"],
@@ -40,11 +40,11 @@ class Demo:
         """Start it, in the foreground of a terminal's own group of processes."""
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
-                make(f"demo-{self.name}"), cwd=REPO, env=self.env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                make(self.target), cwd=REPO, env=self.env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 process_group=0,
             )  # fmt: skip
 
-    def __enter__(self) -> Demo:
+    def __enter__(self) -> MadeServer:
         self.start()
         try:
             eventually(self._is_set_up, deadline=240)
@@ -75,7 +75,7 @@ class Demo:
     def _is_set_up(self) -> bool:
         if self.process.poll() is not None:
             pytest.fail(self.said())
-        return "  Demo" in self.said()
+        return ("  Demo" if self.target != "run" else "\nLogs:") in self.said()
 
     def _sign_in(self) -> None:
         """Use the link that the console names: DSTACKWEB_HOME=… make login."""
@@ -114,7 +114,7 @@ class Demo:
         """Read the command lines that the console offers for a run on the demo's cloud or cluster."""
         return re.findall(r"\.venv/bin/(dstackweb .*)", self.said().partition("  Demo")[2])
 
-    def type(self, command: str) -> str:
+    def type_command(self, command: str) -> str:
         """Run it in another terminal, and agree to what it asks; returns what it prints."""
         done = subprocess.run(
             [f"{sys.prefix}/bin/{command.split()[0]}", *command.split()[1:]],
@@ -138,9 +138,20 @@ def free_pair_of_ports() -> int:
 
 
 @pytest.mark.slow
+def test_make_run_runs_what_readme_submits(tmp_path: Path) -> None:
+    server = MadeServer("run", tmp_path)
+    server.env["DSTACKWEB_ADMIN_TOKEN"] = token = "dw_token-of-the-reader-1"
+    with server:
+        server.type_command(f"dstackweb login {server.url} --token {token}")
+        assert "Hello" in server.type_command("dstackweb apply -f examples/hello.yaml")
+        assert re.search(r"hello +done", server.type_command("dstackweb ps -a"))
+        assert "hello" in server.page("runs/")
+
+
+@pytest.mark.slow
 @pytest.mark.needs("gcc")
 def test_eight_gpus_are_shown_at_work_for_runs(tmp_path: Path) -> None:
-    with Demo("gpus", tmp_path, migrated=True) as demo:
+    with MadeServer("demo-gpus", tmp_path, migrated=True) as demo:
         assert "GPUs 8 none missing" in demo.page("gpus/")
         eventually(lambda: re.search(r"GPU 0 \d\d % demo-train", demo.page("gpus/")))
         assert re.search(r"GPU 7 \d\d % used outside dstackweb", demo.page("gpus/"))
@@ -148,13 +159,13 @@ def test_eight_gpus_are_shown_at_work_for_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_offers_of_a_cloud_are_shown_within_its_quotas(tmp_path: Path) -> None:
-    with Demo("cloud", tmp_path, migrated=True) as demo:
+    with MadeServer("demo-cloud", tmp_path, migrated=True) as demo:
         eventually(lambda: re.search("Fits 1 more: 0 of 96 .*No quota: 0 of 0 ", demo.page("offers/?gpu=A100")))
 
 
 @pytest.mark.slow
 def test_half_a_million_tasks_are_shown_that_move(tmp_path: Path) -> None:
-    with Demo("progress", tmp_path, migrated=True) as demo:
+    with MadeServer("demo-progress", tmp_path, migrated=True) as demo:
         eventually(lambda: "Groups 48,000 in 23 prefixes" in demo.page("runs/demo-sweep/progress/"))
         eventually(lambda: re.search(r"Tasks 468,408 [\d,]+ done", demo.page("runs/demo-sweep/progress/")))
 
@@ -162,7 +173,7 @@ def test_half_a_million_tasks_are_shown_that_move(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", ["home", "home/db.sqlite3"])
 def test_ctrl_c_ends_a_demo_that_still_starts(tmp_path: Path, begun: str) -> None:
-    demo = Demo("cloud", tmp_path)
+    demo = MadeServer("demo-cloud", tmp_path)
     demo.start()
     eventually((tmp_path / begun).exists)
     demo.has_ended_well(demo.press_ctrl_c())
@@ -181,12 +192,12 @@ def test_ctrl_c_ends_a_demo_that_still_starts(tmp_path: Path, begun: str) -> Non
     ],
 )
 def test_a_demo_starts_again_and_runs_what_its_console_offers(tmp_path: Path, name: str) -> None:
-    with Demo(name, tmp_path):
+    with MadeServer(f"demo-{name}", tmp_path):
         pass
-    with Demo(name, tmp_path) as demo:
+    with MadeServer(f"demo-{name}", tmp_path) as demo:
         assert "Highest priority first" in demo.page("queue/")
         commands = demo.commands()
         assert bool(commands) == (name in ("cloud", "dask", "ray", "slurm"))
         for command in commands:
-            output = demo.type(command)
+            output = demo.type_command(command)
             assert "apply" not in command or "step 5" in output or "working: 5 of 5" in output, output
