@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -22,7 +21,7 @@ UNIT = REPO / "deploy" / "systemd" / "dstackweb-backup.service"
 TIMER = UNIT.with_suffix(".timer")
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.needs("systemd")
 def test_systemd_understands_the_timer_and_catches_up_on_a_night_that_the_machine_was_off(tmp_path: Path) -> None:
     for path in (UNIT, TIMER):
         text = path.read_text().replace(service(UNIT)["ExecStart"].split()[0], "/bin/true")
