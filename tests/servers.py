@@ -103,10 +103,9 @@ def postgres(folder: Path, *, durable: bool = False, address: str = "127.0.0.1")
     binaries = _postgres_binaries(folder, user)
     data, port = folder / "data", free_port()
     data.mkdir(mode=0o700)
-    if user is not None:
-        os.chown(data, user, user)
     secret = folder / "password"
     secret.write_text(PASSWORD)
+    _give(folder, user)
     subprocess.run(
         [
             binaries / "initdb", "-D", data, "-U", "postgres", "-A", "password", "--pwfile", secret, "-E", "UTF8",
@@ -144,12 +143,19 @@ def pgbouncer(folder: Path, database: str) -> Server:
         "pool_mode = transaction\ndefault_pool_size = 15\nmax_client_conn = 500\nserver_login_retry = 1\n"
     )
     user = NOBODY if os.geteuid() == 0 else None
+    _give(folder, user)
     url = urlunsplit(
         parts._replace(netloc=f"{parts.username}:{parts.password}@{parts.hostname}:{port}", query="pgbouncer=true")
     )
     argv = ["pgbouncer", str(config)]
     log = folder / "pgbouncer.log"
     return Server(argv, port, url, log, user, signal.SIGINT, str(parts.hostname)).start()
+
+
+def _give(folder: Path, user: int | None) -> None:
+    """Let the server's user read all of its folder, whatever the umask is; None: it is this process's own."""
+    if user is not None:
+        subprocess.run(["chown", "-R", str(user), folder], check=True)
 
 
 def _installed(package: str, pattern: str) -> str:

@@ -259,9 +259,8 @@ def launch_as_other_user(job: Box) -> None:
         os.chown(folder, uid, -1)
     # What a change of user protects by itself is undone first.
     as_other = f"os.setuid({uid}); import ctypes; ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)"
-    with job.start(
-        before=f"import dstackweb.runner.__main__, dstackweb.runner.loop, encodings.idna, traceback; {as_other}"
-    ) as process:
+    loaded = "import dstackweb.runner.__main__, dstackweb.runner.loop, encodings.idna, traceback"
+    with job.start(before=f"{loaded}; {as_other}") as process:
         job.give_orders(process)
 
 
