@@ -115,7 +115,7 @@ fmt: $(VENV)/.dev ## format the code and the templates
 # Keeps the versions that are pinned already. LOCK=--upgrade-package=django (or --upgrade) raises one (or all).
 lock: $(BIN)/python ## pin what pyproject.toml asks for, with hashes, in requirements*.txt
 	@$(INSTALL) -qq $(UV) $(OR_NO_NETWORK)
-	@$(COMPILE) pyproject.toml --extra server --output-file requirements.txt
+	@$(COMPILE) pyproject.toml --extra server --extra dask-backend --output-file requirements.txt
 	@$(COMPILE) --group dev --constraint requirements.txt --output-file requirements-dev.txt
 	@$(COMPILE) --group redis --no-deps --output-file requirements-redis.txt
 	@$(COMPILE) --group docs --constraint requirements-dev.txt --constraint requirements.txt --output-file requirements-docs.txt
