@@ -2,11 +2,6 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-HOST := $(or $(DSTACKWEB_HOST),127.0.0.1)
-# Jobs may share the server's user only where nobody else can reach the server.
-ifneq ($(filter 127.% localhost ::1,$(HOST)),)
-SHARED_UID := DSTACKWEB_SHARED_UID=$${DSTACKWEB_SHARED_UID:-1}
-endif
 WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 # The pinned files name every package with its hash: there is nothing to resolve, and Python compiles what it imports.
@@ -21,25 +16,25 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.server ## start the server on http://127.0.0.1:8000; Ctrl-C stops it
-	@exec env $(SHARED_UID) $(BIN)/python manage.py up
+	@exec $(BIN)/python manage.py up
 
 demo-cloud: $(VENV)/.dev ## the same with a local stand-in for AWS: no network, no cost
-	@exec env $(SHARED_UID) $(BIN)/python tools/demo_cloud.py
+	@exec $(BIN)/python tools/demo_cloud.py
 
 demo-gpus: $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some idle (needs gcc)
-	@exec env $(SHARED_UID) $(BIN)/python tools/demo_gpus.py
+	@exec $(BIN)/python tools/demo_gpus.py
 
 demo-slurm: $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
-	@exec env $(SHARED_UID) $(BIN)/python tools/demo_slurm.py
+	@exec $(BIN)/python tools/demo_slurm.py
 
 demo-dask: $(VENV)/.dev ## the same with a Dask cluster of two workers
-	@exec env $(SHARED_UID) $(BIN)/python tools/demo_dask.py
+	@exec $(BIN)/python tools/demo_dask.py
 
 demo-ray: $(VENV)/.ray ## the same with a Ray cluster of one node
-	@exec env $(SHARED_UID) $(BIN)/python tools/demo_ray.py
+	@exec $(BIN)/python tools/demo_ray.py
 
 demo-progress: $(VENV)/.dev ## the same with a run that reports half a million simulated tasks
-	@exec env $(SHARED_UID) $(BIN)/python tools/demo_progress.py
+	@exec $(BIN)/python tools/demo_progress.py
 
 .env: ## the passwords of compose.yaml's PostgreSQL and Redis, if there are none yet
 	@random() { od -An -tx1 -N24 /dev/urandom | tr -d ' \n'; }; postgres=$$(random); redis=$$(random); umask 077; \

@@ -20,7 +20,7 @@ def main() -> None:
         sys.stdout.write(f"dstackweb {dstackweb.__version__}\n")
         return
     if not all(map(find_spec, OF_THE_SERVER)):
-        sys.exit("dstackweb: only the command line is installed here. Install the server: pip install 'dstackweb[server]'")
+        sys.exit("dstackweb: only the command line is installed; the server is in pip install 'dstackweb[server]'")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
     from django.core.management import execute_from_command_line
 

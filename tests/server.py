@@ -71,7 +71,7 @@ class Server:
         """Start the supervisor."""
         with (self.home / "up.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "manage.py", "up"], cwd=self.tree, env=self.env, stdout=log, stderr=log
+                [sys.executable, "-m", "dstackweb.manage", "up"], cwd=self.tree, env=self.env, stdout=log, stderr=log
             )
 
     def said(self) -> str:

@@ -142,7 +142,7 @@ def test_sighup_takes_new_code_and_settings_refuses_no_request_and_touches_no_jo
     name = server.submit("echo line 1", "while ! [ -e over ]; do sleep 0.1; done", "echo once >> executed")
     eventually(lambda: b"line 1" in server.log(name), deadline=DEADLINE)
     run = server.run(name)
-    runner, before = server.runner_pid(run), set(server.role_pids("manage.py") + server.role_pids("gunicorn"))
+    runner, before = server.runner_pid(run), set(server.role_pids("dstackweb.manage") + server.role_pids("gunicorn"))
     assert server.http.get(f"{server.url}/healthz", headers={"Host": "new.example.org"}).status_code == 400
     edit(server.tree, PROBE, ANSWER, '{"status": "ok", "release": "next"}')
     Path(server.env["DSTACKWEB_ENV_FILE"]).write_text('DSTACKWEB_ALLOWED_HOSTS="127.0.0.1,localhost,new.example.org"\n')
@@ -157,7 +157,7 @@ def test_sighup_takes_new_code_and_settings_refuses_no_request_and_touches_no_jo
     eventually(lambda: reloads(server) == 1, deadline=DEADLINE)
     answer = server.http.get(f"{server.url}/healthz", headers={"Host": "new.example.org"})
     assert answer.json() == {"status": "ok", "release": "next"}
-    after = set(server.role_pids("manage.py") + server.role_pids("gunicorn"))
+    after = set(server.role_pids("dstackweb.manage") + server.role_pids("gunicorn"))
     assert before & after == {server.process.pid}, "only the supervisor's process is still the same"
     assert server.runner_pid(server.run(name)) == runner
     (server.home / "runs" / run["id"] / "node-0" / "over").touch()

@@ -170,6 +170,25 @@ def test_a_home_that_is_not_a_directory_is_reported_in_one_line(tmp_path: Path) 
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("variables", "shares"),
+    [
+        ({}, True),
+        ({"DSTACKWEB_HOST": "::1", "DSTACKWEB_PUBLIC_URL": "http://127.0.0.1:8000"}, True),
+        ({"DSTACKWEB_HOST": "0.0.0.0"}, False),
+        ({"DSTACKWEB_PUBLIC_URL": "https://gpus.example.org"}, False),
+        ({"DSTACKWEB_ALLOWED_HOSTS": "localhost,gpus.example.org"}, False),
+        ({"DSTACKWEB_TRUSTED_PROXIES": "127.0.0.1"}, False),
+        ({"DSTACKWEB_SHARED_UID": "0"}, False),
+        ({"DSTACKWEB_HOST": "0.0.0.0", "DSTACKWEB_SHARED_UID": "1"}, True),
+    ],
+)
+def test_jobs_may_share_the_servers_user_only_where_no_one_else_can_reach_it(
+    tmp_path: Path, variables: dict[str, str], shares: bool
+) -> None:
+    assert settings(tmp_path, "DSTACKWEB_SHARED_UID", **variables) == {"DSTACKWEB_SHARED_UID": shares}
+
+
 def test_the_docs_list_exactly_the_settings_that_are_read(tmp_path: Path) -> None:
     code = "import dstackweb.settings, json; from dstackweb import env; print(json.dumps(list(env.READ)))"
     read = json.loads(start(tmp_path, "-c", code).stdout)

@@ -16,6 +16,7 @@ import pytest
 from pytest_django import Settings
 
 from dstackweb.accounts.bootstrap import Bootstrap
+from dstackweb.lib.commands import server_command
 from dstackweb.scheduler.management.commands.up import banner
 from dstackweb.scheduler.processes import supervisor as supervisor_module
 from dstackweb.scheduler.processes.supervisor import ProcessLog
@@ -188,10 +189,20 @@ def test_a_sign_in_link_before_the_first_start_is_refused_with_a_hint(new_deploy
     ("home", "command"), [("var", "make login"), ("var/demo", "DSTACKWEB_HOME=/a/var/demo make login")]
 )
 def test_the_command_for_a_sign_in_link_names_a_home_of_its_own(settings: Settings, home: str, command: str) -> None:
-    settings.BASE_DIR = Path("/a")
-    settings.DSTACKWEB_HOME = settings.BASE_DIR / home
+    settings.ASSETS_DIR = Path("/a")
+    settings.DSTACKWEB_HOME = settings.ASSETS_DIR / home
     shown = banner(Bootstrap(created=False, username="admin"), Path("/a/var/logs"), 1.0)
     assert f"Sign in    as admin; `{command}` prints a sign-in link" in shown
+
+
+def test_an_installed_server_names_its_own_programs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.IS_CHECKOUT, settings.ASSETS_DIR = False, Path("/opt/venv/lib/dstackweb/assets")
+    settings.DSTACKWEB_HOME = Path("/a/var")
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin")
+    shown = banner(Bootstrap(created=False, username="admin"), Path("/a/var/logs"), 1.0)
+    assert "as admin; `DSTACKWEB_HOME=/a/var dstackweb-server login_link` prints a sign-in link" in shown
+    assert " dstackweb apply -f /opt/venv/lib/dstackweb/assets/examples/hello.yaml" in shown
+    assert server_command("up") == "dstackweb-server up"
 
 
 @pytest.mark.slow

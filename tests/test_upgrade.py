@@ -157,5 +157,5 @@ def test_servers_are_upgraded_one_by_one_and_one_that_is_too_old_stops(plane: Ma
     first.launch()
     assert first.process.wait(60) == REFUSED
     assert first.said().splitlines()[-1].startswith("dstackweb: this program (dstackweb 0.1.0, schema 1) is too old")
-    assert first.role_pids("manage.py") == []
+    assert first.role_pids("dstackweb.manage") == []
     assert answers(second)

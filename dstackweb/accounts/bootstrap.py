@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import ENVIRONMENT, ApiToken, Membership, Project, Role, User
 from dstackweb.accounts.services import hint
+from dstackweb.lib.commands import server_command
 from dstackweb.lib.errors import Conflict, Invalid
 from dstackweb.lib.secrets import digest
 
@@ -82,7 +83,7 @@ def _create_admin(password: str) -> tuple[User, bool]:
         if other is None:
             raise Conflict(
                 f"There is no active superuser, and the account {ADMIN} is not one. "
-                "Create a superuser with `manage.py createsuperuser`."
+                f"Create a superuser with `{server_command('createsuperuser')}`."
             ) from None
         return other, False
 

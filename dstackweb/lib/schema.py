@@ -18,6 +18,7 @@ from django.db import DatabaseError, InterfaceError, connection
 from django.utils import timezone
 
 import dstackweb
+from dstackweb.lib.commands import server_command
 from dstackweb.lib.models import SchemaVersion
 from dstackweb.lib.process import try_lock, wait_for_lock
 
@@ -63,7 +64,7 @@ def too_new(row: SchemaVersion | None, version: int) -> str:
         return ""
     return (
         f"the database has schema {row.version}, and this program (dstackweb {dstackweb.__version__}) needs schema "
-        f"{version}. Upgrade it first: `manage.py up` does that, or `manage.py migrate`"
+        f"{version}. Upgrade it first: `{server_command('up')}` does that, or `{server_command('migrate')}`"
     )
 
 

@@ -27,7 +27,7 @@ OVER = ExpressionWrapper(Q(reporter__ended_seq__gte=F("seq")), output_field=Bool
 
 @dataclass(frozen=True)
 class Difference:
-    """The counter `what` has the value `kept`; a recount gives `counted`. `manage.py recount --check` prints it."""
+    """The counter `what` has the value `kept`; a recount gives `counted`. The command `recount --check` prints it."""
 
     what: str
     kept: float

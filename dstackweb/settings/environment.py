@@ -6,9 +6,10 @@ docs/settings.md describes each variable; a test compares it with this file.
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dstackweb import env
-from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT, machine_name
+from dstackweb.lib.network import HOST_NAME, HOST_NAME_TEXT, is_loopback, machine_name
 from dstackweb.runner.isolation import PROJECT_UIDS
 from dstackweb.runner.machine import usable_cpus
 
@@ -66,7 +67,10 @@ DSTACKWEB_CONTAINER_NETWORK = env.text(
     "DSTACKWEB_CONTAINER_NETWORK", "host", pattern="host|bridge", expected="host or bridge"
 )
 DSTACKWEB_JOB_VOLUMES = env.folders("DSTACKWEB_JOB_VOLUMES")
-DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID")
+# Jobs may share the server's user where no one else can reach the server. Other names and proxies say that others can.
+_names = (DSTACKWEB_HOST, urlsplit(DSTACKWEB_PUBLIC_URL).hostname or "", *DSTACKWEB_ALLOWED_HOSTS)
+_is_private = all(map(is_loopback, _names)) and not DSTACKWEB_TRUSTED_PROXIES
+DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID", _is_private)
 DSTACKWEB_INSECURE_HTTP = env.boolean("DSTACKWEB_INSECURE_HTTP")
 DSTACKWEB_HEARTBEAT_S = env.seconds("DSTACKWEB_HEARTBEAT_S", 5)
 DSTACKWEB_LOST_AFTER_S = env.seconds("DSTACKWEB_LOST_AFTER_S", 1800)

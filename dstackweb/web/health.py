@@ -25,6 +25,7 @@ from dstackweb.backends.hosts.inventory import is_online, names_by_isolation
 from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Host, Isolation, Ports
 from dstackweb.lib import schema
+from dstackweb.lib.commands import server_command
 from dstackweb.offers import counts
 from dstackweb.runs import archives, history
 from dstackweb.runs.models import ProjectArtifacts, ProjectLogs, QueueCount
@@ -153,7 +154,7 @@ def _clusters() -> Iterable[HealthLine]:
     """django-q2's clusters report to the cache."""
     stats = Stat.get_all()
     if not stats:
-        hint = _("No run starts or is watched. Start the workers with make run, or read its output.")
+        hint = _("No run starts or is watched. Start the workers with %s, or read its output.") % server_command("up")
         yield HealthLine(_("Workers"), "bad", _("none running"), hint)
     for stat in stats:
         workers = ngettext("%d worker", "%d workers", len(stat.workers)) % len(stat.workers)
@@ -202,8 +203,8 @@ _ISOLATION = {
     Isolation.SHARED: (
         "wait",
         gettext_lazy(
-            "DSTACKWEB_SHARED_UID is set: jobs on %s run as the server's user and can read its files. "
-            "Use it only on your own machine."
+            "Jobs on %s run as the server's user and can read its files. "
+            "Start the host as root where others submit runs."
         ),
     ),
     Isolation.USER: (

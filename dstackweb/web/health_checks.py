@@ -22,6 +22,7 @@ from dstackweb.backends.kinds import ApiUsage, HealthLine
 from dstackweb.backends.models import Backend, Gpu, Host, Instance, InstanceStatus
 from dstackweb.gpus import selectors as samples
 from dstackweb.gpus.models import GpuSeries, HostSampling
+from dstackweb.lib.commands import server_command
 from dstackweb.lib.errors import Invalid
 from dstackweb.lib.times import to_ms
 from dstackweb.offers import source_rows, sources, store
@@ -201,8 +202,8 @@ def _all_late(late: Sequence[PeriodicWork]) -> str:
 
 def _periodic(causes: Causes) -> Iterable[HealthLine]:
     if causes.ticker:
-        hint = f"{_all_late(causes.ticker)} {_('Start it with make run, or read its output.')}"
-        yield HealthLine(_("Ticker"), "bad", _("not running"), hint)
+        start = _("Start it with %s, or read its output.") % server_command("up")
+        yield HealthLine(_("Ticker"), "bad", _("not running"), f"{_all_late(causes.ticker)} {start}")
     for one in causes.failed:
         yield HealthLine(_("Periodic: %s") % one.name, "bad", _("failed"), one.error, one.ended_at)
     for one in causes.late:

@@ -225,7 +225,8 @@ def test_a_change_over_the_api_names_the_token(project: Project, client: Client)
 def test_outside_requests_it_is_the_server_or_the_command_line(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for argv, actor in ((["/x/manage.py", "qcluster"], "the server"), (["/x/manage.py", "shell"], "command line")):
+    server, shell = (["/x/manage.py", "qcluster"], "the server"), (["/x/bin/dstackweb-server", "shell"], "command line")
+    for argv, actor in (server, shell, (["/x/manage.py", "shell"], "command line")):
         monkeypatch.setattr(recorder.sys, "argv", argv)
         project.weight += 1
         project.save()

@@ -160,7 +160,7 @@ def check_pages(page: Page, addresses: Mapping[str, str], looks: Sequence[Look] 
 @functools.cache
 def left_out() -> frozenset[str]:
     """The classes of Tabler that the stylesheet for pages does not have."""
-    static = Path(settings.BASE_DIR) / "static"
+    static = Path(settings.ASSETS_DIR) / "static"
     used = bundles.words(path.read_text() for path in page_sources())
     made = bundles.stylesheet(STYLES, lambda path: (static / path).read_text(), used)
     before, after = ({*CLASS.findall(text)} for text in ((static / TABLER).read_text(), made))

@@ -70,7 +70,7 @@ def test_each_block_of_commands_can_run_or_says_why_not() -> None:
     blocks = [part for part in parts() if not part.file]
     run = [words for part in blocks if not part.reason for words in part.commands]
     assert len(run) > 50
-    assert {words[0] for words in run} == {"dstackweb", "manage.py"}
+    assert {words[0] for words in run} == {"dstackweb", "dstackweb-server"}
     assert {part.reason for part in blocks if part.reason} == REASONS
 
 
@@ -97,7 +97,7 @@ def test_what_the_readme_and_the_guides_show_works_in_their_order(
                 record_property("not run", f"{part.page}: {part.text.strip()} ({part.reason})")
             for words in [] if part.file or part.reason else part.commands:
                 program, *words = [re.sub("|".join(here), lambda found: here[found[0]], word) for word in words]
-                if program == "manage.py":
+                if program == "dstackweb-server":
                     managed.append([program, *words])
                     continue
                 result = cli(*words, input=f"{TOKEN}\n" if words[0] == "login" else None)

@@ -36,20 +36,20 @@ def service(path: Path) -> dict[str, str]:
 def check_manage(argv: list[str]) -> None:
     """These words are a management command and its options."""
     command = load_command_class(get_commands()[argv[0]], argv[0])
-    command.create_parser("manage.py", argv[0]).parse_args(argv[1:])
+    command.create_parser("dstackweb-server", argv[0]).parse_args(argv[1:])
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units_start_existing_commands_and_do_not_kill_jobs(path: Path) -> None:
     found = service(path)
     program, *argv = found["ExecStart"].split()
-    assert program.startswith("/opt/dstackweb/.venv/bin/")
-    if argv[0] == "manage.py":
-        check_manage(argv[1:])
+    assert Path(program).parent == Path("/opt/dstackweb/.venv/bin")
+    if Path(program).name == "dstackweb-server":
+        check_manage(argv)
         assert (found["Type"], found["ExecReload"]) == ("notify", "/bin/kill -HUP $MAINPID")
         final = REFUSED
     else:
-        assert argv == ["host", "run"]
+        assert (Path(program).name, argv) == ("dstackweb", ["host", "run"])
         assert "host" in {group.name for group in app.registered_groups}
         final = NEVER
     assert found["RestartPreventExitStatus"] == str(final)

@@ -56,7 +56,7 @@ def test_killed_workers_start_no_run_twice(server: Server) -> None:
 def test_a_killed_ticker_and_host_are_back_before_anything_is_lost(server: Server) -> None:
     name = begun(server)
     kill(server, "ticker")
-    kill(server, "manage.py\0host")
+    kill(server, "dstackweb.manage\0host")
     assert_ran_once_and_reported_all(server, name)
     eventually(lambda: server.http.get("/hosts").json()["items"][0]["online"], deadline=60)
 
@@ -64,7 +64,7 @@ def test_a_killed_ticker_and_host_are_back_before_anything_is_lost(server: Serve
 def test_a_killed_supervisor_ends_all_but_the_runs_and_the_next_one_finds_them(server: Server) -> None:
     name = begun(server)
     server.stop(signal.SIGKILL)
-    eventually(lambda: not server.role_pids("manage.py") and not server.role_pids("gunicorn"), deadline=60)
+    eventually(lambda: not server.role_pids("dstackweb.manage") and not server.role_pids("gunicorn"), deadline=60)
     server.start()
     assert_ran_once_and_reported_all(server, name)
 

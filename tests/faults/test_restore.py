@@ -61,7 +61,7 @@ def test_a_destroyed_deployment_continues_from_its_backup(open_home: Path, tmp_p
         lost_run = server.run(lost)
         run = server.run(running)
         server.stop(signal.SIGKILL)
-        eventually(lambda: not server.role_pids("manage.py"))
+        eventually(lambda: not server.role_pids("dstackweb.manage"))
         destroy(server)
         Path(open_home / "runs" / run["id"] / "node-0" / "go").touch()
 

@@ -194,7 +194,7 @@ def test_unhealthy_and_healthy_again_is_on_record(gateway: Gateway, run: dict[st
 
 
 def test_a_killed_gateway_ends_nothing(gateway: Gateway, run: dict[str, Any], call: Caller) -> None:
-    kill(*gateway.server.role_pids("manage.py\0gateway"))
+    kill(*gateway.server.role_pids("dstackweb.manage\0gateway"))
     eventually(lambda: _status(call) == 200, deadline=90)
     found = becomes(gateway, run["name"], "healthy")
     assert (found["status"], found["attempt"]) == ("running", 1)

@@ -65,7 +65,7 @@ def test_a_job_outlives_the_gateway_and_takes_logins_again(gateway: Gateway, key
     ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"open\n"
-        kill(*gateway.server.role_pids("manage.py\0gateway"))
+        kill(*gateway.server.role_pids("dstackweb.manage\0gateway"))
         assert client.wait(30) == 255
     again = eventually(lambda: entered(gateway, key, name), deadline=60)
     assert again == b"again\n"

@@ -12,8 +12,8 @@ from dstackweb.lib import bundles
 from dstackweb.lib.static_files import SCRIPT, STYLES, page_sources
 from dstackweb.runs.states import RunStatus
 
-STATIC = Path(settings.BASE_DIR) / "static"
-TEMPLATES = Path(settings.BASE_DIR) / "templates"
+STATIC = Path(settings.ASSETS_DIR) / "static"
+TEMPLATES = Path(settings.ASSETS_DIR) / "templates"
 CLASS = re.compile(r"\.(-?[_a-zA-Z][\w-]*)")
 DJANGO = re.compile(r"\{[{%#].*?[}%#]\}")
 

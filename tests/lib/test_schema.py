@@ -63,7 +63,7 @@ def test_a_program_that_is_too_old_gets_an_error_with_a_remedy(monkeypatch: pyte
 def test_a_program_that_is_too_new_gets_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     declares(monkeypatch, 4, 2)
     row(3, 2)
-    with pytest.raises(schema.Refused, match=r"needs schema 4\. Upgrade it first: `manage\.py up`"):
+    with pytest.raises(schema.Refused, match=r"needs schema 4\. Upgrade it first: `make run`"):
         schema.require()
 
 

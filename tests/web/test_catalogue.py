@@ -131,7 +131,7 @@ def unmarked(source: str) -> Iterator[str]:
 
 def test_templates_have_no_text_outside_of_what_is_translated() -> None:
     assert list(unmarked('<p title="A title">Some {% trans "x" %}</p>')) == ["A title", "Some"]
-    folder = Path(settings.BASE_DIR) / "templates"
+    folder = Path(settings.ASSETS_DIR) / "templates"
     found = {path.name: words for path in folder.rglob("*.html") if (words := list(unmarked(path.read_text())))}
     assert found == {}
 
@@ -139,7 +139,7 @@ def test_templates_have_no_text_outside_of_what_is_translated() -> None:
 def test_scripts_say_only_what_the_server_translated() -> None:
     """A sentence in a script is two words in quotes, but for selectors, types and names of events."""
     sentence = re.compile(r"""(["'`])([A-Z][a-z]+(?: [a-z]+)+[^"'`]*)\1""")
-    folder = Path(settings.BASE_DIR) / "static"
+    folder = Path(settings.ASSETS_DIR) / "static"
     found = {}
     for path in (*folder.glob("js/*.js"), *folder.glob("*.js")):
         code = re.sub(r"/\*.*?\*/|(?<!:)//[^\n]*", "", path.read_text(), flags=re.DOTALL)

@@ -59,6 +59,11 @@ def write(target: Path, *, with_key: bool = False) -> dict[str, Any]:
     """Back up to a new file; returns its manifest. Raises BackupFailed."""
     if target.exists():
         raise BackupFailed(f"{target} exists. Nothing was written. Choose another name.")
+    if Job._meta.db_table not in connection.introspection.table_names():
+        raise BackupFailed(
+            f"There is no deployment in {settings.DSTACKWEB_HOME}. Nothing was written. Set DSTACKWEB_HOME and "
+            "DATABASE_URL as the server has them."
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     manifest = {
         "format": FORMAT,

@@ -245,9 +245,7 @@ class Supervisor:
                 self._reload_wanted = False
                 argv, env = self._preparation
                 own = {PARENT_VARIABLE: str(os.getpid())}
-                self._preparing = subprocess.Popen(
-                    argv, env={**env, **own}, stdin=subprocess.DEVNULL, process_group=0
-                )
+                self._preparing = subprocess.Popen(argv, env={**env, **own}, stdin=subprocess.DEVNULL, process_group=0)
             return None
         code = self._preparing.poll()
         if code is None:

@@ -43,7 +43,8 @@ class Example(NamedTuple):
 @cache
 def examples() -> tuple[Example, ...]:
     """All example run files by name, read once."""
-    files = sorted((settings.ASSETS_DIR / "examples").glob("*.y*ml"), key=lambda file: (file.stem != "hello", file.stem))
+    folder = settings.ASSETS_DIR / "examples"
+    files = sorted(folder.glob("*.y*ml"), key=lambda file: (file.stem != "hello", file.stem))
     texts = [(file.stem, file.read_text()) for file in files]
     return tuple(Example(name, text.partition("\n")[0].lstrip("# ").strip(), text) for name, text in texts)
 

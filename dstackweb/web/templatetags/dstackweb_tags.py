@@ -22,6 +22,7 @@ from django.utils.translation import gettext as _
 
 from dstackweb.accounts.access import visible_projects
 from dstackweb.accounts.models import Project, User
+from dstackweb.lib.commands import server_command
 from dstackweb.notifications import services as notifications
 from dstackweb.profiles.services import SEED_DESCRIPTION
 from dstackweb.runs import selectors
@@ -54,6 +55,7 @@ register.filter("as_json", json.dumps)
 register.simple_tag(lambda: json.dumps(units.for_scripts()), name="units_json")
 register.simple_tag(now_ms)
 register.simple_tag(queue_url)
+register.simple_tag(server_command)
 
 
 @register.filter

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from django.conf import settings
 from django.test import Client
 from django.urls import get_resolver
 
 from dstackweb.accounts.models import User
 from dstackweb.backends.models import Gpu
 from tests.browser import cloud_demo, demo
+from tests.support import REPO
 from tests.test_every_address import NOT_ASKED, pages
 from tests.web.conftest import HTMX
 
@@ -30,7 +29,7 @@ ENDS = ("logout/", "gone/", "leave/", "revoke/", "delete/", "remove/", "others/e
 def fields() -> set[str]:
     """The names of fields that pages read."""
     found = set()
-    for file in Path(settings.BASE_DIR, "dstackweb", "web").rglob("*.py"):
+    for file in (REPO / "dstackweb" / "web").rglob("*.py"):
         text = file.read_text()
         found |= set(READ.findall(text))
         found |= {one or other for one, other in DECLARED.findall(text)}

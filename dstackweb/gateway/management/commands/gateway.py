@@ -1,4 +1,4 @@
-"""`manage.py gateway`: the way for people to their dev environments, by SSH and by pages."""
+"""`dstackweb-server gateway`: the way for people to their dev environments, by SSH and by pages."""
 
 from __future__ import annotations
 

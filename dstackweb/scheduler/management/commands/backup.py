@@ -1,4 +1,4 @@
-"""`manage.py backup FILE`: back up the deployment to a new file, while it runs."""
+"""`dstackweb-server backup FILE`: back up the deployment to a new file, while it runs."""
 
 from __future__ import annotations
 

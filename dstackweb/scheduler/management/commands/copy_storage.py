@@ -1,4 +1,4 @@
-"""`manage.py copy_storage FROM`: copy logs, code and artifacts to where DSTACKWEB_STORAGE says now.
+"""`dstackweb-server copy_storage FROM`: copy logs, code and artifacts to where DSTACKWEB_STORAGE says now.
 
 FROM is a value of DSTACKWEB_STORAGE, or `home` for DSTACKWEB_HOME. What is there already stays. It may be repeated
 after an interruption.

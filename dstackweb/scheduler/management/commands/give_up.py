@@ -1,4 +1,4 @@
-"""`manage.py give_up RUN_ID`: end the jobs of a run whose host is gone for good, and free what they held."""
+"""`dstackweb-server give_up RUN_ID`: end the jobs of a run whose host is gone for good, and free what they held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py host`: makes the server's own machine a host, with a heartbeat every second.
+"""`dstackweb-server host`: makes the server's own machine a host, with a heartbeat every second.
 
 The server's workers start its jobs. Other machines join with `dstackweb host join`, which runs an agent there.
 """

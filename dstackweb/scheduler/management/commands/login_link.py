@@ -1,4 +1,4 @@
-"""`manage.py login_link`: signs a user in without a password."""
+"""`dstackweb-server login_link`: signs a user in without a password."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.db import DatabaseError
 from dstackweb.accounts.bootstrap import first_admin
 from dstackweb.accounts.models import User
 from dstackweb.accounts.services import make_login_link, reset_second_step
+from dstackweb.lib.commands import server_command
 from dstackweb.lib.errors import DomainError
 from dstackweb.scheduler.processes.home import running_server
 
@@ -24,12 +25,11 @@ class Command(BaseCommand):
         parser.add_argument("--reset-two-step", action="store_true", help="also turn their two-step sign-in off")
 
     def handle(self, *args: Any, user: str | None, reset_two_step: bool, **options: Any) -> str:
+        start = f"Start the server with `{server_command('up')}`"
         try:
             person = User.objects.filter(username=user).first() if user else first_admin()
             if person is None:
-                sys.exit(
-                    f"dstackweb: {f'no user {user}' if user else 'no admin yet. Start the server with `make run`'}"
-                )
+                sys.exit(f"dstackweb: {f'no user {user}' if user else f'no admin yet. {start}'}")
             if reset_two_step:
                 reset_second_step(person)
             # The server may run with another port than this command's environment says.
@@ -38,4 +38,4 @@ class Command(BaseCommand):
         except DomainError as error:
             sys.exit(f"dstackweb: {error.detail}")
         except DatabaseError:
-            sys.exit(f"dstackweb: no database in {settings.DSTACKWEB_HOME} yet. Start the server with `make run`")
+            sys.exit(f"dstackweb: no database in {settings.DSTACKWEB_HOME} yet. {start}")

@@ -1,4 +1,4 @@
-"""`manage.py migrate`: Django's command, by one process at a time, and fenced against older programs (`lib.schema`)."""
+"""`dstackweb-server migrate`: Django's, by one process at a time, and fenced against older programs (`lib.schema`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py prune`: prune old data now, to the end; with `--dry-run` only say how much there is."""
+"""`dstackweb-server prune`: prune old data now, to the end; with `--dry-run` only say how much there is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py recount --check`: compare all stored counters with a recount, and list differences."""
+"""`dstackweb-server recount --check`: compare all stored counters with a recount, and list differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py restore FILE`: restore a backup into this deployment, which must be stopped."""
+"""`dstackweb-server restore FILE`: restore a backup into this deployment, which must be stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("file", type=Path, help="a file of `manage.py backup`. -: standard input")
+        parser.add_argument("file", type=Path, help="a file of `dstackweb-server backup`. -: standard input")
         parser.add_argument("--replace", action="store_true", help="replace the database that is there")
 
     def handle(self, *args: Any, **options: Any) -> None:

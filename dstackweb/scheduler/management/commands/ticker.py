@@ -1,4 +1,4 @@
-"""`manage.py ticker`: enqueues periodic work when it is due, for the deployment and for this machine."""
+"""`dstackweb-server ticker`: enqueues periodic work when it is due, for the deployment and for this machine."""
 
 from __future__ import annotations
 

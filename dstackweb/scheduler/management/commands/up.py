@@ -1,4 +1,4 @@
-"""`manage.py up`: the whole server on one machine, until Ctrl-C."""
+"""`dstackweb-server up`: the whole server on one machine, until Ctrl-C."""
 
 from __future__ import annotations
 
