@@ -13,11 +13,33 @@ WORKS = {"qcluster", "ticker", "host", "gateway"}
 OF_THE_SERVER = ("django", "csp", "gunicorn")
 """A few modules of the extra `server`, that hardly anything else installs together."""
 
+HELP = """\
+Usage: dstackweb-server COMMAND
+
+  up                  start the server, or reload the one that is running
+  login_link          print a link that signs an admin in once
+  createsuperuser     make a further admin
+  changepassword NAME set a user's password
+  backup FILE         back up the deployment, while it runs
+  restore FILE        restore a backup into a stopped deployment
+  check --deploy      say which settings are unsafe
+  recount --check     compare the stored counters with a recount
+  prune               delete old data now
+  give_up RUN_ID      end the jobs of a run whose host is gone for good
+  copy_storage FROM   copy logs, code and artifacts to another storage
+
+`dstackweb-server help COMMAND` shows the options of a command, `dstackweb-server help --commands` lists all commands.
+Settings are environment variables; DSTACKWEB_HOME is the folder with the data, ./var by default.
+"""
+
 
 def main() -> None:
     """Run a management command. An invalid setting, or a database for other versions, ends it with one line."""
     if sys.argv[1:] in (["--version"], ["version"]):
         sys.stdout.write(f"dstackweb {dstackweb.__version__}\n")
+        return
+    if sys.argv[1:] in ([], ["help"], ["--help"], ["-h"]):
+        sys.stdout.write(HELP)
         return
     if not all(map(find_spec, OF_THE_SERVER)):
         sys.exit("dstackweb: only the command line is installed; the server is in pip install 'dstackweb[server]'")

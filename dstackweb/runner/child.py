@@ -154,6 +154,11 @@ def spawn(job: Job, output: Sinks) -> Processes:
     finally:
         os.chdir("/")
     child.returncode = 0  # the runner's loop reaps it, together with orphans
+    score = oom_score(job.spec)
+    if score is not None and os.getuid() != 0:
+        # Not before it is another program: a copy of the runner, whose memory is protected, has root's files in /proc.
+        with contextlib.suppress(OSError):
+            set_oom_score(child.pid, score)
     return Processes(job, child.pid)
 
 
@@ -204,6 +209,7 @@ def becoming(job: Job, *, by_enter: bool) -> Callable[[], None]:
     group, score, user_limit = job.group, oom_score(job.spec), _user_limit(job)
     account = job.account if job.switches_user and not by_enter else None
     groups = os.getgrouplist(account.pw_name, account.pw_gid) if account else []
+    is_root = os.getuid() == 0
 
     def become() -> None:
         group.enter()  # still as root, who alone may
@@ -211,9 +217,8 @@ def becoming(job: Job, *, by_enter: bool) -> Callable[[], None]:
             _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
             limit = user_limit if hard == resource.RLIM_INFINITY else min(hard, user_limit)
             resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
-        if score is not None:
-            with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
-                file.write(str(score))
+        if score is not None and is_root:
+            set_oom_score("self", score)
         if account is not None:
             os.setgroups(groups)
             os.setgid(account.pw_gid)
@@ -239,6 +244,12 @@ def oom_score(spec: dict[str, Any]) -> int | None:
     """
     asked, total = spec.get("memory_mib"), spec.get("host_memory_mib")
     return max(2, min(999, 1000 - 1000 * asked // total)) if asked and total else None
+
+
+def set_oom_score(pid: int | str, score: int) -> None:
+    """Set it for a process and those that it starts from now on. Raises OSError."""
+    with open(f"/proc/{pid}/oom_score_adj", "w", encoding="utf-8") as file:
+        file.write(str(score))
 
 
 def _enter_working_dir(job: Job) -> None:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from configparser import RawConfigParser
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
 from django.core.management import get_commands, load_command_class
 from django.urls import resolve
 
+from dstackweb import manage
 from dstackweb.cli.main import app
 from dstackweb.lib.process import REFUSED
 from dstackweb.runner import cgroups, sandbox
@@ -56,6 +58,13 @@ def test_units_start_existing_commands_and_do_not_kill_jobs(path: Path) -> None:
     has_jobs = "--no-host" not in argv
     assert found["KillMode"] == ("process" if has_jobs else "mixed")
     assert ("User" in found, found.get("Delegate")) == (not has_jobs, "yes" if has_jobs else None)
+
+
+def test_the_help_of_the_server_names_existing_commands() -> None:
+    lines = re.findall(r"^  (\w.{18}) ", manage.HELP, re.MULTILINE)
+    assert len(lines) > 9
+    for line in lines:
+        check_manage([{"RUN_ID": str(uuid4())}.get(word, word) for word in line.split()])
 
 
 JOB_UNITS = [path for path in UNITS if "Delegate" in service(path)]

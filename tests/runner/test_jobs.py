@@ -250,9 +250,8 @@ def test_an_unknown_user_is_refused(box: MakeBox) -> None:
 READ_PARENT = "exec 2>&1; set +e; cat /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$PPID/fd"
 
 
-def test_a_job_of_the_same_user_cannot_read_the_memory_of_its_runner(box: MakeBox, open_home: Path) -> None:
-    """The token lives in the runner's memory alone."""
-    job = box(READ_PARENT, "cat /proc/$$/environ | tr '\\0' '\\n' | grep ^LANG")
+def launch_as_other_user(job: Box) -> None:
+    """Start a runner that is not root, and whose jobs are the same user's."""
     job.orders["user"] = None
     uid = os.getuid() or pwd.getpwnam("nobody").pw_uid
     for folder in (job.state, job.run_dir):
@@ -262,10 +261,26 @@ def test_a_job_of_the_same_user_cannot_read_the_memory_of_its_runner(box: MakeBo
     as_other = f"os.setuid({uid}); import ctypes; ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)"
     with job.start(before=f"import dstackweb.runner.loop, encodings.idna, traceback; {as_other}") as process:
         job.give_orders(process)
+
+
+def test_a_job_of_the_same_user_cannot_read_the_memory_of_its_runner(box: MakeBox, open_home: Path) -> None:
+    """The token lives in the runner's memory alone."""
+    job = box(READ_PARENT, "cat /proc/$$/environ | tr '\\0' '\\n' | grep ^LANG")
+    launch_as_other_user(job)
     assert job.end()["exit_code"] == 0
     *denied, own = job.lines()
     assert [line.rpartition(": ")[2] for line in denied] == ["Permission denied"] * 3
     assert own == "LANG=C.UTF-8"
+
+
+def test_a_job_of_the_same_user_that_asks_for_memory_starts_and_is_killed_first_when_there_is_none(
+    box: MakeBox, open_home: Path
+) -> None:
+    wait = "until grep -qx 750 /proc/$$/oom_score_adj; do sleep 0.01; done"
+    job = box(wait, "echo first", memory_mib=2000, host_memory_mib=8000)
+    launch_as_other_user(job)
+    end = job.end()
+    assert (end.get("exit_code"), job.lines()) == (0, ["first"]), end
 
 
 def packed(files: dict[str, bytes], *more: tarfile.TarInfo) -> bytes:
