@@ -212,7 +212,8 @@ def test_a_run_and_its_log_are_there_after_all_was_destroyed_and_restored(compos
     assert compose.log_of(run).startswith("kept\n")
     backup = compose("exec", "-T", "server", "dstackweb-server", "backup", "--with-secret-key", "-")
     compose("--profile", "server", "down", "--volumes")
-    compose("run", "--rm", "-T", "server", "restore", "-", input=backup)
+    compose("--profile", "server", "stop", "server")
+    compose("run", "--rm", "-T", "server", "restore", "--replace", "-", input=backup)
     compose.up()
     assert compose.log_of(run).startswith("kept\n")
     # The host's token was in the backup.

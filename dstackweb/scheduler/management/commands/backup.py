@@ -38,8 +38,9 @@ class Command(BaseCommand):
                     shutil.copyfileobj(tar, sys.stdout.buffer)
         else:
             made = self._write(file, options)
+        place = file if say is self.stdout else "Standard output"
         say.write(
-            f"{file}: database ({made['database']}) and {made['files']} logs and archives, {made['bytes'] >> 20} MiB."
+            f"{place}: database ({made['database']}) and {made['files']} logs and archives, {made['bytes'] >> 20} MiB."
         )
         if made["storage"].startswith("s3://"):
             say.write(f"Logs and code stay in {made['storage']}: back up the bucket as well.")
