@@ -22,12 +22,11 @@ from tests.support import REPO
 
 
 @pytest.mark.both_sides
+@pytest.mark.postgres  # SQLite needs none
 @pytest.mark.django_db
 def test_programs_that_are_missing_or_older_than_the_server_are_named_with_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if connection.vendor == "sqlite":
-        return  # needs none
     with connection.cursor() as cursor:
         cursor.execute("SHOW server_version_num")
         server = int(cursor.fetchone()[0]) // 10000
