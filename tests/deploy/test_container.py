@@ -44,7 +44,9 @@ CHECKOUT = (
 )  # fmt: skip
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_CONFIG = Path("/etc/pip.conf")
-PROXIES = {name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}
+PROXIES = {
+    name: value for name, value in os.environ.items() if name.lower() in ("http_proxy", "https_proxy", "no_proxy")
+}
 
 
 def from_debian(*argv: str, target: str) -> Path:
@@ -78,7 +80,7 @@ class Compose:
                 shutil.copy(source, folder / name)
         subprocess.run(["make", "-s", ".env"], cwd=folder, check=True)
         assert (folder / ".env").stat().st_mode & 0o777 == 0o600
-        build = {"network": "host", "args": {"BASE": BASE, **dict.fromkeys(PROXIES)}}
+        build = {"network": "host", "args": {"BASE": BASE, **PROXIES}}
         # The daemon of the tests leaves the machine's firewall alone, so only the machine's own network leads outside.
         override = (
             f"postgres: {{ports: !reset []}}, redis: {{ports: !reset []}}, server: {{build: {json.dumps(build)}}}"
@@ -150,7 +152,7 @@ def docker() -> Iterator[containers.Docker]:
     with containers.docker() as daemon:
         daemon.engine.call("import", str(base), BASE)
         for target, tag in (("postgres", f"postgres:{major[1]}"), ("redis", "redis:8")):
-            arguments = {"BASE": BASE, "PG_MAJOR": major[1], **{name: os.environ[name] for name in PROXIES}}
+            arguments = {"BASE": BASE, "PG_MAJOR": major[1], **PROXIES}
             options = [f"--build-arg={name}={value}" for name, value in arguments.items()]
             services = REPO / "tests/deploy/services"
             subprocess.run(
@@ -220,27 +222,6 @@ def test_a_run_and_its_log_are_there_after_all_was_destroyed_and_restored(compos
     assert compose.log_of(compose.submit("echo again")) == "again\n"
 
 
-def test_each_setting_in_the_file_arrives_with_the_documented_command(compose: Compose) -> None:
-    assert "Continue with" not in httpx.get(f"{compose.url}/login/").text
-    before = compose.id()
-    compose.set(
-        DSTACKWEB_OIDC_URL="https://login.example.org/team", DSTACKWEB_OIDC_CLIENT_ID="gpus",
-        DSTACKWEB_OIDC_NAME="Example's sign-on", DSTACKWEB_EMAIL_URL="smtps://me:pw@mail.example.org?from=gpus@example.org",
-        DSTACKWEB_TRUSTED_PROXIES="10.9.8.0/24", DSTACKWEB_RUNS_DAYS=77, DSTACKWEB_STORAGE="database",
-    )  # fmt: skip
-    compose.up()
-    assert compose.id() != before
-    assert "Continue with Example&#x27;s sign-on" in httpx.get(f"{compose.url}/login/").text
-    assert compose.setting("EMAIL_HOST") == "mail.example.org"
-    assert compose.setting("DSTACKWEB_TRUSTED_PROXIES") == ["10.9.8.0/24"]
-    assert compose.setting("DSTACKWEB_RUNS_DAYS") == 77
-    assert compose.setting("DSTACKWEB_STORAGE") == "database"
-    assert compose.setting("DATABASES")["default"]["HOST"] == "postgres", "the file's is that of a server outside"
-    same = compose.id()
-    compose.up()
-    assert compose.id() == same
-
-
 def test_the_image_alone_serves_with_sqlite_and_keeps_its_data(compose: Compose, docker: containers.Docker) -> None:
     port = free_port()
     docker.engine.call("network", "create", "alone")
@@ -263,3 +244,34 @@ def test_the_image_alone_serves_with_sqlite_and_keeps_its_data(compose: Compose,
     )
     assert httpx.get(f"http://127.0.0.1:{port}/login/").status_code == 200
     docker.engine.call("rm", "-f", "alone")
+
+
+def test_each_setting_in_the_file_arrives_with_the_documented_command(compose: Compose) -> None:
+    login, ours = f"{compose.url}/login/", {"Host": "gpus.example.org", "X-Forwarded-Proto": "https"}
+    assert "Continue with" not in httpx.get(login, headers={"X-Forwarded-For": "198.51.100.7"}).text
+    gateway = compose.docker.engine.call(
+        "network", "inspect", "--format", "{{(index .IPAM.Config 0).Gateway}}", f"{compose.folder.name}_default"
+    ).strip()
+    logs = ("exec", "-T", "server", "cat", "/var/lib/dstackweb/logs/web.log")
+    eventually(lambda: f"a proxy at {gateway} that".encode() in compose(*logs))
+    before = compose.id()
+    compose.set(
+        DSTACKWEB_PUBLIC_URL="https://gpus.example.org", DSTACKWEB_ALLOWED_HOSTS=".example.org",
+        DSTACKWEB_OIDC_URL="https://login.example.org/team", DSTACKWEB_OIDC_CLIENT_ID="gpus",
+        DSTACKWEB_OIDC_NAME="Example", DSTACKWEB_OIDC_CLIENT_SECRET="'pa$$word$x'",
+        DSTACKWEB_EMAIL_URL="smtps://me:pw@mail.example.org?from=gpus@example.org",
+        DSTACKWEB_TRUSTED_PROXIES=gateway, DSTACKWEB_RUNS_DAYS=77, DSTACKWEB_STORAGE="database",
+    )  # fmt: skip
+    compose.up()
+    assert compose.id() != before
+    assert "Continue with Example" in httpx.get(login, headers=ours).text
+    assert httpx.get(login, headers={**ours, "X-Forwarded-Proto": "http"}).status_code == 301
+    assert compose.setting("DSTACKWEB_OIDC_CLIENT_SECRET") == "pa$$word$x"
+    assert compose.setting("EMAIL_HOST") == "mail.example.org"
+    assert compose.setting("DSTACKWEB_TRUSTED_PROXIES") == [f"{gateway}/32"]
+    assert compose.setting("DSTACKWEB_RUNS_DAYS") == 77
+    assert compose.setting("DSTACKWEB_STORAGE") == "database"
+    assert compose.setting("DATABASES")["default"]["HOST"] == "postgres", "the file's is that of a server outside"
+    same = compose.id()
+    compose.up()
+    assert compose.id() == same

@@ -116,7 +116,7 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
 def test_the_container_runs_unprivileged_and_its_health_check_address_answers() -> None:
     assert re.findall(r"^USER (.*)$", CONTAINERFILE, re.MULTILINE) == ["10001:10001"]
     assert "--require-hashes" in CONTAINERFILE
-    [path] = re.findall(r"'(/\w+)', timeout", CONTAINERFILE)
+    [path] = re.findall(r"'(/\w+)', headers", CONTAINERFILE)
     assert resolve(path).route == "readyz"
     [argv] = re.findall(r"^CMD (\[.*\])$", CONTAINERFILE, re.MULTILINE)
     check_manage(yaml.safe_load(argv))
