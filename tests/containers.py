@@ -69,6 +69,7 @@ class Docker:
         self.ensure()
         for found in self.engine.call("ps", "-aq").split():
             self.engine.call("rm", "-f", found)
+        self.engine.call("network", "prune", "--force")  # bridges of the machine, which stay after the daemon
         self._process.terminate()
         self._process.wait(30)
 

@@ -155,31 +155,46 @@ def _dump(target: Path) -> None:
         with contextlib.closing(source), contextlib.closing(sqlite3.connect(target)) as copy:
             source.backup(copy)
     else:
-        _postgres("pg_dump", "--no-password", "--format=custom", "--no-owner", "--no-acl", f"--file={target}")
+        program = _client_program("pg_dump")
+        _postgres(program, "--no-password", "--format=custom", "--no-owner", "--no-acl", f"--file={target}")
+
+
+def _client_program(name: str) -> str:
+    """Find one of PostgreSQL's programs, which must not be older than the server; returns its path. Raises
+    BackupFailed."""
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW server_version_num")
+        server = int(cursor.fetchone()[0]) // 10000
+    install = (
+        f"Nothing was changed. Install PostgreSQL's client programs of version {server} or newer (on Debian and "
+        f"Ubuntu: postgresql-client-{server})."
+    )
+    path = shutil.which(name)
+    if path is None:
+        raise BackupFailed(f"{name} was not found on PATH. {install}")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.strip()
+    number = re.search(r"\) (\d+)", version)
+    if number is not None and int(number[1]) < server:
+        raise BackupFailed(f"{version} is older than the server, which is {server}. {install}")
+    return path
 
 
 def _postgres(program: str, *argv: str, output: IO[bytes] | None = None) -> None:
     """Run one of PostgreSQL's programs on the deployment's database. The password is not among its arguments."""
-    path = shutil.which(program)
-    if path is None:
-        raise BackupFailed(
-            f"{program} was not found on PATH. Nothing was changed. Install PostgreSQL's client programs, of the "
-            "server's version or newer (on Debian and Ubuntu: postgresql-client)."
-        )
-    database = settings.DATABASES["default"]
+    name, database = Path(program).name, settings.DATABASES["default"]
     if database["DISABLE_SERVER_SIDE_CURSORS"]:
         raise BackupFailed(
-            f"{program} does not work through PgBouncer. Nothing was changed. Run this with the DATABASE_URL of the "
+            f"{name} does not work through PgBouncer. Nothing was changed. Run this with the DATABASE_URL of the "
             "database itself."
         )
-    names = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD", "PGDATABASE": "NAME"}
-    given = {variable: str(database[name]) for variable, name in names.items() if database.get(name)}
-    options = {f"PG{name.upper()}": str(value) for name, value in database["OPTIONS"].items() if name.startswith("ssl")}
+    keys = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD", "PGDATABASE": "NAME"}
+    given = {variable: str(database[key]) for variable, key in keys.items() if database.get(key)}
+    options = {f"PG{key.upper()}": str(value) for key, value in database["OPTIONS"].items() if key.startswith("ssl")}
     env = {**os.environ, **given, **options}
-    done = subprocess.run([path, *argv], env=env, stdout=output or subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done = subprocess.run([program, *argv], env=env, stdout=output or subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip()[-1000:]
-        raise BackupFailed(f"{program} failed. Nothing was changed. It says: {text}")
+        raise BackupFailed(f"{name} failed. Nothing was changed. It says: {text}")
 
 
 def restore(source: Path, *, replace: bool = False) -> dict[str, Any]:
@@ -317,6 +332,7 @@ def _is_whole(dump: Path) -> bool:
 
 def _load_into_postgres(dump: Path) -> None:
     """In one transaction: drop all tables, also those that a newer release has added, and make those of the backup."""
+    pg_restore, psql = _client_program("pg_restore"), _client_program("psql")
     quote = connection.ops.quote_name
     drops = [f"DROP TABLE {quote(name)} CASCADE;\n" for name in connection.introspection.table_names()]
     connections.close_all()
@@ -324,9 +340,9 @@ def _load_into_postgres(dump: Path) -> None:
     with open(script, "wb") as file:
         file.write("".join(drops).encode())
         file.flush()
-        _postgres("pg_restore", "--no-owner", "--no-acl", "--file=-", str(dump), output=file)
+        _postgres(pg_restore, "--no-owner", "--no-acl", "--file=-", str(dump), output=file)
     _postgres(
-        "psql", "--no-password", "--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1",
+        psql, "--no-password", "--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1",
         f"--file={script}",
     )  # fmt: skip
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -15,12 +18,27 @@ from django.db import connection
 from dstackweb.scheduler.processes import backup
 from tests import databases
 from tests.server import Server
+from tests.support import REPO
 
 
-def test_a_missing_program_is_named_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(backup.BackupFailed, match=r"pg_dump was not found on PATH.*postgresql-client"):
-        backup._postgres("pg_dump")
+@pytest.mark.both_sides
+@pytest.mark.postgres  # SQLite needs none
+@pytest.mark.django_db
+def test_programs_that_are_missing_or_older_than_the_server_are_named_with_the_package_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW server_version_num")
+        server = int(cursor.fetchone()[0]) // 10000
+    monkeypatch.setenv("PATH", str(tmp_path))
+    package = rf"Nothing was changed.*postgresql-client-{server}\)"
+    with pytest.raises(backup.BackupFailed, match=f"pg_dump was not found on PATH.*{package}"):
+        backup.write(tmp_path / "backup.tar")
+    (tmp_path / "pg_dump").write_text("#!/bin/sh\necho 'pg_dump (PostgreSQL) 9.6.24 (Debian 9.6.24-1)'\n")
+    (tmp_path / "pg_dump").chmod(0o755)
+    with pytest.raises(backup.BackupFailed, match=rf"pg_dump \(PostgreSQL\) 9.6.24.*older.*{server}.*{package}"):
+        backup.write(tmp_path / "backup.tar")
+    assert [path.name for path in tmp_path.iterdir()] == ["pg_dump"]
 
 
 def test_a_file_that_is_not_a_backup_is_refused(tmp_path: Path) -> None:
@@ -138,6 +156,11 @@ def test_a_database_is_restored_on_sqlite_and_postgresql(open_home: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     again = server.manage("backup", str(tmp_path / "again.tar"))
     assert again.returncode == 0, again.stderr
+    run = partial(subprocess.run, cwd=REPO, env=server.env, capture_output=True, check=True)
+    piped = run([sys.executable, "manage.py", "backup", "-"])
+    assert b"logs and archives" in piped.stderr
+    run([sys.executable, "manage.py", "restore", "--replace", "-"], input=piped.stdout)
+    assert not [path for path in open_home.iterdir() if path.name.startswith((".backup-", ".restore-"))]
     with server._database() as database:
         assert database.execute("SELECT session_key FROM accounts_session").fetchone() == ("kept",)
         with pytest.raises((sqlite3.Error, psycopg.Error)):

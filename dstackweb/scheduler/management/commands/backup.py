@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 
 from dstackweb.lib.errors import DomainError
 from dstackweb.scheduler.processes import backup
@@ -16,7 +20,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "file", type=Path, help="a new file, or a folder in which the file gets a name of its own, by the time"
+            "file",
+            type=Path,
+            help="a new file, or a folder in which the file gets a name of its own, by the time. -: standard output",
         )
         parser.add_argument(
             "--keep",
@@ -31,27 +37,39 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        file, keep, with_key = options["file"], options["keep"], options["with_secret_key"]
+        file, keep, with_key, say = options["file"], options["keep"], options["with_secret_key"], self.stdout
         removed: list[Path] = []
         if keep is not None and (keep < 1 or not file.is_dir()):
             raise CommandError("--keep takes a number from 1 on, and needs a folder that exists. Nothing was written.")
         try:
-            if file.is_dir():
+            if file == Path("-"):
+                if sys.stdout.isatty():
+                    raise CommandError(
+                        "a backup is no text for a terminal. Nothing was written. Redirect it to a file."
+                    )
+                say = OutputWrapper(sys.stderr)
+                with tempfile.TemporaryDirectory(dir=settings.DSTACKWEB_HOME, prefix=".backup-") as folder:
+                    made = backup.write(Path(folder) / "tar", with_key=with_key)
+                    with open(Path(folder) / "tar", "rb") as tar:
+                        shutil.copyfileobj(tar, sys.stdout.buffer)
+            elif file.is_dir():
                 file, made, removed = backup.write_into(file, keep=keep or 0, with_key=with_key)
             else:
                 made = backup.write(file, with_key=with_key)
         except DomainError as error:
             raise CommandError(error.detail) from None
-        self.stdout.write(
-            f"{file}: database ({made['database']}) and {made['files']} logs and archives, {made['bytes'] >> 20} MiB."
+
+        place = file if say is self.stdout else "Standard output"
+        say.write(
+            f"{place}: database ({made['database']}) and {made['files']} logs and archives, {made['bytes'] >> 20} MiB."
         )
         if removed:
-            self.stdout.write(f"Removed older ones: {', '.join(path.name for path in removed)}.")
+            say.write(f"Removed older ones: {', '.join(path.name for path in removed)}.")
         if made["storage"].startswith("s3://"):
-            self.stdout.write(f"Logs and code stay in {made['storage']}: back up the bucket as well.")
+            say.write(f"Logs and code stay in {made['storage']}: back up the bucket as well.")
         if made["with_key"]:
-            self.stdout.write("The file has the secret key, which gives full access to the deployment.")
+            say.write("The file has the secret key, which gives full access to the deployment.")
         else:
-            self.stdout.write(
+            say.write(
                 f"The secret key (fingerprint {made['key']}) is not in it. Keep a copy elsewhere: a restore needs it."
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("file", type=Path, help="a file of `dstackweb-server backup`")
+        parser.add_argument("file", type=Path, help="a file of `dstackweb-server backup`. -: standard input")
         parser.add_argument("--replace", action="store_true", help="replace the database that is there")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -29,7 +32,13 @@ class Command(BaseCommand):
             )
         with lock:
             try:
-                done = backup.restore(options["file"], replace=options["replace"])
+                if options["file"] == Path("-"):
+                    with tempfile.NamedTemporaryFile(dir=settings.DSTACKWEB_HOME, prefix=".restore-") as copy:
+                        shutil.copyfileobj(sys.stdin.buffer, copy)
+                        copy.flush()
+                        done = backup.restore(Path(copy.name), replace=options["replace"])
+                else:
+                    done = backup.restore(options["file"], replace=options["replace"])
             except DomainError as error:
                 raise CommandError(error.detail) from None
         self.stdout.write(f"Restored the backup of {done['at']}: the database, and {done['files']} logs and archives.")
