@@ -45,7 +45,7 @@ class Command(BaseCommand):
             if file == Path("-"):
                 if sys.stdout.isatty():
                     raise CommandError(
-                        "a backup is no text for a terminal. Nothing was written. Redirect it to a file."
+                        "A backup is no text. Nothing was written. Redirect it to a file."
                     )
                 say = OutputWrapper(sys.stderr)
                 with tempfile.TemporaryDirectory(dir=settings.DSTACKWEB_HOME, prefix=".backup-") as folder:
