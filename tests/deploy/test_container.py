@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,7 +41,8 @@ SUITE = "trixie"
 BASE = "base-of-tests"
 CHECKOUT = (
     "Containerfile", "Makefile", "compose.yaml", ".dockerignore", "pyproject.toml", "setup.py", "MANIFEST.in",
-    "README.md", "LICENSE", "requirements.txt", "dstackweb", "templates", "static", "locale", "examples",
+    "README.md", "LICENSE", "requirements.txt", "requirements-dev.txt", "dstackweb", "templates", "static", "locale",
+    "examples",
 )  # fmt: skip
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_CONFIG = Path("/etc/pip.conf")
@@ -104,8 +106,11 @@ class Compose:
     def __call__(self, *argv: str, **options: Any) -> bytes:
         """`docker compose …`; returns what it printed."""
         env = self.docker.engine.environment() | {"HOME": str(self.folder)}
-        done = subprocess.run([self.program, *argv], cwd=self.folder, env=env, capture_output=True, **options)
-        assert done.returncode == 0, f"{argv}: {done.stderr.decode()[-4000:]}"
+        call = partial(subprocess.run, cwd=self.folder, env=env, capture_output=True)
+        done = call([self.program, *argv], **options)
+        if done.returncode:
+            logs = call([self.program, "--profile", "server", "logs", "--tail", "40"]).stdout.decode()
+            pytest.fail(f"{argv}: {done.stderr.decode()[-4000:]}\n{logs}")
         return done.stdout
 
     def up(self) -> None:
@@ -201,12 +206,13 @@ def test_the_page_is_served_with_its_static_files_by_a_user_without_rights(compo
     assert (facts["HostConfig"]["ReadonlyRootfs"], facts["HostConfig"]["Init"]) == (True, True)
     script = (
         "set -e; cat /proc/1/comm; id -u; ! touch /opt/dstackweb/x 2>&1; touch /tmp/x /var/lib/dstackweb/x; "
-        "grep -hE 'NoNewPrivs|Cap(Bnd|Eff)' /proc/self/status; ! command -v gcc pip; command -v ssh"
+        "grep -hE 'NoNewPrivs|Cap(Bnd|Eff)' /proc/self/status; ! command -v gcc; command -v ssh; "
+        "python -c 'import msgpack; print(msgpack.__name__)'"
     )
     lines = compose("exec", "-T", "server", "sh", "-c", script).decode().splitlines()
     assert lines[:3] == ["docker-init", "10001", "touch: cannot touch '/opt/dstackweb/x': Read-only file system"]
     assert [line.split()[1] for line in lines[3:6]] == ["0" * 16, "0" * 16, "1"]
-    assert lines[6:] == ["/usr/bin/ssh"]
+    assert lines[6:] == ["/usr/bin/ssh", "msgpack"], "for Slurm, and for Dask"
 
 
 def test_a_run_and_its_log_are_there_after_all_was_destroyed_and_restored(compose: Compose, host: Machine) -> None:
