@@ -42,7 +42,8 @@ demo-progress: $(VENV)/.dev ## the same with a run that reports half a million s
 
 .env: ## the passwords of compose.yaml's PostgreSQL and Redis, if there are none yet
 	@random() { od -An -tx1 -N24 /dev/urandom | tr -d ' \n'; }; postgres=$$(random); redis=$$(random); umask 077; \
-	 printf '%s\n' "# Further settings: docs/settings.md. compose.yaml sets the two addresses itself." "POSTGRES_PASSWORD=$$postgres" "REDIS_PASSWORD=$$redis" \
+	 printf '%s\n' "# Further settings: docs/settings.md. compose.yaml sets the two addresses itself." \
+	 "POSTGRES_PASSWORD=$$postgres" "REDIS_PASSWORD=$$redis" \
 	 "DATABASE_URL=postgresql://dstackweb:$$postgres@127.0.0.1:5432/dstackweb" \
 	 "REDIS_URL=redis://:$$redis@127.0.0.1:6379/0" > $@
 

@@ -32,6 +32,7 @@ NEEDS = {
     "gcc": Programs("gcc", ("gcc", "/usr/include/stdlib.h"), "gcc libc6-dev"),
     "gettext": Programs("GNU gettext", ("xgettext", "msgmerge"), "gettext"),
     "iproute2": Programs("iproute2", ("ip",), "iproute2"),
+    "mmdebstrap": Programs("mmdebstrap", ("mmdebstrap",), "mmdebstrap"),
     "nftables": Programs("nftables", ("nft",), "nftables"),
     "pgbouncer": Programs("PgBouncer", ("pgbouncer",), "pgbouncer"),
     "podman": Programs("Podman", ("podman", "catatonit", "/bin/busybox"), "podman catatonit busybox-static"),

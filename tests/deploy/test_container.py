@@ -29,19 +29,17 @@ from tests.server import TOKEN
 from tests.servers import free_port
 from tests.support import REPO, eventually
 
-PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
-MISSING = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.timeout(3600),
     pytest.mark.xdist_group("containers"),
-    pytest.mark.skipif(os.getuid() != 0 or bool(MISSING), reason=f"needs root and {', '.join(MISSING) or 'no more'}"),
+    pytest.mark.needs("root", "docker", "mmdebstrap"),
 ]
 SUITE = "trixie"
 BASE = "base-of-tests"
 CHECKOUT = (
     "Containerfile", "Makefile", "compose.yaml", ".dockerignore", "pyproject.toml", "setup.py", "MANIFEST.in",
-    "README.md", "LICENSE", "requirements.txt", "requirements-dev.txt", "dstackweb", "templates", "static", "locale",
+    "README.md", "LICENSE", "requirements.txt", "dstackweb", "templates", "static", "locale",
     "examples",
 )  # fmt: skip
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
