@@ -27,7 +27,7 @@ demo-gpus: NEEDS := gcc
 demo-gpus: needs $(VENV)/.dev ## the same with eight simulated GPUs, some busy, some idle (needs gcc)
 	@exec $(BIN)/python -m tools.demo_gpus
 
-demo-slurm: NEEDS := slurm
+demo-slurm: NEEDS := slurm root
 demo-slurm: needs $(VENV)/.dev ## the same with a Slurm cluster of two nodes (needs root and Debian's Slurm)
 	@exec $(BIN)/python -m tools.demo_slurm
 
@@ -51,8 +51,10 @@ login: $(VENV)/.server ## print a fresh one-time sign-in link for the admin
 	@$(BIN)/python manage.py login_link
 
 # What fails beside other tests runs once more by itself, and is named as it did.
+# Where TESTS chooses some, there may be none of a suite or side: pytest then ends with 5.
 tests = { $(PYTEST) -m "$(1)" || \
- { [ $$? = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)" $(TESTS); }; }
+ { code=$$?; [ "$(if $(TESTS),$$code)" = 5 ]; } || \
+ { [ $$code = 1 ] && $(BIN)/python -m pytest -q -rA --show-capture=no --last-failed --last-failed-no-failures=none -m "$(1)" $(TESTS); }; }
 # Both sides run, even if the first fails.
 define both_sides
 @export DSTACKWEB_TEST_SIDE; \
@@ -129,15 +131,16 @@ dist: $(BIN)/python ## build sdist and wheel in dist/, and try them in new envir
 	@rm -f dist/.gitignore
 	@$(BIN)/python -m tools.release try
 
+release-check: export TAG ?=
 release-check: $(BIN)/python ## whether version and changelog fit each other, and with TAG=v1.2.3 that tag
-	@$(BIN)/python -m tools.release check $(TAG)
+	@$(BIN)/python -m tools.release check "$$TAG"
 
-bench: NEEDS := chromium gcc
+bench: NEEDS := chromium fonts gcc
 bench: needs $(VENV)/.dev ## the benchmarks, one after another (needs Chromium and gcc)
 	@for bench in $$(grep -l '^if __name__' bench/*.py); do \
 	 echo "== $$bench"; $(BIN)/python -m bench.$$(basename $$bench .py) || exit 1; done
 
-screenshots: NEEDS := chromium
+screenshots: NEEDS := chromium fonts
 screenshots: needs $(VENV)/.dev ## take the documentation's pictures of pages, in both themes (needs Chromium)
 	@SCREENSHOTS_OF_DOCS=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The server's command line: `up`, `migrate`, `qcluster`, `ticker`, …; `manage.py help` lists all."""
+"""The server's command line: `up`, `migrate`, `qcluster`, `ticker`, …; `manage.py help --commands` lists all."""
 
 from __future__ import annotations
 

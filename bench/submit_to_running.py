@@ -178,7 +178,8 @@ def middle_and_worst(values: list[float]) -> str:
 if __name__ == "__main__":
     names = sys.argv[2:] or ["hosts"]
     names = list(ENGINES) if names == ["all"] else names
-    programs.exit_without("bench.submit_to_running", *(name for name in names if name in programs.NEEDS))
+    engines = [name for name in names if name in programs.NEEDS]
+    programs.exit_without("bench.submit_to_running", *engines, *(["root"] if engines else []))
     try:
         main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, names)
     except httpx.HTTPError as error:

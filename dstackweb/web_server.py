@@ -1,13 +1,16 @@
-"""gunicorn, which else looks for modules in the current directory first: `python -P -m dstackweb.web_server …`."""
+"""The program of the web process: `python -P -m dstackweb.web_server --config … dstackweb.wsgi`."""
 
 from __future__ import annotations
 
-import sys
+from gunicorn.app.wsgiapp import WSGIApplication
 
-from gunicorn import util
-from gunicorn.app.wsgiapp import run
+
+class WebServer(WSGIApplication):
+    """gunicorn without its folder among those that modules are imported from: anyone's files may be there."""
+
+    def chdir(self) -> None:
+        """Stay in the folder, as gunicorn does by default."""
+
 
 if __name__ == "__main__":
-    # gunicorn puts it before all other folders, unless it is one of them.
-    sys.path.append(util.getcwd())
-    run()
+    WebServer("%(prog)s [OPTIONS] [APP_MODULE]").run()

@@ -24,11 +24,15 @@ class Programs(NamedTuple):
     daemons: bool = False
 
 
-FONTS = ("/usr/share/fonts/truetype/wqy/wqy-microhei.ttc", "/usr/share/fonts/truetype/liberation")
 NEEDS = {
     "bubblewrap": Programs("bubblewrap", ("bwrap",), "bubblewrap"),
-    "chromium": Programs("Chromium", FONTS, "chromium-headless-shell fonts-liberation fonts-wqy-microhei"),
+    "chromium": Programs("Chromium", (), "chromium-headless-shell"),
     "docker": Programs("Docker", ("dockerd", "docker", "runc", "/bin/busybox"), "docker.io runc busybox-static"),
+    "fonts": Programs(
+        "fonts for Latin and Chinese",
+        ("/usr/share/fonts/truetype/liberation", "/usr/share/fonts/truetype/wqy"),
+        "fonts-liberation fonts-wqy-microhei",
+    ),
     "gcc": Programs("gcc", ("gcc", "/usr/include/stdlib.h"), "gcc libc6-dev"),
     "gettext": Programs("GNU gettext", ("xgettext", "msgmerge"), "gettext"),
     "iproute2": Programs("iproute2", ("ip",), "iproute2"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +185,11 @@ def test_a_form_of_very_many_parts_is_refused_while_it_is_read(part: bytes, monk
     monkeypatch.setattr(web_limits, "PARTS", 20)
     assert post_parts(part, 15) == 403  # no token against forged requests
     assert post_parts(part, 50_000) == 400
+
+
+def test_the_web_server_imports_nothing_from_the_folder_it_is_started_in(tmp_path: Path) -> None:
+    (tmp_path / "stray.py").write_text("application = print")
+    argv = [sys.executable, "-P", "-m", "dstackweb.web_server", "--check-config", "stray"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "No module named 'stray'" in done.stderr

@@ -9,7 +9,6 @@ those of `make run`. It needs gcc.
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import Any
 
 from dstackweb.lib.process import die_with_parent
@@ -58,10 +57,7 @@ def main(demo: Demo) -> int:
     """Run until Ctrl-C; returns the server's exit status."""
     library = demo.home / "nvml"
     library.mkdir(exist_ok=True)
-    try:
-        nvml = Nvml(library)
-    except subprocess.CalledProcessError:
-        sys.exit("make demo-gpus needs the headers of the C library: apt-get install libc6-dev")
+    nvml = Nvml(library)
     other = subprocess.Popen(["sleep", "infinity"], preexec_fn=die_with_parent)
     nvml.show(*gpus(other.pid), loop=LOOP_S)
     try:

@@ -4,6 +4,7 @@ python -m tools.release check [TAG]   # version, changelog and tag fit each othe
 python -m tools.release notes [URL]   # the version's part of CHANGELOG.md; links into the repository begin with URL
 python -m tools.release base          # the image's base with its digest, as a build argument (needs docker buildx)
 python -m tools.release try           # installs what is in dist/ in new environments, and starts the server
+python -m tools.release serve PROGRAM # starts this dstackweb-server with an empty home, and looks at its sign-in page
 """
 
 from __future__ import annotations
@@ -122,6 +123,9 @@ def main(command: str = "", *argv: str) -> None:
             print(base())
         case "try":
             try_dist()
+        case "serve":
+            with tempfile.TemporaryDirectory() as folder:
+                serve(Path(*argv).absolute(), Path(folder) / "home")
         case _:
             sys.exit(__doc__)
 

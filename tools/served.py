@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dstackweb.lib.process import die_with_parent
+from standins.programs import Missing
 
 ROOT = Path(__file__).resolve().parent.parent
 STOP_S = 15
@@ -36,6 +37,8 @@ def run_demo(name: str, demo: Callable[[Demo], int]) -> NoReturn:
         sys.exit(demo(Demo(name)))
     except KeyboardInterrupt:
         sys.exit(130)
+    except Missing as missing:
+        sys.exit(f"make demo-{name} {missing}")
     except (RuntimeError, TimeoutError) as error:  # of a cluster or cloud that does not start
         sys.exit(f"make demo-{name}: {error}")
 

@@ -317,4 +317,4 @@ def is_newer(one: str, other: str) -> bool:
 
 
 _VERSION = re.compile(r"(\d{1,9}(?:\.\d{1,9}){0,3})(?:(a|b|rc)(\d{1,9}))?")
-"""Its stages stand in their order: "a" < "b" < "rc" < "release"."""
+"""The stages compare as texts: "a" < "b" < "rc" < "release"."""

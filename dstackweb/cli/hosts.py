@@ -30,7 +30,7 @@ HostName = Annotated[str, typer.Argument(metavar="NAME", help=_("The host's name
 Home = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", envvar="DSTACKWEB_HOST_HOME", help=_("Directory for the host's files."), show_default=False
+        metavar="DIR", envvar="DSTACKWEB_HOST_HOME", help=_("Directory for the host's files."), show_default=False
     ),
 ]
 Labels = Annotated[

@@ -67,9 +67,11 @@ DSTACKWEB_CONTAINER_NETWORK = env.text(
     "DSTACKWEB_CONTAINER_NETWORK", "host", pattern="host|bridge", expected="host or bridge"
 )
 DSTACKWEB_JOB_VOLUMES = env.folders("DSTACKWEB_JOB_VOLUMES")
-# Jobs may share the server's user where no one else can reach the server. Other names and proxies say that others can.
-_names = (DSTACKWEB_HOST, urlsplit(DSTACKWEB_PUBLIC_URL).hostname or "", *DSTACKWEB_ALLOWED_HOSTS)
-_is_private = all(map(is_loopback, _names)) and not DSTACKWEB_TRUSTED_PROXIES
+# Jobs may share the server's user where no one else can reach the server. Other names, a proxy and single sign-on say
+# that others can.
+_of_urls = [urlsplit(url).hostname or "" for url in (DSTACKWEB_PUBLIC_URL, DSTACKWEB_GATEWAY_URL)]
+_names = (DSTACKWEB_HOST, DSTACKWEB_SSH_HOST, *DSTACKWEB_ALLOWED_HOSTS, *_of_urls)
+_is_private = all(map(is_loopback, _names)) and not DSTACKWEB_TRUSTED_PROXIES and not DSTACKWEB_OIDC_URL
 DSTACKWEB_SHARED_UID = env.boolean("DSTACKWEB_SHARED_UID", _is_private)
 DSTACKWEB_INSECURE_HTTP = env.boolean("DSTACKWEB_INSECURE_HTTP")
 DSTACKWEB_HEARTBEAT_S = env.seconds("DSTACKWEB_HEARTBEAT_S", 5)

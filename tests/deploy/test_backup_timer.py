@@ -46,26 +46,30 @@ def test_a_nightly_backup_keeps_the_newest_and_a_failed_one_changes_no_file(open
 
     folder.mkdir()
     nights = [f"dstackweb-202601{day:02}T030000Z.tar" for day in range(1, 16)]
-    # By hand, of a clock that was wrong, being written by another process, and left by a killed one.
-    others = ["dstackweb.tar", "dstackweb-20260101.tar", "dstackweb-29990101T030000Z.tar", ".backup-now", ".backup-old"]
+    # By hand, of a clock that was wrong, being written by another process, someone's, and left by a killed process.
+    others = [
+        "dstackweb.tar", "dstackweb-20260101.tar", "dstackweb-29990101T030000Z.tar",
+        ".dstackweb-backup-now", ".dstackweb-backup-notes", ".dstackweb-backup-old",
+    ]  # fmt: skip
     for name in nights + others[:3]:
         (folder / name).write_text("an older backup")
     for name in others[3:]:
         (folder / name).mkdir()
-        (folder / name / "tar").write_text("half of one")
+        (folder / name / ("notes.txt" if "notes" in name else "tar")).write_text("half of one")
     long_ago = time.time() - 86_400
-    for path in (folder / ".backup-old" / "tar", folder / ".backup-old"):
-        os.utime(path, (long_ago, long_ago))
+    for name in others[4:]:
+        for path in (*(folder / name).iterdir(), folder / name):
+            os.utime(path, (long_ago, long_ago))
 
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in folder.iterdir()}
     (made,) = names - {*nights, *others}
-    assert names == {made, *nights[3:], *others[:4]}, "14 that are named by a time, and what else was there"
+    assert names == {made, *nights[3:], *others[:5]}, "14 that are named by a time, and what else was there"
     assert f"{made}: database (sqlite)" in done.stdout
     assert (folder / made).stat().st_mode & 0o777 == 0o600
     with tarfile.open(folder / made) as tar:
-        tar.extract("database", tmp_path, filter="data")
+        tar.extract("database", tmp_path)
     with sqlite3.connect(tmp_path / "database") as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert database.execute("SELECT count(*) FROM django_migrations").fetchone()[0] > 0

@@ -129,6 +129,7 @@ class Install:
             server.wait(90)
 
 
+@pytest.mark.nightly
 def test_a_server_from_the_wheel_serves_runs_reloads_and_comes_back_from_a_backup(wheel: Path, open_home: Path) -> None:
     install = Install(open_home)
     install.pip("install", "--no-deps", wheel)

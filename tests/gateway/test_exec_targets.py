@@ -62,7 +62,7 @@ def answered(port: int) -> int:
 
 
 def test_a_job_with_a_user_and_no_sandbox(tmp_path: Path) -> None:
-    with server(tmp_path, DSTACKWEB_JOB_USER="nobody", DSTACKWEB_SHARED_UID="") as (gateway, key):
+    with server(tmp_path, DSTACKWEB_JOB_USER="nobody", DSTACKWEB_SHARED_UID="0") as (gateway, key):
         name = gateway.submit(env={"GREETING": "hello"})
         gateway.ready(name)
         done = gateway.ssh(key, name, "id -un; echo $GREETING; grep NoNewPrivs /proc/self/status")

@@ -41,7 +41,7 @@ FOLDERS = ("joblogs", "archives", "artifacts")
 """Of the storage, where it is a disk. A dump of the database has its rows; objects stay in their bucket."""
 
 
-DRAFT = ".backup-"
+DRAFT = ".dstackweb-backup-"
 """The beginning of the folder in which a backup is written, beside its file."""
 NAMED_BY_TIME = re.compile(r"dstackweb-\d{8}T\d{6}Z\.tar")
 """The files of `write_into`; it removes no others."""
@@ -119,7 +119,9 @@ def write_into(folder: Path, *, keep: int = 0, with_key: bool = False) -> tuple[
     """
     for draft in folder.glob(f"{DRAFT}*"):
         with contextlib.suppress(OSError):
-            if time.time() - max(path.stat().st_mtime for path in (draft, *draft.iterdir())) > ABANDONED_S:
+            files = list(draft.iterdir())
+            newest = max(path.stat().st_mtime for path in (draft, *files))
+            if {path.name for path in files} <= {DATABASE, "tar"} and time.time() - newest > ABANDONED_S:
                 shutil.rmtree(draft)
     target = folder / f"dstackweb-{timezone.now():%Y%m%dT%H%M%SZ}.tar"
     manifest = write(target, with_key=with_key)

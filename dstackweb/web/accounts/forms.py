@@ -95,7 +95,7 @@ class ChangePasswordForm(Styled, PasswordChangeForm):
     )
 
     def clean_old_password(self) -> str:
-        """Limited too: whoever has someone else's session must not find the password out here."""
+        """Limit this check too: a stolen session must not reveal the password."""
         with attempts.password_check(context.request.META.get("REMOTE_ADDR", ""), self.user.get_username()):
             return super().clean_old_password()
 

@@ -44,32 +44,32 @@ class Command(BaseCommand):
         try:
             if file == Path("-"):
                 if sys.stdout.isatty():
-                    raise CommandError(
-                        "A backup is no text. Nothing was written. Redirect it to a file."
-                    )
+                    raise CommandError("A backup is no text. Nothing was written. Redirect it to a file.")
                 say = OutputWrapper(sys.stderr)
-                with tempfile.TemporaryDirectory(dir=settings.DSTACKWEB_HOME, prefix=".backup-") as folder:
-                    made = backup.write(Path(folder) / "tar", with_key=with_key)
+                with tempfile.TemporaryDirectory(dir=settings.DSTACKWEB_HOME, prefix=backup.DRAFT) as folder:
+                    manifest = backup.write(Path(folder) / "tar", with_key=with_key)
                     with open(Path(folder) / "tar", "rb") as tar:
                         shutil.copyfileobj(tar, sys.stdout.buffer)
             elif file.is_dir():
-                file, made, removed = backup.write_into(file, keep=keep or 0, with_key=with_key)
+                file, manifest, removed = backup.write_into(file, keep=keep or 0, with_key=with_key)
             else:
-                made = backup.write(file, with_key=with_key)
+                manifest = backup.write(file, with_key=with_key)
         except DomainError as error:
             raise CommandError(error.detail) from None
 
         place = file if say is self.stdout else "Standard output"
         say.write(
-            f"{place}: database ({made['database']}) and {made['files']} logs and archives, {made['bytes'] >> 20} MiB."
+            f"{place}: database ({manifest['database']}) and {manifest['files']} logs and archives, "
+            f"{manifest['bytes'] >> 20} MiB."
         )
         if removed:
             say.write(f"Removed older ones: {', '.join(path.name for path in removed)}.")
-        if made["storage"].startswith("s3://"):
-            say.write(f"Logs and code stay in {made['storage']}: back up the bucket as well.")
-        if made["with_key"]:
+        if manifest["storage"].startswith("s3://"):
+            say.write(f"Logs and code stay in {manifest['storage']}: back up the bucket as well.")
+        if manifest["with_key"]:
             say.write("The file has the secret key, which gives full access to the deployment.")
         else:
             say.write(
-                f"The secret key (fingerprint {made['key']}) is not in it. Keep a copy elsewhere: a restore needs it."
+                f"The secret key (fingerprint {manifest['key']}) is not in it. "
+                "Keep a copy elsewhere: a restore needs it."
             )

@@ -30,6 +30,7 @@ from dstackweb import env
 from dstackweb.accounts.bootstrap import Bootstrap, bootstrap
 from dstackweb.backends.models import Host
 from dstackweb.lib import bundles, latency, schema
+from dstackweb.lib.commands import server_command
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.process import REFUSED, wait_for_lock
 from dstackweb.lib.static_files import page_sources
@@ -331,7 +332,7 @@ def banner(admin: Bootstrap, logs: Path, took_s: float) -> str:
 def _login_command() -> str:
     """As another shell needs it, which does not know where this server's data is."""
     home = settings.DSTACKWEB_HOME
-    command = "make login" if settings.IS_CHECKOUT else f"{_program('dstackweb-server')} login_link"
+    command = server_command("login_link") if settings.IS_CHECKOUT else f"{_program('dstackweb-server')} login_link"
     is_known = settings.IS_CHECKOUT and home == settings.ASSETS_DIR / "var"
     return command if is_known else f"DSTACKWEB_HOME={shlex.quote(str(home))} {command}"
 
