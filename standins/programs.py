@@ -86,7 +86,7 @@ def is_installed(need: str) -> bool:
 
 
 def require(*needs: str) -> None:
-    """Raises Missing."""
+    """Check that all of these keys of NEEDS are there. Raises Missing."""
     if missing := [need for need in needs if not is_installed(need)]:
         raise Missing(missing)
 

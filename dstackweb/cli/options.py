@@ -25,7 +25,7 @@ def flag(*names: str, help: str, callback: Callable[..., Any] | None = None) -> 
 
 
 def one_form(param: typer.CallbackParam, value: bool) -> bool:
-    """Raises UsageError for a second form of output."""
+    """Refuse a second form of output with UsageError."""
     if value:
         form = param.opts[0]
         if GIVEN.setdefault("form", form) != form:
@@ -36,7 +36,7 @@ def one_form(param: typer.CallbackParam, value: bool) -> bool:
 
 
 def known_statuses(values: list[str] | None) -> list[str]:
-    """The statuses of a repeated option, each of which may have several between commas. Raises UsageError."""
+    """Read the statuses of a repeated option, each with several between commas. Raises UsageError."""
     statuses = [status.strip() for value in values or () for status in value.split(",") if status.strip()]
     known = (*ACTIVE, *ENDED)
     for status in statuses:
@@ -120,7 +120,7 @@ class Commands(typer.Typer):
 
 
 def _with_where(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the options of WHERE besides its own."""
+    """Add the options of WHERE to those of the function."""
     signature = inspect.signature(function, eval_str=True)
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=annotation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from django.contrib.auth.signals import user_login_failed
@@ -108,7 +109,10 @@ def test_odd_names_are_answered_as_wrong_ones(ada: User, name: str) -> None:
 
 def test_passwords_tried_at_the_same_moment_are_checked_ten_times_at_most(ada: User, transactional_db: None) -> None:
     checked = []
-    count = lambda **signal: checked.append(signal["credentials"]["username"])  # noqa: E731
+
+    def count(**signal: Any) -> None:
+        checked.append(signal["credentials"]["username"])
+
     user_login_failed.connect(count)
     try:
         statuses = at_once(*[lambda: sign_in(password="wrong")] * 16)

@@ -126,8 +126,8 @@ def write_into(folder: Path, *, keep: int = 0, with_key: bool = False) -> tuple[
     target = folder / f"dstackweb-{timezone.now():%Y%m%dT%H%M%SZ}.tar"
     manifest = write(target, with_key=with_key)
     # The new one stays, whatever times the names of others claim: the clock may have been wrong.
-    others = sorted(path for path in folder.iterdir() if NAMED_BY_TIME.fullmatch(path.name) and path != target)
-    removed = others[: max(0, len(others) + 1 - keep)] if keep else []
+    older = sorted(path for path in folder.iterdir() if NAMED_BY_TIME.fullmatch(path.name) and path != target)
+    removed = older[: max(0, len(older) + 1 - keep)] if keep else []
     for path in removed:
         path.unlink(missing_ok=True)
     return target, manifest, removed
@@ -162,8 +162,10 @@ def _dump(target: Path) -> None:
 
 
 def _client_program(name: str) -> str:
-    """Find one of PostgreSQL's programs, which must not be older than the server; returns its path. Raises
-    BackupFailed."""
+    """Find one of PostgreSQL's programs, which must not be older than the server.
+
+    Returns its path. Raises BackupFailed.
+    """
     with connection.cursor() as cursor:
         cursor.execute("SHOW server_version_num")
         server = int(cursor.fetchone()[0]) // 10000
@@ -190,9 +192,9 @@ def _postgres(program: str, *argv: str, output: IO[bytes] | None = None) -> None
             "database itself."
         )
     keys = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD", "PGDATABASE": "NAME"}
-    given = {variable: str(database[key]) for variable, key in keys.items() if database.get(key)}
+    variables = {variable: str(database[key]) for variable, key in keys.items() if database.get(key)}
     options = {f"PG{key.upper()}": str(value) for key, value in database["OPTIONS"].items() if key.startswith("ssl")}
-    env = {**os.environ, **given, **options}
+    env = {**os.environ, **variables, **options}
     done = subprocess.run([program, *argv], env=env, stdout=output or subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip()[-1000:]
