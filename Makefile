@@ -8,6 +8,8 @@ PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(TESTS)
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-compile
 OR_NO_NETWORK = || { echo "make $@ needs the network: pip could not install what it runs" >&2; exit 1; }
 UV := uv==0.13.8
+# The certificates of the machine, as pip has it: its packages may come through a proxy of the organisation.
+export UV_SYSTEM_CERTS := 1
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--custom-compile-command "make lock" $(LOCK)
 
