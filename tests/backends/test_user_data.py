@@ -76,7 +76,7 @@ def boot(folder: Path, text: str, *, python: str = sys.executable) -> str:
         if not (binaries / name).exists():
             (binaries / name).symlink_to(f"/bin/{name}")
     if python:
-        (binaries / "python3").write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+        (binaries / "python3").write_text(f'#!/bin/sh\nexec "{python}" "$@"\n')
         (binaries / "python3").chmod(0o755)
     done = subprocess.run(
         ["/bin/sh", "-c", text], env={"PATH": str(binaries), "HOME": str(folder)}, text=True, check=False,
@@ -136,7 +136,7 @@ def test_a_runner_that_no_allocation_has_used_for_a_month_is_removed(tmp_path: P
 
 
 def test_a_wrapper_of_python_is_called_once(tmp_path: Path, site: Site) -> None:
-    (tmp_path / "wrapper").write_text(f'#!/bin/sh\necho >> {tmp_path}/called\nexec {sys.executable} "$@"\n')
+    (tmp_path / "wrapper").write_text(f'#!/bin/sh\necho >> {tmp_path}/called\nexec "{sys.executable}" "$@"\n')
     (tmp_path / "wrapper").chmod(0o755)
     assert "agent agent" in boot(tmp_path, script(site.url), python=str(tmp_path / "wrapper"))
     assert (tmp_path / "called").read_text() == "\n"

@@ -173,7 +173,7 @@ def test_the_search_works_without_dstackweb_installed_and_without_a_place_to_rep
     served = partial(SimpleHTTPRequestHandler, directory=tmp_path)
     (tmp_path / "api" / "v1").mkdir(parents=True)
     (tmp_path / "tracking.zip").rename(tmp_path / "api" / "v1" / "tracking.zip")
-    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
     (tmp_path / "python3").chmod(0o755)
     with ThreadingHTTPServer(("127.0.0.1", 0), served) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
