@@ -47,7 +47,9 @@ def wrapped(
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise FileNotFoundError("bwrap is not installed")
-    program = [path for path in (PROGRAM, sys.prefix, sys.base_prefix) if path.startswith(TMP_BELOW)]
+    # The runner is started with -S: `sys.prefix` is then not that of a virtual environment.
+    environment = str(PurePath(sys.executable).parents[1])
+    program = [path for path in (PROGRAM, environment, sys.base_prefix) if path.startswith(TMP_BELOW)]
     above = [str(parent) for path in (*program, *writable, run_dir) for parent in reversed(PurePath(path).parents)]
     return [
         bwrap, "--unshare-pid", "--unshare-ipc", "--chdir", "/", "--ro-bind", "/", "/", "--proc", "/proc",

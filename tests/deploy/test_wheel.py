@@ -172,8 +172,8 @@ def test_a_server_from_the_wheel_serves_runs_reloads_and_comes_back_from_a_backu
         assert client.post(RUNS, json={"config": config}).status_code == 201
         assert eventually(lambda: client.get(f"{RUNS}/first").json()["status"] in ("done", "failed"))
         run = client.get(f"{RUNS}/first").json()
-        assert (run["status"], run["exit_code"]) == ("done", 0), run
-        assert client.get(f"{RUNS}/first/logs").text == "from the wheel\n"
+        log = client.get(f"{RUNS}/first/logs").text
+        assert (run["status"], run["exit_code"], log) == ("done", 0, "from the wheel\n"), run
 
         assert "It goes on where it was started" in install.manage("up")
         assert client.get(f"{RUNS}/first").status_code == 200
