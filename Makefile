@@ -137,12 +137,12 @@ release-check: export TAG ?=
 release-check: $(BIN)/python ## whether version and changelog fit each other, and with TAG=v1.2.3 that tag
 	@$(BIN)/python -m tools.release check "$$TAG"
 
-bench: NEEDS := chromium fonts gcc
+bench: NEEDS := chromium gcc
 bench: needs $(VENV)/.dev ## the benchmarks, one after another (needs Chromium and gcc)
 	@for bench in $$(grep -l '^if __name__' bench/*.py); do \
 	 echo "== $$bench"; $(BIN)/python -m bench.$$(basename $$bench .py) || exit 1; done
 
-screenshots: NEEDS := chromium fonts
+screenshots: NEEDS := chromium
 screenshots: needs $(VENV)/.dev ## take the documentation's pictures of pages, in both themes (needs Chromium)
 	@SCREENSHOTS_OF_DOCS=docs/images $(BIN)/python -m pytest -q tests/browser/test_screenshots.py
 
