@@ -34,7 +34,7 @@ Settings are environment variables; DSTACKWEB_HOME is the folder with the data, 
 
 
 def main() -> None:
-    """Run a management command. An invalid setting, or a database for other versions, ends it with one line."""
+    """Run a management command. An invalid setting, no database, or one for other versions, ends it with one line."""
     if sys.argv[1:] in (["--version"], ["version"]):
         sys.stdout.write(f"dstackweb {dstackweb.__version__}\n")
         return
@@ -45,6 +45,7 @@ def main() -> None:
         sys.exit("dstackweb: only the command line is installed; the server is in pip install 'dstackweb[server]'")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
     from django.core.management import execute_from_command_line
+    from django.db import DatabaseError, connection
 
     from dstackweb.env import BadSetting
     from dstackweb.lib.process import die_with_supervisor
@@ -56,6 +57,19 @@ def main() -> None:
         execute_from_command_line(sys.argv)
     except BadSetting as error:
         sys.exit(f"dstackweb: {error}")
+    except DatabaseError as error:
+        try:
+            tables = connection.introspection.table_names()
+        except DatabaseError:
+            sys.exit(f"dstackweb: the database can't be reached. Nothing was changed. It says: {error}")
+        if "django_migrations" in tables:
+            raise
+        from django.conf import settings
+
+        from dstackweb.lib.commands import server_command
+
+        start = f"Start the server with `{server_command('up')}`"
+        sys.exit(f"dstackweb: no database in {settings.DSTACKWEB_HOME} yet. {start}")
 
 
 def _require_schema() -> None:

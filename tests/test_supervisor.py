@@ -177,12 +177,24 @@ def login_link(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.nightly
-def test_a_sign_in_link_before_the_first_start_is_refused_with_a_hint(new_deployment: dict[str, str]) -> None:
-    asked = login_link(new_deployment)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["login_link", "recount --check", "prune", "changepassword admin"])
+def test_a_command_before_the_first_start_is_refused_with_a_hint(new_deployment: dict[str, str], command: str) -> None:
+    argv = [sys.executable, "manage.py", *command.split()]
+    asked = subprocess.run(argv, cwd=REPO, env=new_deployment, capture_output=True, text=True, check=False)
 
     assert asked.returncode == 1
     assert re.fullmatch(r"dstackweb: no database in \S+ yet\. Start the server with `make run`\n", asked.stderr)
+
+
+@pytest.mark.slow
+def test_a_command_names_a_database_that_cannot_be_reached(new_deployment: dict[str, str]) -> None:
+    env = new_deployment | {"DATABASE_URL": f"postgresql://a:b@127.0.0.1:{free_port()}/c"}
+    argv = [sys.executable, "manage.py", "recount", "--check"]
+    asked = subprocess.run(argv, cwd=REPO, env=env, capture_output=True, text=True, check=False)
+
+    assert asked.returncode == 1
+    assert asked.stderr.startswith("dstackweb: the database can't be reached. Nothing was changed. It says: ")
 
 
 @pytest.mark.parametrize(

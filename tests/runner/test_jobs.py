@@ -254,9 +254,11 @@ def launch_as_other_user(job: Box) -> None:
     """Start a runner that is not root, and whose jobs are the same user's."""
     job.orders["user"] = None
     uid = os.getuid() or pwd.getpwnam("nobody").pw_uid
+    umask = os.umask(0o022)  # its user goes through the folders above
     for folder in (job.state, job.run_dir):
         folder.mkdir(parents=True)
         os.chown(folder, uid, -1)
+    os.umask(umask)
     # What a change of user protects by itself is undone first.
     as_other = f"os.setuid({uid}); import ctypes; ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)"
     loaded = "import dstackweb.runner.__main__, dstackweb.runner.loop, encodings.idna, traceback"

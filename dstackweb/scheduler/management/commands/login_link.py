@@ -7,7 +7,6 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
-from django.db import DatabaseError
 
 from dstackweb.accounts.bootstrap import first_admin
 from dstackweb.accounts.models import User
@@ -37,5 +36,3 @@ class Command(BaseCommand):
             return f"{address}/login/{make_login_link(person)}/"
         except DomainError as error:
             sys.exit(f"dstackweb: {error.detail}")
-        except DatabaseError:
-            sys.exit(f"dstackweb: no database in {settings.DSTACKWEB_HOME} yet. {start}")
