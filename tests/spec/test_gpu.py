@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dstackweb.spec.units import MAX_COUNT, MAX_MEMORY_MIB, OTHER_VENDORS, Range, format_gpu, parse_gpu
+from dstackweb.spec.units import MAX_COUNT, MAX_MEMORY_MIB, NO_GPU_NAMES, OTHER_VENDORS, Range, format_gpu, parse_gpu
 from tests.spec.test_units import ranges
 
+NOT_NAMES = {*OTHER_VENDORS, *NO_GPU_NAMES, "nvidia"}
 NAMES = st.lists(
-    st.from_regex(r"\A[A-Z][A-Z0-9 -]{0,6}[A-Z0-9]\Z").filter(lambda n: n.lower() not in {*OTHER_VENDORS, "nvidia"}),
+    st.from_regex(r"\A[A-Z][A-Z0-9 -]{0,6}[A-Z0-9]\Z").filter(lambda name: name.lower() not in NOT_NAMES),
     unique=True,
     max_size=3,
 )
