@@ -61,7 +61,8 @@ def main() -> None:
         try:
             tables = connection.introspection.table_names()
         except DatabaseError:
-            sys.exit(f"dstackweb: the database can't be reached. Nothing was changed. It says: {error}")
+            # It may have gone away in the middle: what was committed before stays.
+            sys.exit(f"dstackweb: the database can't be reached: {error}\nRun this again once it answers.")
         if "django_migrations" in tables:
             raise
         from django.conf import settings

@@ -194,7 +194,9 @@ def test_a_command_names_a_database_that_cannot_be_reached(new_deployment: dict[
     asked = subprocess.run(argv, cwd=REPO, env=env, capture_output=True, text=True, check=False)
 
     assert asked.returncode == 1
-    assert asked.stderr.startswith("dstackweb: the database can't be reached. Nothing was changed. It says: ")
+    assert asked.stderr.startswith("dstackweb: the database can't be reached: ")
+    assert asked.stderr.endswith("Run this again once it answers.\n")
+    assert "Traceback" not in asked.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def one_form(param: typer.CallbackParam, value: bool) -> bool:
 def known_statuses(values: list[str] | None) -> list[str]:
     """Read the statuses of a repeated option, each with several between commas. Raises UsageError."""
     statuses = [status.strip() for value in values or () for status in value.split(",") if status.strip()]
-    known = (*ACTIVE, *ENDED)
+    allowed = (*ACTIVE, *ENDED)
     for status in statuses:
-        if status not in known:
-            raise UsageError(_("{value} is not one of {values}.", value=repr(clean(status)), values=", ".join(known)))
+        if status not in allowed:
+            raise UsageError(_("{value} is not one of {values}.", value=repr(clean(status)), values=", ".join(allowed)))
     return statuses
 
 
