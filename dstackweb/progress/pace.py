@@ -1,0 +1,152 @@
+"""How work on tasks goes on, in a dozen numbers of a prefix or a scope. Pure.
+
+A clock of its own counts the seconds in which tasks ran or finished while their reporter was heard. A moment on this
+clock weighs (its time / the time now)³, so that the latest quarter counts most: of a minute, an hour or a day of work.
+This needs no list of moments, since all weights shrink by the same factor as time goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import NamedTuple, Self
+
+POWER = 3
+"""Exponent of the weights."""
+NOW_S = 30.0
+"""Time constant of what is called "now"."""
+LIFE_MAX_S = 14 * 86400.0
+"""The clock stops here, and weights of a constant span remain: of a project, whose runs come and go for years."""
+
+
+class Step(NamedTuple):
+    """What happened since the last report of a prefix or scope.
+
+    `running`: mean number of tasks that ran meanwhile; `timed`, `timed_s`: timed tasks among the finished ones, and the
+    sum of their durations; `found`: new tasks.
+    """
+
+    seconds: float
+    finished: int
+    running: float
+    timed: int = 0
+    timed_s: float = 0.0
+    found: int = 0
+
+
+class Pace(NamedTuple):
+    """Weighted sums over the clock, `seconds`, unless said otherwise."""
+
+    seconds: float = 0.0
+    finished: float = 0.0
+    finished_ever: float = 0.0
+    """Not weighted."""
+    idle_s: float = 0.0
+    """Time of work since a task finished."""
+    worked_s: float = 0.0
+    """Running tasks × time."""
+    worked_squares: float = 0.0
+    """Running tasks² × time."""
+    running: float = 0.0
+    """Running tasks, an exponential average over NOW_S that began at 0."""
+    timed: float = 0.0
+    timed_s: float = 0.0
+    reports: float = 0.0
+    """With timed tasks."""
+    deviations: float = 0.0
+    """Squares of how far the timed tasks of such a report were from the mean, in s², by their number."""
+    found: float = 0.0
+    found_now: float = 0.0
+    """New tasks a second, an exponential average over NOW_S that began at 0."""
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        return cls(*json.loads(text))
+
+    def __str__(self) -> str:
+        """The JSON that is stored."""
+        return f"[{','.join([f'{number:.7g}' for number in self])}]" if self.seconds or self.finished else "[]"
+
+    def after(self, step: Step) -> Pace:
+        """The pace after another step, which may take no time."""
+        now_s = min(self.seconds + step.seconds, LIFE_MAX_S)
+        span = now_s / (POWER + 1)
+        if step.seconds > 0:
+            old = (max(0.0, now_s - step.seconds) / now_s) ** POWER
+            # What happens evenly over the step has the mean of the weights of its moments.
+            new = span * (1 - (max(0.0, now_s - step.seconds) / now_s) ** (POWER + 1)) / step.seconds
+            fade = math.exp(-step.seconds / NOW_S)
+            found_now = self.found_now * fade + step.found / step.seconds * (1 - fade)
+        else:
+            old, new, fade, found_now = 1.0, 1.0, 1.0, self.found_now
+        deviation = 0.0
+        if is_compared := step.timed > 0 and self.timed > 0:
+            deviation = (step.timed_s - step.timed * self.timed_s / self.timed) ** 2 / step.timed
+        worked_s = step.running * step.seconds
+        return Pace(
+            seconds=now_s,
+            finished=self.finished * old + step.finished * new,
+            finished_ever=self.finished_ever + step.finished,
+            idle_s=0.0 if step.finished else self.idle_s + step.seconds,
+            worked_s=self.worked_s * old + worked_s * new,
+            worked_squares=self.worked_squares * old + worked_s * step.running * new,
+            running=self.running * fade + step.running * (1 - fade),
+            timed=self.timed * old + step.timed * new,
+            timed_s=self.timed_s * old + step.timed_s * new,
+            reports=self.reports * old + is_compared,
+            deviations=self.deviations * old + deviation,
+            found=self.found * old + step.found * new,
+            found_now=found_now,
+        )
+
+    @property
+    def span_s(self) -> float:
+        """The sum of the weights of all moments."""
+        return self.seconds / (POWER + 1)
+
+    @property
+    def _begun(self) -> float:
+        """How much of an exponential average that began at 0 has come."""
+        return -math.expm1(-self.seconds / NOW_S)
+
+    @property
+    def rate(self) -> float:
+        """Finished tasks a second."""
+        return self.finished / self.span_s if self.seconds else 0.0
+
+    @property
+    def mean_running(self) -> float:
+        return self.worked_s / self.span_s if self.seconds else 0.0
+
+    @property
+    def running_now(self) -> float:
+        return self.running / self._begun if self.seconds else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Of the number of running tasks."""
+        return max(0.0, self.worked_squares / self.span_s - self.mean_running**2) if self.seconds else 0.0
+
+    @property
+    def found_per_s(self) -> float:
+        """New tasks a second, lately and now: the lower of the two."""
+        return min(self.found / self.span_s, self.found_now / self._begun) if self.seconds else 0.0
+
+    @property
+    def trend(self) -> float:
+        """The exponent e if the number of running tasks grows as time**e; negative where it falls."""
+        return (POWER + 1) * (self.running_now / self.mean_running - 1) if self.worked_s else 0.0
+
+    @property
+    def duration_s(self) -> float | None:
+        """How long a task takes: as timed, otherwise the work by finished task. None without both."""
+        if self.timed > 0 and self.timed_s > 0:
+            return self.timed_s / self.timed
+        return self.worked_s / self.finished if self.finished > 0 and self.worked_s > 0 else None
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the logarithm of durations, if they are lognormal."""
+        if self.reports <= 0 or not self.duration_s:
+            return 0.3
+        return math.sqrt(math.log1p(self.deviations / self.reports / self.duration_s**2))
