@@ -12,6 +12,7 @@ of looks once a fifth is done. The estimator of 0.1.0rc1 is measured on the same
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import platform
@@ -36,7 +37,8 @@ BEGUN = 0.2
 SHARES = (0.2, 0.4, 0.6, 0.8)
 TUNED_SEEDS, HELD_OUT_SEEDS = 1, 1001
 """The first seeds of each."""
-LATE_S = 30.0
+LATE_S, SHORT_S = 30.0, 10.0
+"""Changes below SHORT_S are no jumps, nor are those in the last LATE_S."""
 START_MS = 1_800_000_000_000
 
 
@@ -115,10 +117,10 @@ class Figures:
             by_share.append((statistics.median(of), of[int(0.9 * len(of))]) if of else None)
         jumps = [1.0]
         for run in runs:
-            for before, after in zip(run, run[1:], strict=False):
+            for before, after in itertools.pairwise(run):
                 was, now = chosen(before), chosen(after)
                 if was and now and getattr(before, by) >= BEGUN and after.left_s > LATE_S:
-                    jumps.append(max(was.seconds, 1e-3) / max(now.seconds, 1e-3))
+                    jumps.append(max(was.seconds, SHORT_S) / max(now.seconds, SHORT_S))
         return cls(
             by_share=by_share,
             error=statistics.median([error for _, error in errors] or [math.inf]),
@@ -131,9 +133,7 @@ class Figures:
     @property
     def cells(self) -> str:
         errors = [f"{each[0]:.2f} {each[1]:.2f}" if each else "–" for each in self.by_share]
-        return "".join(
-            f"{text:>13}" for text in (*errors, f"{self.held:.2f}", f"{self.width:.1f}", f"{self.jump:.2f}")
-        )
+        return "".join(f"{text:>13}" for text in (*errors, f"{self.held:.2f}", f"{self.width:.1f}", f"{self.jump:.2f}"))
 
 
 def looks(history: History) -> Iterator[Look]:
@@ -208,7 +208,9 @@ def _delta(before: Counts, after: Counts) -> Delta:
         TaskState.QUEUED: after.total - before.total - done - running,
     }
     timed = after.duration_n - before.duration_n
-    return Delta({state: number for state, number in states.items() if number}, timed, after.duration_s - before.duration_s)
+    return Delta(
+        {state: number for state, number in states.items() if number}, timed, after.duration_s - before.duration_s
+    )
 
 
 def _before(row: Scope | PrefixRow, now_ms: int) -> Left | None:

@@ -388,5 +388,6 @@ def two_pools(seed: int) -> History:
 
 HELD_OUT: tuple[Make, ...] = (fused, diamond, epochs, sweep, lost_workers, two_pools)
 
+
 def recorded() -> list[History]:
     return []

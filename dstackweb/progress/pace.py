@@ -38,6 +38,9 @@ class Pace(NamedTuple):
     """Weighted sums over the clock, `seconds`, unless said otherwise."""
 
     seconds: float = 0.0
+    """Not weighted."""
+    span_s: float = 0.0
+    """Time: the sum of all weights."""
     finished: float = 0.0
     finished_ever: float = 0.0
     """Not weighted."""
@@ -65,16 +68,16 @@ class Pace(NamedTuple):
 
     def __str__(self) -> str:
         """The JSON that is stored."""
-        return f"[{','.join([f'{number:.7g}' for number in self])}]" if self.seconds or self.finished else "[]"
+        return f"[{','.join([f'{number:.7g}' for number in self])}]" if any(self) else "[]"
 
     def after(self, step: Step) -> Pace:
         """The pace after another step, which may take no time."""
         now_s = min(self.seconds + step.seconds, LIFE_MAX_S)
-        span = now_s / (POWER + 1)
         if step.seconds > 0:
-            old = (max(0.0, now_s - step.seconds) / now_s) ** POWER
+            shrunk = max(0.0, now_s - step.seconds) / now_s
+            old = shrunk**POWER
             # What happens evenly over the step has the mean of the weights of its moments.
-            new = span * (1 - (max(0.0, now_s - step.seconds) / now_s) ** (POWER + 1)) / step.seconds
+            new = now_s / (POWER + 1) * (1 - shrunk ** (POWER + 1)) / step.seconds
             fade = math.exp(-step.seconds / NOW_S)
             found_now = self.found_now * fade + step.found / step.seconds * (1 - fade)
         else:
@@ -85,6 +88,7 @@ class Pace(NamedTuple):
         worked_s = step.running * step.seconds
         return Pace(
             seconds=now_s,
+            span_s=self.span_s * old + step.seconds * new,
             finished=self.finished * old + step.finished * new,
             finished_ever=self.finished_ever + step.finished,
             idle_s=0.0 if step.finished else self.idle_s + step.seconds,
@@ -100,49 +104,46 @@ class Pace(NamedTuple):
         )
 
     @property
-    def span_s(self) -> float:
-        """The sum of the weights of all moments."""
-        return self.seconds / (POWER + 1)
-
-    @property
     def _begun(self) -> float:
         """How much of an exponential average that began at 0 has come."""
         return -math.expm1(-self.seconds / NOW_S)
 
     @property
     def rate(self) -> float:
-        """Finished tasks a second."""
-        return self.finished / self.span_s if self.seconds else 0.0
+        """Finished tasks a second: as lately, and one task as ever, so that it stays sensible when none has finished."""
+        if not self.span_s or not self.finished_ever:
+            return 0.0
+        return (self.finished + 1) / (self.span_s + self.seconds / self.finished_ever)
 
     @property
     def mean_running(self) -> float:
-        return self.worked_s / self.span_s if self.seconds else 0.0
+        return self.worked_s / self.span_s if self.span_s else 0.0
 
     @property
     def running_now(self) -> float:
-        return self.running / self._begun if self.seconds else 0.0
+        return self.running / self._begun if self.span_s else 0.0
 
     @property
     def variance(self) -> float:
         """Of the number of running tasks."""
-        return max(0.0, self.worked_squares / self.span_s - self.mean_running**2) if self.seconds else 0.0
+        return max(0.0, self.worked_squares / self.span_s - self.mean_running**2) if self.span_s else 0.0
 
     @property
     def found_per_s(self) -> float:
         """New tasks a second, lately and now: the lower of the two."""
-        return min(self.found / self.span_s, self.found_now / self._begun) if self.seconds else 0.0
+        return min(self.found / self.span_s, self.found_now / self._begun) if self.span_s else 0.0
 
     @property
     def trend(self) -> float:
         """The exponent e if the number of running tasks grows as time**e; negative where it falls."""
-        return (POWER + 1) * (self.running_now / self.mean_running - 1) if self.worked_s else 0.0
+        return (POWER + 1) * (self.running_now / self.mean_running - 1) if self.mean_running else 0.0
 
     @property
     def duration_s(self) -> float | None:
         """How long a task takes: as timed, otherwise the work by finished task. None without both."""
         if self.timed > 0 and self.timed_s > 0:
             return self.timed_s / self.timed
-        return self.worked_s / self.finished if self.finished > 0 and self.worked_s > 0 else None
+        return self.mean_running / self.rate if self.rate and self.mean_running else None
 
     @property
     def spread(self) -> float:

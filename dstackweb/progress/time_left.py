@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from dstackweb.progress.pace import Pace, Step
+from dstackweb.progress.pace import Pace
 
 UNKNOWN = 8.0
 """A stage of which no task has finished may take so many times more or less work than thought."""
 ERROR = 1.12
 """By so much a pace may change, whatever is known."""
-TREND_MAX, TREND_SHARE, TREND_RANGE = 1.5, 0.5, 1.4
+TREND_MAX, TREND_SHARE, TREND_RANGE = 2.0, 0.6, 1.6
 """The largest exponent of a trend; how much of it the estimate and the far end of the range follow."""
 FOUND_SHARE, FOUND_RANGE = 0.4, 1.5
 """How much of the tasks found so far will be found yet."""
@@ -50,20 +50,22 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A prefix: its tasks, those unfinished that can go on, and those of them that run."""
+    """A prefix: its tasks, those unfinished that can go on, and those of them that run.
+
+    `since_s`: how long the tasks have run since its last report.
+    """
 
     pace: Pace
     total: int
     unfinished: int
     running: int
+    since_s: float = 0.0
 
     @classmethod
     def of(cls, pace: str, rated_ms: int, now_ms: int, total: int, unfinished: int, running: int) -> Self:
-        """`pace`: as stored at `rated_ms`. Since then tasks ran, and none has finished."""
-        known = Pace.of(pace)
-        if running and now_ms > rated_ms:
-            known = known.after(Step((now_ms - rated_ms) / 1000, 0, running))
-        return cls(known, total, unfinished, running)
+        """`pace`: as stored at `rated_ms`."""
+        since_s = max(0, now_ms - rated_ms) / 1000 if running else 0.0
+        return cls(Pace.of(pace), total, unfinished, running, since_s)
 
     @property
     def has_waiting(self) -> bool:
@@ -87,7 +89,7 @@ class Part:
         if not duration_s or not pace.worked_s:
             return 1.0
         certainty = _clipped((pace.seconds / duration_s - 2) / 6, 0, 1)
-        return float(_clipped(pace.finished * duration_s / pace.worked_s, 0.001, 1.25) ** certainty)
+        return float(_clipped(pace.rate * duration_s / pace.mean_running, 0.001, 1.25) ** certainty)
 
     @property
     def workers(self) -> float:
@@ -150,7 +152,7 @@ def of_part(part: Part) -> Left | None:
     low = _extended(seconds, pace, TREND_RANGE * max(0.0, trend)) / error
     high = _extended(seconds, pace, TREND_RANGE * min(0.0, trend)) * error + latest
     high = max(high, part.unfinished / pace.rate if pace.rate else math.inf, IDLE_RANGE * pace.idle_s)
-    return _ordered(middle, low, high)
+    return aged(_ordered(middle, low, high), part.since_s)
 
 
 def _error(pace: Pace) -> float:
@@ -230,7 +232,7 @@ def _work(live: Sequence[Part], known: Sequence[tuple[Part, float]], workers: fl
         else:
             guess_s, begun_s = math.exp((sum(logs) / len(logs) - math.log(part.total)) / 2), 0.0
             if part.running:
-                begun_s = part.pace.seconds
+                begun_s = part.pace.seconds + part.since_s
                 guess_s = max(guess_s, 1.5 * begun_s)
             seconds = max(part.unfinished * guess_s - part.running * begun_s, (guess_s - begun_s) * workers)
             error = UNKNOWN
