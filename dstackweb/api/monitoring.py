@@ -17,7 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dstackweb.accounts.models import Project
-from dstackweb.backends import registry
+from dstackweb.backends import api_calls, registry
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
@@ -52,6 +53,14 @@ OFFER_COUNTERS = {
     "stale_served": "Reads answered with stale data",
     "uncached": "Calls that would have been made without the cache",
 }
+
+
+API_COUNTERS = (
+    ("requests", "api_calls", "Requests that were sent to an API, retries included"),
+    ("retries", "api_retries", "Requests that repeat a failed one"),
+    ("throttles", "api_throttles", "Requests that an API throttled"),
+    ("failures", "api_failures", "Requests that failed otherwise"),
+)
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
@@ -173,13 +182,16 @@ def _stops(now: dt.datetime) -> Iterator[Metric]:
 
 def _offers(now: dt.datetime) -> Iterator[Metric]:
     """Counters restart at midnight UTC, as after a restart of the process."""
-    midnight = now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    totals = counts.totals(midnight)
+    totals = counts.totals(_midnight(now))
     for field, text in OFFER_COUNTERS.items():
         rows = [((backend,), getattr(found, field)) for backend, found in totals.items()]
         yield _counter(f"offers_{field}", text, ["backend"], rows)
     saved = [((backend,), found.saved) for backend, found in totals.items()]
     yield _gauge("offers_calls_saved", "Calls that the cache saved since midnight UTC", ["backend"], saved)
+
+
+def _midnight(now: dt.datetime) -> dt.datetime:
+    return now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _sources(now: dt.datetime) -> Iterator[Metric]:
@@ -202,6 +214,10 @@ def _apis(now: dt.datetime) -> Iterator[Metric]:
     yield _gauge("api_calls_at_once", "Maximum burst of calls", labels, most)
     alone = [(names, (one.open_until - now).total_seconds() if one.open_until else 0.0) for names, one in found]
     yield _gauge("api_left_alone_seconds", "Time until a throttled API is called again", labels, alone)
+    sums = api_calls.totals(_midnight(now))
+    for field, name, text in API_COUNTERS:
+        rows = [(tuple(api), getattr(sums[api], field)) for api in sorted(sums)]
+        yield _counter(name, text, Api._fields, rows)
 
 
 def _instances(now: dt.datetime) -> Iterator[Metric]:

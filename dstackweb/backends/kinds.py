@@ -61,6 +61,15 @@ class ApiUsage:
     burst: float
     open_until: dt.datetime | None = None
 
+    @property
+    def is_tight(self) -> bool:
+        return is_tight(self.left, self.burst)
+
+
+def is_tight(left: float, burst: float) -> bool:
+    """Whether at most a fifth of the calls that may be made at once is left, or a single one."""
+    return left <= max(1.0, burst / 5)
+
 
 class QuotaFamily(NamedTuple):
     """Instance types that share quotas: the quotas' codes, empty if there is none."""
@@ -243,6 +252,7 @@ class Kind:
                     SourceFailure.ACCESS_DENIED: _("access denied"),
                     SourceFailure.NOT_READ: _("not read yet"),
                     SourceFailure.THROTTLED: _("throttled"),
+                    SourceFailure.NONSENSE: _("unreadable answer"),
                 }
                 return _("Quota unknown: %s.") % reasons.get(why, why)
         return ""

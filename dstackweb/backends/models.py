@@ -377,3 +377,24 @@ class Instance(models.Model):
 
     def __str__(self) -> str:
         return f"{self.instance_type} {self.cloud_id or self.pk}"
+
+
+class ApiCount(models.Model):
+    """Requests to an API of a kind of backend within ten minutes, of all processes (docs/operations.md)."""
+
+    kind = models.CharField(max_length=60)
+    api = models.CharField(max_length=120)
+    region = models.CharField(max_length=250, blank=True, help_text="Or the address of a cluster")
+    at = models.DateTimeField(help_text="When the ten minutes began")
+    requests = models.BigIntegerField(default=0, help_text="All that were sent, repeats included")
+    retries = models.BigIntegerField(default=0, help_text="Repeats after a failure")
+    throttles = models.BigIntegerField(default=0, help_text="Refused because there were too many")
+    failures = models.BigIntegerField(default=0, help_text="Other failures")
+    tight = models.BigIntegerField(default=0, help_text="After these at most a fifth of the burst was left")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["kind", "api", "region", "at"], name="one_count_for_each_api")]
+        indexes = [models.Index(fields=["at"], name="api_counts_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.api} {self.region} {self.at:%Y-%m-%d %H:%M}"

@@ -96,6 +96,13 @@ class Bucket(models.Model):
         cls, name: str, rate: float, burst: float, most_s: float, now_us: int | None = None, *, amount: float = 1
     ) -> float:
         """Take a token of `name`, or an amount; returns the seconds to wait. Raises Busy if they exceed `most_s`."""
+        return cls.take(name, rate, burst, most_s, now_us, amount=amount)[0]
+
+    @classmethod
+    def take(
+        cls, name: str, rate: float, burst: float, most_s: float, now_us: int | None = None, *, amount: float = 1
+    ) -> tuple[float, float]:
+        """As `reserve`; returns also how many tokens are left."""
         with transaction.atomic():
             now_us = time.time_ns() // 1000 if now_us is None else now_us
             cls.objects.get_or_create(pk=name, defaults={"tokens": burst, "at_us": now_us})
@@ -104,7 +111,7 @@ class Bucket(models.Model):
             if wait_s > most_s:
                 raise Busy(wait_s)
             cls.objects.filter(pk=name).update(tokens=tokens, at_us=at_us)
-        return wait_s
+        return wait_s, tokens
 
 
 def spend(

@@ -11,6 +11,7 @@ class SchedulerConfig(AppConfig):
         from django_q.conf import Conf
         from django_q.signals import post_execute_in_worker, pre_execute
 
+        from dstackweb.backends import api_calls
         from dstackweb.lib import logs
         from dstackweb.offers import counts, sources
         from dstackweb.runs import wakeups
@@ -26,3 +27,4 @@ class SchedulerConfig(AppConfig):
         sources.refresh_requested.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         pre_execute.connect(logs.follow, dispatch_uid="scheduler.logs")
         post_execute_in_worker.connect(counts.flush, dispatch_uid="scheduler.counts")
+        post_execute_in_worker.connect(api_calls.flush, dispatch_uid="scheduler.api_calls")

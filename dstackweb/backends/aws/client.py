@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +24,13 @@ from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshabl
 from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError
 from django.utils import timezone
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.aws import config as settings, errors
 from dstackweb.backends.aws.config import AwsConfig
 from dstackweb.backends.aws.rate_limits import rate_of
 from dstackweb.backends.contract import NonsenseAnswer, SourceFailed, SourceFailure, nonsense
+from dstackweb.backends.kinds import is_tight
 from dstackweb.backends.models import Backend
 from dstackweb.lib.models import Bucket, Busy, Circuit, Open
 
@@ -108,9 +112,7 @@ class Aws:
         except Unreadable as error:
             if probing:
                 Circuit.failed(name)
-            raise nonsense(
-                f"{service}:{operation}", NonsenseAnswer.UNREADABLE, region=region, text=str(error)
-            ) from error
+            raise nonsense(f"{service}:{operation}", region=region, text=str(error)) from error
         except SourceFailed:
             if probing:
                 Circuit.failed(name)
@@ -200,8 +202,15 @@ class Aws:
         assumed = _botocore_session(signing.profile)
         # botocore has no public way to set this: it does the same for the `role_arn` of profiles.
         own: Any = assumed
-        own._credentials = DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
+        refresh = partial(self._assume_role, fetcher)
+        own._credentials = DeferredRefreshableCredentials(refresh_using=refresh, method="assume-role")
         return boto3.Session(botocore_session=assumed, region_name=self.config.regions[0])
+
+    def _assume_role(self, fetcher: AssumeRoleCredentialFetcher) -> Any:
+        try:
+            return fetcher.fetch_credentials()
+        except (Unreadable, *errors.ODD) as error:
+            raise nonsense("sts:AssumeRole", region=self.config.regions[0], text=str(error)) from error
 
     def _role_client(self, session: boto3.Session, service: str, **credentials: Any) -> Any:
         return self._make(session, service, self.config.regions[0], PROBE, **credentials)
@@ -224,20 +233,24 @@ class Aws:
         )
         make: Any = session.client
         client = make(service, region_name=region, endpoint_url=self.config.endpoint_url, config=how, **credentials)
-        client.meta.events.register("before-send", partial(self._wait_turn, region, patience))
+        events = client.meta.events
+        events.unregister("before-send", unique_id=_SIGN_IN)
+        events.register("before-send", partial(self._wait_turn, region, patience))
+        events.register("response-received", partial(_count_answer, region))
         return client
 
-    def _wait_turn(self, region: str, patience: Patience, event_name: str, **_: Any) -> None:
-        """Before each HTTP request, also retries."""
+    def _wait_turn(self, region: str, patience: Patience, event_name: str, request: Any, **_: Any) -> None:
+        """Wait for a turn before each HTTP request, also retries, and count it."""
         api = event_name.partition(".")[2]
         rate = rate_of(api)
         try:
-            wait_s = Bucket.reserve(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
+            wait_s, left = Bucket.take(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
         except Busy as busy:
             until = self._clock() + dt.timedelta(seconds=busy.wait_s)
             raise _throttled(until, api, region, by="limiter") from None
         if wait_s:
             self._sleep(wait_s)
+        _count_request(region, api, request, tight=int(is_tight(left, rate.burst)))
 
     def _name(self, region: str, api: str) -> str:
         return f"aws:{self._account}:{region}:{api}"
@@ -288,8 +301,42 @@ class _CheckedParsers(botocore.parsers.ResponseParserFactory):
         return type(f"Checked{plain.__name__}", (_CheckedParser, plain), {})()
 
 
+_SIGN_IN = "dstackweb-sign-in"
+
+
+def _count_request(region: str, api: str, request: Any, *, tight: int = 0) -> None:
+    header = request.headers.get("amz-sdk-request", b"")
+    attempt = _ATTEMPT.search(header if isinstance(header, bytes) else header.encode())
+    is_retry = attempt is not None and int(attempt[1]) > 1
+    api_calls.add(Api("aws", api, region), requests=1, retries=int(is_retry), tight=tight)
+
+
+def _count_sign_in(event_name: str, request: Any, **_: Any) -> None:
+    """Count a request that botocore makes by itself, such as for a profile with a role."""
+    scope = _SCOPE.search(str(request.headers.get("Authorization", "")))
+    _count_request(scope[1] if scope else "", event_name.partition(".")[2], request)
+
+
+_ATTEMPT = re.compile(rb"attempt=(\d+)")
+_SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
+
+
+def _count_answer(
+    region: str, event_name: str, parsed_response: dict[str, Any] | None, exception: Exception | None, **_: Any
+) -> None:
+    """Count a request that failed or was throttled."""
+    code = (parsed_response or {}).get("Error", {}).get("Code", "")
+    if isinstance(exception, SourceFailed) or (not code and exception is None) or code == "DryRunOperation":
+        return
+    is_throttle = code in errors.THROTTLED
+    api = Api("aws", event_name.partition(".")[2], region)
+    api_calls.add(api, throttles=int(is_throttle), failures=int(not is_throttle))
+
+
 def _botocore_session(profile: str | None) -> botocore.session.Session:
     session = botocore.session.Session(profile=profile)
+    count: Any = _count_sign_in
+    session.register("before-send", count, unique_id=_SIGN_IN)
     session.register_component("data_loader", _models)
     session.register_component("response_parser_factory", _CheckedParsers())
     return session

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.clusters import unreachable
 from dstackweb.backends.contract import NonsenseAnswer, SourceFailed, SourceFailure, nonsense
 
@@ -79,7 +81,7 @@ class Scheduler:
         if not is_installed():
             raise SourceFailed(NOT_INSTALLED)
         try:
-            with Line(self.address, self.tls) as line:
+            with api_calls.request(Api("dask", what, self.address)), Line(self.address, self.tls) as line:
                 message = {"op": operation(), "ask": what, "data": data}
                 answer = line.call(message)
                 if answer is None:  # a scheduler that does not know this version

@@ -7,6 +7,7 @@ import email.utils
 import functools
 import json
 import math
+import re
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.clusters import EngineRefused, unreachable
 from dstackweb.backends.contract import (
     CloudInstance,
@@ -49,6 +52,8 @@ DIED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_FAILURE", LOST)
 ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
 """What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
 
+_ID_OF_JOB = re.compile(r"(?<=api/jobs/)[^/]+")
+
 Resources = Mapping[str, float]
 
 
@@ -81,10 +86,12 @@ class Dashboard:
         # Nothing packed: a few KB of it can become gigabytes, more than once.
         headers = {"Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        api = f"{method} {_ID_OF_JOB.sub('ID', path.partition('?')[0])}"
         timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
         verify = _trust(self.ca_file) if self.address.startswith("https:") else False
         try:
             with (
+                api_calls.request(Api("ray", api, urlsplit(self.address).netloc)),
                 httpx.Client(verify=verify, timeout=timeout, headers=headers, trust_env=False) as client,
                 client.stream(method, f"{self.address}/{path}", json=body) as response,
             ):
@@ -218,7 +225,8 @@ def size(cpus: int, memory_mib: int, model: str, gpus: int, more: Resources) -> 
 def cluster(nodes: Any, status: Any, jobs: Iterable[Job]) -> Cluster:
     """From `/api/v0/nodes`, `/api/cluster_status` and our own jobs. Raises one of ODD.
 
-    A node that can't be read is left out, unless that is all of them. Ray writes down what is used every five seconds: jobs that were started or have ended since then are counted here.
+    A node that can't be read is left out, unless that is all of them. Ray writes down what is used every five seconds:
+    jobs that were started or have ended since then are counted here.
     """
     found: dict[str, Node] = {}
     failed: Exception | None = None

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.clusters import EngineRefused, unreachable
 from dstackweb.backends.contract import (
     CloudInstance,
@@ -73,6 +75,10 @@ class Commands:
 
     def run(self, name: str, *arguments: str, text: str = "") -> str:
         """What a command prints; `text` is its input. Raises EngineRefused, or SourceFailed without an answer."""
+        with api_calls.request(Api("slurm", name, self.host)):
+            return self._run(name, *arguments, text=text)
+
+    def _run(self, name: str, *arguments: str, text: str) -> str:
         argv = ["env", "SLURM_TIME_FORMAT=%s", name, *arguments]
         try:
             done = subprocess.run(

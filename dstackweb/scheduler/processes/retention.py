@@ -24,7 +24,7 @@ from django_q.models import OrmQ
 from dstackweb.accounts import attempts
 from dstackweb.accounts.sessions import SessionStore
 from dstackweb.audit.models import AuditEntry
-from dstackweb.backends import services
+from dstackweb.backends import api_calls, services
 from dstackweb.backends.models import HostEvent, HostInvite
 from dstackweb.gpus import averages
 from dstackweb.lib.models import CacheRow, Lease
@@ -263,6 +263,7 @@ def keep_house() -> None:
         SessionStore.clear_expired,
         attempts.forget_old,
         partial(counts.prune, now),
+        partial(api_calls.prune, now),
         CacheRow.expired().delete,
         Lease.objects.filter(expires_at__lt=now - LOST_TASKS_KEPT).delete,
         OrmQ.objects.filter(lock__lt=now - LOST_TASKS_KEPT).delete,
