@@ -216,6 +216,17 @@ def test_that_empties_a_source_counts_only_when_it_comes_again(cached: Backend, 
     assert cloud.count("pricing") == 2
 
 
+def test_of_the_sign_in_is_a_failed_answer(backend: Backend, cloud: Cloud) -> None:
+    credentials = {**backend.config["credentials"], "role_arn": "arn:aws:iam::123456789012:role/gpus"}
+    backend.config = {**backend.config, "credentials": credentials}
+    aws = AwsBackend(backend)
+    for body in BODIES.values():
+        cloud.answer("sts", bodies=[body])
+        assert failure(aws, "spot_prices").data["api"] == "sts:AssumeRole"
+    cloud.answer_as_usual()
+    assert aws.fetch(SourceKey("spot_prices", REGION))
+
+
 def order() -> InstanceOrder:
     return InstanceOrder("6d9a4e58-4c5f-4f0c-8d53-b6ab5d6e44c1", "ours", REGION, "m7i.large", False, "#!/bin/sh\n")
 
