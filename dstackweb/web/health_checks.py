@@ -267,7 +267,7 @@ def api_checks() -> Iterable[HealthLine]:
     for kind in registry.KINDS.values():
         usage = kind.api_usage(now)
         counted = {api: figures for api, figures in lately.items() if api.kind == kind.name}
-        if usage or counted:
+        if usage or any(figures.throttles for figures in counted.values()):
             yield _rate_limits(_("Rate limits of %s") % (kind.label or kind.name), usage, counted)
 
 
