@@ -32,6 +32,8 @@ FLUSH_S = 5.0
 PERIOD_S = 600
 LATELY = dt.timedelta(seconds=PERIOD_S)
 """The current period and the one before it."""
+STRAINED_FROM = 10
+"""Fewer requests are no strain."""
 KEPT = dt.timedelta(days=30)
 NUMBERS = ("requests", "retries", "throttles", "failures", "tight")
 HOURS = 24
@@ -133,6 +135,15 @@ def totals(since: dt.datetime) -> dict[Api, Figures]:
 def lately(now: dt.datetime) -> dict[Api, Figures]:
     """Sums of the last ten to twenty minutes."""
     return totals(period(now - LATELY))
+
+
+def strained(now: dt.datetime) -> dict[Api, Figures]:
+    """APIs of whose requests lately a fifth or more were throttled, or left little of the burst."""
+    return {
+        api: figures
+        for api, figures in lately(now).items()
+        if figures.requests >= STRAINED_FROM and 5 * max(figures.throttles, figures.tight) >= figures.requests
+    }
 
 
 def last_day(now: dt.datetime) -> dict[Api, Figures]:

@@ -58,6 +58,7 @@ EVENTS: Mapping[NotificationEvent, EventInfo] = {
     NotificationEvent.QUEUE_STUCK: EventInfo(Subject.PROJECT),
     NotificationEvent.BUDGET_SPENT: EventInfo(Subject.PROJECT, Role.MANAGER),
     NotificationEvent.BACKEND_FAILS: EventInfo(Subject.DEPLOYMENT),
+    NotificationEvent.API_LIMIT: EventInfo(Subject.DEPLOYMENT),
     NotificationEvent.HOST_HELD_BACK: EventInfo(Subject.DEPLOYMENT),
 }
 """What rules may be about, in the order of lists."""

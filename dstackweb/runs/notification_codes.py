@@ -25,6 +25,8 @@ class NotificationEvent(StrEnum):
     """Runs wait in a queue, and none of them can start before someone does something."""
     BACKEND_FAILS = "backend_fails"
     """A backend can't be asked for its offers."""
+    API_LIMIT = "api_limit"
+    """A cloud throttles an API, or calls of it come near its rate limit."""
     HOST_HELD_BACK = "host_held_back"
     """A host gets no more jobs, because starts fail there."""
     TEST = "test"
