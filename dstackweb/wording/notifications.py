@@ -124,9 +124,7 @@ def _api_limit(data: Data) -> Label:
     if data["throttles"]:
         text = _("%(throttles)d of %(requests)d requests were throttled lately. They are repeated later.")
         return Label(_("%s is throttled") % where, text % data, "wait")
-    text = _(
-        "After %(tight)d of %(requests)d requests few calls were left. Further ones wait, and launches take longer."
-    )
+    text = _("After %(tight)d of %(requests)d requests few calls were left. Further calls wait.")
     return Label(_("%s is near its rate limit") % where, text % data, "wait")
 
 
