@@ -146,7 +146,7 @@ class _Check:
     def _prices(self, region: str) -> Mapping[str, Any]:
         self.aws.call(
             "pricing",
-            instance_types.pricing_region(self.aws, region),
+            instance_types.pricing_regions(self.aws, region)[0],
             "GetProducts",
             ServiceCode="AmazonEC2",
             MaxResults=1,
