@@ -82,14 +82,15 @@ def of_offer(offer: Offer, ages: Iterable[Freshness]) -> list[Freshness]:
     """The sources that tell an offer's price and availability; none for an idle instance, which is known from its
     row."""
     others = Hidden.ON_DEMAND if offer.spot else Hidden.SPOT
-    return [
+    told = (
         age
         for age in ages
         if (age.backend, age.region) == (offer.backend, offer.region)
         and age.tells is not OfferPart.SHAPE
         and age.hides is not others
         and "instance" not in offer.detail
-    ]
+    )
+    return sorted(told, key=lambda age: age.tells is not OfferPart.PRICE)
 
 
 def digest(backend: Backend, spec: SourceSpec) -> str:
