@@ -228,6 +228,10 @@ class SourceFailure(enum.StrEnum):
     """`endpoint`."""
     REGION_DISABLED = "region_disabled"
     """`region`."""
+    NONSENSE = "nonsense"
+    """The answer of `api` can't be read: `what` is a NonsenseAnswer."""
+    EMPTIED = "emptied"
+    """The answer was empty, and the last one was not: it counts once it comes again."""
     SERVICE_ERROR = "service_error"
     """Anything else: `text`."""
     NOT_READ = "not_asked"
@@ -237,12 +241,30 @@ class SourceFailure(enum.StrEnum):
     """The backend was deleted."""
 
 
+class NonsenseAnswer(enum.StrEnum):
+    """What is wrong with an answer (`what` of SourceFailure.NONSENSE)."""
+
+    UNREADABLE = "unreadable"
+    """It is not in the format of its protocol: `text`."""
+    MISSING = "missing"
+    """It lacks `key`, or has something of another type there."""
+    ITEMS = "items"
+    """None of its items can be read."""
+    PAGES = "pages"
+    """Its pages have no end."""
+
+
 class SourceFailed(Exception):
     """A source could not be read. `code` is a SourceFailure, or a code that the backend's kind words itself."""
 
     def __init__(self, code: str, **data: Any) -> None:
         super().__init__(f"{code}: {data}" if data else code)
         self.code, self.data = code, data
+
+
+def nonsense(api: str, what: NonsenseAnswer = NonsenseAnswer.UNREADABLE, **data: Any) -> SourceFailed:
+    """An answer of `api` that can't be read."""
+    return SourceFailed(SourceFailure.NONSENSE, api=api, what=what, **data)
 
 
 class SourceState(enum.StrEnum):

@@ -14,7 +14,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _, ngettext
 from pydantic import SecretStr, ValidationError
 
-from dstackweb.backends.contract import SourceFailure
+from dstackweb.backends.contract import NonsenseAnswer, SourceFailure
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.spec.fields import Keys
@@ -216,6 +216,14 @@ class Kind:
             case SourceFailure.SERVICE_ERROR:
                 text = _("%(api)s failed in %(region)s: %(text)s") if data["api"] else _("Failed: %(text)s")
                 return text % data
+            case SourceFailure.NONSENSE:
+                text = _("Unreadable answer from %(api)s in %(region)s: %(what)s.")
+                if not data["region"]:
+                    text = _("Unreadable answer from %(api)s: %(what)s.")
+                what = _nonsense(data)
+                return text % {**data, "what": what} + " " + _("The last known values stay in use.")
+            case SourceFailure.EMPTIED:
+                return _("The answer is empty, and the last one was not. The last values stay in use until it repeats.")
             case SourceFailure.NOT_READ:
                 return _("Not read yet.")
             case SourceFailure.NO_ANSWER:
@@ -267,6 +275,18 @@ class Kind:
     def api_usage(self, now: dt.datetime) -> Sequence[ApiUsage]:
         """The use of each API's rate limit, for /metrics and the health page. Reads rows only."""
         return ()
+
+
+def _nonsense(data: Mapping[str, Any]) -> str:
+    """What is wrong with an answer, as a clause."""
+    match data.get("what"):
+        case NonsenseAnswer.MISSING:
+            return _("`%s` is missing") % str(data.get("key", ""))
+        case NonsenseAnswer.ITEMS:
+            return _("no item can be read")
+        case NonsenseAnswer.PAGES:
+            return _("its pages have no end")
+    return str(data.get("text", "")).rstrip(".") or _("not in the expected format")
 
 
 def validated(schema: type[K], config: Mapping[str, Any]) -> K:

@@ -298,7 +298,16 @@ class Source:
                 SourceRow.objects.update_or_create(**self._where, defaults={"asked_at": timezone.now()})
 
     def store_value(self, lead: Lead, value: Any) -> bool:
-        """Store what a call returned; whether it is the shared value now."""
+        """Store what a call returned; whether it is the shared value now.
+
+        The first empty answer after one that was not is a failure: unless it repeats, it is none.
+        """
+        known = self.known(self.row())
+        if not value and known is not None and known.digest == self.digest and known.stamp and not known.empty:
+            is_first = (known.error or {}).get("code") != SourceFailure.EMPTIED
+            if is_first:
+                self.store_error(lead, {"code": SourceFailure.EMPTIED})
+                return False
         pk, stamp = self.backend.pk, store.new_stamp()
         fields: dict[str, Any] = {
             "generation": self.backend.refresh_generation, "stamp": stamp, "empty": not value,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.errors import aws_error
 from dstackweb.backends.aws.instance_types import describe
-from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed
+from dstackweb.backends.contract import LaunchFailed, LaunchFailure, NonsenseAnswer, SourceFailed, nonsense
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -74,7 +74,9 @@ def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> 
     family = instance_type.partition(".")[0]
     if not is_published_for(family):
         raise LaunchFailed(LaunchFailure.AMI, f"no public image has a driver for {family}", instance_type=instance_type)
-    described = describe(aws, region, [instance_type])[instance_type]
+    described = describe(aws, region, [instance_type]).get(instance_type)
+    if described is None:
+        raise nonsense("ec2:DescribeInstanceTypes", NonsenseAnswer.MISSING, region=region, key=instance_type)
     architectures = described.get("ProcessorInfo", {}).get("SupportedArchitectures", ())
     architecture = next((one for one in config.architectures if one in architectures), "x86_64")
     name = PARAMETERS[architecture, bool(described.get("GpuInfo", {}).get("Gpus"))]
@@ -82,21 +84,23 @@ def _published(aws: Aws, config: AwsConfig, region: str, instance_type: str) -> 
     asked_at, image_id = _ids.get(key, (0.0, ""))
     if not image_id or not 0 <= time.monotonic() - asked_at < KEPT_S:
         try:
-            answer = aws.call("ssm", region, "GetParameter", Name=name)
+            answer = aws.call("ssm", region, "GetParameter", key="Parameter", Name=name)
         except SourceFailed as failed:
             if aws_error(failed).code == "ParameterNotFound":
                 raise LaunchFailed(
                     LaunchFailure.AMI, f"{region} has no public image {name}", parameter=name
                 ) from failed
             raise
-        image_id = answer["Parameter"]["Value"]
+        image_id = str(answer["Parameter"].get("Value"))
+        if not image_id.startswith("ami-"):
+            raise nonsense("ssm:GetParameter", NonsenseAnswer.MISSING, region=region, key="Value")
         _ids[key] = time.monotonic(), image_id
     return image_id
 
 
 def _described(aws: Aws, region: str, image_id: str) -> Image:
-    answer = aws.call("ec2", region, "DescribeImages", ImageIds=[image_id])
-    found: list[dict[str, Any]] = answer.get("Images", [])
+    answer = aws.call("ec2", region, "DescribeImages", key="Images", ImageIds=[image_id])
+    found: list[dict[str, Any]] = answer["Images"]
     if not found:
         raise LaunchFailed(LaunchFailure.AMI, f"{region} has no image {image_id} for this account", image=image_id)
     root = found[0].get("RootDeviceName", "")

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws import ami, instance_types
 from dstackweb.backends.aws.config import AwsConfig, in_region
-from dstackweb.backends.aws.errors import ALREADY_LAUNCHED, OTHER_SUBNET, aws_error, is_zonal, launch_failure, refusal
+from dstackweb.backends.aws.errors import (
+    ALREADY_LAUNCHED,
+    ODD,
+    OTHER_SUBNET,
+    aws_error,
+    is_zonal,
+    launch_failure,
+    refusal,
+)
 from dstackweb.backends.contract import (
     CloudInstance,
     InstanceEnd,
@@ -16,8 +24,10 @@ from dstackweb.backends.contract import (
     InstanceState,
     LaunchFailed,
     LaunchFailure,
+    NonsenseAnswer,
     SourceFailed,
     SourceFailure,
+    nonsense,
 )
 
 if TYPE_CHECKING:
@@ -114,20 +124,21 @@ def parameters(
 
 
 def read(instance: Mapping[str, Any], region: str) -> CloudInstance:
-    tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
-    state = STATES.get(instance["State"]["Name"], InstanceState.RUNNING)
+    """An instance as EC2 describes it. One whose state can't be read counts as running: nothing follows from that."""
+    tags = {tag.get("Key"): tag.get("Value") or "" for tag in instance.get("Tags") or () if tag}
+    state = STATES.get((instance.get("State") or {}).get("Name", ""), InstanceState.RUNNING)
     why, text = "", ""
     if state in (InstanceState.STOPPED, InstanceState.ENDING, InstanceState.GONE):
         reason = instance.get("StateReason") or {}
-        code, text = reason.get("Code", ""), reason.get("Message", "") or instance.get("StateTransitionReason", "")
+        code, text = reason.get("Code") or "", reason.get("Message") or instance.get("StateTransitionReason") or ""
         why = InstanceEnd.INTERRUPTED if code in INTERRUPTED else InstanceEnd.CLOUD if code else ""
     return CloudInstance(
         instance=tags.get(INSTANCE_TAG, ""),
         cloud_id=instance["InstanceId"],
         region=region,
         state=state,
-        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
-        address=instance.get("PrivateIpAddress", ""),
+        zone=(instance.get("Placement") or {}).get("AvailabilityZone") or "",
+        address=instance.get("PrivateIpAddress") or "",
         launched_at=instance.get("LaunchTime"),
         why=why,
         text=text,
@@ -173,7 +184,7 @@ def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any]) -> CloudI
     from dstackweb.backends.aws.client import ONCE
 
     try:
-        answer = aws.call("ec2", order.region, "RunInstances", patience=ONCE, **params)
+        answer = aws.call("ec2", order.region, "RunInstances", key="Instances", patience=ONCE, **params)
     except SourceFailed as failed:
         code = aws_error(failed).code
         if code not in ALREADY_LAUNCHED:
@@ -186,7 +197,10 @@ def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any]) -> CloudI
         raise SourceFailed(
             SourceFailure.SERVICE_ERROR, api="ec2:RunInstances", region=order.region, text=code
         ) from None
-    return read(answer["Instances"][0], order.region)
+    try:
+        return read(answer["Instances"][0], order.region)
+    except ODD as error:  # it was launched: the next try finds it by its tag
+        raise nonsense("ec2:RunInstances", NonsenseAnswer.ITEMS, region=order.region) from error
 
 
 def _find_by_order(aws: Aws, order: InstanceOrder) -> CloudInstance | None:
@@ -203,10 +217,14 @@ def tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInst
 
 
 def described(aws: Aws, region: str, filters: Mapping[str, Sequence[str]]) -> Iterable[dict[str, Any]]:
-    """EC2's instances with these values by filter. Raises SourceFailed."""
+    """EC2's instances with these values by filter, each with an ID. Raises SourceFailed, also if one has none: who is
+    missing has ended, so nobody may be left out."""
     params = {"Filters": [{"Name": name, "Values": values} for name, values in filters.items()], "MaxResults": PAGE}
-    for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", **params):
-        yield from reservation.get("Instances", ())
+    for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", lambda item: item, **params):
+        for instance in (reservation or {}).get("Instances") or [None]:
+            if instance is None or not instance.get("InstanceId"):
+                raise nonsense("ec2:DescribeInstances", NonsenseAnswer.MISSING, region=region, key="InstanceId")
+            yield instance
 
 
 def _tags(config: AwsConfig, order: InstanceOrder) -> dict[str, str]:
@@ -226,7 +244,7 @@ def _terminate(aws: Aws, region: str, cloud_ids: list[str]) -> None:
     the others alive."""
     while cloud_ids:
         try:
-            aws.call("ec2", region, "TerminateInstances", InstanceIds=cloud_ids)
+            aws.call("ec2", region, "TerminateInstances", key="TerminatingInstances", InstanceIds=cloud_ids)
             return
         except SourceFailed as failed:
             answer = aws_error(failed)

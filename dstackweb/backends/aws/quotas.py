@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.utils.translation import gettext_noop as _
 
@@ -74,12 +74,17 @@ def code_of(instance_type: str, *, spot: bool) -> str | None:
 
 def limits(aws: Aws, region: str) -> dict[str, int]:
     """The vCPU limits by quota, of those that Service Quotas lists. Raises SourceFailed."""
-    found: dict[str, int] = {}
     listed = {"ServiceCode": "ec2", "MaxResults": 100}
-    for quota in aws.items("service-quotas", region, "ListServiceQuotas", "Quotas", **listed):
-        if quota.get("QuotaCode") in NAMES and "Value" in quota:
-            found[quota["QuotaCode"]] = int(quota["Value"])
-    return found
+    quotas = aws.items("service-quotas", region, "ListServiceQuotas", "Quotas", _read_limit, **listed)
+    return {code: limit for code, limit in quotas if code in NAMES}
+
+
+def _read_limit(quota: Mapping[str, Any]) -> tuple[str, int]:
+    """A quota's code and value. Raises one of `errors.ODD` if it can't be read."""
+    limit = int(quota["Value"])
+    if limit < 0:
+        raise ValueError(f"{limit} is no limit")
+    return str(quota["QuotaCode"]), limit
 
 
 def use_by_others(aws: Aws, region: str, are_own: Callable[[Iterable[str]], Collection[str]]) -> dict[str, int]:
@@ -115,7 +120,7 @@ def _running(aws: Aws, region: str) -> Iterable[tuple[str, str, bool]]:
     Dedicated hosts and capacity blocks have quotas of their own.
     """
     for instance in described(aws, region, {"instance-state-name": ["pending", "running"]}):
-        own = instance.get("Placement", {}).get("Tenancy") == "host"
+        own = (instance.get("Placement") or {}).get("Tenancy") == "host"
         lifecycle = instance.get("InstanceLifecycle")
         if not own and lifecycle not in _NOT_COUNTED:
             yield read(instance, region).instance, instance["InstanceType"], lifecycle == "spot"
@@ -124,6 +129,9 @@ def _running(aws: Aws, region: str) -> Iterable[tuple[str, str, bool]]:
 def _requested(aws: Aws, region: str) -> Iterable[str]:
     """Instance types of open spot requests. Fulfilled requests are instances."""
     params = {"Filters": [{"Name": "state", "Values": ["open"]}], "MaxResults": 1000}
-    for request in aws.items("ec2", region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", **params):
-        if name := request.get("LaunchSpecification", {}).get("InstanceType"):
-            yield name
+
+    def read_type(request: Mapping[str, Any]) -> str:
+        return str(request.get("LaunchSpecification", {}).get("InstanceType", ""))
+
+    requests = aws.items("ec2", region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", read_type, **params)
+    yield from filter(None, requests)

@@ -201,7 +201,7 @@ class DaskBackend(ClusterBackend):
             yield ReportLine(address, "warning", "!", found, _("Install the same version on all machines."))
 
     def fetch(self, key: SourceKey) -> list[Worker]:
-        return self.scheduler.ask("workers", list[Worker])
+        return self.scheduler.ask_each("workers", Worker)
 
     def found_offers(self, found: Sequence[Worker], needs: Requirements, image: str | None) -> Iterator[Offer]:
         count = needs.gpu_count_min

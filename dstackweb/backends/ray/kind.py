@@ -26,6 +26,7 @@ from dstackweb.backends.contract import (
     SourceFailure,
     SourceKey,
     SourceSpec,
+    nonsense,
 )
 from dstackweb.backends.kinds import Kind, ReportLine
 from dstackweb.backends.models import Backend
@@ -38,8 +39,6 @@ from dstackweb.spec.fields import Keys, Text, key, optional, readable
 KEPT_S, DELETED_AT_ONCE = 3600.0, 20
 """Ray keeps ended jobs for ever, and its list takes longer with each: ours are deleted after this."""
 INVALID = 400
-ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
-"""What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
 ENTRYPOINT = (
     'script=$(python3 -c "import json, os; '
     "print(json.loads(os.environ['RAY_JOB_CONFIG_JSON_ENV_VAR'])['metadata']['" + dashboard.SCRIPT + "'])\") "
@@ -188,7 +187,7 @@ class RayBackend(ClusterBackend):
     def instances(self, region: str, deployment: str) -> list[CloudInstance]:
         answer = self.dashboard.call("GET", "api/jobs/")
         with _read():
-            ours = [job for job in dashboard.jobs(answer.value) if job.deployment == deployment]
+            ours = list(dashboard.jobs(answer.value, deployment))
             found = [(job, dashboard.instance(job, region, answer.at)) for job in ours]
         self._forget(job.name for job in ours if job.is_over and answer.at - (job.ended or answer.at) > KEPT_S)
         return [replace(one, state=InstanceState.ENDING) if self._is_left(job) else one for job, one in found]
@@ -245,9 +244,8 @@ def _read() -> Iterator[None]:
     """Reads an answer, which may be of any kind."""
     try:
         yield
-    except ODD as error:
-        text = f"an answer of another kind: {type(error).__name__}: {error}"
-        raise SourceFailed(SourceFailure.SERVICE_ERROR, text=text) from error
+    except dashboard.ODD as error:
+        raise nonsense("Ray", text=f"{type(error).__name__}: {error}"[:200]) from error
 
 
 class RayKind(ClusterKind):

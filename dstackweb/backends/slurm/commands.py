@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dstackweb.backends.clusters import EngineRefused, unreachable
-from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, InstanceUsage
+from dstackweb.backends.contract import (
+    CloudInstance,
+    InstanceEnd,
+    InstanceState,
+    InstanceUsage,
+    NonsenseAnswer,
+    nonsense,
+)
 
 TIMEOUT_S = 20.0
 SSH_FAILED, NOT_FOUND = 255, 127
@@ -45,6 +52,10 @@ JOB_NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 """In what `sbatch --parsable` prints; a login over SSH may print more."""
 JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
 """squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
+JOB_HEADER = "JOBID|NAME|STATE|PARTITION|SUBMIT_TIME|START_TIME|NODELIST|REASON|COMMENT"
+PENDING_FORMAT, PENDING_HEADER = "%P|%r", "PARTITION|REASON"
+"""squeue's: partitions and reason."""
+NO_NODES = "No nodes in the system"
 USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"
 """sacct's. The name is last: users write it."""
 MARK = "dstackweb:"
@@ -124,32 +135,56 @@ class Partition:
     new: int = 0
 
 
+def listed(text: str, header: str) -> str:
+    """The lines of `squeue` after its header, which is there even if no job is: an answer without one is no answer.
+
+    A login over SSH may print lines before it. Raises SourceFailed.
+    """
+    lines = text.splitlines()
+    if header not in lines:
+        raise nonsense("squeue", NonsenseAnswer.MISSING, key=header)
+    return "\n".join(lines[lines.index(header) + 1 :])
+
+
 def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:
-    """`scontrol show nodes --oneliner --details`: each node, and its partitions."""
+    """`scontrol show nodes --oneliner --details`: each node, and its partitions; those that can't be read are left out.
+
+    Raises SourceFailed if that is all of them.
+    """
     found = {}
     for shown in _records(text, "NodeName"):
         states = set(re.split(r"[+*~#!%$@^-]+", shown.get("State", "UNKNOWN")))
+        cpus, used, memory, memory_used = (
+            _number(shown.get(name, "0")) for name in ("CPUTot", "CPUAlloc", "RealMemory", "AllocMem")
+        )
+        if cpus is None or used is None or memory is None or memory_used is None:
+            continue
         node = Node(
-            cpus=int(shown.get("CPUTot", 0)),
-            cpus_used=int(shown.get("CPUAlloc", 0)),
-            memory_mib=int(shown.get("RealMemory", 0)),
-            memory_used_mib=int(shown.get("AllocMem", 0)),
+            cpus=cpus,
+            cpus_used=used,
+            memory_mib=memory,
+            memory_used_mib=memory_used,
             gpus=gpus(shown.get("Gres", "")),
             gpus_used=gpus(shown.get("GresUsed", "")),
             usable=not states & _UNUSABLE and "*" not in shown.get("State", ""),
         )
         found[shown["NodeName"]] = (node, [name for name in shown.get("Partitions", "").split(",") if name])
+    if not found and NO_NODES not in text:
+        raise nonsense("scontrol show nodes", NonsenseAnswer.ITEMS)
     return found
 
 
 def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: str) -> dict[str, Partition]:
-    """`scontrol show partitions --oneliner` with its nodes, and pending jobs' partitions and reasons (`%P|%r`)."""
+    """`scontrol show partitions --oneliner` with its nodes, and pending jobs' partitions and reasons (PENDING_FORMAT).
+
+    Raises SourceFailed if there is none.
+    """
     waiting: Counter[str] = Counter()
     new: Counter[str] = Counter()
     for line in queue.splitlines():
         names, _, reason = line.partition("|")
         (new if reason == "None" else waiting).update(names.split(","))
-    return {
+    found = {
         shown["PartitionName"]: Partition(
             name=shown["PartitionName"],
             up=shown.get("State") == "UP",
@@ -160,6 +195,9 @@ def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: str) 
         )
         for shown in _records(text, "PartitionName")
     }
+    if not found:
+        raise nonsense("scontrol show partitions", NonsenseAnswer.ITEMS)
+    return found
 
 
 def gpus(gres: str) -> dict[str, int]:

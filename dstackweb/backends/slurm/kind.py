@@ -158,7 +158,8 @@ class SlurmBackend(ClusterBackend):
 
     def fetch(self, key: SourceKey) -> dict[str, Partition]:
         # The queue first: a job that starts meanwhile then counts twice, rather than not at all.
-        queue = self.commands.run("squeue", "--noheader", "--states=PENDING", "--format=%P|%r")
+        said = self.commands.run("squeue", "--states=PENDING", f"--format={commands.PENDING_FORMAT}")
+        queue = commands.listed(said, commands.PENDING_HEADER)
         nodes = commands.nodes(self.commands.run("scontrol", "show", "nodes", "--oneliner", "--details"))
         shown = self.commands.run("scontrol", "show", "partitions", "--oneliner")
         found = commands.partitions(shown, nodes, queue)
@@ -263,9 +264,8 @@ class SlurmBackend(ClusterBackend):
 
     def _squeue(self, *which: str) -> str:
         """Jobs in JOB_FORMAT, with those that ended lately (Slurm's `MinJobAge`)."""
-        return self.commands.run(
-            "squeue", "--noheader", "--me", "--states=all", f"--format={commands.JOB_FORMAT}", *which
-        )
+        said = self.commands.run("squeue", "--me", "--states=all", f"--format={commands.JOB_FORMAT}", *which)
+        return commands.listed(said, commands.JOB_HEADER)
 
 
 @contextmanager

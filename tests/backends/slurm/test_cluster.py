@@ -265,8 +265,12 @@ def test_an_instance_whose_number_slurm_gave_to_another_job_ends_nothing(tmp_pat
     """A controller that lost its state counts from an older number."""
     backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["gpu"]})
     new, old, same = "22222222-2", "11111111-1", "33333333-3"
-    listed = "\n".join(
-        f"{job}|{name}|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a" for job, name in ((4, new), (5, same))
+    listed = (
+        commands.JOB_HEADER
+        + "\n"
+        + "\n".join(
+            f"{job}|{name}|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a" for job, name in ((4, new), (5, same))
+        )
     )
     for name, script in (("squeue", f"cat <<'E'\n{listed}\nE"), ("scancel", f"echo $* >>{tmp_path}/ended")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -277,3 +281,45 @@ def test_an_instance_whose_number_slurm_gave_to_another_job_ends_nothing(tmp_pat
     assert found == [commands.cloud_id("4", new), commands.cloud_id("5", same)]
     cloud.terminate("gpu", [commands.cloud_id("4", old), commands.cloud_id("5", same)])
     assert (tmp_path / "ended").read_text() == "5\n"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("squeue", "nodes", "partitions"),
+    [("", NODES, PARTITIONS), ("<html>", NODES, PARTITIONS), ("null", NODES, PARTITIONS),
+     ("PARTITION|REASON", "", PARTITIONS), ("PARTITION|REASON", "<html>", PARTITIONS),
+     ("PARTITION|REASON", "NodeName=n1 CPUTot=many", PARTITIONS), ("PARTITION|REASON", NODES, "<html>")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_a_failed_answer(
+    tmp_path: Any, monkeypatch: Any, squeue: str, nodes: str, partitions: str
+) -> None:
+    cloud = _cluster_that_prints(tmp_path, monkeypatch, squeue, nodes, partitions)
+    with pytest.raises(SourceFailed, match="nonsense"):
+        cloud.fetch(SourceKey("partitions", ""))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("said", ["", "Welcome!", "<html>", "7|u-1|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a"])
+def test_jobs_without_their_header_are_a_failed_answer(tmp_path: Any, monkeypatch: Any, said: str) -> None:
+    cloud = _cluster_that_prints(tmp_path, monkeypatch, said)
+    with pytest.raises(SourceFailed, match="nonsense"):
+        cloud.instances("gpu", "mine")
+    with pytest.raises(SourceFailed, match="nonsense"):
+        cloud.terminate("gpu", ["7-u-1"])
+    cloud = _cluster_that_prints(tmp_path, monkeypatch, f"Welcome!\n{commands.JOB_HEADER}")
+    assert cloud.instances("gpu", "mine") == []
+
+
+def test_a_node_that_makes_no_sense_leaves_the_others() -> None:
+    assert set(commands.nodes(f"NodeName=n0 CPUTot=many\nNodeName=n9 CPUTot=-8\n{NODES}")) == {"n1", "n2", "n3", "n4"}
+
+
+def _cluster_that_prints(folder: Any, monkeypatch: Any, squeue: str, nodes: str = "", partitions: str = "") -> Any:
+    """A backend whose commands print this."""
+    scontrol = f'case "$2" in nodes) cat <<"E"\n{nodes}\nE\n;; *) cat <<"E"\n{partitions}\nE\nesac'
+    for name, script in (("squeue", f"cat <<'E'\n{squeue}\nE"), ("scontrol", scontrol)):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["gpu"]})
+    return registry.driver(backend)
