@@ -195,6 +195,9 @@ def twenty_minutes(cloud: Any, *, known: bool) -> list[str]:
 
 def launched(cloud: Any) -> None:
     """Twenty runs that become instances, or don't: HTTP requests by API, of all regions."""
+    from dstackweb.offers import sources
+
+    sources.TICK_S = 60.0
     ways = {
         "cold": lambda: None,
         "warm": lambda: None,
@@ -248,7 +251,7 @@ def twenty_launches(cloud: Any, way: str, prepare: Any) -> Counter[str]:
         submit(project, user, "admin", submission(1, name=f"{way.replace(' ', '-')}-{index}"))
     without_offers = set()
     ends = timezone.now() + dt.timedelta(seconds=LAUNCHED_S)
-    middle = ends - dt.timedelta(seconds=LAUNCHED_S / 2)
+    middle = timezone.now() + dt.timedelta(seconds=RUNS / 2)  # one launch is allowed in a second
     while (now := timezone.now()) < ends:
         if way == "throttled from the middle" and now > middle:
             middle = ends
@@ -282,7 +285,7 @@ def begin_anew(cloud: Any) -> None:
     """No runs, instances, limits or data of before."""
     from django.core.cache import caches
 
-    from dstackweb.backends.aws import client
+    from dstackweb.backends.aws import ami, client
     from dstackweb.backends.models import Instance
     from dstackweb.lib.models import Bucket, Circuit, Lease
     from dstackweb.offers import catalog, sources
@@ -293,6 +296,7 @@ def begin_anew(cloud: Any) -> None:
     a_backend().source_rows.all().delete()
     caches["offers"].clear()
     client._kept.clear()
+    ami.forget()
     for module in (catalog, sources):
         module.forget()
     cloud.reset()
