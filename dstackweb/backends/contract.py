@@ -187,19 +187,32 @@ class Hidden(enum.StrEnum):
     """All are listed, with something unknown of them."""
 
 
+class OfferPart(enum.StrEnum):
+    """What a source tells of offers."""
+
+    SHAPE = "shape"
+    """Which there are."""
+    PRICE = "price"
+    AVAILABILITY = "availability"
+
+
 class SourceSpec(NamedTuple):
     """How long data of a source counts as fresh, and its type: it is stored as JSON that pydantic reads back.
 
-    `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all. One that
-    `moves` changes with each instance that starts or ends, and is read again after that. `hides`: the offers that are
-    missing without it.
+    `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all. `choice` are
+    settings that say which part of it is read: after a change the old data is used, as stale, until the new data is
+    there, so `join` has to leave out what they don't allow any more. One that `moves` changes with each instance that
+    starts or ends, and is read again after that. `hides`: the offers that are missing without it. `tells`: the part of
+    an offer that has its age.
     """
 
     ttl_s: float
     type: Any
     settings: tuple[str, ...] = ()
+    choice: tuple[str, ...] = ()
     moves: bool = False
     hides: Hidden = Hidden.ALL
+    tells: OfferPart = OfferPart.AVAILABILITY
 
 
 class SourceFailure(enum.StrEnum):
@@ -222,6 +235,8 @@ class SourceFailure(enum.StrEnum):
     SERVICE_ERROR = "service_error"
     """Anything else: `text`."""
     NOT_READ = "not_asked"
+    NO_ANSWER = "no_answer"
+    """A call is under way, and has no answer yet after some seconds."""
     DELETED = "deleted"
     """The backend was deleted."""
 
@@ -257,7 +272,7 @@ class SourceState(enum.StrEnum):
 
     FRESH = "fresh"
     STALE = "stale"
-    """Older than its TTL, or the last refresh failed: the last good value."""
+    """The last good value, older than its TTL or of other settings."""
     FAILED = "failed"
     """Nothing is known."""
 
@@ -286,7 +301,29 @@ class Sourced(Protocol):
     def join(
         self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
     ) -> Sequence[Offer]:
-        """`Backend.offers` from the readings: pure. Raises SourceFailed if nothing is known."""
+        """`Backend.offers` from the readings, and the rows of its own instances. Raises SourceFailed if nothing is
+        known."""
+
+
+class Quota(NamedTuple):
+    """A limit of an account, and how much of it is in use (None: unknown), in the cloud's own unit."""
+
+    limit: int
+    used: int | None
+
+
+@runtime_checkable
+class LimitedByQuotas(Protocol):
+    """A `Sourced` backend whose cloud limits what an account may use in a region. Optional.
+
+    `limits` and `use` are the sources of both. Its own instances count from their rows: `join` and `quotas` add them.
+    """
+
+    limits: str
+    use: str
+
+    def quotas(self, readings: Mapping[SourceKey, SourceReading], region: str) -> Mapping[str, Quota]:
+        """The known quotas by the cloud's code. Without a network."""
 
 
 @dataclass(frozen=True)

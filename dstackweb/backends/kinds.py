@@ -235,6 +235,10 @@ class Kind:
                 return _("The answer is empty, and the last one was not. The last values stay in use until it repeats.")
             case SourceFailure.NOT_READ:
                 return _("Not read yet.")
+            case SourceFailure.NO_ANSWER:
+                since = parse_datetime(str(data.get("since", "")))
+                text = _("No answer yet in %(region)s") % data if data["region"] else _("No answer yet")
+                return text + (" " + _("since %s UTC.") % f"{since:%H:%M:%S}" if since else ".")
         return ""
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:
@@ -251,6 +255,7 @@ class Kind:
                 reasons: dict[str, str] = {
                     SourceFailure.ACCESS_DENIED: _("access denied"),
                     SourceFailure.NOT_READ: _("not read yet"),
+                    SourceFailure.NO_ANSWER: _("no answer"),
                     SourceFailure.THROTTLED: _("throttled"),
                     SourceFailure.NONSENSE: _("unreadable answer"),
                 }

@@ -73,7 +73,7 @@ class Backend(models.Model):
         default=1, editable=False, help_text="Rises with each change, so that outdated results are discarded"
     )
     refresh_generation = models.BigIntegerField(
-        default=0, editable=False, help_text="Rises with each refresh by hand, so that earlier calls are discarded"
+        default=0, editable=False, help_text="Rises with each refresh by hand: what was read before is read again"
     )
     enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones continue.")
     deleted_at = models.DateTimeField(
@@ -90,6 +90,10 @@ class Backend(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def instances_in_use(self) -> models.QuerySet[Instance]:
+        """Its instances that count against quotas: from their order on, and not while they are shutting down."""
+        return self.instances.exclude(status=InstanceStatus.GONE).exclude(status=InstanceStatus.STOPPING)
 
 
 def validate_labels(labels: object) -> None:

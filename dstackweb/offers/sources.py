@@ -113,10 +113,8 @@ def refresh(
 
 
 def refresh_now(backend: Backend) -> None:
-    """Refresh all of a backend's sources in the background; calls already in progress will not be stored.
-
-    Until then the known data is served as stale.
-    """
+    """Refresh all of a backend's sources in the background, after the calls that are in progress. Until then the known
+    data is served."""
 
     def publish() -> None:
         store.restamp(source_rows.catalog_name(backend.pk))
@@ -124,8 +122,9 @@ def refresh_now(backend: Backend) -> None:
 
     with transaction.atomic():
         Backend.objects.filter(pk=backend.pk).update(refresh_generation=F("refresh_generation") + 1)
-        # Retry failures at once, since their cause may be fixed; throttled ones still wait.
-        failed = SourceRow.objects.filter(backend=backend).exclude(failed_at=None)
+        # Retry failures at once, since their cause may be fixed; throttled ones, and those of just now, still wait.
+        just_now = timezone.now() - dt.timedelta(seconds=source_rows.REFRESH_EVERY_S)
+        failed = SourceRow.objects.filter(backend=backend).exclude(failed_at=None).exclude(asked_at__gt=just_now)
         failed.exclude(error__code=SourceFailure.THROTTLED).update(failed_at=None)
         transaction.on_commit(publish)
 
@@ -133,7 +132,7 @@ def refresh_now(backend: Backend) -> None:
 def invalidate(backend: Backend, key: SourceKey) -> None:
     """Refresh one source within some seconds, because it has just changed; until then the known data is served."""
     rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
-    rows.filter(generation__gte=0).update(generation=-1)
+    rows.filter(generation__gte=0).update(generation=source_rows.OUTDATED)
 
 
 def refresh_due(now: dt.datetime) -> int:

@@ -154,7 +154,7 @@ class _Check:
     def _prices(self, region: str) -> Mapping[str, Any]:
         self.aws.call(
             "pricing",
-            instance_types.pricing_region(self.aws, region),
+            instance_types.pricing_regions(self.aws, region)[0],
             "GetProducts",
             key="PriceList",
             ServiceCode="AmazonEC2",

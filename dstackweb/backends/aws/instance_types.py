@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws.config import AwsConfig
+from dstackweb.backends.contract import SourceFailed, SourceFailure
 
 if TYPE_CHECKING:
-    from dstackweb.backends.aws.client import Aws
+    from dstackweb.backends.aws.client import Aws, Patience
+
+log = logging.getLogger(__name__)
 
 NAMES = {"RTX PRO Server 4500": "RTX PRO 4500", "RTX PRO Server 6000": "RTX PRO 6000", "T4g": "T4G"}
 """GPUs whose names at AWS differ from those in run files and in NVIDIA's driver."""
@@ -28,6 +32,13 @@ WANTED = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA
 """Attributes of wanted products. Only `Used` is not reserved, idle capacity."""
 
 HOME = "us-east-1"
+REFUSED_EVERYWHERE = (
+    SourceFailure.ACCESS_DENIED,
+    SourceFailure.BAD_CREDENTIALS,
+    SourceFailure.NO_CREDENTIALS,
+    SourceFailure.THROTTLED,
+)
+"""Failures of one endpoint that another one would answer with, too, or that it must not be asked after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +144,26 @@ def fetch_subnets(aws: Aws, config: AwsConfig, region: str) -> dict[str, str]:
 
 
 def fetch_prices(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]:
-    """The USD price of each allowed instance type. Raises SourceFailed."""
+    """The USD price of each allowed instance type. Raises SourceFailed.
+
+    Few regions have the Pricing API, for the prices of all; where one can't be reached, the next is asked.
+    """
+    from dstackweb.backends.aws.client import PROBE
+
+    *homes, last = pricing_regions(aws, region)
+    for home in homes:
+        try:
+            return _fetch_prices(aws, config, region, home, patience=PROBE)
+        except SourceFailed as failed:
+            if failed.code in REFUSED_EVERYWHERE:
+                raise
+            log.warning("the prices of %s can't be read from %s: %s", region, home, failed)
+    return _fetch_prices(aws, config, region, last)
+
+
+def _fetch_prices(
+    aws: Aws, config: AwsConfig, region: str, home: str, patience: Patience | None = None
+) -> dict[str, Decimal]:
     filters = [
         {"Type": "TERM_MATCH", "Field": name, "Value": value}
         for name, value in {**WANTED, "regionCode": region}.items()
@@ -142,8 +172,8 @@ def fetch_prices(aws: Aws, config: AwsConfig, region: str) -> dict[str, Decimal]
     def read_one(product: str) -> tuple[str, Decimal]:
         return read_price(json.loads(product), region)
 
-    params = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 100}
-    products = aws.items("pricing", pricing_region(aws, region), "GetProducts", "PriceList", read_one, **params)
+    params = {"ServiceCode": "AmazonEC2", "Filters": filters, "MaxResults": 100, "patience": patience}
+    products = aws.items("pricing", home, "GetProducts", "PriceList", read_one, **params)
     return {name: price for name, price in products if price and config.allows(name)}
 
 
@@ -167,10 +197,10 @@ def read_price(product: Mapping[str, Any], region: str) -> tuple[str, Decimal]:
     return name, Decimal(0)
 
 
-def pricing_region(aws: Aws, region: str) -> str:
-    """The region of the Pricing API, which has all regions' prices, and endpoints in few."""
-    there = aws.regions_of("pricing", region)
-    return region if region in there or not there else HOME if HOME in there else there[0]
+def pricing_regions(aws: Aws, region: str) -> list[str]:
+    """The regions of the Pricing API in the order in which to ask them: the own one, HOME, and the others."""
+    regions = aws.regions_of("pricing", region) or [region]
+    return sorted(regions, key=lambda name: (name != region, name != HOME, name))
 
 
 def fetch_spot_prices(aws: Aws, config: AwsConfig, region: str, now: dt.datetime) -> dict[str, dict[str, Decimal]]:
