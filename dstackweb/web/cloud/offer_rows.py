@@ -152,6 +152,8 @@ def _failure_label(code: str) -> str:
         "no_credentials": _("no credentials"),
         "throttled": _("throttled"),
         "unreachable": _("unreachable"),
+        "nonsense": _("unreadable answer"),
+        "emptied": _("empty answer"),
         "region_disabled": _("region not enabled"),
         "no_answer": _("no answer"),
     }.get(code, _("failed"))
