@@ -107,6 +107,17 @@ def test_of_the_price_list_shows_the_old_offers_with_the_error_and_lets_a_run_wa
     assert run.status == "provisioning"
 
 
+@pytest.mark.both_sides
+def test_of_the_price_list_from_the_start_lets_an_on_demand_run_wait_for_the_backend(
+    cached: Backend, cloud: Cloud, project: Project, member: User
+) -> None:
+    cloud.answer("pricing", bodies=["{oops"])
+    sources.refresh_due(timezone.now())
+    run = make_run(project, member, backends=["aws"], resources={"gpu": "A10G"}, spot_policy="on-demand")
+    place_all()
+    assert reason_of(run) == "backend_unavailable"
+
+
 def failure(aws: AwsBackend, source: str) -> SourceFailed:
     with pytest.raises(SourceFailed) as failed:
         aws.fetch(SourceKey(source, REGION))
