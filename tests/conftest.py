@@ -131,14 +131,14 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     if _touches_database(item):
         from django.core.cache import caches
 
-        from dstackweb.offers import catalog, counts, sources, store
+        from dstackweb.offers import catalog, counts, refusals, sources, store
         from dstackweb.runs import stuck
         from dstackweb.web.gpus import alerts
         from dstackweb.web.queue import snapshot
 
         for name in caches:
             caches[name].clear()
-        for module in (alerts, catalog, counts, sources, store, snapshot, stuck):
+        for module in (alerts, catalog, counts, refusals, sources, store, snapshot, stuck):
             module.forget()
 
 

@@ -21,7 +21,7 @@ from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import FieldError, Invalid, TooMany
 from dstackweb.lib.models import Bucket, Busy
-from dstackweb.offers import catalog, source_rows, sources
+from dstackweb.offers import catalog, refusals, source_rows, sources
 from dstackweb.offers.source_rows import Freshness
 from dstackweb.spec.effective import Requirements
 from dstackweb.spec.fields import MOST_NAMES
@@ -290,6 +290,7 @@ def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
             waits.append(busy.wait_s)
         else:
             sources.refresh_now(backend)
+            refusals.clear(backend)
             refreshed.append(backend)
     if waits and not refreshed:
         raise TooMany(_("they were refreshed just now"), retry_after=min(waits))
