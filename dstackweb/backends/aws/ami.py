@@ -104,6 +104,7 @@ def _look_up(config: AwsConfig, region: str, what: str, look: Callable[[], T]) -
                 Circuit.failed(f"image:{digest}:{code}")
             raise
         Circuit.throttled(f"image:{digest}:{refused.code}", timezone.now(), lambda: 1.0)
+        forget(region)  # a published image may be withdrawn
         raise refused from failed
     for code in probed:
         Circuit.succeeded(f"image:{digest}:{code}")

@@ -204,9 +204,9 @@ def _order_instance(instance: Instance, launch: Launch, refused: Counter[int]) -
             return until
         _store_error(instance, error)
         return dt.datetime.max.replace(tzinfo=dt.UTC)
+    _clear_errors(instance)
     instances.record_found(instance, machine)
     refusals.launched(instance, machine.zone)
-    _clear_errors(instance)
     instances.refresh_capacity(backend, instance.region)
     return None
 

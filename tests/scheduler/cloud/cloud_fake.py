@@ -45,7 +45,7 @@ def offer(instance_type: str = "m5.large", price: str = "1.0", **fields: Any) ->
 
 
 class FakeCloud:
-    """`fails` has for an instance type what its launch raises; `before` is called as a launch begins, `during` after one
+    """`fails` has for an instance type what its launch raises; `before` is called as a launch begins, `during` once it
     has succeeded, before its answer; `throttled` is raised by all calls. Zones that are `full` have no capacity."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

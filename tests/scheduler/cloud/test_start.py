@@ -141,7 +141,7 @@ def test_an_unreachable_cloud_is_shown_on_the_job_and_retried(project: Project, 
 def test_a_launch_killed_before_its_answer_is_stored_starts_no_second_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
-    run = paid(project, member)
+    paid(project, member)
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -182,7 +182,7 @@ def test_a_disabled_backend_launches_nothing_for_runs_that_were_placed_before(
 
 
 def test_duplicate_tasks_launch_one_instance(project: Project, member: User, fake: FakeCloud) -> None:
-    run = paid(project, member)
+    paid(project, member)
     place_all()
     fake.during = launching.launch_waiting  # while the first is still at it
     launching.launch_waiting()
