@@ -132,14 +132,14 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         from django.core.cache import caches
 
         from dstackweb.backends import api_calls
-        from dstackweb.offers import catalog, counts, sources, store
+        from dstackweb.offers import catalog, counts, refusals, sources, store
         from dstackweb.runs import stuck
         from dstackweb.web.gpus import alerts
         from dstackweb.web.queue import snapshot
 
         for name in caches:
             caches[name].clear()
-        for module in (alerts, api_calls, catalog, counts, sources, store, snapshot, stuck):
+        for module in (alerts, api_calls, catalog, counts, refusals, sources, store, snapshot, stuck):
             module.forget()
 
 

@@ -342,6 +342,8 @@ class InstanceOrder:
     user_data: str = field(repr=False)
     zones: tuple[str, ...] = ()
     """Where to try to launch, in order; empty: anywhere in the region."""
+    full_zones: tuple[str, ...] = ()
+    """Zones that refused the same lately, which are not tried."""
     project: str = ""
     run: str = ""
     cpus: int = 0
@@ -349,7 +351,7 @@ class InstanceOrder:
     gpu_name: str = ""
     gpu_count: int = 0
     is_new: bool = False
-    """Whether it was never sent before, so that there is none to be found."""
+    """Whether it was never sent before, or all answers were refusals: so there is none to be found."""
     duration_s: int | None = None
     """How long the job may take at most, with the time to stop; None: unlimited."""
 
@@ -390,7 +392,8 @@ class CloudInstance:
 class LaunchFailed(Exception):
     """The cloud refuses this instance, because of its capacity or our settings: another offer may work.
 
-    `text` is the cloud's message.
+    `text` is the cloud's message. If only one zone refused, `data` has that `zone`, and `elsewhere` if the order may be
+    repeated at once for another one. Of several zones that lack capacity, a call tries one.
     """
 
     def __init__(self, code: LaunchFailure, text: str = "", **data: Any) -> None:

@@ -22,7 +22,7 @@ from django.utils import timezone
 from dstackweb.backends import contract, registry
 from dstackweb.backends.contract import Hidden, LimitedByQuotas, Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, single_flight, source_rows, sources, store
+from dstackweb.offers import counts, refusals, single_flight, source_rows, sources, store
 from dstackweb.offers.models import Result, SourceRow
 from dstackweb.spec.effective import Requirements
 
@@ -86,10 +86,15 @@ class CachedDriver:
         return self.read(requirements, image=image).offers
 
     def read(self, requirements: Requirements, *, image: str | None = None) -> CachedOffers:
-        """The offers, and what hides others. Raises NothingKnown, UnknownKind, and the driver's own errors."""
+        """The offers, with what was refused lately, and what hides others.
+
+        Raises NothingKnown, UnknownKind, and the driver's own errors.
+        """
         key, token = _key(self._backend, requirements, image), _token(self._backend)
         kept = _kept(key, token, self._backend.kind)
-        return self._look_up(requirements, image) if kept is None else self._hit(kept)
+        found = self._look_up(requirements, image) if kept is None else self._hit(kept)
+        offers = refusals.marked(self._backend, found.offers)
+        return found if offers is found.offers else dataclasses.replace(found, offers=offers)
 
     def _hit(self, kept: CachedOffers) -> CachedOffers:
         now = timezone.now()

@@ -18,7 +18,7 @@ from django.utils import timezone
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Sourced, SourceFailed, SourceFailure, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, single_flight, source_rows, store
+from dstackweb.offers import counts, refusals, single_flight, source_rows, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
 from dstackweb.offers.source_rows import AHEAD, Source
@@ -118,6 +118,7 @@ def refresh_now(backend: Backend) -> None:
 
     def publish() -> None:
         store.restamp(source_rows.catalog_name(backend.pk))
+        refusals.clear(backend)
         refresh_requested.send_robust(sender=Backend, backend_id=backend.pk)
 
     with transaction.atomic():

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
-from dstackweb.runs.codes import LogCut, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
+from dstackweb.runs.codes import LogCut, MessageCode, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.states import Reason
@@ -88,6 +88,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _displaces(data.get("runs", ()))
         case RunEventKind.RETURNED if data.get("job_reason") == Reason.PREEMPTED:
             return _("back in its place in the queue after it was displaced")
+        case RunEventKind.RETURNED if data.get("code") == MessageCode.OUT_OF_CAPACITY:
+            return _("back in its place in the queue: no offer that it may use has room now")
         case RunEventKind.RETURNED:
             why = statuses.message(data.get("detail", {}), data.get("message", ""))
             text = _("back in its place in the queue: its host did not start it")

@@ -7,13 +7,14 @@ import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer
 from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
-from dstackweb.offers import catalog
+from dstackweb.offers import catalog, refusals
 from dstackweb.runner.isolation import PROJECT, USER, isolates
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.usage import spent_this_month
@@ -33,9 +34,14 @@ SPARE_S = 15.0
 
 
 class OfferReader:
-    """Offers of the enabled backends, each asked once for the same needs. Call `offers_for` outside transactions."""
+    """Offers of the enabled backends, each asked once for the same needs. Call `offers_for` outside transactions.
 
-    def __init__(self) -> None:
+    An offer that was refused before, and that a placed run tries now, is busy for the others, unless `shares_trials`.
+    """
+
+    def __init__(self, *, shares_trials: bool = False) -> None:
+        self._shares_trials = shares_trials
+        self._tried_now: set[tuple[str, refusals.Asked]] | None = None
         others = Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds())
         self.backends = {backend.name: backend for backend in others}
         self._answers: dict[tuple[str, Requirements, str | None], catalog.CachedOffers] = {}
@@ -85,7 +91,8 @@ class OfferReader:
             return self._failed.get(name) or self._answers[key]
         try:
             driver = catalog.CachedDriver(self.backends[name], wait_s=0)
-            self._answers[key] = driver.read(spec.requirements, image=spec.image)
+            answer = driver.read(spec.requirements, image=spec.image)
+            self._answers[key] = replace(answer, offers=tuple(map(self._unless_tried, answer.offers)))
             return self._answers[key]
         except registry.UnknownKind:
             self._failed[name] = Unavailable.NOT_SERVED
@@ -93,6 +100,16 @@ class OfferReader:
             log.warning("backend %s: cannot list offers: %s: %s", name, type(error).__name__, error)
             self._failed[name] = Unavailable.FAILED
         return self._failed[name]
+
+    def _unless_tried(self, offer: Offer) -> Offer:
+        if self._shares_trials or not offer.detail.get("on_trial"):
+            return offer
+        if self._tried_now is None:
+            requested = Instance.objects.select_related("backend").filter(status=InstanceStatus.REQUESTED)
+            self._tried_now = {(row.backend.name, refusals.Asked.by(row)) for row in requested}
+        if (offer.backend, refusals.Asked.by(offer)) not in self._tried_now:
+            return offer
+        return replace(offer, availability=Availability.BUSY, detail={**offer.detail, "code": "tried_now"})
 
 
 def project_budget(project_id: int, now: dt.datetime) -> Budget | None:

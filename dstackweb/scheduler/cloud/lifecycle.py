@@ -17,8 +17,6 @@ from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferKey
 from dstackweb.spec.effective import EffectiveSpec
 
-MAX_TRIES = 25
-"""After so many refused offers in one attempt, a run waits again."""
 GIVE_UP_S = 600.0
 """A run waits again when its cloud has been unreachable this long."""
 MISSING_S = 60.0
@@ -46,7 +44,9 @@ def reason_to_end(row: Instance, job: Job | None, now: dt.datetime) -> InstanceE
     active = job if job is not None and job.status in JOB_ACTIVE else None
     match row.status:
         case InstanceStatus.REQUESTED:
-            return InstanceEnd.UNREACHABLE if row.status_s > GIVE_UP_S else None
+            # Without an error it waits for its turn.
+            fails = bool(row.error or row.error_detail)
+            return InstanceEnd.UNREACHABLE if fails and row.status_s > GIVE_UP_S else None
         case InstanceStatus.STARTING:
             return InstanceEnd.NOT_STARTED if row.status_s > settings.DSTACKWEB_CLOUD_START_DEADLINE_S else None
         case InstanceStatus.RUNNING:
@@ -210,8 +210,6 @@ def next_offer(
     spec: EffectiveSpec, asked: BackendOffers, tried: Collection[OfferKey], place: tuple[str, str] | None
 ) -> Offer | None:
     """The cheapest available offer not tried yet; `place`: the backend and region it must be in."""
-    if len(tried) >= MAX_TRIES:
-        return None
     for offer in offers.acceptable_offers(spec, asked):
         if offers.offer_key(offer) in tried or not offers.nodes_available(offer, {}, 1):
             continue

@@ -100,8 +100,11 @@ def matching_idle(idle: Iterable[Offer], needs: Requirements, *, image: str | No
 
 
 def nodes_available(offer: Offer, used: Mapping[OfferKey, int], most: int) -> int:
-    """How many nodes the offer has now, up to `most`. Unknown availability counts as available."""
-    if offer.availability in NOT_NOW:
+    """How many nodes the offer has now, up to `most`. Unknown availability counts as available.
+
+    One that was refused before is tried by one run at a time.
+    """
+    if offer.availability in NOT_NOW or (offer.detail.get("on_trial") and used.get(offer_key(offer))):
         return 0
     fits = offer.detail.get("fits")
     return most if fits is None else max(0, min(most, int(fits) - used.get(offer_key(offer), 0)))
@@ -158,6 +161,8 @@ def _price_order(offer: Offer) -> tuple[Decimal, bool, str, str, str, bool]:
 def _reason_to_wait(spec: EffectiveSpec, asked: BackendOffers, found: Sequence[Offer], placed: int) -> Wait:
     """The least permanent reason: any backend that answers, or any offer that becomes free, would do."""
     data: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "offers": len(found)}
+    if codes := sorted({str(offer.detail["why"]) for offer in found if offer.detail.get("code") == "refused"}):
+        data["answers"] = codes
     if any(offer.availability != Availability.NO_QUOTA for offer in found):
         return Wait(WaitReason.WAITING_FOR_CAPACITY, {"code": "offers", **data})
     if asked.failed:

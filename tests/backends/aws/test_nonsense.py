@@ -16,6 +16,7 @@ from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import InstanceOrder, SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import catalog, source_rows, sources
+from dstackweb.runs.models import Verdict
 from dstackweb.scheduler.cloud import watch
 from dstackweb.spec.effective import Requirements
 from standins.aws import Cloud
@@ -115,7 +116,7 @@ def test_of_the_price_list_from_the_start_lets_an_on_demand_run_wait_for_the_bac
     sources.refresh_due(timezone.now())
     run = make_run(project, member, backends=["aws"], resources={"gpu": "A10G"}, spot_policy="on-demand")
     place_all()
-    assert reason_of(run) == "backend_unavailable"
+    assert Verdict.objects.get(shape=run.shape).reason == "backend_unavailable"
 
 
 def failure(aws: AwsBackend, source: str) -> SourceFailed:
