@@ -18,6 +18,7 @@ from django.utils import timezone
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Sourced, SourceFailed, SourceFailure, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
+from dstackweb.lib.models import Sequence
 from dstackweb.offers import counts, single_flight, source_rows, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
@@ -136,6 +137,12 @@ def invalidate(backend: Backend, key: SourceKey) -> None:
     rows.filter(generation__gte=0).update(generation=-1)
 
 
+def refute(backend: Backend, key: SourceKey) -> None:
+    """Trust no reading that has begun by now: an order was refused for lack of room that one of them shows."""
+    rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
+    rows.update(refuted_reading=Sequence.current(source_rows.READINGS))
+
+
 def refresh_due(now: dt.datetime) -> int:
     """Refresh all due sources: never read, refreshed by hand, or in use and about to expire. Returns how many.
 
@@ -203,8 +210,7 @@ def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
 def _fetch(source: Source, driver: Sourced, lead: Lead) -> None:
     backend, key = source.backend, source.key
     counts.add(backend.pk, calls=1)
-    if lead.holder is not None:
-        source.note_call(lead)
+    number = source.note_call(lead)
     try:
         value = store.checked(driver.fetch(key), source.spec.type)
     except SourceFailed as failure:
@@ -214,7 +220,7 @@ def _fetch(source: Source, driver: Sourced, lead: Lead) -> None:
         text = f"{type(failure).__name__}: {failure}"
         source.store_error(lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        if source.store_value(lead, value):
+        if source.store_value(lead, value, number):
             source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 

@@ -192,6 +192,24 @@ def return_job(
     return True
 
 
+def take_back(run: Run, reason: str, *, node: int) -> bool:
+    """Undo the placement of a run that no runner has claimed: it waits at its place, in the same attempt and at once.
+
+    `reason` is a code, of the node for which there was no room. The jobs are deleted, as if they had never been: the
+    caller gives up their instances. False, changing nothing, if a job was claimed or is ending. Call after `lock_run`.
+    """
+    jobs = Job.objects.filter(run=run, attempt=run.attempt)
+    touched = jobs.exclude(status=JobStatus.PROVISIONING, claim_nonce="")
+    if run.status != RunStatus.PROVISIONING or touched.exists():
+        return False
+    data = {"job_reason": reason, "node": node}
+    move_run(run, RunStatus.SUBMITTED, now=timezone.now(), event=RunEventKind.RETURNED, data=data)
+    wakeups.request_job_checks(jobs.filter(host=None))
+    jobs.delete()
+    wakeups.request_pass()
+    return True
+
+
 def settle_run(run: Run) -> None:
     """Move a run on according to its current attempt's jobs, and free what ended jobs held. Call after `lock_run`."""
     if run.status in PLACED:

@@ -88,6 +88,7 @@ def instance_status(code: str) -> str:
 instance_end = words(
     {
         LaunchFailure.NO_CAPACITY: _("the cloud has no capacity now"),
+        LaunchFailure.NO_ROOM: _("the cluster is full"),
         LaunchFailure.QUOTA: _("the account's quota is used up"),
         LaunchFailure.SPOT_PRICE: _("the spot price is above the price offered"),
         LaunchFailure.NOT_ALLOWED: _("the backend's credentials lack a permission"),

@@ -21,11 +21,13 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import accounting_kinds, cloud_kinds
-from dstackweb.lib.models import Lease, watch_time
+from dstackweb.lib.models import Lease, Sequence, watch_time
 from dstackweb.offers import sources
-from dstackweb.runs.attempts import end_job
+from dstackweb.offers.source_rows import READINGS
+from dstackweb.runs.attempts import end_job, return_job, take_back
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
+from dstackweb.runs.shared_rows import shared_rows_last
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, record
 from dstackweb.scheduler.cloud.backend_offers import INSTANCE_FIELDS, JOB_FIELDS, OfferReader, project_budget
@@ -183,7 +185,11 @@ def record_found(instance: Instance, machine: CloudInstance) -> None:
     now = timezone.now()
     mine = Instance.objects.filter(pk=instance.pk)
     if not instance.cloud_id:
-        known = {"cloud_id": machine.cloud_id, "launched_at": machine.launched_at or now}
+        known = {
+            "cloud_id": machine.cloud_id,
+            "launched_at": machine.launched_at or now,
+            "answered_at_reading": Sequence.current(READINGS),
+        }
         mine.filter(cloud_id="").exclude(status=InstanceStatus.GONE).update(**known)
         mine.filter(cloud_id="", status=InstanceStatus.GONE).update(
             status=InstanceStatus.STOPPING, status_s=0, ended_at=None, **known
@@ -249,6 +255,13 @@ def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str
         elif becomes is JobFollowUp.END:
             end_job(job.pk, job_end_reason(why), message=text)
             _write(instance, status, fields)
+        elif becomes is JobFollowUp.TAKE_BACK:
+            with shared_rows_last():
+                run, fresh = _lock_unexecuted(job, instance, why, text)
+                _write(instance, status, fields)
+                # Another node of it may have a runner, which waits for all nodes: that attempt ends.
+                if not take_back(run, why, node=fresh.node):
+                    return_job(fresh.pk, message=text)
         else:
             offer = _other_offer(job) if becomes is JobFollowUp.OTHER_OFFER else None
             with transaction.atomic():
@@ -270,16 +283,24 @@ def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -
         raise _InstanceChanged
 
 
+def _lock_unexecuted(job: Job, instance: Instance, why: str, text: str) -> tuple[Run, Job]:
+    """Lock the run of a job that was never executed, and record why its instance failed. Raises _InstanceChanged."""
+    run = lock_run(job.run_id)
+    fresh = Job.objects.select_related("backend").filter(pk=job.pk).first()
+    if fresh is None or fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce:
+        raise _InstanceChanged
+    if fresh.instance_id != instance.pk:
+        raise _InstanceChanged
+    data = {**_offer_data(instance), "code": why, "text": text}
+    record(run, RunEventKind.OFFER_FAILED, data, node=fresh.node, attempt=fresh.attempt)
+    return run, fresh
+
+
 def _reassign_job(
     job: Job, instance: Instance, offer: Offer | None, why: str, text: str, give_up: Callable[[], None]
 ) -> None:
     """Give a job that was never executed another offer; without one its run waits again."""
-    run = lock_run(job.run_id)
-    fresh = Job.objects.select_related("backend").get(pk=job.pk)
-    if fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce or fresh.instance_id != instance.pk:
-        raise _InstanceChanged
-    data = {**_offer_data(instance), "code": why, "text": text}
-    record(run, RunEventKind.OFFER_FAILED, data, node=fresh.node, attempt=fresh.attempt)
+    _run, fresh = _lock_unexecuted(job, instance, why, text)
     if offer is None:
         end_job(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
         give_up()
@@ -314,6 +335,13 @@ def _other_offer(job: Job) -> Offer | None:
     }
     tried.add((job.backend.name, job.region, job.instance_type, job.is_spot, ""))
     return next_offer(spec, OfferReader().offers_for(spec), tried, place)
+
+
+def note_full(backend: Backend) -> None:
+    """Order nothing more of a cluster that refused for lack of room, until a reading that began after that."""
+    code = registry.driver(backend)
+    if registry.is_counted(code):
+        sources.refute(backend, code.key)
 
 
 def refresh_capacity(backend: Backend, region: str) -> None:

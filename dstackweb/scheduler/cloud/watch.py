@@ -133,6 +133,8 @@ def _launch(instance: Instance) -> bool:
         machine = registry.cloud(instance.backend).launch(_order(instance, token, is_new=is_new))
     except LaunchFailed as refused:
         log.info("%s in %s: %s", instance.instance_type, instance.region, refused)
+        if refused.code == LaunchFailure.NO_ROOM:
+            instances.note_full(instance.backend)
         if refused.code in (LaunchFailure.QUOTA, LaunchFailure.NO_CAPACITY):
             instances.refresh_capacity(instance.backend, instance.region)
         instances.end_instance(instance, InstanceStatus.GONE, refused.code, refused.text)
@@ -277,6 +279,10 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
             instances.record_found(instance, machine)
             instances.record_wait(instance, machine)
             instance.cloud_id = machine.cloud_id
+            if there is CloudState.THERE and lifecycle.lacks_room(instance, machine):
+                instances.end_instance(instance, InstanceStatus.STOPPING, InstanceEnd.NO_ROOM)
+                instance.refresh_from_db()  # its agent may have called meanwhile: then it stays
+                return instance.status == InstanceStatus.STOPPING
             return there is CloudState.ALIVE
         case CloudState.ENDING:
             assert machine is not None
