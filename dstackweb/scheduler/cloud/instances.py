@@ -344,6 +344,13 @@ def note_full(backend: Backend) -> None:
         sources.refute(backend, code.key)
 
 
+def read_again(backend: Backend) -> None:
+    """Read a cluster soon, where an end gives room to the next run."""
+    code = registry.driver(backend)
+    if registry.is_counted(code):
+        sources.invalidate(backend, code.key)
+
+
 def refresh_capacity(backend: Backend, region: str) -> None:
     """Request what changes with each instance, such as quotas, after a launch, a refusal or an end in a region."""
     code = registry.driver(backend)

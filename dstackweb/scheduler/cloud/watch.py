@@ -292,6 +292,7 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
             return True
         case CloudState.GONE:
             instances.end_instance(instance, InstanceStatus.GONE, why, text)
+            instances.read_again(instance.backend)
     return False
 
 
@@ -315,6 +316,7 @@ def release_instances(held: Iterable[Instance]) -> None:
             same.update(holder=None)
         else:
             same.update(holder=None, status=InstanceStatus.STOPPING, why=InstanceEnd.FINISHED, status_s=0)
+            instances.read_again(instance.backend)
 
 
 def _ends_due() -> Iterator[Callable[[], object]]:

@@ -63,9 +63,11 @@ class Site:
             sources.refresh(backend, driver.key, share=0)
 
     def order(self) -> None:
-        """Two passes, then all orders."""
+        """Two passes, then all orders, as the passes ask for them."""
         place_all()
         place_all()
+        waiting = Job.objects.filter(instance__status="requested").order_by("placed_at", "run__rank", "node")
+        cloud_watch.poll_jobs([str(pk) for pk in waiting.values_list("pk", flat=True)])
         cloud_watch.poll_all()
 
     def tick(self, seconds: float = 31.0) -> None:
