@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 source_updated = Signal()
 """A source of the backend `backend_id` has a new value."""
+change_expected = Signal()
+"""What a source of the backend `backend_id` shows changes within the next second or so."""
 refresh_requested = Signal()
 """A person refreshed the backend `backend_id`."""
 
@@ -135,6 +137,12 @@ def invalidate(backend: Backend, key: SourceKey) -> None:
     """Refresh one source within some seconds, because it has just changed; until then the known data is served."""
     rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
     rows.filter(generation__gte=0).update(generation=-1)
+
+
+def expect_change(backend: Backend, key: SourceKey) -> None:
+    """Refresh one source once it has changed, as it is about to; until then the known data is served."""
+    invalidate(backend, key)
+    change_expected.send_robust(sender=Backend, backend_id=backend.pk)
 
 
 def refute(backend: Backend, key: SourceKey) -> None:

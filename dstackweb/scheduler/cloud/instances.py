@@ -339,16 +339,16 @@ def _other_offer(job: Job) -> Offer | None:
 
 def note_full(backend: Backend) -> None:
     """Order nothing more of a cluster that refused for lack of room, until a reading that began after that."""
-    code = registry.driver(backend)
-    if registry.is_counted(code):
+    code = sources.driver_of(backend)
+    if code is not None and registry.is_counted(code):
         sources.refute(backend, code.key)
 
 
-def read_again(backend: Backend) -> None:
-    """Read a cluster soon, where an end gives room to the next run."""
-    code = registry.driver(backend)
-    if registry.is_counted(code):
-        sources.invalidate(backend, code.key)
+def read_soon(backend: Backend) -> None:
+    """Read a cluster in a second or so, when an end has given its room to the next run."""
+    code = sources.driver_of(backend)
+    if code is not None and registry.is_counted(code):
+        sources.expect_change(backend, code.key)
 
 
 def refresh_capacity(backend: Backend, region: str) -> None:

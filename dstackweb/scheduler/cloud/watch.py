@@ -292,7 +292,7 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
             return True
         case CloudState.GONE:
             instances.end_instance(instance, InstanceStatus.GONE, why, text)
-            instances.read_again(instance.backend)
+            instances.read_soon(instance.backend)
     return False
 
 
@@ -316,7 +316,6 @@ def release_instances(held: Iterable[Instance]) -> None:
             same.update(holder=None)
         else:
             same.update(holder=None, status=InstanceStatus.STOPPING, why=InstanceEnd.FINISHED, status_s=0)
-            instances.read_again(instance.backend)
 
 
 def _ends_due() -> Iterator[Callable[[], object]]:
