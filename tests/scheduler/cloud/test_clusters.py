@@ -120,6 +120,7 @@ def fresh(run: Run) -> Run:
     return Run.objects.get(pk=run.pk)
 
 
+@pytest.mark.nightly
 def test_24_runs_of_three_priorities_start_in_order_and_an_urgent_one_next(
     project: Project, member: User, site: Site, kind: type[SmallCluster]
 ) -> None:
@@ -146,6 +147,24 @@ def test_24_runs_of_three_priorities_start_in_order_and_an_urgent_one_next(
     assert at == 8 + 4, "the first place that was free after it was submitted"
     assert [*order[:at], *order[at + 1 :]] == sorted(priorities, reverse=True)
     assert set(Run.objects.values_list("attempt", "status")) == {(1, "done")}
+
+
+def test_a_place_that_becomes_free_goes_to_the_first_in_the_queue_even_if_it_came_last(
+    project: Project, member: User, site: Site, kind: type[SmallCluster]
+) -> None:
+    cluster = site.add(kind())
+    for priority in [50] * 7 + [10, 10, 90]:
+        submit(project, member, priority=priority)
+    site.order()
+    running = site.start()
+    assert sorted(run.priority for run in running) == [50] * 7 + [90]
+    urgent = submit(project, member, priority=100)
+    site.end(running[0])
+    site.read()
+    site.order()
+    assert [run.pk for run in site.start()] == [urgent.pk]
+    assert (len(cluster.alive()), cluster.refused) == (8, 0)
+    assert set(Run.objects.values_list("attempt", flat=True)) == {1}
 
 
 def test_what_is_ordered_is_not_ordered_again_before_a_reading_counts_it(
