@@ -28,6 +28,8 @@ class LaunchFailure(enum.StrEnum):
     """Why a cloud refused to launch an instance."""
 
     NO_CAPACITY = "no_capacity"
+    NO_ROOM = "no_room"
+    """A cluster that could run it is full now: its run waits at its place in the queue."""
     QUOTA = "quota"
     SPOT_PRICE = "spot_price"
     NOT_ALLOWED = "not_allowed"
@@ -43,6 +45,8 @@ class InstanceEnd(enum.StrEnum):
     """Why a cloud instance ended, or was never launched."""
 
     NOT_STARTED = "not_started"
+    NO_ROOM = "no_room"
+    """Others got the room that its engine was to start it in, and it waited there."""
     NO_GPUS = "no_gpus"
     INTERRUPTED = "interrupted"
     """The cloud reclaimed a spot instance."""
@@ -285,6 +289,10 @@ class SourceReading:
     value: Any = None
     fetched_at: dt.datetime | None = None
     error: dict[str, Any] | None = None
+    number: int = 0
+    """The number of the call that read it, which rises with each call of all sources."""
+    is_refuted: bool = False
+    """Whether an order was refused for lack of room after it had begun."""
 
 
 class Sourced(Protocol):
@@ -324,6 +332,37 @@ class LimitedByQuotas(Protocol):
 
     def quotas(self, readings: Mapping[SourceKey, SourceReading], region: str) -> Mapping[str, Quota]:
         """The known quotas by the cloud's code. Without a network."""
+
+
+class Allocation(Protocol):
+    """What an order takes of a cluster: offers, orders and instances all say it."""
+
+    @property
+    def region(self) -> str: ...
+    @property
+    def instance_type(self) -> str: ...
+    @property
+    def cpus(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def gpu_count(self) -> int: ...
+
+
+@runtime_checkable
+class Counted(Sourced, Protocol):
+    """A `Sourced` backend that gives parts of machines, and counts in one source what is free of them.
+
+    A value counts what had been ordered when its call began. The scheduler takes later orders from it, so that no room
+    is given twice.
+    """
+
+    @property
+    def key(self) -> SourceKey:
+        """Its only source."""
+
+    def take(self, value: Any, order: Allocation) -> Any:
+        """The source's value without the room that an order takes; None where it has no room for it. Pure."""
 
 
 @dataclass(frozen=True)
@@ -387,6 +426,8 @@ class CloudInstance:
     text: str = ""
     waits: str = ""
     """The engine's own code of what it waits for before it starts it (`Kind.wait_reason`); empty: nothing is known."""
+    lacks_room: bool = False
+    """Whether it waits in its engine's queue because others got the room: it is taken back into ours."""
 
 
 class LaunchFailed(Exception):

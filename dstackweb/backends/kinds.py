@@ -154,6 +154,10 @@ class Kind:
         """The projects that may use a backend whose jobs all belong to one user; None: each job has a machine."""
         return None
 
+    def cluster(self, config: Mapping[str, Any]) -> str:
+        """What identifies its cluster: backends of this kind that have one in common count each other's orders."""
+        return ""
+
     def driver(self, backend: Backend) -> Driver | Sourced:
         """The driver of a configured backend. Raises Invalid if its settings are invalid."""
         code: Driver | Sourced = self.driver_class(backend)

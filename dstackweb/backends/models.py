@@ -349,6 +349,10 @@ class Instance(models.Model):
     )
 
     created_at = models.DateTimeField(default=timezone.now)
+    answered_at_reading = models.BigIntegerField(
+        null=True,
+        help_text="The last reading of a cluster that had begun when its order was answered: later ones count it",
+    )
     launched_at = models.DateTimeField(null=True, help_text="When its cost began")
     ready_at = models.DateTimeField(null=True, help_text="When its agent first called")
     idle_since = models.DateTimeField(null=True, help_text="Since when it has no job")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError, models, transaction
-from django.db.models import FloatField, Q, Subquery, Value
+from django.db.models import F, FloatField, Q, Subquery, Value
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -67,6 +67,28 @@ class Lease(models.Model):
     @classmethod
     def release(cls, name: str, holder: str) -> None:
         cls.objects.filter(pk=name, holder=holder).delete()
+
+
+class Sequence(models.Model):
+    """A number by name that only rises: it orders what several processes do, whatever their clocks say."""
+
+    name = models.CharField(primary_key=True, max_length=60)
+    value = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value}"
+
+    @classmethod
+    def advance(cls, name: str) -> int:
+        """Raise the number by one, and return it. It counts for others once the transaction ends."""
+        with transaction.atomic():
+            cls.objects.get_or_create(pk=name)
+            cls.objects.filter(pk=name).update(value=F("value") + 1)
+            return cls.current(name)
+
+    @classmethod
+    def current(cls, name: str) -> int:
+        return cls.objects.filter(pk=name).values_list("value", flat=True).first() or 0
 
 
 class Busy(Exception):

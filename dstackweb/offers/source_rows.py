@@ -29,10 +29,13 @@ from dstackweb.backends.contract import (
     SourceState,
 )
 from dstackweb.backends.models import Backend
+from dstackweb.lib.models import Sequence
 from dstackweb.offers import counts, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
 
+READINGS = "readings"
+"""The sequence of the calls that read sources."""
 EMPTY_TTL_S = 10.0
 AHEAD = 0.8
 """The share of its TTL after which a source in use is refreshed, so that it never becomes stale."""
@@ -198,12 +201,14 @@ class Source:
         return now >= until or row.fetched_at > now + SKEW or row.error is not None
 
     def must_refresh(self, row: SourceRow | None, now: dt.datetime) -> bool:
-        """Whether to refresh it even if unused: it has no value, or a person refreshed the backend."""
+        """Whether to refresh it even if unused: it has no value or a refuted one, or a person refreshed the
+        backend."""
         if row is None:
             return True
         if self._is_backing_off(row, now):
             return False
-        if not row.stamp or row.digest != self.digest or row.generation == OUTDATED:
+        is_refuted = 0 < row.reading <= row.refuted_reading
+        if not row.stamp or row.digest != self.digest or row.generation == OUTDATED or is_refuted:
             return True
         until = _refresh_at(row)
         return self._is_requested(row) and (until is None or not now < until <= now + REFRESH_EVERY_S * _S)
@@ -266,13 +271,16 @@ class Source:
         if known is None or state is SourceState.FAILED:
             return SourceReading(SourceState.FAILED, error=error)
         local = self._load(known)
+        refuted = row.refuted_reading if row is not None else 0
         if local is None:
             # A newer value may have replaced it.
             newer = self.row()
             if newer is not None and newer.stamp and newer.stamp != known.stamp and not store.is_down():
                 return self.reading(newer, now)
             return SourceReading(SourceState.FAILED, error=error)
-        return SourceReading(state, local.value, known.fetched_at, error)
+        return SourceReading(
+            state, local.value, known.fetched_at, error, known.reading, is_refuted=0 < known.reading <= refuted
+        )
 
     def _load(self, row: SourceRow) -> _LocalValue | None:
         """The value of a row, from this process or the cache. A lost value is recorded in the row."""
@@ -291,14 +299,15 @@ class Source:
         _local.put((self.backend.pk, self.key), local)
         return local
 
-    def note_call(self, lead: Lead) -> None:
-        """Note that a call begins."""
+    def note_call(self, lead: Lead) -> int:
+        """Note that a call begins, and return its number."""
         with transaction.atomic():
-            if is_current(self.backend, lead):
+            if lead.holder is not None and is_current(self.backend, lead):
                 SourceRow.objects.update_or_create(**self._where, defaults={"asked_at": timezone.now()})
+            return Sequence.advance(READINGS)
 
-    def store_value(self, lead: Lead, value: Any) -> bool:
-        """Store what a call returned; whether it is the shared value now.
+    def store_value(self, lead: Lead, value: Any, number: int) -> bool:
+        """Store what the call of this number returned; whether it is the shared value now.
 
         The first empty answer after one that was not is a failure: unless it repeats, it is none.
         """
@@ -311,7 +320,7 @@ class Source:
         pk, stamp = self.backend.pk, store.new_stamp()
         fields: dict[str, Any] = {
             "generation": self.backend.refresh_generation, "stamp": stamp, "empty": not value,
-            "fetched_at": timezone.now(), "error": None, "failed_at": None, "failures": 0,
+            "fetched_at": timezone.now(), "reading": number, "error": None, "failed_at": None, "failures": 0,
         }  # fmt: skip
         if lead.holder is None or not store.put(_object(pk, stamp), value, self.spec.type, KEEP_S):
             self._keep(SourceRow(**self._where, digest=self.digest, **fields), value)

@@ -18,6 +18,7 @@ from django.utils import timezone
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Sourced, SourceFailed, SourceFailure, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
+from dstackweb.lib.models import Sequence
 from dstackweb.offers import counts, refusals, single_flight, source_rows, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 source_updated = Signal()
 """A source of the backend `backend_id` has a new value."""
+change_expected = Signal()
+"""What a source of the backend `backend_id` shows changes within the next second or so."""
 refresh_requested = Signal()
 """A person refreshed the backend `backend_id`."""
 
@@ -136,6 +139,18 @@ def invalidate(backend: Backend, key: SourceKey) -> None:
     rows.filter(generation__gte=0).update(generation=source_rows.OUTDATED)
 
 
+def expect_change(backend: Backend, key: SourceKey) -> None:
+    """Refresh one source once it has changed, as it is about to; until then the known data is served."""
+    invalidate(backend, key)
+    change_expected.send_robust(sender=Backend, backend_id=backend.pk)
+
+
+def refute(backend: Backend, key: SourceKey) -> None:
+    """Trust no reading that has begun by now: an order was refused for lack of room that one of them shows."""
+    rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
+    rows.update(refuted_reading=Sequence.current(source_rows.READINGS))
+
+
 def refresh_due(now: dt.datetime) -> int:
     """Refresh all due sources: never read, refreshed by hand, or in use and about to expire. Returns how many.
 
@@ -203,8 +218,7 @@ def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
 def _fetch(source: Source, driver: Sourced, lead: Lead) -> None:
     backend, key = source.backend, source.key
     counts.add(backend.pk, calls=1)
-    if lead.holder is not None:
-        source.note_call(lead)
+    number = source.note_call(lead)
     try:
         value = store.checked(driver.fetch(key), source.spec.type)
     except SourceFailed as failure:
@@ -214,7 +228,7 @@ def _fetch(source: Source, driver: Sourced, lead: Lead) -> None:
         text = f"{type(failure).__name__}: {failure}"
         source.store_error(lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        if source.store_value(lead, value):
+        if source.store_value(lead, value, number):
             source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 

@@ -283,11 +283,11 @@ def _return(run: Run, because: JobView, now: dt.datetime) -> None:
     )
 
 
-def undo_placement(run: Run) -> bool:
+def undo_placement(run: Run, **data: Any) -> bool:
     """Return a run that no cloud launched anything for to its place in the queue, as if it had not been placed: its
     attempt, its jobs and its wait count as before. False if a node may have begun. Call after `lock_run`.
 
-    Its timeline shows the last such round alone: there may be one every minute.
+    Its timeline shows the last such round alone, with `data`: there may be one every minute.
     """
     now = timezone.now()
     jobs = Job.objects.filter(run=run, attempt=run.attempt)
@@ -309,7 +309,7 @@ def undo_placement(run: Run) -> bool:
             RunStatus.SUBMITTED,
             now=now,
             event=RunEventKind.RETURNED,
-            data={"code": MessageCode.OUT_OF_CAPACITY},
+            data={"code": MessageCode.OUT_OF_CAPACITY, **data},
             status_message="",
             status_detail={},
         )

@@ -24,6 +24,7 @@ class SchedulerConfig(AppConfig):
         wakeups.cloud_checks_requested.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_polls")
         wakeups.task_settling_requested.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.ended_tasks")
         sources.source_updated.connect(tasks.enqueue_pass, dispatch_uid="scheduler.source_updated")
+        sources.change_expected.connect(tasks.refresh_offers_soon, dispatch_uid="scheduler.change_expected")
         sources.refresh_requested.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")
         pre_execute.connect(logs.follow, dispatch_uid="scheduler.logs")
         post_execute_in_worker.connect(counts.flush, dispatch_uid="scheduler.counts")

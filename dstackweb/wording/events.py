@@ -9,6 +9,7 @@ from typing import Any, assert_never
 
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
+from dstackweb.backends.contract import InstanceEnd
 from dstackweb.runs.codes import LogCut, MessageCode, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.service_codes import ServiceState
@@ -88,6 +89,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _displaces(data.get("runs", ()))
         case RunEventKind.RETURNED if data.get("job_reason") == Reason.PREEMPTED:
             return _("back in its place in the queue after it was displaced")
+        case RunEventKind.RETURNED if data.get("job_reason") == InstanceEnd.NO_ROOM:
+            return _("back in its place in the queue: the cluster is full")
         case RunEventKind.RETURNED if data.get("code") == MessageCode.OUT_OF_CAPACITY:
             return _("back in its place in the queue: no offer that it may use has room now")
         case RunEventKind.RETURNED:

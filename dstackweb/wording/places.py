@@ -16,6 +16,7 @@ from dstackweb.wording.units import cpus, gpus, mebibytes
 
 LAUNCH_FAILURES = {
     LaunchFailure.NO_CAPACITY: gettext_lazy("the cloud has no capacity now"),
+    LaunchFailure.NO_ROOM: gettext_lazy("the cluster is full"),
     LaunchFailure.QUOTA: gettext_lazy("the account's quota is used up"),
     LaunchFailure.SPOT_PRICE: gettext_lazy("the spot price is above the price offered"),
     LaunchFailure.NOT_ALLOWED: gettext_lazy("the backend's credentials lack a permission"),

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from dstackweb.backends.clusters import FRESH_S, PROJECTS, REGION, ClusterBackend, ClusterKind, GpuSizes, gpu_of
 from dstackweb.backends.contract import (
+    Allocation,
     CloudInstance,
     InstanceOrder,
     InstanceState,
@@ -141,6 +142,18 @@ class RayBackend(ClusterBackend):
         with _read():
             return dashboard.cluster(nodes.value, status.value, dashboard.jobs(listed.value))
 
+    def take(self, found: Cluster, order: Allocation) -> Cluster | None:
+        """Take it from the fullest node that has room; Ray keeps jobs without GPUs off nodes that have some."""
+        size = self._size(order)
+        room = {id: count for id, node in found.nodes.items() if (count := node.fits(size))}
+        if not room:
+            return None
+        fullest = min(room, key=lambda id: (not order.gpu_count and bool(found.nodes[id].total.get("GPU")), room[id]))
+        return replace(found, nodes={**found.nodes, fullest: found.nodes[fullest].take(size)})
+
+    def _size(self, order: Allocation) -> dict[str, float]:
+        return dashboard.size(order.cpus, order.memory_mib, gpu_of(order), order.gpu_count, self.more)
+
     def found_offers(self, found: Cluster, needs: Requirements, image: str | None) -> Iterator[Offer]:
         count = needs.gpu_count_min
         what = "GPU" if count else "CPU"
@@ -169,9 +182,11 @@ class RayBackend(ClusterBackend):
             return None if answer.value is None else dashboard.instance(dashboard.job(answer.value), REGION, answer.at)
 
     def _submit(self, order: InstanceOrder) -> CloudInstance:
-        size = dashboard.size(order.cpus, order.memory_mib, gpu_of(order), order.gpu_count, self.more)
-        if not any(node.fits(size) for node in self.fetch(self.key).nodes.values()):
-            raise LaunchFailed(LaunchFailure.NO_CAPACITY, "no node of the cluster has room for it")
+        size, nodes = self._size(order), self.fetch(self.key).nodes.values()
+        if not any(node.fits(size) for node in nodes):
+            full = any(node.fits(size, empty=True) for node in nodes)
+            code = LaunchFailure.NO_ROOM if full else LaunchFailure.NO_CAPACITY
+            raise LaunchFailed(code, "no node of the cluster has room for it")
         try:
             if self.dashboard.call("POST", "api/jobs/", _request(order, size)).value is None:
                 raise SourceFailed(SourceFailure.SERVICE_ERROR, text="no Jobs API")

@@ -9,8 +9,8 @@ import re
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dstackweb.backends import api_calls
 from dstackweb.backends.api_calls import Api
@@ -55,12 +55,15 @@ JOB_NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
 """squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
 JOB_HEADER = "JOBID|NAME|STATE|PARTITION|SUBMIT_TIME|START_TIME|NODELIST|REASON|COMMENT"
-PENDING_FORMAT, PENDING_HEADER = "%P|%r", "PARTITION|REASON"
-"""squeue's: partitions and reason."""
+PENDING_FORMAT = "%P|%r|%D|%C|%m|%b"
+PENDING_HEADER = "PARTITION|REASON|NODES|CPUS|MIN_MEMORY|TRES_PER_NODE"
+"""squeue's: partitions, reason, nodes, CPUs of all, memory and GRES of each."""
 NO_NODES = "No nodes in the system"
 USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"
 """sacct's. The name is last: users write it."""
 MARK = "dstackweb:"
+NO_ROOM = ("Resources", "Priority")
+"""Slurm's reasons of jobs that wait for room: that of jobs ahead of them included."""
 
 
 @dataclass(frozen=True)
@@ -128,17 +131,83 @@ class Node:
             free.append((self.gpus.get(gpu, 0) - (0 if empty else self.gpus_used.get(gpu, 0))) // count)
         return max(0, min(1, *free) if whole else min(free))
 
+    def with_job(self, cpus: int, memory_mib: int, gpu: str, count: int, *, whole: bool = False) -> Node:
+        """The node with an allocation of this size, or all of it."""
+        if whole:
+            return replace(self, cpus_used=self.cpus, memory_used_mib=self.memory_mib, gpus_used=dict(self.gpus))
+        return replace(
+            self,
+            cpus_used=self.cpus_used + max(cpus, 1),
+            memory_used_mib=self.memory_used_mib + memory_mib,
+            gpus_used={**self.gpus_used, gpu: self.gpus_used.get(gpu, 0) + count} if count else self.gpus_used,
+        )
+
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition with its nodes. Pending jobs of anyone: `waiting`, and `new` if not judged yet."""
+    """A partition with its nodes, and how many jobs of anyone are `waiting` in it."""
 
     name: str
     up: bool
     exclusive: bool
     nodes: dict[str, Node]
     waiting: int = 0
-    new: int = 0
+
+    def fullest(self, cpus: int, memory_mib: int, gpu: str, count: int) -> str | None:
+        """The name of the fullest node that has room for a job of this size now; None if there is none."""
+        size = (cpus, memory_mib, gpu, count)
+        room = {name: n for name, node in self.nodes.items() if (n := node.fits(*size, whole=self.exclusive))}
+        return min(room, key=room.__getitem__, default=None)
+
+
+def with_job(
+    partitions: Mapping[str, Partition], name: str, cpus: int, memory_mib: int, gpu: str, count: int
+) -> dict[str, Partition] | None:
+    """The partitions, which share nodes, with a job of this size in one of them; None where it has no room there."""
+    partition = partitions.get(name)
+    node = partition.fullest(cpus, memory_mib, gpu, count) if partition else None
+    if partition is None or node is None:
+        return None
+    filled = partition.nodes[node].with_job(cpus, memory_mib, gpu, count, whole=partition.exclusive)
+    return {
+        key: replace(other, nodes={**other.nodes, node: filled}) if node in other.nodes else other
+        for key, other in partitions.items()
+    }
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A pending job: its partitions and what it asks of each of its nodes. `new`: Slurm has not looked at it yet."""
+
+    partitions: Sequence[str]
+    nodes: int
+    cpus: int
+    memory_mib: int
+    gpu: str
+    gpus: int
+    new: bool
+
+
+def pending(queue: str) -> list[Pending]:
+    """Lines of PENDING_FORMAT; what is no number counts as little."""
+    found = []
+    for line in queue.splitlines():
+        names, reason, nodes, cpus, memory, gres = (line.split("|", 5) + [""] * 6)[:6]
+        count = max(1, _number(nodes) or 1)
+        each_memory = memory.rstrip("cn").removesuffix("B")
+        [(gpu, gpus_each), *_rest] = [*gpus(gres).items(), ("", 0)]
+        found.append(
+            Pending(
+                partitions=names.split(","),
+                nodes=count,
+                cpus=max(1, (_number(cpus) or 1) // count),
+                memory_mib=_mebibytes(f"{each_memory}" if each_memory[-1:].isalpha() else f"{each_memory}M"),
+                gpu=gpu,
+                gpus=gpus_each,
+                new=reason == "None",
+            )
+        )
+    return found
 
 
 def listed(text: str, header: str) -> str:
@@ -180,16 +249,13 @@ def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:
     return found
 
 
-def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: str) -> dict[str, Partition]:
-    """`scontrol show partitions --oneliner` with its nodes, and pending jobs' partitions and reasons (PENDING_FORMAT).
+def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: Sequence[Pending]) -> dict[str, Partition]:
+    """`scontrol show partitions --oneliner` with its nodes.
 
-    Raises SourceFailed if there is none.
+    Jobs that wait are counted, and those that Slurm has not looked at yet have their room, as if they had started.
+    Raises SourceFailed if there is no partition.
     """
-    waiting: Counter[str] = Counter()
-    new: Counter[str] = Counter()
-    for line in queue.splitlines():
-        names, _, reason = line.partition("|")
-        (new if reason == "None" else waiting).update(names.split(","))
+    waiting = Counter(name for job in queue if not job.new for name in job.partitions)
     found = {
         shown["PartitionName"]: Partition(
             name=shown["PartitionName"],
@@ -197,12 +263,15 @@ def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: str) 
             exclusive=shown.get("OverSubscribe") == "EXCLUSIVE",
             nodes={name: node for name, (node, of) in there.items() if shown["PartitionName"] in of},
             waiting=waiting[shown["PartitionName"]],
-            new=new[shown["PartitionName"]],
         )
         for shown in _records(text, "PartitionName")
     }
     if not found:
         raise nonsense("scontrol show partitions", NonsenseAnswer.ITEMS)
+    for job in queue:
+        for _node in range(job.nodes if job.new else 0):
+            tried = (with_job(found, name, job.cpus, job.memory_mib, job.gpu, job.gpus) for name in job.partitions)
+            found = next((after for after in tried if after is not None), found)
     return found
 
 
@@ -243,7 +312,10 @@ def jobs(text: str, deployment: str = "") -> list[CloudInstance]:
             now, why = _state(state)
             at = _moment(started if now is InstanceState.RUNNING else submitted) or _moment(submitted)
             text, waits = f"Slurm: {state}" if why else "", _waits(reason) if state == "PENDING" else ""
-            found.append(CloudInstance(name, cloud_id(job, name), partition, now, node, "", at, why, text, waits))
+            lacks_room = waits in NO_ROOM
+            found.append(
+                CloudInstance(name, cloud_id(job, name), partition, now, node, "", at, why, text, waits, lacks_room)
+            )
     return found
 
 

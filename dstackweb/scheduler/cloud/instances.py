@@ -21,9 +21,11 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import accounting_kinds, cloud_kinds
-from dstackweb.lib.models import Lease, watch_time
+from dstackweb.lib.models import Lease, Sequence, watch_time
 from dstackweb.offers import sources
-from dstackweb.runs.attempts import end_job, undo_placement
+from dstackweb.offers.source_rows import READINGS
+from dstackweb.runs import wakeups
+from dstackweb.runs.attempts import end_job, return_job, undo_placement
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
@@ -183,7 +185,11 @@ def record_found(instance: Instance, machine: CloudInstance) -> None:
     now = timezone.now()
     mine = Instance.objects.filter(pk=instance.pk)
     if not instance.cloud_id:
-        known = {"cloud_id": machine.cloud_id, "launched_at": machine.launched_at or now}
+        known = {
+            "cloud_id": machine.cloud_id,
+            "launched_at": machine.launched_at or now,
+            "answered_at_reading": Sequence.current(READINGS),
+        }
         mine.filter(cloud_id="").exclude(status=InstanceStatus.GONE).update(**known)
         mine.filter(cloud_id="", status=InstanceStatus.GONE).update(
             status=InstanceStatus.STOPPING, status_s=0, ended_at=None, **known
@@ -259,6 +265,11 @@ def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str
                 _write(instance, status, fields)
                 if offer is not None:
                     _assign_other(fresh, offer)
+                elif becomes is JobFollowUp.TAKE_BACK:
+                    wakeups.request_job_checks(Job.objects.filter(run=run, attempt=run.attempt, host=None))
+                    # Another node of it may have a runner, which waits for all nodes: that attempt ends.
+                    if not undo_placement(run, job_reason=why, node=fresh.node):
+                        return_job(fresh.pk, message=text)
                 elif becomes is JobFollowUp.WAIT_AGAIN or not return_to_queue(run):
                     end_job(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
 
@@ -299,8 +310,10 @@ def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -
 def _lock_waiting(job: Job, instance: Instance) -> tuple[Run, Job]:
     """Lock the run of a job that was never executed. Raises _InstanceChanged if it no longer waits for the instance."""
     run = lock_run(job.run_id)
-    fresh = Job.objects.select_related("backend", "run").get(pk=job.pk)
-    if fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce or fresh.instance_id != instance.pk:
+    fresh = Job.objects.select_related("backend", "run").filter(pk=job.pk).first()
+    if fresh is None or fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce:
+        raise _InstanceChanged
+    if fresh.instance_id != instance.pk:
         raise _InstanceChanged
     return run, fresh
 
@@ -348,6 +361,20 @@ def _other_offer(job: Job) -> Offer | None:
     }
     tried.add((job.backend.name, job.region, job.instance_type, job.is_spot, ""))
     return next_offer(spec, OfferReader(shares_trials=True).offers_for(spec), tried, place)
+
+
+def note_full(backend: Backend) -> None:
+    """Order nothing more of a cluster that refused for lack of room, until a reading that began after that."""
+    code = sources.driver_of(backend)
+    if code is not None and registry.is_counted(code):
+        sources.refute(backend, code.key)
+
+
+def read_soon(backend: Backend) -> None:
+    """Read a cluster in a second or so, when an end has given its room to the next run."""
+    code = sources.driver_of(backend)
+    if code is not None and registry.is_counted(code):
+        sources.expect_change(backend, code.key)
 
 
 def refresh_capacity(backend: Backend, region: str) -> None:

@@ -184,7 +184,10 @@ def _order_instance(instance: Instance, launch: Launch, refused: Counter[int]) -
     except LaunchFailed as failed:
         log.info("%s in %s: %s", instance.instance_type, instance.region, failed)
         refused[launch.queue] += 1
-        refusals.refused(instance, failed)
+        if failed.code == LaunchFailure.NO_ROOM:
+            instances.note_full(backend)
+        else:
+            refusals.refused(instance, failed)
         _clear_errors(instance)
         if failed.code in (LaunchFailure.QUOTA, LaunchFailure.NO_CAPACITY):
             instances.refresh_capacity(backend, instance.region)

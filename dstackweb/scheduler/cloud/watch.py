@@ -165,6 +165,10 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
             instances.record_found(instance, machine)
             instances.record_wait(instance, machine)
             instance.cloud_id = machine.cloud_id
+            if there is CloudState.THERE and lifecycle.lacks_room(instance, machine):
+                instances.end_instance(instance, InstanceStatus.STOPPING, InstanceEnd.NO_ROOM)
+                instance.refresh_from_db()  # its agent may have called meanwhile: then it stays
+                return instance.status == InstanceStatus.STOPPING
             return there is CloudState.ALIVE
         case CloudState.ENDING:
             assert machine is not None
@@ -174,6 +178,7 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
             return True
         case CloudState.GONE:
             instances.end_instance(instance, InstanceStatus.GONE, why, text)
+            instances.read_soon(instance.backend)
     return False
 
 

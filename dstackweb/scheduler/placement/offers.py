@@ -17,6 +17,7 @@ from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.matching import meets
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.scheduler.placement.hosts import Wait
+from dstackweb.scheduler.placement.room import Room
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 OfferKey = tuple[str, str, str, bool, str]
@@ -38,6 +39,8 @@ class BackendOffers:
 
     offers: tuple[Offer, ...] = ()
     failed: Mapping[str, Unavailable] = field(default_factory=dict)
+    rooms: Mapping[str, Room] = field(default_factory=dict)
+    """By name, what is free of backends whose room is counted: it decides what fits, beside `Offer.availability`."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,23 @@ def acceptable_offers(spec: EffectiveSpec, asked: BackendOffers) -> list[Offer]:
 
 
 def choose_offers(spec: EffectiveSpec, asked: BackendOffers, used: Mapping[OfferKey, int]) -> OfferPlacement | Wait:
-    """The cheapest offers for all nodes of a run at once, or why there are none. `used`: nodes placed before."""
+    """The cheapest offers for all nodes of a run at once, or why there are none.
+
+    `used`: nodes placed before, where no room is counted.
+    """
     found = acceptable_offers(spec, asked)
     places: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
+    rooms: dict[tuple[str, str], Room] = {}
     for offer in found:
-        nodes = places[offer.backend, offer.region]
-        nodes += [offer] * nodes_available(offer, used, spec.nodes - len(nodes))
+        place = offer.backend, offer.region
+        nodes = places[place]
+        if offer.backend in asked.rooms:
+            # Two types of GPU may be on one machine, whose CPUs each offer counts as its own.
+            room, most = rooms.get(place, asked.rooms[offer.backend]), nodes_available(offer, {}, spec.nodes)
+            count, rooms[place] = room.fill(offer, min(most, spec.nodes - len(nodes)))
+        else:
+            count = nodes_available(offer, used, spec.nodes - len(nodes))
+        nodes += [offer] * count
     whole = [OfferPlacement(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
     if whole:
         return min(

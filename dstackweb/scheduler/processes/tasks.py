@@ -41,6 +41,8 @@ TASKS = 8
 ORPHANS_AGAIN_S = 10.0
 PRUNE_AGAIN_S = 2.0
 PROBE_EVERY_S = 10.0
+CHANGES_S = 1.0
+"""How long a change that is expected of a source may take: an engine takes as long to see that a job has ended."""
 """How often a host that is held back tries a start."""
 MAX_CHECKS = 5
 """Jobs per task: a start may take 10 s, and django-q kills a task after a minute."""
@@ -238,6 +240,12 @@ def settle_tasks_soon(**_signal: Any) -> None:
 def refresh_offers() -> int:
     """Refresh offer sources that are due; returns how many."""
     return sources.refresh_due(timezone.now())
+
+
+def refresh_offers_soon(**_signal: Any) -> None:
+    """Have the next tick of offers once what they show has changed, unless it comes sooner."""
+    at = timezone.now() + dt.timedelta(seconds=CHANGES_S)
+    PeriodicJob.objects.filter(name="offers", due_at__gt=at).update(due_at=at)
 
 
 def enqueue_refresh(**_signal: Any) -> None:
