@@ -259,7 +259,9 @@ def test_a_policy_that_only_notifies_stops_nothing_and_records_each_low_stretch_
     assert watch(5 * MINUTE) == [(MINUTE, PolicyAction.WOULD_STOP)]
     assert (JobPolicy.objects.get().noticed_ms is not None) == (how == "notify")  # which all pages show its owner
     watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 80, from_ms=5 * MINUTE + EVERY_MS)
-    assert watch(9 * MINUTE, from_ms=5 * MINUTE + 2 * EVERY_MS) == [(6 * MINUTE + 2 * EVERY_MS, PolicyAction.WOULD_STOP)]
+    assert watch(9 * MINUTE, from_ms=5 * MINUTE + 2 * EVERY_MS) == [
+        (6 * MINUTE + 2 * EVERY_MS, PolicyAction.WOULD_STOP)
+    ]
     run = Run.objects.get(pk=job.run_id)
     assert run.status == "running"
     assert events(run) == ["utilization_would_stop"] * 2

@@ -65,7 +65,7 @@ def test_a_low_gpu_is_shown_with_its_start_and_the_time_of_the_stop(
     run = watched(project, ann, "train", 50, second_idles)
     text = plain(page_of(as_user(ann), run))
     assert "Stop the run when a GPU stays below 50 % for 1 h." in text
-    assert "GPU 1 below 50 % for 40 min, stops in 18 min" in text or "for 41 min, stops in 18 min" in text
+    assert "GPU 1 below 50 % for 40 min, stops in 19 min" in text or "for 41 min, stops in 19 min" in text
     assert "run file" in text
 
 
