@@ -29,7 +29,8 @@ from dstackweb.lib.commands import server_command
 from dstackweb.offers import counts
 from dstackweb.runs import archives, history
 from dstackweb.runs.models import ProjectArtifacts, ProjectLogs, QueueCount
-from dstackweb.scheduler.models import PassState, Retention
+from dstackweb.scheduler.models import PassState
+from dstackweb.scheduler.processes import retention
 from dstackweb.web import health_checks
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.web.history import polylines
@@ -329,7 +330,7 @@ def _quota(name: str, used: int, quota_gb: int, then: str) -> HealthLine:
 
 def _retention() -> Iterable[HealthLine]:
     """What waits to be pruned, of the deployment and on hosts; late once it does not get less for long."""
-    rows = list(Retention.objects.order_by("kind", "host"))
+    rows = retention.current()
     if not rows:
         return
     waiting = [row for row in rows if row.waiting]

@@ -25,7 +25,7 @@ from dstackweb.lib.storage import storage
 from dstackweb.offers import sources
 from dstackweb.runs import history, usage
 from dstackweb.runs.queue import queues
-from dstackweb.scheduler import hosts, watch
+from dstackweb.scheduler import hosts, utilization, watch
 from dstackweb.scheduler.cloud import instances, watch as cloud_watch
 from dstackweb.scheduler.models import PassRequest, PeriodicJob
 from dstackweb.scheduler.passes import forecast_pass, placement_pass
@@ -66,6 +66,13 @@ def control_jobs() -> list[Periodic]:
     return [
         Periodic("pass", placement_pass.run_passes, settings.DSTACKWEB_PASS_EVERY_S, control),
         Periodic("watch", watch.watch, settings.DSTACKWEB_WATCH_EVERY_S, control),
+        Periodic(
+            "policies",
+            lambda: utilization.judge_jobs(now()),
+            settings.DSTACKWEB_WATCH_EVERY_S,
+            control,
+            when=lambda: utilization.has_low_jobs(now()),
+        ),
         Periodic("queue-lengths", lambda: history.sample_lengths(now()), 120.0, control),
         Periodic("starts", forecast_pass.refresh, 30.0, control, when=forecast_pass.has_work),
         Periodic("offers", refresh_offers, 5.0, clouds, when=sources.has_sourced_backends),

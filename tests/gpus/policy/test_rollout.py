@@ -152,7 +152,7 @@ def test_a_running_job_is_judged_by_it_from_its_stored_samples_at_once(project: 
     (change,) = rollout.changes(profile, NOW).listed
     assert change.stops_at == NOW
     assert apply_all(profile, member) == 1
-    assert GpuSeries.objects.get(job=job).low_since_ms == START_MS + EVERY_MS
+    assert GpuSeries.objects.get(job=job).low_since_ms == START_MS
     bound = JobPolicy.objects.get(pk=job.pk)
     assert (bound.min_gpu_utilization, bound.time_window_s) == (50, 120)
     assert watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 30, from_ms=5 * MINUTE + EVERY_MS)[0][1] == PolicyAction.STOP
