@@ -61,9 +61,10 @@ class Form:
     @property
     def values(self) -> dict[str, list[str]]:
         """What is sent if nothing is changed, without a button."""
-        return self._filled({})
+        return self.filled({})
 
-    def _filled(self, changes: dict[str, Any]) -> dict[str, list[str]]:
+    def filled(self, changes: dict[str, Any]) -> dict[str, list[str]]:
+        """The body with these changes and without a button, as scripts of a page read it from the form."""
         sent: dict[str, list[str]] = {}
         for name in {control.name: None for control in self.controls if control.name}:
             group = [one for one in self.controls if one.name == name and one.fixed != "disabled"]
@@ -138,7 +139,7 @@ class Form:
         pressed = self._button(button)
         if unknown := set(changes) - {control.name for control in self.controls}:
             raise LookupError(f"no field {', '.join(sorted(unknown))} in this {self}")
-        body: dict[str, list[str]] = self._filled(changes)
+        body: dict[str, list[str]] = self.filled(changes)
         if pressed is not None and pressed.name:
             body.setdefault(pressed.name, []).append(pressed.value)
         own = pressed.attrs if pressed is not None else {}
@@ -273,7 +274,7 @@ def open_form(client: Client, page: Any, to: str = "", having: str = "") -> Form
         if to and not any(target.endswith(to) for target in targets if target):
             continue
         # The menu of each page has forms, too.
-        if not to and not having and form.attrs.get("action") in ("/logout/", "/language/"):
+        if not to and form.attrs.get("action") in ("/logout/", "/language/"):
             continue
         fitting.append(form)
     if len(fitting) != 1:
