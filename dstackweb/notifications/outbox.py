@@ -80,6 +80,8 @@ def news_of(event: RunEvent) -> News | None:
             names = [NotificationEvent.RUN_STOPS_SOON]
         case RunEventKind.DISPLACED:
             names = [NotificationEvent.RUN_DISPLACED]
+        case RunEventKind.TASKS_FAIL:
+            names = [NotificationEvent.TASKS_FAIL]
         case RunEventKind.UTILIZATION_KEPT:
             by = event.actor.get_username() if event.actor is not None else ""
             names, more = [NotificationEvent.RUN_KEPT], {"by": by}

@@ -16,7 +16,7 @@ GROUP_COLUMNS = {
 }  # fmt: skip
 RATE_COLUMNS = {"first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint"}
 SUMMED_COLUMNS = {**GROUP_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
-PREFIX_COLUMNS = {**SUMMED_COLUMNS, "durations": "jsonb"}
+PREFIX_COLUMNS = {**SUMMED_COLUMNS, "durations": "jsonb", "failing": "jsonb"}
 SCOPE_COLUMNS = {**SUMMED_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
 
 GroupName = tuple[str, str]
@@ -51,7 +51,7 @@ class GroupRow:
 
 @dataclass(slots=True)
 class PrefixRow(GroupRow):
-    """PREFIX_COLUMNS of a row. `durations` is JSON, which is written back as it was where nothing is added."""
+    """PREFIX_COLUMNS of a row. `durations` and `failing` are JSON, written back as they were where nothing changes."""
 
     first_ms: int = 0
     finished_1m: float = 0.0
@@ -59,6 +59,7 @@ class PrefixRow(GroupRow):
     rated_ms: int = 0
     groups: int = 0
     durations: str = "{}"
+    failing: str = "{}"
 
 
 Prefixes = dict[str, PrefixRow]

@@ -264,7 +264,10 @@ TASKS_MAX = 1_000_000
 GROUPS_MAX = 200_000
 GROUPS_KEPT = 20_000
 """Groups of a scope that stay when all their tasks are forgotten."""
-PREFIXES_MAX = 2_000
+PREFIXES_MAX = 10_000
+"""Prefixes of a run's attempt that are counted one by one. `tracking.dask`, in users' programs, has the same number."""
+OTHERS = "…"
+"""The prefix in which such a program counts its further ones, for which there is always room."""
 
 
 @dataclass(slots=True)
@@ -295,7 +298,8 @@ class BatchUpdate:
         prefix, group = self.counters.ids(group_name)
         new_prefix = not prefix and group_name[0] not in self.new_prefixes
         new_group = not group and group_name not in self.new_groups
-        if new_prefix and self.scope.prefixes + len(self.new_prefixes) >= PREFIXES_MAX:
+        is_full = self.scope.prefixes + len(self.new_prefixes) >= PREFIXES_MAX
+        if new_prefix and is_full and group_name[0] != OTHERS:
             return "too_many_prefixes"
         if new_group and self.scope.groups + len(self.new_groups) >= GROUPS_MAX:
             return "too_many_groups"

@@ -7,11 +7,13 @@ batches arrive.
 from __future__ import annotations
 
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from django.db import transaction
 from django.db.models import F
+from django.dispatch import Signal
 from django.utils.translation import gettext as _
 
 from dstackweb.lib import bulk
@@ -19,9 +21,10 @@ from dstackweb.lib.errors import Conflict, TooLarge
 from dstackweb.progress import group_counts, task_events
 from dstackweb.progress.counter_rows import lock_scope, read_keys
 from dstackweb.progress.counters import BatchUpdate, CounterRows
+from dstackweb.progress.failing import WINDOW_MS, Counts, Rise, Watch, advance
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
 from dstackweb.progress.reports import Batch, Failure, Receipt
-from dstackweb.progress.states import LIVE, NoReports
+from dstackweb.progress.states import ENDED, FAILED, LIVE, NoReports, TaskState
 
 REPORTERS_MAX = 10_000
 """Reporters of an attempt: a sweep may start a process for each task."""
@@ -29,6 +32,9 @@ SILENT_AFTER = 3
 """A reporter is silent after so many times the interval of its heartbeat."""
 FAILURES_KEPT = 1_000
 """Failed tasks kept per prefix, the newest ones."""
+
+failures_rose = Signal()
+"""Sent in a batch's transaction with its `scope`, which is locked, `rises` (failing.Rise by prefix) and `now_ms`."""
 
 FAILURE_COLUMNS = {
     "scope_id": "bigint", "prefix_id": "bigint", "key": "text", "group": "text", "message": "text", "seq": "bigint",
@@ -64,7 +70,7 @@ def ingest_batches(scope_id: int, batches: Sequence[Batch], now_ms: int) -> list
 def _apply(scope: Scope, batch: Batch, now_ms: int) -> Receipt | TooLarge:
     """Apply a batch to a locked scope."""
     try:
-        reporter = _reporter(scope, batch, now_ms)
+        reporter, heard_ms = _reporter(scope, batch, now_ms)
     except TooLarge as error:  # nothing was written yet
         return error
     update = BatchUpdate(scope, reporter, now_ms, CounterRows(scope))
@@ -75,12 +81,37 @@ def _apply(scope: Scope, batch: Batch, now_ms: int) -> Receipt | TooLarge:
     counts = group_counts.decide(update, batch.counts)
     failed = _new_failures(update, batch.failures)
     update.counters.read(update.deltas)
+    # Counts say what has happened since this reporter's last ones. A new reporter tells of single tasks as they end.
+    is_recent = now_ms - heard_ms <= WINDOW_MS if heard_ms else not batch.counts
+    rises = _watch_failures(update, is_recent)
     whole = update.counters.shift(update.deltas, now_ms)
     task_events.write(update, tasks)
     group_counts.write(update, counts)
     _write_failures(update, [*failed, *tasks.failed], tasks.done)
     _write_reporters(update, sum(whole.states.get(state, 0) for state in LIVE))
+    if rises:
+        failures_rose.send(sender=None, scope=scope, rises=rises, now_ms=now_ms)
     return update.receipt
+
+
+def _watch_failures(update: BatchUpdate, is_recent: bool) -> dict[str, Rise]:
+    """Note in each prefix how its failures are about to change. Returns those whose share of failures has risen."""
+    changes: defaultdict[str, Counter[TaskState]] = defaultdict(Counter)
+    for (name, _group), delta in update.deltas.items():
+        changes[name].update(delta.states)
+    rises = {}
+    for name, change in changes.items():
+        if not any(change[state] for state in ENDED):
+            continue
+        prefix = update.counters.prefixes[name]
+        before = Counts(*(sum(getattr(prefix, state) for state in states) for states in (ENDED, FAILED)))
+        more = Counts(*(sum(change[state] for state in states) for states in (ENDED, FAILED)))
+        after = Counts(before.ended + more.ended, before.failed + more.failed)
+        watch, rise = advance(Watch.parse(prefix.failing), before, after, update.now_ms, is_recent=is_recent)
+        prefix.failing = watch.text
+        if rise is not None:
+            rises[name] = rise
+    return rises
 
 
 def _due_ms(batch: Batch, now_ms: int) -> int | None:
@@ -96,8 +127,11 @@ def _note_heartbeat(scope_id: int, batch: Batch, now_ms: int) -> bool:
     return mine.update(last_ms=now_ms, due_ms=_due_ms(batch, now_ms)) > 0
 
 
-def _reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
-    """The reporter's row, created if missing, with its new values, which `_write_reporters` saves."""
+def _reporter(scope: Scope, batch: Batch, now_ms: int) -> tuple[Reporter, int]:
+    """The reporter's row, created if missing, with its new values, which `_write_reporters` saves.
+
+    Also returns the time of its report before this one; 0 for a new reporter.
+    """
     reporter = Reporter.objects.filter(scope=scope, name=batch.reporter).first()
     if reporter is None:
         if Reporter.objects.filter(scope=scope).count() >= REPORTERS_MAX:
@@ -105,11 +139,11 @@ def _reporter(scope: Scope, batch: Batch, now_ms: int) -> Reporter:
                 _("This attempt already has %(reporters_max)s reporters.") % {"reporters_max": f"{REPORTERS_MAX:,}"}
             )
         reporter = Reporter.objects.create(scope=scope, name=batch.reporter)
-    reporter.last_ms = now_ms
+    heard_ms, reporter.last_ms = reporter.last_ms, now_ms
     reporter.due_ms = _due_ms(batch, now_ms)
     if batch.ended_seq is not None:
         reporter.ended_seq = max(batch.ended_seq, reporter.ended_seq or 0)
-    return reporter
+    return reporter, heard_ms
 
 
 def _write_reporters(update: BatchUpdate, live: int) -> None:

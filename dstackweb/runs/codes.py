@@ -374,6 +374,8 @@ class RunEventKind(StrEnum):
     UTILIZATION_POLICY_CHANGED = "utilization_policy_changed"
     INACTIVITY_NOTICE = "inactivity_notice"
     INACTIVITY_STOP = "inactivity_stop"
+    TASKS_FAIL = "tasks_fail"
+    """The share of failures among the tasks of a prefix has risen (`progress.failing`)."""
     SERVICE_HEALTHY = "service_healthy"
     SERVICE_UNHEALTHY = "service_unhealthy"
     OFFER_FAILED = "offer_failed"

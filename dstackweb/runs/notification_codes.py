@@ -19,6 +19,8 @@ class NotificationEvent(StrEnum):
     """It is stopped so that another run can start, and queued again."""
     RUN_KEPT = "run_kept"
     """Someone else has kept it from being stopped by its utilization policy."""
+    TASKS_FAIL = "tasks_fail"
+    """More of the tasks of a run fail than before."""
     BUDGET_SPENT = "budget_spent"
     """A project has spent 80 % of its monthly budget, or all of it."""
     QUEUE_STUCK = "queue_stuck"

@@ -14,7 +14,8 @@ class SchedulerConfig(AppConfig):
         from dstackweb.backends import api_calls
         from dstackweb.lib import logs
         from dstackweb.offers import counts, sources
-        from dstackweb.runs import wakeups
+        from dstackweb.progress import ingest
+        from dstackweb.runs import task_failures, wakeups
         from dstackweb.scheduler.processes import tasks
 
         # Tasks are pickles that only their signature protects: their key signs nothing else.
@@ -23,6 +24,7 @@ class SchedulerConfig(AppConfig):
         wakeups.job_checks_requested.connect(tasks.enqueue_job_checks, dispatch_uid="scheduler.job_checks")
         wakeups.cloud_checks_requested.connect(tasks.enqueue_cloud_polls, dispatch_uid="scheduler.cloud_polls")
         wakeups.task_settling_requested.connect(tasks.settle_tasks_soon, dispatch_uid="scheduler.ended_tasks")
+        ingest.failures_rose.connect(task_failures.record_rises, dispatch_uid="runs.task_failures")
         sources.source_updated.connect(tasks.enqueue_pass, dispatch_uid="scheduler.source_updated")
         sources.change_expected.connect(tasks.refresh_offers_soon, dispatch_uid="scheduler.change_expected")
         sources.refresh_requested.connect(tasks.enqueue_refresh, dispatch_uid="scheduler.refresh")

@@ -22,6 +22,7 @@ event_name = words(
         NotificationEvent.RUN_STOPS_SOON: gettext_lazy("A utilization policy is about to stop a run"),
         NotificationEvent.RUN_DISPLACED: gettext_lazy("A run is displaced by another one, and queued again"),
         NotificationEvent.RUN_KEPT: gettext_lazy("Someone else keeps a run from its utilization policy"),
+        NotificationEvent.TASKS_FAIL: gettext_lazy("More of a run’s tasks fail: 20 points within 5 minutes"),
         NotificationEvent.QUEUE_STUCK: gettext_lazy("Runs wait in a queue and none can start, for 30 minutes"),
         NotificationEvent.BUDGET_SPENT: gettext_lazy("A project has spent 80 % or all of its budget"),
         NotificationEvent.BACKEND_FAILS: gettext_lazy("A backend cannot be read, for 10 minutes"),
@@ -77,6 +78,9 @@ def notification(event: str, data: Data) -> Label:
         case NotificationEvent.RUN_KEPT:
             text = fill("%(text)s.", text=policy.kept(data["data"]).capitalized())
             return Label(_("%(by)s keeps %(run)s") % data, text, "info")
+        case NotificationEvent.TASKS_FAIL:
+            text = fill("%(text)s.", text=events.tasks_fail(data["data"]).capitalized())
+            return Label(_("%(run)s: more tasks fail") % data, text, "bad")
         case NotificationEvent.QUEUE_STUCK:
             return _stuck(data)
         case NotificationEvent.BACKEND_FAILS:
