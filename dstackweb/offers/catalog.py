@@ -1,6 +1,6 @@
 """The cache of offers for given requirements, of any kind of backend (docs/design.md#caches).
 
-A hit is one small read of the backend's stamp, which each new value, change or deletion replaces for all processes.
+A hit is a small read of the backend's stamp, which each new value, change or deletion replaces for all processes.
 Backends with sources are never waited for. Other backends are called by one caller at a time; the rest get the last
 known offers, or wait for a moment.
 """

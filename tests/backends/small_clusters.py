@@ -21,7 +21,7 @@ from dstackweb.backends.contract import SourceFailed, SourceFailure
 from dstackweb.backends.dask.fit import CPU, fits, taken
 from dstackweb.backends.dask.scheduler import Scheduler
 from dstackweb.backends.ray.dashboard import Answer, Dashboard
-from dstackweb.backends.slurm.commands import Commands
+from dstackweb.backends.slurm.commands import JOB_HEADER, Commands
 
 MIB = 1 << 20
 NODES = {"n1": (4, 4000, 2), "n2": (4, 4000, 0)}
@@ -146,13 +146,13 @@ class SmallSlurm(SmallCluster):
         wanted = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments)
         if wanted["states"] == "PENDING":
             waiting = [job for job in self.alive() if not job.node]
-            return "".join(
+            return "PARTITION|REASON|NODES|CPUS|MIN_MEMORY|TRES_PER_NODE\n" + "".join(
                 f"{job.partition}|Resources|1|{job.cpus}|{job.memory_mib or 1}M|"
                 f"{f'gres/gpu:a100:{job.gpus}' if job.gpus else 'N/A'}\n"
                 for job in waiting
             )
         shown = [job for job in self.jobs if job.deployment and job.name == wanted.get("name", job.name)]
-        return "".join(map(self._job, shown))
+        return f"{JOB_HEADER}\n" + "".join(map(self._job, shown))
 
     def _job(self, job: SmallJob) -> str:
         state = "COMPLETED" if job.over else "RUNNING" if job.node else "PENDING"

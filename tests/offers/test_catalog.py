@@ -13,6 +13,7 @@ from django.db.models import F, Sum
 from django.test.utils import CaptureQueriesContext
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from dstackweb import __version__
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.env import BadSetting
@@ -58,7 +59,7 @@ def test_offers_are_built_from_cached_sources_without_a_call_to_the_cloud(backen
     assert len(cloud.asked) == 3
 
 
-def test_a_hit_costs_one_small_read_and_no_query(
+def test_a_hit_costs_two_small_reads_and_no_query(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refresh_all(backend, cloud)
@@ -71,9 +72,9 @@ def test_a_hit_costs_one_small_read_and_no_query(
         connection,
     ) as queries:
         assert driver.offers(ANY) is first
-    assert read == [f"catalog:{backend.pk}"]
+    assert read == [f"catalog:{backend.pk}", f"{__version__}:refusals:{backend.pk}:1"]
     of_the_cache = [query for query in queries if "lib_cacherow" in query["sql"]]
-    assert len(queries) == len(of_the_cache) == (1 if connection.vendor == "sqlite" else 0)
+    assert len(queries) == len(of_the_cache) == (2 if connection.vendor == "sqlite" else 0)
 
 
 def test_without_cached_sources_each_request_fails_rather_than_returning_no_offers(

@@ -56,8 +56,9 @@ JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
 """squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
 JOB_HEADER = "JOBID|NAME|STATE|PARTITION|SUBMIT_TIME|START_TIME|NODELIST|REASON|COMMENT"
 PENDING_FORMAT = "%P|%r|%D|%C|%m|%b"
-PENDING_HEADER = "PARTITION|REASON|NODES|CPUS|MIN_MEMORY|TRES_PER_NODE"
 """squeue's: partitions, reason, nodes, CPUs of all, memory and GRES of each."""
+PENDING_HEADER = "PARTITION|REASON|NODES|CPUS|"
+"""How its header begins: the names of the last two differ by version."""
 NO_NODES = "No nodes in the system"
 USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"
 """sacct's. The name is last: users write it."""
@@ -211,14 +212,16 @@ def pending(queue: str) -> list[Pending]:
 
 
 def listed(text: str, header: str) -> str:
-    """The lines of `squeue` after its header, which is there even if no job is: an answer without one is no answer.
+    """The lines of `squeue` after its header, or the line that begins so. It is there even if no job is: an answer
+    without one is no answer.
 
     A login over SSH may print lines before it. Raises SourceFailed.
     """
     lines = text.splitlines()
-    if header not in lines:
+    start = next((number for number, line in enumerate(lines) if line.startswith(header)), None)
+    if start is None:
         raise nonsense("squeue", NonsenseAnswer.MISSING, key=header)
-    return "\n".join(lines[lines.index(header) + 1 :])
+    return "\n".join(lines[start + 1 :])
 
 
 def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:

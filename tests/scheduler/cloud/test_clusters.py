@@ -22,8 +22,9 @@ from dstackweb.runs.selectors import why
 from dstackweb.runs.services import Submission
 from dstackweb.runs.states import Reason
 from dstackweb.scheduler import watch
-from dstackweb.scheduler.cloud import agents, watch as cloud_watch
+from dstackweb.scheduler.cloud import agents, launching, watch as cloud_watch
 from dstackweb.scheduler.passes.decision import plan
+from dstackweb.scheduler.placement.launches import Launch
 from tests.backends.small_clusters import CLUSTERS, SmallCluster, SmallDask, SmallRay, SmallSlurm
 from tests.factories import join, make_project, make_run, place_all
 
@@ -290,23 +291,31 @@ def test_a_node_whose_runner_has_claimed_its_job_keeps_its_attempt_apart(
     run = submit(project, member, nodes=2, resources={"cpu": "4..", "memory": "100MB.."})
     assert place_all() == 1
     first, second = Job.objects.filter(run=run).order_by("node")
-    cloud_watch.start_instance(first.pk)
-    attempts.claim_job(first.pk, "nonce", "there")
-    cluster.take_room(1)
-    cloud_watch.start_instance(second.pk)
+    order = launching._order_instance
+
+    def claim_and_fill(instance: Instance, launch: Launch, *rest: Any) -> Any:
+        answer = order(instance, launch, *rest)
+        if launch.job == first.pk:
+            attempts.claim_job(first.pk, "nonce", "there")
+            cluster.take_room(1)
+        return answer
+
+    site.patch.setattr(launching, "_order_instance", claim_and_fill)
+    launching.launch_waiting()
     assert Job.objects.get(pk=second.pk).termination_reason == Reason.NOT_CLAIMED
     attempts.end_job(first.pk, Reason.TERMINATED_BY_SERVER)
     assert (fresh(run).status, fresh(run).attempt) == ("submitted", 2)
 
 
 def test_what_could_never_fit_is_no_lack_of_room(project: Project, member: User, site: Site) -> None:
-    """The cluster became smaller since it was read: the run waits as after any refusal."""
+    """The cluster became smaller since it was read: the run waits at its place, and is not ordered again at once."""
     site.add(SmallDask())
     run = submit(project, member, resources={"cpu": "4..", "memory": "100MB.."})
     assert place_all() == 1
     site.patch.setattr("tests.backends.small_clusters.NODES", {"n1": (2, 4000, 0)})
     cloud_watch.poll_all()
-    assert (fresh(run).status, fresh(run).attempt) == ("pending", 2)
+    assert (fresh(run).status, fresh(run).attempt) == ("submitted", 1)
+    assert place_all() == 0
 
 
 def test_slurm_keeps_no_run_of_ours_waiting_for_room(project: Project, member: User, site: Site) -> None:

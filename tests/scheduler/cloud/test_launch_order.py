@@ -7,11 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from django.test import TestCase
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.contract import LaunchFailed, LaunchFailure, SourceFailed
 from dstackweb.backends.models import Instance
-from dstackweb.offers import catalog, listing, refusals
+from dstackweb.offers import catalog, refusals, sources
 from dstackweb.runs import recount
 from dstackweb.runs.models import Job, Run, Verdict
 from dstackweb.runs.queue import queues
@@ -156,7 +157,8 @@ def test_a_refresh_by_hand_forgets_what_was_refused(project: Project, member: Us
     run = paid(project, member, instance_types=["g0"])
     place_all()
     cloud_watch.poll_all()
-    listing.refresh([fake.backend], fake.now)
+    with TestCase.captureOnCommitCallbacks(execute=True):
+        sources.refresh_now(fake.backend)
     fake.fails = {}
     place_all()
     cloud_watch.poll_all()
