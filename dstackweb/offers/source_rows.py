@@ -323,7 +323,7 @@ class Source:
             "fetched_at": timezone.now(), "reading": number, "error": None, "failed_at": None, "failures": 0,
         }  # fmt: skip
         if lead.holder is None or not store.put(_object(pk, stamp), value, self.spec.type, KEEP_S):
-            self._keep(SourceRow(**self._where, digest=self.digest, **fields), value)
+            self._keep(SourceRow(**self._where, digest=self.digest, refuted_reading=0, **fields), value)
             store.restamp(catalog_name(pk))
             return False
         written = self._write(lead, fields)
@@ -343,7 +343,7 @@ class Source:
         now = timezone.now()
         if lead.holder is None:
             local = _local.get((self.backend.pk, self.key))
-            row = SourceRow(**self._where, digest=self.digest)
+            row = SourceRow(**self._where, digest=self.digest, reading=0, refuted_reading=0)
             if local is not None and self._is_same_source(local.row):
                 row = copy.copy(local.row)
                 self._take_over(row)
