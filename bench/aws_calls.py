@@ -1,10 +1,11 @@
-"""What AWS is asked, over HTTP: for twenty runs submitted at once, and while it throttles for twenty minutes.
+"""What AWS is asked, over HTTP: for twenty runs submitted at once, while it throttles for twenty minutes, and while
+twenty runs are launched, or can't be.
 
-    python -m bench.aws_calls [sqlite|postgres]
+    python -m bench.aws_calls [sqlite|postgres] [at-once] [throttled] [launches]
 
-The AWS is the small one of standins/aws. Minutes of throttling are simulated: the clock that the code reads
-is moved by 5 s between ticks, while calls, repeats and their waits are real. The database cache goes with SQLite, Redis
-with PostgreSQL.
+The AWS is the small one of standins/aws, which counts the requests itself. Minutes are simulated: the clock that the
+code reads is moved between ticks, and by the waits for the rate limit; the calls are real. The database cache goes with
+SQLite, Redis with PostgreSQL.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from bench import sides
@@ -24,17 +26,31 @@ RUNS = 20
 REGIONS = ("eu-west-1", "us-east-1")
 FAMILIES = ("g5", "g6", "p4d", "p5")
 STEP_S, MINUTES = 5, 20
-SOURCES = ("instance_types", "prices", "spot_prices", "quotas")
+SOURCES = ("instance_types", "prices", "spot_prices", "quotas", "quota_use")
+LAUNCHED_S = 150
+"""How long each way of launching twenty runs is followed."""
+SHOWN = (
+    "ListServiceQuotas", "GetProducts", "DescribeInstanceTypes", "DescribeInstanceTypeOfferings",
+    "DescribeSpotPriceHistory", "DescribeSpotInstanceRequests", "DescribeInstances", "DescribeImages", "GetParameter",
+    "RunInstances",
+)  # fmt: skip
 
 moved = dt.timedelta(0)
 
 
 def move_the_clock() -> None:
-    """Everything that reads Django's clock from here on reads one that is ahead by `moved`."""
+    """Everything that reads Django's clock from here on reads one that is ahead by `moved`, and so do rate limits."""
     from django.utils import timezone
 
-    real = timezone.now
+    real, real_ns = timezone.now, time.time_ns
     timezone.now = lambda: real() + moved
+    time.time_ns = lambda: real_ns() + round(moved.total_seconds() * 1e9)
+
+
+def wait(seconds: float) -> None:
+    """Wait in the simulated time."""
+    global moved
+    moved += dt.timedelta(seconds=seconds)
 
 
 def measure() -> None:
@@ -48,13 +64,16 @@ def measure() -> None:
 
     logging.disable(logging.WARNING)
     call_command("migrate", verbosity=0)
+    from dstackweb.backends.aws import client
     from standins.aws import Cloud
 
+    client.Aws = partial(client.Aws, sleep=wait)  # type: ignore[misc]
     cloud = Cloud.start()
     os.environ |= cloud.env
     try:
-        twenty_at_once(cloud)
-        throttled(cloud)
+        parts = {"at-once": twenty_at_once, "throttled": throttled, "launches": launched}
+        for part in sys.argv[1:] or parts:
+            parts[part](cloud)
     finally:
         cloud.stop()
 
@@ -172,6 +191,119 @@ def twenty_minutes(cloud: Any, *, known: bool) -> list[str]:
         f"{sum(minutes) / MINUTES:.1f}, at most {max(minutes)}",
         f"{waited} s",
     ]
+
+
+def launched(cloud: Any) -> None:
+    """Twenty runs that become instances, or don't: HTTP requests by API, of all regions."""
+    from dstackweb.offers import sources
+
+    sources.TICK_S = 60.0
+    ways = {
+        "cold": lambda: None,
+        "warm": lambda: None,
+        "no capacity": lambda: cloud.capacity(0),
+        "throttled from the middle": lambda: None,
+        "garbage": lambda: garbage(cloud),
+        "image missing": lambda: cloud.fail("ssm", "GetParameter", code="ParameterNotFound", status=400),
+    }
+    columns = {way: twenty_launches(cloud, way, prepare) for way, prepare in ways.items()}
+    rows = {api: [str(counts[api]) for counts in columns.values()] for api in SHOWN}
+    rows["others"] = [
+        str(sum(number for api, number in counts.items() if api not in SHOWN and api[0].isupper()))
+        for counts in columns.values()
+    ]
+    for said in ("instances", "failed runs", "without offers"):
+        rows[said] = [str(counts[said]) for counts in columns.values()]
+    heading = f"{sides.database()}, requests in {LAUNCHED_S} s for {RUNS} runs:"
+    sides.table(heading, [*columns], rows)
+    floor = Counter(call["action"] for call in fetched_once(cloud))
+    print(f"floor: each source of {len(REGIONS)} regions read once, all pages: {dict(sorted(floor.items()))};")
+    print("one RunInstances for each instance, one DescribeInstances when an instance is due\n", flush=True)
+
+
+def garbage(cloud: Any) -> None:
+    """From now on Service Quotas and Pricing answer with a body that is no JSON, and 200."""
+    for service, action in (("servicequotas", "ListServiceQuotas"), ("pricing", "GetProducts")):
+        cloud.answer(service, action, bodies=["{oops"])
+
+
+def twenty_launches(cloud: Any, way: str, prepare: Any) -> Counter[str]:
+    """Requests by API; and what became of the runs."""
+    from django.utils import timezone
+
+    from dstackweb.backends.models import Instance, InstanceStatus
+    from dstackweb.offers import sources
+    from dstackweb.runs.models import Run, Verdict
+    from dstackweb.runs.services import submit
+    from dstackweb.scheduler.cloud import watch
+    from dstackweb.scheduler.passes.placement_pass import run_passes
+
+    begin_anew(cloud)
+    if way != "cold":
+        sources.refresh_due(timezone.now())
+        cloud.forget_calls()
+    prepare()
+    if way == "garbage":
+        # As old as they get: they are read again at once.
+        a_backend().source_rows.all().update(fetched_at=timezone.now() - dt.timedelta(days=1), used_at=timezone.now())
+    project, user = someone()
+    for index in range(RUNS):
+        submit(project, user, "admin", submission(1, name=f"{way.replace(' ', '-')}-{index}"))
+    without_offers = set()
+    ends = timezone.now() + dt.timedelta(seconds=LAUNCHED_S)
+    middle = timezone.now() + dt.timedelta(seconds=RUNS / 2)  # one launch is allowed in a second
+    while (now := timezone.now()) < ends:
+        if way == "throttled from the middle" and now > middle:
+            middle = ends
+            cloud.throttle()
+        sources.refresh_due(now)
+        run_passes()
+        watch.poll_all()
+        impossible = Verdict.objects.filter(reason="impossible").values("shape")
+        without_offers |= set(Run.objects.filter(status="submitted", shape__in=impossible).values_list("pk", flat=True))
+        wait(1.0)
+    counts = Counter(call["action"] for call in cloud.calls())
+    counts["instances"] = Instance.objects.filter(status=InstanceStatus.STARTING).count()
+    counts["failed runs"] = Run.objects.filter(status__in=("failed", "terminated")).count()
+    counts["without offers"] = len(without_offers)
+    return counts
+
+
+def fetched_once(cloud: Any) -> list[dict[str, Any]]:
+    """The requests for all sources, read once each."""
+    from django.utils import timezone
+
+    from dstackweb.offers import sources
+
+    begin_anew(cloud)
+    sources.refresh_due(timezone.now())
+    calls: list[dict[str, Any]] = cloud.calls()
+    return calls
+
+
+def begin_anew(cloud: Any) -> None:
+    """No runs, instances, limits or data of before."""
+    from django.core.cache import caches
+
+    from dstackweb.backends.aws import ami, client
+    from dstackweb.backends.models import Instance
+    from dstackweb.lib.models import Bucket, Circuit, Lease
+    from dstackweb.offers import catalog, sources
+    from dstackweb.runs.models import Job, Run
+
+    for model in (Job, Run, Instance, Bucket, Circuit, Lease):
+        model.objects.all().delete()
+    a_backend().source_rows.all().delete()
+    caches["offers"].clear()
+    client._kept.clear()
+    ami.forget()
+    for module in (catalog, sources):
+        module.forget()
+    cloud.reset()
+    cloud.times(boot_s=3600.0)
+    for code in ("L-DB2E81BA", "L-3819A6DF"):
+        cloud.quota(code, 1000)
+    cloud.forget_calls()
 
 
 def quotas_are_fresh(backend: Any) -> bool:

@@ -5,7 +5,7 @@
 Compares the counters of a run's 23 prefixes with: `GROUP BY` over the same tasks (ten per group), the sum of the
 counters of all groups, and Dask's two ways on its own objects in memory (the counts kept per prefix today, and the
 earlier merge over all groups). A query of one row is the floor. Then prints the bytes of one update of the page by the
-number of changed prefixes.
+number of changed prefixes, and what the pages of a run with 10,000 prefixes cost.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -59,6 +60,7 @@ def measure(sizes: list[int]) -> None:
     now_ms = time.time_ns() // 1_000_000
     with patch("dstackweb.web.progress.views.now_ms", lambda: now_ms):  # rates change with time, too
         _updates(ada, run, scope)
+    _many_prefixes(ada, make_run(project, ada, "wide"))
 
 
 def _fill(run: Any, groups: int) -> Any:
@@ -116,6 +118,50 @@ def _fill(run: Any, groups: int) -> Any:
     _sum_up(scope)
     sides.settle()
     return scope
+
+
+def _many_prefixes(ada: Any, run: Any) -> None:
+    """Reading pages of a run with as many prefixes as are counted one by one, each with a hundred tasks."""
+    from django.test import Client
+
+    from dstackweb.progress import selectors
+    from dstackweb.progress.counters import PREFIXES_MAX
+    from dstackweb.progress.models import Scope, TaskPrefix
+
+    now_ms = time.time_ns() // 1_000_000
+    rates = {"first_ms": now_ms - 600_000, "rated_ms": now_ms, "finished_1m": 2, "finished_10m": 9, "version": 1}
+    counts = {**dict(SHARES), "total": 100}
+    scope = Scope.objects.create(
+        project=run.project, run_id=run.pk, attempt=1, prefixes=PREFIXES_MAX, **rates,
+        **{name: number * PREFIXES_MAX for name, number in counts.items()},
+    )  # fmt: skip
+    TaskPrefix.objects.bulk_create(
+        TaskPrefix(scope=scope, name=f"prefix-{number}", groups=1, **rates, **counts) for number in range(PREFIXES_MAX)
+    )
+    sides.settle()
+    last = TaskPrefix.objects.filter(scope=scope).order_by("id").values_list("pk", flat=True)[PREFIXES_MAX - 100]
+    client = Client(headers={"HX-Request": "true"}, SERVER_NAME="127.0.0.1")
+    client.force_login(ada)
+    path = f"/p/main/runs/{run.name}/progress/"
+    shown = client.get(path).headers["HX-PTag"]
+
+    def poll() -> None:
+        """The answer to a page after one of its prefixes has changed."""
+        TaskPrefix.objects.filter(pk=last).update(version=2)
+        Scope.objects.filter(pk=scope.pk).update(version=2)
+        sides.must_be(client.get(path, headers={"HX-PTag": shown}).status_code, 200)
+
+    orders: dict[selectors.Order, int] = {"active": 0, "failed": -2, "name": 0}
+    reads = {}
+    for order, place in orders.items():
+        for name, after in (("first page", None), ("a page near the end", f"{place}.{last}")):
+            read = partial(selectors.prefixes, scope.pk, now_ms, order=order, after=after)
+            reads[f"{order}: {name}"] = _timed(read)
+    reads["a search that finds 1"] = _timed(lambda: selectors.prefixes(scope.pk, now_ms, find="prefix-9999"))
+    reads["poll: nothing has changed"] = _timed(lambda: selectors.of_run(scope.run_id, now_ms))
+    reads["the page's response to a poll after a change"] = _timed(poll)
+    rows = {name: [_cell(values)] for name, values in reads.items()}
+    sides.table(f"{sides.database()}: {PREFIXES_MAX:,} prefixes, 50 a page", ["ms"], rows)
 
 
 def _sum_up(scope: Any) -> None:

@@ -191,6 +191,17 @@ def group_roles(name: str) -> list[GroupRole]:
     return _read(name, [], parse, f"group=project:role,…, such as ml-team=main:member; roles are {', '.join(ROLES)}")
 
 
+def numbers(name: str, *, least: float, most: float, example: str) -> dict[str, float]:
+    """Numbers by name as `name=number`, separated by commas; empty when not set."""
+
+    def parse(raw: str) -> dict[str, float]:
+        pairs = (word.partition("=") for word in _words(raw))
+        return {key.strip(): float(number) for key, _, number in pairs}
+
+    expected = f"name=number,…, such as {example}; numbers are from {least:g} to {most:g}"
+    return _read(name, {}, parse, expected, lambda found: all(least <= number <= most for number in found.values()))
+
+
 def issuer(name: str) -> str:
     """The address of an OpenID Connect provider: HTTPS, or HTTP on this machine alone."""
     found = url(name, "https", "http", example="https://login.example.org/realms/team")

@@ -131,22 +131,24 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     if _touches_database(item):
         from django.core.cache import caches
 
-        from dstackweb.offers import catalog, counts, sources, store
+        from dstackweb.backends import api_calls
+        from dstackweb.offers import catalog, counts, refusals, sources, store
         from dstackweb.runs import stuck
         from dstackweb.web.gpus import alerts
         from dstackweb.web.queue import snapshot
 
         for name in caches:
             caches[name].clear()
-        for module in (alerts, catalog, counts, sources, store, snapshot, stuck):
+        for module in (alerts, api_calls, catalog, counts, refusals, sources, store, snapshot, stuck):
             module.forget()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """What a test counted belongs to its database: a later test's request would write it, some seconds later."""
-    if counts := sys.modules.get("dstackweb.offers.counts"):
-        counts.forget()
+    for name in ("dstackweb.offers.counts", "dstackweb.backends.api_calls"):
+        if counts := sys.modules.get(name):
+            counts.forget()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -54,6 +54,8 @@ def settings(home: Path, *names: str, **variables: str) -> dict[str, Any]:
         (lambda name: env.seconds(name, 1), "0", "seconds above 0"),
         (lambda name: env.seconds(name, 1), "nan", "seconds above 0"),
         (lambda name: env.seconds(name, 1, least=0.1, most=20), "0.01", "seconds from 0.1 to 20"),
+        (lambda name: env.numbers(name, least=1, most=9, example="a=2"), "a=0", "such as a=2; numbers are from 1 to 9"),
+        (lambda name: env.numbers(name, least=1, most=9, example="a=2"), "a", "name=number,…"),
         (lambda name: env.boolean(name), "maybe", "1, true, yes or on"),
         (lambda name: env.url(name, "https", example="https://x.org"), "ftp://x.org", "such as https://x.org"),
         (lambda name: env.url(name, "https", example="https://x.org"), "https://", "such as https://x.org"),

@@ -73,8 +73,8 @@ def version_of_program(folder: Path, version: int, compatible: int, *migrations:
         assert code.count(f"\n{name} = 1\n") == 1
         code = code.replace(f"\n{name} = 1\n", f"\n{name} = {value}\n")
     path.write_text(code)
-    before = "0001_initial"
-    for number, operation in enumerate(migrations, 2):
+    before = max(found.stem for found in path.parent.glob("migrations/0*.py"))
+    for number, operation in enumerate(migrations, int(before[:4]) + 1):
         name = f"{number:04d}_step"
         (path.parent / "migrations" / f"{name}.py").write_text(
             "from django.db import migrations, models\n\n\nclass Migration(migrations.Migration):\n"

@@ -429,8 +429,8 @@ MUTATIONS = [
     m(
         "scheduler",
         "without quota, and yet",
-        "if offer.availability in NOT_NOW:\n        return 0",
-        "",
+        "if offer.availability in NOT_NOW or (",
+        "if (",
         "scheduler/test_paid_placement.py",
     ),
     m(
@@ -517,8 +517,8 @@ MUTATIONS = [
     m(
         "offers",
         "of other settings",
-        "return not row.stamp or row.digest != self.digest or ",
-        "return not row.stamp or ",
+        "if not row.stamp or row.digest != self.digest or ",
+        "if not row.stamp or ",
         "offers",
     ),
     m(
@@ -553,29 +553,29 @@ MUTATIONS = [
     m(
         "gpus",
         "old samples are new",
-        "return stretch.last_ms is not None and abs(now_ms - stretch.last_ms) <= MAX_GAP * interval_ms",
-        "return stretch.last_ms is not None",
+        "stretch.last_ms is not None and abs(now_ms - stretch.last_ms) <= MAX_GAP * interval_ms for stretch in gpus",
+        "stretch.last_ms is not None for stretch in gpus",
         "gpus/test_window.py",
     ),
     m(
         "gpus",
         "scope all: one is enough",
-        "if len(low) < len(known):\n            return USED",
+        "if len(low) < sum(fresh):\n            return USED",
         "",
         "gpus/test_window.py",
     ),
     m(
         "gpus",
         "unknown is low",
-        "if len(known) < len(gpus) or not low:\n            return UNKNOWN",
+        "if not low or not all(fresh):\n            return UNKNOWN",
         "",
         "gpus/test_window.py",
     ),
     m(
         "gpus",
         "warm-up counts",
-        "max(since_ms - interval_ms, window.from_ms) + window.window_ms",
-        "since_ms - interval_ms + window.window_ms",
+        "max(since_ms, window.from_ms) + window.window_ms",
+        "since_ms + window.window_ms",
         "gpus/test_window.py",
     ),
     m(

@@ -17,7 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dstackweb.accounts.models import Project
-from dstackweb.backends import registry
+from dstackweb.backends import api_calls, registry
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.models import Gpu, Host, Instance, InstanceStatus
@@ -31,10 +32,13 @@ from dstackweb.progress.states import AS_ENDED, AS_REPORTED, TaskState, folded
 from dstackweb.runs import usage
 from dstackweb.runs.models import Artifact, ProjectArtifacts, QueueCount
 from dstackweb.runs.states import RunStatus
-from dstackweb.scheduler.models import PassState, PeriodicJob, Retention
+from dstackweb.scheduler.models import PassState, PeriodicJob
+from dstackweb.scheduler.processes import retention
 
 Rows = Iterable[tuple[Sequence[str], float]]
 """The values of a metric, each with its labels."""
+SAMPLING_OLD_S = 120.0
+"""A host whose GPUs were read longer ago is not read now; one without GPUs says so each minute."""
 CLOSED = "Metrics are closed: set DSTACKWEB_METRICS_TOKEN on the server and give the same token to Prometheus.\n"
 GPU_GAUGES = (
     ("utilization", "gpu_utilization_percent", "GPU utilization", 1),
@@ -52,6 +56,14 @@ OFFER_COUNTERS = {
     "stale_served": "Reads answered with stale data",
     "uncached": "Calls that would have been made without the cache",
 }
+
+
+API_COUNTERS = (
+    ("requests", "api_calls", "Requests that were sent to an API, retries included"),
+    ("retries", "api_retries", "Requests that repeat a failed one"),
+    ("throttles", "api_throttles", "Requests that an API throttled"),
+    ("failures", "api_failures", "Requests that failed otherwise"),
+)
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
@@ -111,19 +123,17 @@ def _hosts(now: dt.datetime) -> Iterator[Metric]:
     held_back = [((host.name,), host.held_back_at is not None) for host in hosts]
     yield _gauge("host_held_back", "Whether a host gets no jobs because starts fail on it", ["host"], held_back)
     yield _gauge("host_cpus_used", "CPUs in use by jobs", ["host"], [((host.name,), host.cpus_used) for host in hosts])
-    joined = HostSampling.objects.filter(host__left_at=None).select_related("host")
-    found = [((sampling.host.name,), sampling) for sampling in joined]
-    for name, text, value in (
-        ("host_sampling_ok", "Whether all GPUs of a host can be read", lambda one: not one.error),
-        ("host_nvml", "Whether a host has the NVML library", lambda one: one.library),
-        (
-            "host_sample_age_seconds",
-            "Time since the last sample of a host's GPUs",
-            lambda one: max(0.0, (now - one.at).total_seconds()),
-        ),
-        ("host_sample_duration_ms", "Duration of the last sample", lambda one: one.took_ms),
-    ):
-        yield _gauge(name, text, ["host"], [(host, value(sampling)) for host, sampling in found])
+    joined = list(HostSampling.objects.filter(host__left_at=None).select_related("host").order_by("host__name"))
+    ages = {sampling: max(0.0, (now - sampling.at).total_seconds()) for sampling in joined}
+    current = [sampling for sampling in joined if is_online(sampling.host) and ages[sampling] <= SAMPLING_OLD_S]
+    read = [((one.host.name,), one in current and not one.error) for one in joined]
+    yield _gauge("host_sampling_ok", "Whether all GPUs of a host are read now", ["host"], read)
+    library = [((one.host.name,), one.library) for one in current]
+    yield _gauge("host_nvml", "Whether a host has the NVML library", ["host"], library)
+    rows = [((sampling.host.name,), age_s) for sampling, age_s in ages.items()]
+    yield _gauge("host_sample_age_seconds", "Time since the last sample of a host's GPUs", ["host"], rows)
+    durations = [((one.host.name,), one.took_ms) for one in current]
+    yield _gauge("host_sample_duration_ms", "Duration of the last sample", ["host"], durations)
 
 
 def _periodic(now: dt.datetime) -> Iterator[Metric]:
@@ -142,7 +152,7 @@ def _artifacts(now: dt.datetime) -> Iterator[Metric]:
 
 def _retention(now: dt.datetime) -> Iterator[Metric]:
     """As of the last ticks."""
-    rows = [((row.kind, row.host), row.waiting) for row in Retention.objects.order_by("kind", "host")]
+    rows = [((row.kind, row.host), row.waiting) for row in retention.current()]
     yield _gauge("retention_waiting", "Old data that waits to be pruned", ["kind", "host"], rows)
 
 
@@ -173,13 +183,16 @@ def _stops(now: dt.datetime) -> Iterator[Metric]:
 
 def _offers(now: dt.datetime) -> Iterator[Metric]:
     """Counters restart at midnight UTC, as after a restart of the process."""
-    midnight = now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    totals = counts.totals(midnight)
+    totals = counts.totals(_midnight(now))
     for field, text in OFFER_COUNTERS.items():
         rows = [((backend,), getattr(found, field)) for backend, found in totals.items()]
         yield _counter(f"offers_{field}", text, ["backend"], rows)
     saved = [((backend,), found.saved) for backend, found in totals.items()]
     yield _gauge("offers_calls_saved", "Calls that the cache saved since midnight UTC", ["backend"], saved)
+
+
+def _midnight(now: dt.datetime) -> dt.datetime:
+    return now.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _sources(now: dt.datetime) -> Iterator[Metric]:
@@ -202,6 +215,10 @@ def _apis(now: dt.datetime) -> Iterator[Metric]:
     yield _gauge("api_calls_at_once", "Maximum burst of calls", labels, most)
     alone = [(names, (one.open_until - now).total_seconds() if one.open_until else 0.0) for names, one in found]
     yield _gauge("api_left_alone_seconds", "Time until a throttled API is called again", labels, alone)
+    sums = api_calls.totals(_midnight(now))
+    for field, name, text in API_COUNTERS:
+        rows = [(tuple(api), getattr(sums[api], field)) for api in sorted(sums)]
+        yield _counter(name, text, Api._fields, rows)
 
 
 def _instances(now: dt.datetime) -> Iterator[Metric]:

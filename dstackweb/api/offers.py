@@ -18,9 +18,10 @@ from pydantic import BeforeValidator
 from dstackweb.api.app import REFUSALS, Body, Listing, admin, member_somewhere, project_of, refusals
 from dstackweb.api.plan_schemas import OfferOut
 from dstackweb.backends import registry, services
+from dstackweb.backends.contract import Hidden
 from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
-from dstackweb.offers import counts, listing
+from dstackweb.offers import counts, listing, sources
 from dstackweb.offers.listing import RegionQuotas
 from dstackweb.offers.source_rows import Freshness
 from dstackweb.scheduler.cloud.backend_offers import idle_offers
@@ -40,6 +41,10 @@ class SourceOut(Schema):
     `state` is `fresh`, `stale` (the last good value) or `failed` (nothing is known). `error` is the latest failure
     since the last success: its `code`, its data, and a `message` for people. It is fresh until `expires_at`. While it
     is in use, it is read again at `due_at`; null: soon. `asked_at` is when the call began that has not ended yet.
+    `requested`: a refresh by hand is not done yet.
+
+    `tells`: what offers of the region have from it, `shape` (which there are), `price` or `availability`. `spot` is
+    true or false where only offers with that pricing do.
     """
 
     backend: str
@@ -51,6 +56,13 @@ class SourceOut(Schema):
     expires_at: dt.datetime | None
     due_at: dt.datetime | None
     asked_at: dt.datetime | None
+    requested: bool
+    tells: str
+    spot: bool | None
+
+    @staticmethod
+    def resolve_spot(age: Freshness) -> bool | None:
+        return {Hidden.SPOT: True, Hidden.ON_DEMAND: False}.get(age.hides)
 
     @staticmethod
     def resolve_error(age: Freshness) -> dict[str, Any] | None:
@@ -76,7 +88,7 @@ class RefreshIn(Body):
 
 
 class RefreshOut(Schema):
-    """`items` are the backends that are refreshed, without those that were refreshed just before."""
+    """`items` are the backends that are refreshed."""
 
     items: list[str]
 
@@ -111,14 +123,19 @@ class QuotaOut(Schema):
     code: str
     name: str
     limit: int
-    used: int
+    used: int | None
 
 
 class RegionQuotasOut(Schema):
-    """`items` are empty if nothing is known; `source` says why."""
+    """`items` are empty if nothing is known; `source` (of the limits) says why.
+
+    `use` is the source of what others use in the account; if that is not known, `used` is null. Instances of runs count
+    in `used` at once.
+    """
 
     region: str
     source: SourceOut = Field(validation_alias="age")
+    use: SourceOut = Field(validation_alias="use_age")
     items: list[QuotaOut]
 
     @staticmethod
@@ -201,11 +218,11 @@ def offers(
     }
 
 
-@router.post("/refresh", response={200: RefreshOut, **REFUSALS, **refusals(429)}, summary="Refresh offers")
+@router.post("/refresh", response={200: RefreshOut, **REFUSALS}, summary="Refresh offers")
 def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = None) -> dict[str, Any]:
-    """Refresh all sources in the background. Until then the known offers are used, marked as stale.
+    """Refresh all sources in the background. Until then the known offers are used.
 
-    Each backend at most once in 10 s; 429 if all were refreshed just before.
+    One that is being read is read again after that.
     """
     project_of(request, project, "member")
     clouds = {
@@ -217,8 +234,10 @@ def refresh(request: HttpRequest, project: Path[str], body: RefreshIn | None = N
             raise Invalid.at(
                 "backends", place, msg=_("there is no enabled cloud backend %(name)s") % {"name": repr(name[:80])}
             )
-    refreshed = listing.refresh((clouds[name] for name in dict.fromkeys(named)), timezone.now())
-    return {"items": [found.name for found in refreshed]}
+    names = list(dict.fromkeys(named))
+    for name in names:
+        sources.refresh_now(clouds[name])
+    return {"items": names}
 
 
 @backend_router.get("", response={200: BackendsOut, **REFUSALS}, summary="All backends")

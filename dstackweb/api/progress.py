@@ -94,6 +94,10 @@ class ProgressOut(Schema):
     silent: SilentOut | None = Field(description="While it is not null, no time left is given")
     version: int = Field(description="Increases with every change")
     count: int = Field(description="Number of prefixes")
+    full: bool = Field(
+        description="A run has as many prefixes as are counted one by one (10,000): a Dask scheduler counts further "
+        "ones in the prefix `…`, and other reports of new prefixes are refused as `too_many_prefixes`"
+    )
     total: PrefixOut = Field(description="The totals; the name is empty")
     prefixes: list[PrefixOut]
     next: str | None = Field(description="The `cursor` of the next page")
@@ -310,6 +314,7 @@ def _prefixes(
         and {"reporters": overview.silence.reporters, "since": to_moment(overview.silence.since_ms)},
         "version": overview.version,
         "count": overview.prefixes,
+        "full": overview.is_full,
         "total": prefix_of(overview.bar),
         "prefixes": [prefix_of(bar) for bar in bars],
         "next": following,

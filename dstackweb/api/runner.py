@@ -17,6 +17,7 @@ from dstackweb.api.tasks import TasksOut
 from dstackweb.gpus import intake
 from dstackweb.lib.errors import Conflict, DomainError, Forbidden, Gone, Invalid, NotFound
 from dstackweb.lib.storage import Gap
+from dstackweb.lib.times import to_ms
 from dstackweb.runner.limits import ARTIFACT_PATH_MAX as PATH_MAX
 from dstackweb.runner.spool import MARK as RECORD
 from dstackweb.runs import archives, artifacts, attempts, heartbeats, logs
@@ -25,7 +26,6 @@ from dstackweb.runs.heartbeats import HeardJob, Heartbeat
 from dstackweb.runs.launch import attempt_fields, job_of_token, runner_spec
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler import utilization
 from dstackweb.scheduler.cloud import agents
 
 FOREIGN = "this token is for another job"
@@ -198,7 +198,7 @@ def samples(request: HttpRequest, job_id: UUID, body: SamplesIn) -> dict[str, An
     if strangers:
         raise Invalid(f"not this job's GPUs: {', '.join(sorted(strangers))}")
     now = timezone.now()
-    utilization.apply_policies(intake.add_samples(job, body.taken(now)), now)
+    intake.add_samples(job, body.taken(now), to_ms(now))
     return {}
 
 

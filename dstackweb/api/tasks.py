@@ -51,7 +51,7 @@ REASONS = {
     "forgotten": "this task was forgotten",
     "too_many_tasks": "the run has too many individual tasks; report counts instead",
     "too_many_groups": "the run has too many groups",
-    "too_many_prefixes": "the run has too many prefixes",
+    "too_many_prefixes": "the run has too many prefixes; report further ones under one name",
 }
 
 

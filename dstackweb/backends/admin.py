@@ -28,6 +28,7 @@ from dstackweb.backends.kinds import Kind
 from dstackweb.backends.models import Backend, Gpu, Host, HostEvent, Instance, InstanceStatus
 from dstackweb.lib.admin import ReadOnly
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.forms import MergedForm
 from dstackweb.profiles.models import Profile
 
 
@@ -202,7 +203,7 @@ def _at_field(form: BackendForm, name: str, errors: Any) -> tuple[Any, str, Any]
     return (form.fields[name].label, form[name].auto_id, errors) if name in form.fields else ("", "", errors)
 
 
-class HostForm(forms.ModelForm[Host]):
+class HostForm(MergedForm, forms.ModelForm[Host]):
     class Meta:
         model = Host
         fields = ("draining", "labels", "setup")

@@ -8,7 +8,15 @@ class BackendsConfig(AppConfig):
     name = "dstackweb.backends"
 
     def ready(self) -> None:
+        import atexit
+
+        from django.core.signals import request_finished
+
+        from dstackweb.backends import api_calls
+
         checks.register(check_kinds, "backends")
+        request_finished.connect(api_calls.flush_if_due, dispatch_uid="backends.api_calls")
+        atexit.register(api_calls.flush)
 
 
 def check_kinds(**_options: Any) -> list[checks.CheckMessage]:

@@ -12,6 +12,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _, gettext_noop
 
 from dstackweb.backends.contract import (
+    Allocation,
     Availability,
     Cloud,
     CloudInstance,
@@ -59,7 +60,7 @@ def unreachable(endpoint: str, text: str) -> SourceFailed:
 
 
 class ClusterBackend(Cloud):
-    """The driver of one cluster, with one source of offers: `found_offers` makes them of its value."""
+    """The driver of one cluster (`contract.Counted`), with one source: `found_offers` makes offers of its value."""
 
     sources: ClassVar[Mapping[str, SourceSpec]]
     own_user: ClassVar[str] = (
@@ -106,6 +107,13 @@ class ClusterBackend(Cloud):
             raise SourceFailed(**{"code": SourceFailure.NOT_READ, **(reading.error or {})})
         offers = self.found_offers(reading.value, requirements, image)
         return sorted(offers, key=lambda offer: -offer.detail.get("fits", 0))
+
+    @abstractmethod
+    def take(self, found: Any, order: Allocation) -> Any:
+        """The source's value without what an order takes; None where no machine has room for it now.
+
+        It takes the fullest machine that has room, as engines do that pack.
+        """
 
     @abstractmethod
     def found_offers(self, found: Any, needs: Requirements, image: str | None) -> Iterable[Offer]:
@@ -165,7 +173,7 @@ class ClusterBackend(Cloud):
         """As `Cloud.launch`."""
 
 
-def gpu_of(order: InstanceOrder) -> str:
+def gpu_of(order: Allocation) -> str:
     """The type of GPU by the engine's name; empty for any."""
     return order.instance_type.partition(":")[2]
 
@@ -186,6 +194,9 @@ class ClusterKind(Kind):
 
     def projects(self, config: Mapping[str, Any]) -> Sequence[str]:
         return tuple(config.get("projects") or ())
+
+    def cluster(self, config: Mapping[str, Any]) -> str:
+        return self.location(config)
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:
         match detail.get("code"):

@@ -28,6 +28,8 @@ class LaunchFailure(enum.StrEnum):
     """Why a cloud refused to launch an instance."""
 
     NO_CAPACITY = "no_capacity"
+    NO_ROOM = "no_room"
+    """A cluster that could run it is full now: its run waits at its place in the queue."""
     QUOTA = "quota"
     SPOT_PRICE = "spot_price"
     NOT_ALLOWED = "not_allowed"
@@ -43,6 +45,8 @@ class InstanceEnd(enum.StrEnum):
     """Why a cloud instance ended, or was never launched."""
 
     NOT_STARTED = "not_started"
+    NO_ROOM = "no_room"
+    """Others got the room that its engine was to start it in, and it waited there."""
     NO_GPUS = "no_gpus"
     INTERRUPTED = "interrupted"
     """The cloud reclaimed a spot instance."""
@@ -187,19 +191,32 @@ class Hidden(enum.StrEnum):
     """All are listed, with something unknown of them."""
 
 
+class OfferPart(enum.StrEnum):
+    """What a source tells of offers."""
+
+    SHAPE = "shape"
+    """Which there are."""
+    PRICE = "price"
+    AVAILABILITY = "availability"
+
+
 class SourceSpec(NamedTuple):
     """How long data of a source counts as fresh, and its type: it is stored as JSON that pydantic reads back.
 
-    `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all. One that
-    `moves` changes with each instance that starts or ends, and is read again after that. `hides`: the offers that are
-    missing without it.
+    `settings` are those that it depends on, beside the secret: a change of others keeps it. Empty: all. `choice` are
+    settings that say which part of it is read: after a change the old data is used, as stale, until the new data is
+    there, so `join` has to leave out what they don't allow any more. One that `moves` changes with each instance that
+    starts or ends, and is read again after that. `hides`: the offers that are missing without it. `tells`: the part of
+    an offer that has its age.
     """
 
     ttl_s: float
     type: Any
     settings: tuple[str, ...] = ()
+    choice: tuple[str, ...] = ()
     moves: bool = False
     hides: Hidden = Hidden.ALL
+    tells: OfferPart = OfferPart.AVAILABILITY
 
 
 class SourceFailure(enum.StrEnum):
@@ -215,11 +232,30 @@ class SourceFailure(enum.StrEnum):
     """`endpoint`."""
     REGION_DISABLED = "region_disabled"
     """`region`."""
+    NONSENSE = "nonsense"
+    """The answer of `api` can't be read: `what` is a NonsenseAnswer."""
+    EMPTIED = "emptied"
+    """The answer was empty, and the last one was not: it counts once it comes again."""
     SERVICE_ERROR = "service_error"
     """Anything else: `text`."""
     NOT_READ = "not_asked"
+    NO_ANSWER = "no_answer"
+    """A call is under way, and has no answer yet after some seconds."""
     DELETED = "deleted"
     """The backend was deleted."""
+
+
+class NonsenseAnswer(enum.StrEnum):
+    """What is wrong with an answer (`what` of SourceFailure.NONSENSE)."""
+
+    UNREADABLE = "unreadable"
+    """It is not in the format of its protocol: `text`."""
+    MISSING = "missing"
+    """It lacks `key`, or has something of another type there."""
+    ITEMS = "items"
+    """None of its items can be read."""
+    PAGES = "pages"
+    """Its pages have no end."""
 
 
 class SourceFailed(Exception):
@@ -230,12 +266,17 @@ class SourceFailed(Exception):
         self.code, self.data = code, data
 
 
+def nonsense(api: str, what: NonsenseAnswer = NonsenseAnswer.UNREADABLE, **data: Any) -> SourceFailed:
+    """An answer of `api` that can't be read."""
+    return SourceFailed(SourceFailure.NONSENSE, api=api, what=what, **data)
+
+
 class SourceState(enum.StrEnum):
     """How current the data of a source is."""
 
     FRESH = "fresh"
     STALE = "stale"
-    """Older than its TTL, or the last refresh failed: the last good value."""
+    """The last good value, older than its TTL or of other settings."""
     FAILED = "failed"
     """Nothing is known."""
 
@@ -248,6 +289,10 @@ class SourceReading:
     value: Any = None
     fetched_at: dt.datetime | None = None
     error: dict[str, Any] | None = None
+    number: int = 0
+    """The number of the call that read it, which rises with each call of all sources."""
+    is_refuted: bool = False
+    """Whether an order was refused for lack of room after it had begun."""
 
 
 class Sourced(Protocol):
@@ -264,7 +309,60 @@ class Sourced(Protocol):
     def join(
         self, readings: Mapping[SourceKey, SourceReading], requirements: Requirements, *, image: str | None = None
     ) -> Sequence[Offer]:
-        """`Backend.offers` from the readings: pure. Raises SourceFailed if nothing is known."""
+        """`Backend.offers` from the readings, and the rows of its own instances. Raises SourceFailed if nothing is
+        known."""
+
+
+class Quota(NamedTuple):
+    """A limit of an account, and how much of it is in use (None: unknown), in the cloud's own unit."""
+
+    limit: int
+    used: int | None
+
+
+@runtime_checkable
+class LimitedByQuotas(Protocol):
+    """A `Sourced` backend whose cloud limits what an account may use in a region. Optional.
+
+    `limits` and `use` are the sources of both. Its own instances count from their rows: `join` and `quotas` add them.
+    """
+
+    limits: str
+    use: str
+
+    def quotas(self, readings: Mapping[SourceKey, SourceReading], region: str) -> Mapping[str, Quota]:
+        """The known quotas by the cloud's code. Without a network."""
+
+
+class Allocation(Protocol):
+    """What an order takes of a cluster: offers, orders and instances all say it."""
+
+    @property
+    def region(self) -> str: ...
+    @property
+    def instance_type(self) -> str: ...
+    @property
+    def cpus(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def gpu_count(self) -> int: ...
+
+
+@runtime_checkable
+class Counted(Sourced, Protocol):
+    """A `Sourced` backend that gives parts of machines, and counts in one source what is free of them.
+
+    A value counts what had been ordered when its call began. The scheduler takes later orders from it, so that no room
+    is given twice.
+    """
+
+    @property
+    def key(self) -> SourceKey:
+        """Its only source."""
+
+    def take(self, value: Any, order: Allocation) -> Any:
+        """The source's value without the room that an order takes; None where it has no room for it. Pure."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +381,8 @@ class InstanceOrder:
     user_data: str = field(repr=False)
     zones: tuple[str, ...] = ()
     """Where to try to launch, in order; empty: anywhere in the region."""
+    full_zones: tuple[str, ...] = ()
+    """Zones that refused the same lately, which are not tried."""
     project: str = ""
     run: str = ""
     cpus: int = 0
@@ -290,7 +390,7 @@ class InstanceOrder:
     gpu_name: str = ""
     gpu_count: int = 0
     is_new: bool = False
-    """Whether it was never sent before, so that there is none to be found."""
+    """Whether it was never sent before, or all answers were refusals: so there is none to be found."""
     duration_s: int | None = None
     """How long the job may take at most, with the time to stop; None: unlimited."""
 
@@ -326,12 +426,15 @@ class CloudInstance:
     text: str = ""
     waits: str = ""
     """The engine's own code of what it waits for before it starts it (`Kind.wait_reason`); empty: nothing is known."""
+    lacks_room: bool = False
+    """Whether it waits in its engine's queue because others got the room: it is taken back into ours."""
 
 
 class LaunchFailed(Exception):
     """The cloud refuses this instance, because of its capacity or our settings: another offer may work.
 
-    `text` is the cloud's message.
+    `text` is the cloud's message. If only one zone refused, `data` has that `zone`, and `elsewhere` if the order may be
+    repeated at once for another one. Of several zones that lack capacity, a call tries one.
     """
 
     def __init__(self, code: LaunchFailure, text: str = "", **data: Any) -> None:

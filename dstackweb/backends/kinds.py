@@ -14,7 +14,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext as _, ngettext
 from pydantic import SecretStr, ValidationError
 
-from dstackweb.backends.contract import SourceFailure
+from dstackweb.backends.contract import NonsenseAnswer, SourceFailure
 from dstackweb.lib.errors import DomainError, Invalid
 from dstackweb.lib.secrets import decrypt, encrypt
 from dstackweb.spec.fields import Keys
@@ -60,6 +60,15 @@ class ApiUsage:
     left: float
     burst: float
     open_until: dt.datetime | None = None
+
+    @property
+    def is_tight(self) -> bool:
+        return is_tight(self.left, self.burst)
+
+
+def is_tight(left: float, burst: float) -> bool:
+    """Whether at most a fifth of the calls that may be made at once is left, or a single one."""
+    return left <= max(1.0, burst / 5)
 
 
 class QuotaFamily(NamedTuple):
@@ -145,6 +154,10 @@ class Kind:
         """The projects that may use a backend whose jobs all belong to one user; None: each job has a machine."""
         return None
 
+    def cluster(self, config: Mapping[str, Any]) -> str:
+        """What identifies its cluster: backends of this kind that have one in common count each other's orders."""
+        return ""
+
     def driver(self, backend: Backend) -> Driver | Sourced:
         """The driver of a configured backend. Raises Invalid if its settings are invalid."""
         code: Driver | Sourced = self.driver_class(backend)
@@ -216,8 +229,20 @@ class Kind:
             case SourceFailure.SERVICE_ERROR:
                 text = _("%(api)s failed in %(region)s: %(text)s") if data["api"] else _("Failed: %(text)s")
                 return text % data
+            case SourceFailure.NONSENSE:
+                text = _("Unreadable answer from %(api)s in %(region)s: %(what)s.")
+                if not data["region"]:
+                    text = _("Unreadable answer from %(api)s: %(what)s.")
+                what = _nonsense(data)
+                return text % {**data, "what": what} + " " + _("The last known values stay in use.")
+            case SourceFailure.EMPTIED:
+                return _("The answer is empty, and the last one was not. The last values stay in use until it repeats.")
             case SourceFailure.NOT_READ:
                 return _("Not read yet.")
+            case SourceFailure.NO_ANSWER:
+                since = parse_datetime(str(data.get("since", "")))
+                text = _("No answer yet in %(region)s") % data if data["region"] else _("No answer yet")
+                return text + (" " + _("since %s UTC.") % f"{since:%H:%M:%S}" if since else ".")
         return ""
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:
@@ -234,7 +259,9 @@ class Kind:
                 reasons: dict[str, str] = {
                     SourceFailure.ACCESS_DENIED: _("access denied"),
                     SourceFailure.NOT_READ: _("not read yet"),
+                    SourceFailure.NO_ANSWER: _("no answer"),
                     SourceFailure.THROTTLED: _("throttled"),
+                    SourceFailure.NONSENSE: _("unreadable answer"),
                 }
                 return _("Quota unknown: %s.") % reasons.get(why, why)
         return ""
@@ -262,6 +289,18 @@ class Kind:
     def api_usage(self, now: dt.datetime) -> Sequence[ApiUsage]:
         """The use of each API's rate limit, for /metrics and the health page. Reads rows only."""
         return ()
+
+
+def _nonsense(data: Mapping[str, Any]) -> str:
+    """What is wrong with an answer, as a clause."""
+    match data.get("what"):
+        case NonsenseAnswer.MISSING:
+            return _("`%s` is missing") % str(data.get("key", ""))
+        case NonsenseAnswer.ITEMS:
+            return _("no item can be read")
+        case NonsenseAnswer.PAGES:
+            return _("its pages have no end")
+    return str(data.get("text", "")).rstrip(".") or _("not in the expected format")
 
 
 def validated(schema: type[K], config: Mapping[str, Any]) -> K:

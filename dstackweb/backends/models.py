@@ -73,7 +73,7 @@ class Backend(models.Model):
         default=1, editable=False, help_text="Rises with each change, so that outdated results are discarded"
     )
     refresh_generation = models.BigIntegerField(
-        default=0, editable=False, help_text="Rises with each refresh by hand, so that earlier calls are discarded"
+        default=0, editable=False, help_text="Rises with each refresh by hand: what was read before is read again"
     )
     enabled = models.BooleanField(default=True, help_text="A disabled backend gets no new runs; running ones continue.")
     deleted_at = models.DateTimeField(
@@ -90,6 +90,10 @@ class Backend(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def instances_in_use(self) -> models.QuerySet[Instance]:
+        """Its instances that count against quotas: from their order on, and not while they are shutting down."""
+        return self.instances.exclude(status=InstanceStatus.GONE).exclude(status=InstanceStatus.STOPPING)
 
 
 def validate_labels(labels: object) -> None:
@@ -345,6 +349,10 @@ class Instance(models.Model):
     )
 
     created_at = models.DateTimeField(default=timezone.now)
+    answered_at_reading = models.BigIntegerField(
+        null=True,
+        help_text="The last reading of a cluster that had begun when its order was answered: later ones count it",
+    )
     launched_at = models.DateTimeField(null=True, help_text="When its cost began")
     ready_at = models.DateTimeField(null=True, help_text="When its agent first called")
     idle_since = models.DateTimeField(null=True, help_text="Since when it has no job")
@@ -377,3 +385,24 @@ class Instance(models.Model):
 
     def __str__(self) -> str:
         return f"{self.instance_type} {self.cloud_id or self.pk}"
+
+
+class ApiCount(models.Model):
+    """Requests to an API of a kind of backend within ten minutes, of all processes (docs/operations.md)."""
+
+    kind = models.CharField(max_length=60)
+    api = models.CharField(max_length=120)
+    region = models.CharField(max_length=250, blank=True, help_text="Or the address of a cluster")
+    at = models.DateTimeField(help_text="When the ten minutes began")
+    requests = models.BigIntegerField(default=0, help_text="All that were sent, repeats included")
+    retries = models.BigIntegerField(default=0, help_text="Repeats after a failure")
+    throttles = models.BigIntegerField(default=0, help_text="Refused because there were too many")
+    failures = models.BigIntegerField(default=0, help_text="Other failures")
+    tight = models.BigIntegerField(default=0, help_text="After these at most a fifth of the burst was left")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["kind", "api", "region", "at"], name="one_count_for_each_api")]
+        indexes = [models.Index(fields=["at"], name="api_counts_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.api} {self.region} {self.at:%Y-%m-%d %H:%M}"

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from dstackweb.backends import contract, models
 from dstackweb.backends.kinds import ENTRY_POINTS, Kind
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,22 @@ def cloud(backend: models.Backend) -> contract.Cloud:
 
 def cloud_kinds() -> list[str]:
     return [name for name, kind in KINDS.items() if issubclass(kind.driver_class, contract.Cloud)]
+
+
+def counted_kinds() -> list[str]:
+    """The kinds whose room is counted, so that orders are taken from it."""
+    return [name for name, kind in KINDS.items() if is_counted(kind.driver_class)]
+
+
+def is_counted(driver: object) -> TypeIs[contract.Counted]:
+    """Whether a driver, or its class, is a `Counted` one. (Its key is a property, so `issubclass` can't say.)"""
+    return all(hasattr(driver, name) for name in ("key", "take", "fetch", "join"))
+
+
+def cluster(backend: models.Backend) -> tuple[str, str]:
+    """What identifies the cluster of a backend. Raises UnknownKind."""
+    kind = kind_of(backend)
+    return backend.kind, kind.cluster(backend.config) or f"backend {backend.pk}"
 
 
 def accounting(backend: models.Backend) -> contract.Accounting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any
@@ -37,6 +37,7 @@ SOURCES = {
     "prices": N_("prices"),
     "spot_prices": N_("spot prices"),
     "quotas": N_("quotas"),
+    "quota_use": N_("use of quotas"),
     "subnets": N_("subnets"),
     "partitions": N_("partitions"),
     "nodes": N_("nodes"),
@@ -62,9 +63,9 @@ QUOTA_COLUMNS: ItemColumns = {
     Column("BACKEND"): itemgetter("backend"),
     Column("REGION"): itemgetter("region"),
     Column("QUOTA", wide=True): itemgetter("name"),
-    Column("USED", right=True): itemgetter("used"),
+    Column("USED", right=True): lambda quota: "?" if quota["used"] is None else quota["used"],
     Column("LIMIT", right=True): itemgetter("limit"),
-    Column(): lambda quota: bar(min(quota["used"], quota["limit"]), quota["limit"], USED_BAR),
+    Column(): lambda quota: bar(min(quota["used"] or 0, quota["limit"]), quota["limit"], USED_BAR),
 }
 
 
@@ -110,7 +111,7 @@ def offers(
 def view_of(page: dict[str, Any]) -> View:
     """A page of offers as a table; how many there are and how fresh they are."""
     if page["items"]:
-        yield partial(table, page["items"])
+        yield partial(table, page["items"], sources=page["sources"])
     yield from map(Note, remarks(page))
     yield from _ages_and_problems(page["sources"])
 
@@ -119,8 +120,17 @@ def _ages_and_problems(sources: list[dict[str, Any]]) -> View:
     return [*map(Note, ages(sources)), *map(Warn, problems(sources))]
 
 
-def table(items: list[dict[str, Any]], width: int | None, without: Collection[str] = (), whole: bool = False) -> Rows:
-    """The columns that a terminal `width` characters wide has room for; all where it is None."""
+def table(
+    items: list[dict[str, Any]],
+    width: int | None,
+    without: Collection[str] = (),
+    whole: bool = False,
+    sources: Sequence[dict[str, Any]] = (),
+) -> Rows:
+    """The columns that a terminal `width` characters wide has room for; all where it is None.
+
+    `sources` have the offers' ages.
+    """
     highest = max(offer["price"] for offer in items)
     columns: dict[Column, tuple[int, Callable[[dict[str, Any]], object]]] = {
         Column("OFFER", wide=True): (0, _place),
@@ -131,9 +141,12 @@ def table(items: list[dict[str, Any]], width: int | None, without: Collection[st
         Column("KIND"): (0, _kind),
         Column(): (90, lambda offer: bar(offer["price"], highest, PRICE_BAR)),
         Column("AVAILABILITY"): (0, lambda offer: word(offer["availability"])),
+        Column("AGE"): (115, lambda offer: listed(_ages_of(offer, sources))),
         Column("WHY", wide=True): (130, lambda offer: offer["detail"].get("message", "")),
     }
     fitting = {column: value for column, (least, value) in columns.items() if least <= (width or least)}
+    if not any(_ages_of(offer, sources) for offer in items):
+        without = (*without, "AGE")
     return Rows.of({column: fitting[column] for column in fitting if column.title not in without}, items)
 
 
@@ -148,6 +161,18 @@ def _gpus(offer: dict[str, Any]) -> str:
 
 def _kind(offer: dict[str, Any]) -> str:
     return (_("spot") if offer["spot"] else _("on-demand")) if offer["price"] else _("own")
+
+
+def _ages_of(offer: dict[str, Any], sources: Iterable[dict[str, Any]]) -> list[str]:
+    """The age of its price, and of each source that tells its availability; stale ones are marked."""
+    texts = []
+    for source in sources:
+        is_of_offer = (source["backend"], source["region"]) == (offer["backend"], offer["region"])
+        is_told = source.get("tells", "shape") != "shape" and source["spot"] in (None, offer["spot"])
+        if is_of_offer and is_told and source["fetched_at"] and "instance" not in offer["detail"]:
+            age = f"{source_text(source['source'])} {age_text(source['fetched_at'])}"
+            texts.append(_("{age} (stale)", age=age) if source["state"] == "stale" else age)
+    return texts
 
 
 def remarks(page: dict[str, Any]) -> Iterator[str]:
@@ -209,7 +234,8 @@ def _refresh(api: config.Api, path: str) -> None:
     note(_("Refreshing {backends} …", backends=listed([clean(name) for name in backends])))
     until = time.monotonic() + REFRESH_S
     while any(
-        source["state"] != "fresh" and source["due_at"] is None and source["source"] != WITHOUT_SOURCES
+        (source["requested"] or (source["state"] == "failed" and source["due_at"] is None))
+        and source["source"] != WITHOUT_SOURCES
         for source in api.get(path, limit=1, backend=backends)["sources"]
     ):
         if time.monotonic() > until:
@@ -246,7 +272,7 @@ def _quotas(found: dict[str, Any], every: bool) -> View:
                 hidden,
             )
         )
-    yield from _ages_and_problems([region["source"] for region in regions])
+    yield from _ages_and_problems([region[source] for region in regions for source in ("source", "use")])
 
 
 def cache(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
@@ -20,14 +21,20 @@ from dstackweb.accounts.models import User
 from dstackweb.gpus import rollout
 from dstackweb.gpus.models import ProjectPolicies
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.forms import MergedForm
 from dstackweb.profiles.admin import ProfileAdmin
 from dstackweb.profiles.models import Profile
 
 admin.site.unregister(Profile)
 
 
+class PoliciesForm(MergedForm, forms.ModelForm[ProjectPolicies]):
+    """How a project enforces its policies."""
+
+
 @admin.register(ProjectPolicies)
 class ProjectPoliciesAdmin(admin.ModelAdmin[ProjectPolicies]):
+    form = PoliciesForm
     list_display = ("project", "observe_only", "max_exemptions", "exemption_minutes")
     list_filter = ("observe_only",)
     list_select_related = ("project",)

@@ -48,10 +48,10 @@ def set_observe_only(project: Project, role: str, observe_only: bool) -> Project
     return ProjectPolicies.objects.update_or_create(project=project, defaults={"observe_only": observe_only})[0]
 
 
-def exempt_until(run_id: int) -> dt.datetime | None:
-    """When a run's last exemption ends or ended; None if it never had one."""
-    until: dt.datetime | None = PolicyExemption.objects.filter(run=run_id).aggregate(until=Max("until"))["until"]
-    return until
+def exempt_until(run_ids: Collection[int]) -> dict[int, dt.datetime]:
+    """By run, when its last exemption ends or ended; without those that never had one."""
+    rows = PolicyExemption.objects.filter(run__in=run_ids).order_by().values_list("run")
+    return dict(rows.annotate(until=Max("until")))
 
 
 def exempt(run: Run, user: User, role: str, reason: str, *, minutes: int | None = None) -> PolicyExemption:
@@ -88,7 +88,7 @@ def exempt(run: Run, user: User, role: str, reason: str, *, minutes: int | None 
                 _("run %(run)s was kept %(used)s times already, the most that %(project)s allows")
                 % {"run": fresh.name, "used": used, "project": fresh.project}
             )
-        until = max(now, exempt_until(fresh.pk) or now) + dt.timedelta(minutes=duration)
+        until = max(now, exempt_until([fresh.pk]).get(fresh.pk, now)) + dt.timedelta(minutes=duration)
         exemption = PolicyExemption.objects.create(run=fresh, by=user, at=now, until=until, reason=reason)
         left = policies.max_exemptions - used - 1
         data = {"minutes": duration, "until": until.isoformat(), "reason": reason, "left": left}

@@ -1,5 +1,6 @@
-"""Storing samples: one short transaction per snapshot, with a fixed number of statements. Locking the series' rows in
-the order of their IDs serializes everyone who folds samples or judges a job."""
+"""Storing samples: one short transaction per snapshot, with a fixed number of statements, which also updates each GPU's
+low stretch. Nothing is judged here. Locking the series' rows in the order of their IDs serializes everyone who folds
+samples or judges a job."""
 
 from __future__ import annotations
 
@@ -78,23 +79,6 @@ class SeriesRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPolicy:
-    """What a job is judged by; not at all without a minimum."""
-
-    minimum: int | None
-    window: window.Window
-    noticed_ms: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class HoldingJob:
-    """A job that has started and holds GPUs."""
-
-    is_running: bool
-    gpus: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class TimedSample:
     """One sample, when it was taken, and the series it belongs to."""
 
@@ -104,22 +88,22 @@ class TimedSample:
     sample: Sample
 
 
-def add_snapshot(host: Host, snapshot: Snapshot, at_ms: int) -> list[UUID]:
-    """Store a snapshot of a host's GPUs; returns the jobs whose policies may require action. GPUs that the host has not
-    registered are left out, and while no started job holds a GPU, its samples are its own."""
+def add_snapshot(host: Host, snapshot: Snapshot, at_ms: int) -> None:
+    """Store a snapshot of a host's GPUs. GPUs that the host has not registered are left out, and while no started job
+    holds a GPU, its samples are its own."""
     with transaction.atomic():
-        samples, jobs = _on_host(host, snapshot.samples, at_ms) if snapshot.samples else ([], {})
-        due = _store(samples, jobs, at_ms) if samples else []
+        samples, running = _on_host(host, snapshot, at_ms) if snapshot.samples else ([], {})
+        if samples:
+            _store(samples, running, at_ms)
         _record_sampling(host, snapshot, to_moment(at_ms))
-    return due
 
 
-def add_samples(job: Job, samples: Sequence[tuple[int, Sequence[Sample]]], now_ms: int | None = None) -> list[UUID]:
-    """Store what a job's runner sampled, in any order; returns the job if its policy may require action. Samples from
-    before the job ran, too old ones and those of other jobs' GPUs are left out."""
+def add_samples(job: Job, samples: Sequence[tuple[int, Sequence[Sample]]], now_ms: int | None = None) -> None:
+    """Store what a job's runner sampled, in any order. Samples from before the job ran, too old ones and those of other
+    jobs' GPUs are left out."""
     now_ms = to_ms(timezone.now()) if now_ms is None else now_ms
     if job.started_at is None or job.status not in JOB_ACTIVE:
-        return []
+        return
     job_id, since_ms = db_id(job.pk), max(to_ms(job.started_at), now_ms - averages.KEPT_MS)
     own = [
         TimedSample((job_id, sample.uuid), None, min(at_ms, now_ms), sample)
@@ -127,18 +111,20 @@ def add_samples(job: Job, samples: Sequence[tuple[int, Sequence[Sample]]], now_m
         for sample in of_moment
         if at_ms >= since_ms and sample.uuid in job.gpus
     ]
-    if not own:
-        return []
-    with transaction.atomic():
-        return _store(own, {job_id: HoldingJob(job.status == JobStatus.RUNNING, job.gpus)}, now_ms)
+    if own:
+        with transaction.atomic():
+            _store(own, {job_id: job.status == JobStatus.RUNNING}, now_ms)
 
 
-def _on_host(host: Host, samples: Iterable[Sample], at_ms: int) -> tuple[list[TimedSample], dict[JobId, HoldingJob]]:
-    """The samples with their series, by what jobs hold now."""
+def _on_host(host: Host, snapshot: Snapshot, at_ms: int) -> tuple[list[TimedSample], dict[JobId, bool]]:
+    """The samples with their series, by what jobs hold now, and whether each of these jobs runs.
+
+    A GPU that a job got while it was read was not the job's yet, but what was read is of the time up to the end.
+    """
     known: dict[str, tuple[int, JobId | None]] = {}
-    jobs: dict[JobId, HoldingJob] = {}
-    for uuid, gpu_id, job_id, status, started_at, gpus in sql.rows(
-        "SELECT gpu.uuid, gpu.id, job.id, job.status, job.started_at, job.gpus FROM backends_gpu gpu"
+    running: dict[JobId, bool] = {}
+    for uuid, gpu_id, job_id, status, started_at in sql.rows(
+        "SELECT gpu.uuid, gpu.id, job.id, job.status, job.started_at FROM backends_gpu gpu"
         " LEFT JOIN runs_allocation held ON held.gpu_id = gpu.id LEFT JOIN runs_job job ON job.id = held.job_id"
         " WHERE gpu.host_id = %s",
         [host.pk],
@@ -146,31 +132,26 @@ def _on_host(host: Host, samples: Iterable[Sample], at_ms: int) -> tuple[list[Ti
         known[uuid] = gpu_id, None
         if job_id is not None and started_at is not None and at_ms >= to_ms(started_at):
             known[uuid] = gpu_id, job_id
-            jobs[job_id] = HoldingJob(status == JobStatus.RUNNING, json.loads(gpus) if gpus else ())
+            running[job_id] = status == JobStatus.RUNNING
     timed = []
-    for sample in samples:
+    for sample in snapshot.samples:
         if sample.uuid in known:
             gpu_id, job_id = known[sample.uuid]
-            timed.append(TimedSample((job_id, sample.uuid), gpu_id, at_ms, sample))
-    return timed, jobs
+            timed.append(TimedSample((job_id, sample.uuid), gpu_id, at_ms + round(snapshot.took_ms), sample))
+    return timed, running
 
 
-def _store(samples: Sequence[TimedSample], jobs: Mapping[JobId, HoldingJob], now_ms: int) -> list[UUID]:
-    """Write the samples, fold them into their series, and judge the running jobs."""
-    series = _series(samples, jobs)
+def _store(samples: Sequence[TimedSample], running: Mapping[JobId, bool], now_ms: int) -> None:
+    """Write the samples, and fold them into their series."""
+    series = _series(samples, running)
     # Read behind the series' locks, under which policies change: nothing is folded with an outdated minimum.
-    policies = _policies([job_id for job_id, job in jobs.items() if job.is_running])
+    minimums = _minimums([job_id for job_id, is_running in running.items() if is_running])
     step_ms = interval_ms()
-    for one in samples:
-        policy = policies.get(one.key[0]) if one.key[0] else None
-        _reset_future_state(series[one.key], now_ms)
-        _fold(series[one.key], one, policy.minimum if policy else None, step_ms)
+    for sample in samples:
+        job_id = sample.key[0]
+        _reset_future_state(series[sample.key], now_ms)
+        _fold(series[sample.key], sample, minimums.get(job_id) if job_id else None, step_ms)
     _write(samples, series)
-    return [
-        UUID(sql.uid(job_id))
-        for job_id, policy in policies.items()
-        if _may_require_action(policy, [series.get((job_id, uuid)) for uuid in jobs[job_id].gpus], now_ms, step_ms)
-    ]
 
 
 def _series(samples: Sequence[TimedSample], jobs: Iterable[JobId]) -> dict[Key, SeriesRow]:
@@ -192,24 +173,21 @@ def _series(samples: Sequence[TimedSample], jobs: Iterable[JobId]) -> dict[Key, 
     return _locked(job_ids, gpu_ids)
 
 
-def _policies(jobs: Sequence[JobId]) -> dict[JobId, BoundPolicy]:
-    """The policies that running jobs are bound to; those with their first sample are bound now (R17)."""
+def _minimums(jobs: Sequence[JobId]) -> dict[JobId, int | None]:
+    """The minimums of the policies that running jobs are bound to, None without a policy; those with their first sample
+    are bound now (R17)."""
     if not jobs:
         return {}
-    found = sql.rows(
-        "SELECT job_id, min_gpu_utilization, noticed_ms, time_window_s, scope, from_ms FROM gpus_jobpolicy"
-        f" WHERE job_id IN ({sql.places(jobs)})",
-        jobs,
-    )
-    policies = {
-        job_id: BoundPolicy(minimum, window.Window(window_s * 1000, scope, from_ms), noticed_ms)
-        for job_id, minimum, noticed_ms, window_s, scope, from_ms in found
-    }
+    minimums: dict[JobId, int | None] = {}
+    for job_id, minimum in sql.rows(
+        f"SELECT job_id, min_gpu_utilization FROM gpus_jobpolicy WHERE job_id IN ({sql.places(jobs)})", jobs
+    ):
+        minimums[job_id] = minimum
     for job_id in jobs:
-        if job_id not in policies:
+        if job_id not in minimums:
             bound = binding.bind(Job.objects.select_related("run").get(pk=sql.uid(job_id)))
-            policies[job_id] = BoundPolicy(bound.min_gpu_utilization, binding.window_of(bound), bound.noticed_ms)
-    return policies
+            minimums[job_id] = bound.min_gpu_utilization
+    return minimums
 
 
 def _reset_future_state(series: SeriesRow, now_ms: int) -> None:
@@ -238,22 +216,9 @@ def _fold(series: SeriesRow, timed: TimedSample, minimum: int | None, step_ms: i
         series.power_w, series.temperature_c = sample.power_w, sample.temperature_c
         series.throttle, series.processes = sample.throttle, list(sample.processes or ())
     if minimum is not None and sample.utilization is not None:
-        stretch = window.fold(_stretch_of(series), at_ms, sample.utilization, minimum, step_ms)
+        before = window.Stretch(series.low_since_ms, series.low_last_ms)
+        stretch = window.fold(before, at_ms, sample.utilization, minimum, step_ms)
         series.low_since_ms, series.low_last_ms = stretch.since_ms, stretch.last_ms
-
-
-def _stretch_of(series: SeriesRow | None) -> window.Stretch:
-    """A GPU without a series was never sampled."""
-    return window.NOTHING if series is None else window.Stretch(series.low_since_ms, series.low_last_ms)
-
-
-def _may_require_action(policy: BoundPolicy, gpus: Iterable[SeriesRow | None], now_ms: int, step_ms: int) -> bool:
-    """Whether the job is to stop, or a notice is due that was not sent, unless its run is exempt."""
-    if policy.minimum is None:
-        return False
-    verdict = window.judge(policy.window, [_stretch_of(series) for series in gpus], now_ms, step_ms)
-    enforced = window.Enforcement(policy.window.window_ms, policy.noticed_ms)
-    return window.next_action(enforced, verdict, now_ms) is not window.PolicyAction.NOTHING
 
 
 def _record_sampling(host: Host, snapshot: Snapshot, at: dt.datetime) -> None:

@@ -266,8 +266,7 @@ def _lasted(job: Job, policy: UtilizationPolicy, since: dt.datetime, now: dt.dat
     """Whether the job ran long enough after its warm-up for the policy's window."""
     assert job.started_at is not None
     judged_from = max(job.started_at + dt.timedelta(seconds=policy.warmup_s), since)
-    interval = dt.timedelta(milliseconds=interval_ms())  # covered by the first sample
-    return (job.ended_at or now) - judged_from + interval >= dt.timedelta(seconds=policy.time_window_s)
+    return (job.ended_at or now) - judged_from >= dt.timedelta(seconds=policy.time_window_s)
 
 
 def _samples_between(series: GpuSeries, since: dt.datetime) -> int:
@@ -372,7 +371,7 @@ def first_stop(
             last[place] = at_ms
         # Most samples come too early for any GPU: judge only where the verdict can be *stop*.
         began = min((low for low in since if low is not None), default=None)
-        if began is None or at_ms < max(began - interval_ms, from_ms) + window_ms:
+        if began is None or at_ms < max(began, from_ms) + window_ms:
             continue
         verdict = judge(window, [Stretch(*of_gpu) for of_gpu in zip(since, last, strict=True)], at_ms, interval_ms)
         if verdict.kind is VerdictKind.STOP and verdict.low_since_ms is not None:

@@ -1,10 +1,11 @@
 """Whether a job's GPUs stayed below a minimum over a whole window, and what follows. Pure; the same work for each
 sample.
 
-A job is stopped when one of its GPUs (with the scope `all`, every one) was below the minimum in every sample of the
-window, and the samples cover it: no gap over `MAX_GAP` intervals, the newest not older than that, and the first of the
-unbroken stretch of low samples not later than the window's start plus one interval, since a sample stands for the
-interval before it. The window must begin after the job's start and warm-up. Equal to the minimum counts as used.
+A job is stopped when one of its GPUs (with the scope `all`, every one) has an unbroken stretch of samples below the
+minimum that covers the window: from the first of them to the newest it is as long as the window, without a gap over
+`MAX_GAP` intervals, and the newest is no older than that. Nothing before the first counts: a sample is the mean of the
+time before it, in part of which the GPU may have been busy. The window begins after the job's start and warm-up. Equal
+to the minimum counts as used.
 
 Times are milliseconds.
 """
@@ -19,6 +20,9 @@ from dstackweb.spec.codes import UtilizationScope
 
 MAX_GAP = 3
 """Intervals between two samples, or since the newest, beyond which the time between is unknown."""
+JITTER = 0.1
+"""Intervals by which the newest sample may miss the window's end: other machines' samples are dated on arrival, so two
+that were taken an interval apart may be a little nearer, and without this a run would stop one sample later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +89,29 @@ USED, UNKNOWN = PolicyVerdict(VerdictKind.KEEP), PolicyVerdict(VerdictKind.UNKNO
 
 def judge(window: Window, gpus: Sequence[Stretch], now_ms: int, interval_ms: int) -> PolicyVerdict:
     """The verdict on a job with these GPUs at a moment; unknown without any."""
-    known = [stretch for stretch in gpus if stretch.last_ms is not None and _is_fresh(stretch, now_ms, interval_ms)]
-    low = [stretch.since_ms for stretch in known if stretch.since_ms is not None]
-    if window.scope == UtilizationScope.ALL:
-        if len(low) < len(known):
-            return USED
-        if len(known) < len(gpus) or not low:
-            return UNKNOWN
-        return _of_low(window, max(low), None, now_ms, interval_ms)
-    if not low:
-        return USED if known and len(known) == len(gpus) else UNKNOWN
-    since_ms = min(low)
-    place = next(
-        place
+    fresh = [stretch.last_ms is not None and abs(now_ms - stretch.last_ms) <= MAX_GAP * interval_ms for stretch in gpus]
+    low = [
+        (stretch.since_ms, stretch.last_ms, place)
         for place, stretch in enumerate(gpus)
-        if stretch.since_ms == since_ms and _is_fresh(stretch, now_ms, interval_ms)
-    )
-    return _of_low(window, since_ms, place, now_ms, interval_ms)
+        if fresh[place] and stretch.since_ms is not None and stretch.last_ms is not None
+    ]
 
+    def of_low(since_ms: int, last_ms: int, gpu: int | None) -> PolicyVerdict:
+        stops_ms = max(since_ms, window.from_ms) + window.window_ms
+        is_over = now_ms >= stops_ms and last_ms >= stops_ms - JITTER * interval_ms
+        return PolicyVerdict(VerdictKind.STOP if is_over else VerdictKind.KEEP, since_ms, stops_ms, gpu)
 
-def _of_low(window: Window, since_ms: int, gpu: int | None, now_ms: int, interval_ms: int) -> PolicyVerdict:
-    stops_ms = max(since_ms - interval_ms, window.from_ms) + window.window_ms
-    return PolicyVerdict(VerdictKind.STOP if now_ms >= stops_ms else VerdictKind.KEEP, since_ms, stops_ms, gpu)
-
-
-def _is_fresh(stretch: Stretch, now_ms: int, interval_ms: int) -> bool:
-    return stretch.last_ms is not None and abs(now_ms - stretch.last_ms) <= MAX_GAP * interval_ms
+    if window.scope == UtilizationScope.ALL:
+        if len(low) < sum(fresh):
+            return USED
+        if not low or not all(fresh):
+            return UNKNOWN
+        return of_low(max(since_ms for since_ms, _, _ in low), min(last_ms for _, last_ms, _ in low), None)
+    if not low:
+        return USED if fresh and all(fresh) else UNKNOWN
+    # The longest stretch; but where its GPU failed to answer at the window's end, another may have reached it.
+    verdicts = [of_low(*stretch) for stretch in low]
+    return min(verdicts, key=lambda verdict: (verdict.kind != VerdictKind.STOP, verdict.low_since_ms))
 
 
 MINUTE = 60_000

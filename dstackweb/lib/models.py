@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError, models, transaction
-from django.db.models import FloatField, Q, Subquery, Value
+from django.db.models import F, FloatField, Q, Subquery, Value
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -69,6 +69,28 @@ class Lease(models.Model):
         cls.objects.filter(pk=name, holder=holder).delete()
 
 
+class Sequence(models.Model):
+    """A number by name that only rises: it orders what several processes do, whatever their clocks say."""
+
+    name = models.CharField(primary_key=True, max_length=60)
+    value = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value}"
+
+    @classmethod
+    def advance(cls, name: str) -> int:
+        """Raise the number by one, and return it. It counts for others once the transaction ends."""
+        with transaction.atomic():
+            cls.objects.get_or_create(pk=name)
+            cls.objects.filter(pk=name).update(value=F("value") + 1)
+            return cls.current(name)
+
+    @classmethod
+    def current(cls, name: str) -> int:
+        return cls.objects.filter(pk=name).values_list("value", flat=True).first() or 0
+
+
 class Busy(Exception):
     """The wait of `wait_s` seconds exceeds the caller's limit. No token was taken."""
 
@@ -96,6 +118,13 @@ class Bucket(models.Model):
         cls, name: str, rate: float, burst: float, most_s: float, now_us: int | None = None, *, amount: float = 1
     ) -> float:
         """Take a token of `name`, or an amount; returns the seconds to wait. Raises Busy if they exceed `most_s`."""
+        return cls.take(name, rate, burst, most_s, now_us, amount=amount)[0]
+
+    @classmethod
+    def take(
+        cls, name: str, rate: float, burst: float, most_s: float, now_us: int | None = None, *, amount: float = 1
+    ) -> tuple[float, float]:
+        """As `reserve`; returns also how many tokens are left."""
         with transaction.atomic():
             now_us = time.time_ns() // 1000 if now_us is None else now_us
             cls.objects.get_or_create(pk=name, defaults={"tokens": burst, "at_us": now_us})
@@ -104,7 +133,7 @@ class Bucket(models.Model):
             if wait_s > most_s:
                 raise Busy(wait_s)
             cls.objects.filter(pk=name).update(tokens=tokens, at_us=at_us)
-        return wait_s
+        return wait_s, tokens
 
 
 def spend(

@@ -6,6 +6,7 @@ One query finds the rules, one statement writes all notifications of a batch. Wh
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.access import allows
 from dstackweb.accounts.models import Membership, User
+from dstackweb.backends import api_calls
 from dstackweb.backends.models import HostEvent, HostEventKind
 from dstackweb.notifications import services
 from dstackweb.notifications.hours import send_at
@@ -78,6 +80,8 @@ def news_of(event: RunEvent) -> News | None:
             names = [NotificationEvent.RUN_STOPS_SOON]
         case RunEventKind.DISPLACED:
             names = [NotificationEvent.RUN_DISPLACED]
+        case RunEventKind.TASKS_FAIL:
+            names = [NotificationEvent.TASKS_FAIL]
         case RunEventKind.UTILIZATION_KEPT:
             by = event.actor.get_username() if event.actor is not None else ""
             names, more = [NotificationEvent.RUN_KEPT], {"by": by}
@@ -202,6 +206,7 @@ CONDITIONS_EVERY_S = 60.0
 AFTER: Mapping[NotificationEvent, dt.timedelta] = {
     NotificationEvent.QUEUE_STUCK: dt.timedelta(minutes=30),
     NotificationEvent.BACKEND_FAILS: dt.timedelta(minutes=10),
+    NotificationEvent.API_LIMIT: dt.timedelta(0),
 }
 """What lasts less is no news."""
 GONE_AFTER = dt.timedelta(minutes=30)
@@ -254,3 +259,7 @@ def _all(now: dt.datetime) -> Iterator[tuple[Key, Found]]:
         backend = row.backend
         data = {"backend": backend.name, "backend_kind": backend.kind, "region": row.region, "failure": row.error}
         yield (NotificationEvent.BACKEND_FAILS.value, str(row.backend_id)), Found(data)
+    for api, figures in api_calls.strained(now).items():
+        numbers = {name: getattr(figures, name) for name in ("requests", "throttles", "tight")}
+        subject = hashlib.sha256(" ".join(api).encode()).hexdigest()[:40]
+        yield (NotificationEvent.API_LIMIT.value, subject), Found({**api._asdict(), **numbers})

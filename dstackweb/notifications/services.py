@@ -55,9 +55,11 @@ EVENTS: Mapping[NotificationEvent, EventInfo] = {
     NotificationEvent.RUN_STOPS_SOON: EventInfo(Subject.RUN),
     NotificationEvent.RUN_DISPLACED: EventInfo(Subject.RUN),
     NotificationEvent.RUN_KEPT: EventInfo(Subject.RUN),
+    NotificationEvent.TASKS_FAIL: EventInfo(Subject.RUN),
     NotificationEvent.QUEUE_STUCK: EventInfo(Subject.PROJECT),
     NotificationEvent.BUDGET_SPENT: EventInfo(Subject.PROJECT, Role.MANAGER),
     NotificationEvent.BACKEND_FAILS: EventInfo(Subject.DEPLOYMENT),
+    NotificationEvent.API_LIMIT: EventInfo(Subject.DEPLOYMENT),
     NotificationEvent.HOST_HELD_BACK: EventInfo(Subject.DEPLOYMENT),
 }
 """What rules may be about, in the order of lists."""

@@ -11,8 +11,9 @@ class OffersConfig(AppConfig):
         from django.db.models.signals import post_save, pre_delete
 
         from dstackweb.backends.models import Backend
-        from dstackweb.offers import catalog, counts
+        from dstackweb.offers import catalog, counts, store
 
+        store.check_policy()
         post_save.connect(catalog.backend_changed, sender=Backend, dispatch_uid="offers.changed")
         pre_delete.connect(catalog.backend_deleted, sender=Backend, dispatch_uid="offers.deleted")
         request_finished.connect(counts.flush_if_due, dispatch_uid="offers.counts")

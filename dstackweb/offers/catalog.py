@@ -1,6 +1,6 @@
 """The cache of offers for given requirements, of any kind of backend (docs/design.md#caches).
 
-A hit is one small read of the backend's stamp, which each new value, change or deletion replaces for all processes.
+A hit is a small read of the backend's stamp, which each new value, change or deletion replaces for all processes.
 Backends with sources are never waited for. Other backends are called by one caller at a time; the rest get the last
 known offers, or wait for a moment.
 """
@@ -16,23 +16,25 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.db import transaction
+from django.db.models import Count, Max
 from django.utils import timezone
 
 from dstackweb.backends import contract, registry
-from dstackweb.backends.contract import Hidden, Offer, Sourced, SourceState
+from dstackweb.backends.contract import Hidden, LimitedByQuotas, Offer, Sourced, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, single_flight, source_rows, sources, store
+from dstackweb.offers import counts, refusals, single_flight, source_rows, sources, store
 from dstackweb.offers.models import Result, SourceRow
 from dstackweb.spec.effective import Requirements
 
 log = logging.getLogger(__name__)
 
 TTL_S = 60.0
+"""Of offers, where DSTACKWEB_OFFERS_CACHE has no other."""
 EMPTY_TTL_S = 10.0
 STALE_S = 3600.0
 """How long the last offers of a failing backend are served."""
 SLOTS = 10
-"""Results per backend."""
+"""Results per backend, where DSTACKWEB_OFFERS_CACHE has no other number."""
 SKEW_S = 5.0
 """Clocks of two machines differ by less."""
 USE_RECORDED_S = 10.0
@@ -84,9 +86,15 @@ class CachedDriver:
         return self.read(requirements, image=image).offers
 
     def read(self, requirements: Requirements, *, image: str | None = None) -> CachedOffers:
-        """The offers, and what hides others. Raises NothingKnown, UnknownKind, and the driver's own errors."""
-        kept = _kept(_key(self._backend, requirements, image), _token(self._backend))
-        return self._look_up(requirements, image) if kept is None else self._hit(kept)
+        """The offers, with what was refused lately, and what hides others.
+
+        Raises NothingKnown, UnknownKind, and the driver's own errors.
+        """
+        key, token = _key(self._backend, requirements, image), _token(self._backend)
+        kept = _kept(key, token, self._backend.kind)
+        found = self._look_up(requirements, image) if kept is None else self._hit(kept)
+        offers = refusals.marked(self._backend, found.offers)
+        return found if offers is found.offers else dataclasses.replace(found, offers=offers)
 
     def _hit(self, kept: CachedOffers) -> CachedOffers:
         now = timezone.now()
@@ -122,7 +130,7 @@ class _Lookup:
 
     def find(self, token: str) -> CachedOffers | None:
         kept = self._shared()
-        if kept is None or not _is_current(kept, token):
+        if kept is None or not _is_current(kept, token, self.backend.kind):
             return None
         _local.put(self.key, kept)
         return kept
@@ -133,7 +141,7 @@ class _Lookup:
         with single_flight.one_thread_at_a_time(name) as first:
             # Read before the sources: a value stored meanwhile makes this result outdated.
             token = _token(self.backend)
-            if not first and (kept := _kept(self.key, token)) is not None:
+            if not first and (kept := _kept(self.key, token, self.backend.kind)) is not None:
                 return _served(self.backend, kept)
             counts.add(self.backend.pk, misses=1)
             readings = sources.read_all(self.backend, code, code.wanted())
@@ -177,7 +185,7 @@ class _Lookup:
 
         def find() -> CachedOffers | None:
             token = _token(self.backend)
-            return _kept(self.key, token) or self.find(token)
+            return _kept(self.key, token, self.backend.kind) or self.find(token)
 
         name = f"offers:{self.backend.pk}:{self.digest}"
         try:
@@ -223,12 +231,15 @@ class _Lookup:
         with transaction.atomic():
             if not Backend.objects.select_for_update(no_key=True).filter(pk=self.backend.pk).exists():
                 return None
+            slots = int(store.policy(self.backend.kind, "entries", SLOTS))
+            # After a change to fewer, the others are not used any more.
+            Result.objects.filter(backend=self.backend, slot__gte=slots).delete()
             taken = {result.slot: result for result in Result.objects.filter(backend=self.backend)}
             for slot, result in taken.items():
                 if result.digest == self.digest:
                     Result.objects.filter(pk=result.pk).update(used_at=now)
                     return slot
-            free = min(set(range(SLOTS)) - set(taken), default=None)
+            free = min(set(range(slots)) - set(taken), default=None)
             if free is None:
                 oldest = min(taken.values(), key=lambda result: (result.used_at, result.slot))
                 Result.objects.filter(pk=oldest.pk).update(digest=self.digest, used_at=now)
@@ -250,7 +261,8 @@ def backend_changed(instance: Backend, **_signal: Any) -> None:
 def backend_deleted(instance: Backend, **_signal: Any) -> None:
     """A backend is about to be deleted: drop its offers everywhere."""
     pk = instance.pk
-    names = [*source_rows.objects_of(pk), *(_object(pk, slot) for slot in range(SLOTS))]
+    slots = Result.objects.filter(backend=pk).values_list("slot", flat=True)
+    names = [*source_rows.objects_of(pk), *(_object(pk, slot) for slot in slots)]
 
     def drop() -> None:
         store.restamp(source_rows.catalog_name(pk))
@@ -275,21 +287,31 @@ def _key(backend: Backend, requirements: Requirements, image: str | None) -> Key
     return backend.pk, backend.version, requirements, image
 
 
-def _kept(key: Key, token: str) -> CachedOffers | None:
+def _kept(key: Key, token: str, kind: str) -> CachedOffers | None:
     """What this process has, if it is current."""
     kept = _local.get(key)
-    return kept if kept is not None and _is_current(kept, token) else None
+    return kept if kept is not None and _is_current(kept, token, kind) else None
 
 
 def _token(backend: Backend) -> str:
-    """Results made under another token are outdated: it changes with each refresh by hand and each new value."""
-    return f"{backend.refresh_generation}:{store.stamp(source_rows.catalog_name(backend.pk))}"
+    """Results made under another token are outdated: it changes with each refresh by hand and each new value.
+
+    Where a quota limits what there is, it also changes with each own instance that is ordered or ends: its use is taken
+    from rows. The newest one and how many there are tell two sets apart.
+    """
+    token = f"{backend.refresh_generation}:{store.stamp(source_rows.catalog_name(backend.pk))}"
+    if backend.kind in registry.KINDS and isinstance(registry.driver(backend), LimitedByQuotas):
+        token += ":{number}:{newest}".format(
+            **backend.instances_in_use().aggregate(number=Count("pk"), newest=Max("created_at"))
+        )
+    return token
 
 
 def _object(backend_id: int, slot: int) -> str:
     return f"result:{backend_id}:{slot}"
 
 
-def _is_current(kept: CachedOffers, token: str) -> bool:
+def _is_current(kept: CachedOffers, token: str, kind: str) -> bool:
     age_s = timezone.now().timestamp() - kept.made_at
-    return kept.token == token and -SKEW_S < age_s < (TTL_S if kept.offers else EMPTY_TTL_S)
+    ttl_s = store.policy(kind, "offers", TTL_S)
+    return kept.token == token and -SKEW_S < age_s < (ttl_s if kept.offers else min(ttl_s, EMPTY_TTL_S))

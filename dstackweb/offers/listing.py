@@ -15,12 +15,19 @@ from django.utils.translation import gettext as _
 from pydantic import ValidationError
 
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Availability, Offer, PlaceCode, SourceFailed, SourceState
+from dstackweb.backends.contract import (
+    Availability,
+    LimitedByQuotas,
+    Offer,
+    PlaceCode,
+    Quota,
+    SourceFailed,
+    SourceState,
+)
 from dstackweb.backends.hosts.fit import could_ever_fit, host_offers
 from dstackweb.backends.hosts.inventory import host_views
 from dstackweb.backends.models import Backend
-from dstackweb.lib.errors import FieldError, Invalid, TooMany
-from dstackweb.lib.models import Bucket, Busy
+from dstackweb.lib.errors import FieldError, Invalid
 from dstackweb.offers import catalog, source_rows, sources
 from dstackweb.offers.source_rows import Freshness
 from dstackweb.spec.effective import Requirements
@@ -33,10 +40,6 @@ log = logging.getLogger(__name__)
 
 WHOLE = "offers"
 """The source of a backend without sources, or with invalid settings."""
-QUOTAS = "quotas"
-REFRESH_EVERY_S = 10.0
-"""The least time between two refreshes by hand of a backend."""
-
 SPOT: Mapping[str, bool | None] = {
     "": None, "auto": None, "true": True, "1": True, "spot": True, "false": False, "0": False, "on-demand": False,
 }  # fmt: skip
@@ -235,11 +238,15 @@ class OfferListing:
 
 @dataclass(frozen=True)
 class RegionQuotas:
-    """An account's vCPU quotas in a region by the cloud's code: (limit, used). If empty, `age` says why."""
+    """An account's quotas in a region by the cloud's code. If empty, `age` (of the limits) says why.
+
+    `use_age` is that of what others use in the account; own instances count at once.
+    """
 
     region: str
     age: Freshness
-    quotas: dict[str, tuple[int, int]]
+    use_age: Freshness
+    quotas: Mapping[str, Quota]
 
 
 def find_offers(wanted: Filter, now: dt.datetime) -> OfferListing:
@@ -262,38 +269,15 @@ def find_offers(wanted: Filter, now: dt.datetime) -> OfferListing:
 def quotas(backend: Backend, now: dt.datetime) -> list[RegionQuotas]:
     """The known quotas by region; empty if the backend has no quotas."""
     driver = sources.driver_of(backend)
-    if driver is None or QUOTAS not in driver.sources:
+    if driver is None or not isinstance(driver, LimitedByQuotas):
         return []
-    readings = sources.read_all(backend, driver, [key for key in driver.wanted() if key.source == QUOTAS])
-    ages = {age.region: age for age in source_rows.of_backends([(backend, driver)], now) if age.source == QUOTAS}
+    keys = [key for key in driver.wanted() if key.source in (driver.limits, driver.use)]
+    readings = sources.read_all(backend, driver, keys)
+    ages = {(age.source, age.region): age for age in source_rows.of_backends([(backend, driver)], now)}
     return [
-        RegionQuotas(
-            key.region,
-            ages[key.region],
-            {code: (quota.limit, quota.used) for code, quota in sorted((reading.value or {}).items())},
-        )
-        for key, reading in sorted(readings.items())
+        RegionQuotas(region, ages[driver.limits, region], ages[driver.use, region], driver.quotas(readings, region))
+        for region in sorted({key.region for key in keys})
     ]
-
-
-def refresh(backends: Iterable[Backend], now: dt.datetime) -> list[Backend]:
-    """Refresh the sources of these backends in the background, except those refreshed just now; returns the others.
-
-    Raises TooMany if all were refreshed just now.
-    """
-    refreshed: list[Backend] = []
-    waits: list[float] = []
-    for backend in backends:
-        try:
-            Bucket.reserve(f"refresh:{backend.pk}", 1 / REFRESH_EVERY_S, 1, 0.0, round(now.timestamp() * 1e6))
-        except Busy as busy:
-            waits.append(busy.wait_s)
-        else:
-            sources.refresh_now(backend)
-            refreshed.append(backend)
-    if waits and not refreshed:
-        raise TooMany(_("they were refreshed just now"), retry_after=min(waits))
-    return refreshed
 
 
 def _read(backend: Backend, wanted: Filter) -> tuple[Sequence[Offer], dict[str, Any] | None]:

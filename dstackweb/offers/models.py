@@ -21,6 +21,14 @@ class SourceRow(models.Model):
     stamp = models.CharField(max_length=32, blank=True, help_text="Of the value in the cache; empty if there is none")
     empty = models.BooleanField(default=False, help_text="The value was empty, and is fresh for a few seconds only")
     fetched_at = models.DateTimeField(null=True, help_text="When the value was read")
+    reading = models.BigIntegerField(
+        db_default=0, help_text="The number of the call that read the value: it rises with each call of all sources"
+    )
+    refuted_reading = models.BigIntegerField(
+        db_default=0,
+        help_text="The last reading that had begun when an order was refused for lack of room: that one and earlier "
+        "ones show room that is not there",
+    )
     error: models.JSONField[Any, Any] = models.JSONField(
         null=True, encoder=DjangoJSONEncoder, help_text="Code and data of the latest failure since the last success"
     )

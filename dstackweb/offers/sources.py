@@ -18,7 +18,8 @@ from django.utils import timezone
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Sourced, SourceFailed, SourceFailure, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import counts, single_flight, source_rows, store
+from dstackweb.lib.models import Sequence
+from dstackweb.offers import counts, refusals, single_flight, source_rows, store
 from dstackweb.offers.models import SourceRow
 from dstackweb.offers.single_flight import Lead
 from dstackweb.offers.source_rows import AHEAD, Source
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 source_updated = Signal()
 """A source of the backend `backend_id` has a new value."""
+change_expected = Signal()
+"""What a source of the backend `backend_id` shows changes within the next second or so."""
 refresh_requested = Signal()
 """A person refreshed the backend `backend_id`."""
 
@@ -113,19 +116,19 @@ def refresh(
 
 
 def refresh_now(backend: Backend) -> None:
-    """Refresh all of a backend's sources in the background; calls already in progress will not be stored.
-
-    Until then the known data is served as stale.
-    """
+    """Refresh all of a backend's sources in the background, after the calls that are in progress. Until then the known
+    data is served."""
 
     def publish() -> None:
         store.restamp(source_rows.catalog_name(backend.pk))
+        refusals.clear(backend)
         refresh_requested.send_robust(sender=Backend, backend_id=backend.pk)
 
     with transaction.atomic():
         Backend.objects.filter(pk=backend.pk).update(refresh_generation=F("refresh_generation") + 1)
-        # Retry failures at once, since their cause may be fixed; throttled ones still wait.
-        failed = SourceRow.objects.filter(backend=backend).exclude(failed_at=None)
+        # Retry failures at once, since their cause may be fixed; throttled ones, and those of just now, still wait.
+        just_now = timezone.now() - dt.timedelta(seconds=source_rows.REFRESH_EVERY_S)
+        failed = SourceRow.objects.filter(backend=backend).exclude(failed_at=None).exclude(asked_at__gt=just_now)
         failed.exclude(error__code=SourceFailure.THROTTLED).update(failed_at=None)
         transaction.on_commit(publish)
 
@@ -133,7 +136,19 @@ def refresh_now(backend: Backend) -> None:
 def invalidate(backend: Backend, key: SourceKey) -> None:
     """Refresh one source within some seconds, because it has just changed; until then the known data is served."""
     rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
-    rows.filter(generation__gte=0).update(generation=-1)
+    rows.filter(generation__gte=0).update(generation=source_rows.OUTDATED)
+
+
+def expect_change(backend: Backend, key: SourceKey) -> None:
+    """Refresh one source once it has changed, as it is about to; until then the known data is served."""
+    invalidate(backend, key)
+    change_expected.send_robust(sender=Backend, backend_id=backend.pk)
+
+
+def refute(backend: Backend, key: SourceKey) -> None:
+    """Trust no reading that has begun by now: an order was refused for lack of room that one of them shows."""
+    rows = SourceRow.objects.filter(backend=backend, source=key.source, region=key.region)
+    rows.update(refuted_reading=Sequence.current(source_rows.READINGS))
 
 
 def refresh_due(now: dt.datetime) -> int:
@@ -203,8 +218,7 @@ def _record_use(rows: Collection[SourceRow], now: dt.datetime) -> None:
 def _fetch(source: Source, driver: Sourced, lead: Lead) -> None:
     backend, key = source.backend, source.key
     counts.add(backend.pk, calls=1)
-    if lead.holder is not None:
-        source.note_call(lead)
+    number = source.note_call(lead)
     try:
         value = store.checked(driver.fetch(key), source.spec.type)
     except SourceFailed as failure:
@@ -214,7 +228,7 @@ def _fetch(source: Source, driver: Sourced, lead: Lead) -> None:
         text = f"{type(failure).__name__}: {failure}"
         source.store_error(lead, {"code": SourceFailure.SERVICE_ERROR, "text": text[:1000]})
     else:
-        if source.store_value(lead, value):
+        if source.store_value(lead, value, number):
             source_updated.send_robust(sender=Backend, backend_id=backend.pk)
 
 

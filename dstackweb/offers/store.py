@@ -23,12 +23,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from django.conf import settings
 from django.core.cache import caches
 from django.db import DatabaseError
 from django.utils import timezone
 from pydantic import TypeAdapter
 
 from dstackweb import __version__
+from dstackweb.backends import registry
+from dstackweb.env import BadSetting
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,25 @@ class Health:
 
     since: dt.datetime
     error: str
+
+
+def policy(kind: str, what: str, default: float) -> float:
+    """A number of the cache for a kind of backend: for how many seconds a source or `offers` are fresh, or how many
+    `entries` there are."""
+    return settings.DSTACKWEB_OFFERS_CACHE.get(f"{kind}.{what}", default)
+
+
+def check_policy() -> None:
+    """Raises BadSetting for a number that nothing reads."""
+    for name in settings.DSTACKWEB_OFFERS_CACHE:
+        kind, _, what = name.partition(".")
+        driver = registry.KINDS[kind].driver_class if kind in registry.KINDS else None
+        known = {"offers", "entries", *getattr(driver, "sources", ())} if driver else set(registry.KINDS)
+        if what not in known:
+            where = f"{kind}." if driver else ""
+            raise BadSetting(
+                "DSTACKWEB_OFFERS_CACHE", name, f"one of {', '.join(where + each for each in sorted(known))}"
+            )
 
 
 class LocalCache(Generic[K, V]):

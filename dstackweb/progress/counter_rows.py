@@ -18,7 +18,7 @@ RATE_COLUMNS = {
     "first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint", "pace": "jsonb",
 }  # fmt: skip
 SUMMED_COLUMNS = {**GROUP_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
-PREFIX_COLUMNS = {**SUMMED_COLUMNS, "durations": "jsonb"}
+PREFIX_COLUMNS = {**SUMMED_COLUMNS, "durations": "jsonb", "failing": "jsonb"}
 SCOPE_COLUMNS = {
     **SUMMED_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer", "quiet_ms": "bigint",
     "time_left": "jsonb",
@@ -56,7 +56,7 @@ class GroupRow:
 
 @dataclass(slots=True)
 class PrefixRow(GroupRow):
-    """PREFIX_COLUMNS of a row. `pace` and `durations` are JSON, written back as it was where nothing is added."""
+    """PREFIX_COLUMNS of a row. `pace`, `durations` and `failing` are JSON, and stay as read where nothing changes."""
 
     first_ms: int = 0
     finished_1m: float = 0.0
@@ -65,6 +65,7 @@ class PrefixRow(GroupRow):
     pace: str = "[]"
     groups: int = 0
     durations: str = "{}"
+    failing: str = "{}"
 
 
 Prefixes = dict[str, PrefixRow]

@@ -73,11 +73,12 @@ class Delta:
 class Heard(NamedTuple):
     """What the time before a report, and the tasks that it calls finished, say about their pace.
 
-    `all_the_time`: whether somebody was heard since the last report; silence is no time of work. `believed_s`: tasks
-    that were timed for more seconds in all have finished unheard, and are no progress of now; below, those that were
-    timed one by one are.
+    `before_ms`: time of the reporter's report before this one; 0 for a new reporter. `all_the_time`: whether somebody
+    was heard since the last report; silence is no time of work. `believed_s`: tasks that were timed for more seconds in
+    all have finished unheard, and are no progress of now; below, those that were timed one by one are.
     """
 
+    before_ms: int = 0
     all_the_time: bool = True
     believed_s: float = math.inf
 
@@ -345,7 +346,10 @@ TASKS_MAX = 1_000_000
 GROUPS_MAX = 200_000
 GROUPS_KEPT = 20_000
 """Groups of a scope that stay when all their tasks are forgotten."""
-PREFIXES_MAX = 2_000
+PREFIXES_MAX = 10_000
+"""Prefixes of a run's attempt that are counted one by one. `tracking.dask`, in users' programs, has the same number."""
+OTHERS = "…"
+"""The prefix in which such a program counts its further ones, for which there is always room."""
 
 
 @dataclass(slots=True)
@@ -376,7 +380,8 @@ class BatchUpdate:
         prefix, group = self.counters.ids(group_name)
         new_prefix = not prefix and group_name[0] not in self.new_prefixes
         new_group = not group and group_name not in self.new_groups
-        if new_prefix and self.scope.prefixes + len(self.new_prefixes) >= PREFIXES_MAX:
+        is_full = self.scope.prefixes + len(self.new_prefixes) >= PREFIXES_MAX
+        if new_prefix and is_full and group_name[0] != OTHERS:
             return "too_many_prefixes"
         if new_group and self.scope.groups + len(self.new_groups) >= GROUPS_MAX:
             return "too_many_groups"

@@ -6,22 +6,26 @@ batches arrive.
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from django.db import transaction
 from django.db.models import F
+from django.dispatch import Signal
 from django.utils.translation import gettext as _
 
 from dstackweb.lib import bulk
 from dstackweb.lib.errors import Conflict, TooLarge
 from dstackweb.progress import group_counts, task_events
 from dstackweb.progress.counter_rows import lock_scope, read_keys
-from dstackweb.progress.counters import HEARD, BatchUpdate, CounterRows, Heard
+from dstackweb.progress.counters import BatchUpdate, CounterRows, Heard
+from dstackweb.progress.failing import WINDOW_MS, Counts, Rise, Watch, advance
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
 from dstackweb.progress.reports import Batch, Failure, Receipt
-from dstackweb.progress.states import LIVE, NoReports
+from dstackweb.progress.states import ENDED, FAILED, LIVE, NoReports, TaskState
 
 REPORTERS_MAX = 10_000
 """Reporters of an attempt: a sweep may start a process for each task."""
@@ -31,6 +35,9 @@ NEW_WORK_S = 60.0
 """More timed work in a reporter's first report was done earlier, not now."""
 FAILURES_KEPT = 1_000
 """Failed tasks kept per prefix, the newest ones."""
+
+failures_rose = Signal()
+"""Sent in a batch's transaction with its `scope`, which is locked, `rises` (failing.Rise by prefix) and `now_ms`."""
 
 FAILURE_COLUMNS = {
     "scope_id": "bigint", "prefix_id": "bigint", "key": "text", "group": "text", "message": "text", "seq": "bigint",
@@ -77,12 +84,37 @@ def _apply(scope: Scope, batch: Batch, now_ms: int) -> Receipt | TooLarge:
     counts = group_counts.decide(update, batch.counts)
     failed = _new_failures(update, batch.failures)
     update.counters.read(update.deltas)
+    # Counts say what has happened since this reporter's last ones. A new reporter tells of single tasks as they end.
+    is_recent = now_ms - heard.before_ms <= WINDOW_MS if heard.before_ms else not batch.counts
+    rises = _watch_failures(update, is_recent)
     whole = update.counters.shift(update.deltas, now_ms, heard=heard)
     task_events.write(update, tasks)
     group_counts.write(update, counts)
     _write_failures(update, [*failed, *tasks.failed], tasks.done)
     _write_reporters(update, sum(whole.states.get(state, 0) for state in LIVE))
+    if rises:
+        failures_rose.send(sender=None, scope=scope, rises=rises, now_ms=now_ms)
     return update.receipt
+
+
+def _watch_failures(update: BatchUpdate, is_recent: bool) -> dict[str, Rise]:
+    """Note in each prefix how its failures are about to change. Returns those whose share of failures has risen."""
+    changes: defaultdict[str, Counter[TaskState]] = defaultdict(Counter)
+    for (name, _group), delta in update.deltas.items():
+        changes[name].update(delta.states)
+    rises = {}
+    for name, change in changes.items():
+        if not any(change[state] for state in ENDED):
+            continue
+        prefix = update.counters.prefixes[name]
+        before = Counts(*(sum(getattr(prefix, state) for state in states) for states in (ENDED, FAILED)))
+        more = Counts(*(sum(change[state] for state in states) for states in (ENDED, FAILED)))
+        after = Counts(before.ended + more.ended, before.failed + more.failed)
+        watch, rise = advance(Watch.parse(prefix.failing), before, after, update.now_ms, is_recent=is_recent)
+        prefix.failing = watch.text
+        if rise is not None:
+            rises[name] = rise
+    return rises
 
 
 def _due_ms(batch: Batch, now_ms: int) -> int | None:
@@ -104,13 +136,13 @@ def _reporter(scope: Scope, batch: Batch, now_ms: int) -> tuple[Reporter, Heard]
     Also whether it was heard all the time. Of one that was silent nobody knows when it did what it reports now. Of a
     new one neither, but it may be a process that has done its only task.
     """
-    reporter, heard = Reporter.objects.filter(scope=scope, name=batch.reporter).first(), HEARD
+    reporter = Reporter.objects.filter(scope=scope, name=batch.reporter).first()
     if reporter is not None:
-        if reporter.due_ms is not None and reporter.due_ms < now_ms:
-            heard = Heard(all_the_time=False, believed_s=0)
+        was_silent = reporter.due_ms is not None and reporter.due_ms < now_ms
+        heard = Heard(reporter.last_ms, not was_silent, 0 if was_silent else math.inf)
     else:
         others = Reporter.objects.filter(scope=scope)
-        heard = Heard(others.filter(due_ms__gte=now_ms).exists(), NEW_WORK_S)
+        heard = Heard(0, others.filter(due_ms__gte=now_ms).exists(), NEW_WORK_S)
         if others.count() >= REPORTERS_MAX:
             raise TooLarge(
                 _("This attempt already has %(reporters_max)s reporters.") % {"reporters_max": f"{REPORTERS_MAX:,}"}

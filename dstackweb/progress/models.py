@@ -119,6 +119,9 @@ class TaskPrefix(StateCounters, RateCounters):
     durations: models.JSONField[Any, Any] = models.JSONField(
         default=dict, help_text="{bin of estimate.BINS: tasks}, of the timed tasks that were reported one by one"
     )
+    failing: models.JSONField[Any, Any] = models.JSONField(
+        default=dict, db_default={}, help_text="What failing.Watch keeps, to see a rise of the share of failures"
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["scope", "name"], name="progress_prefix_once")]

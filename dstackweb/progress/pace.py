@@ -110,7 +110,7 @@ class Pace(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Finished tasks a second: as lately, and one task as ever, so that it stays sensible when none has finished."""
+        """Finished tasks a second: lately, and one task as ever, so that it stays sensible when none has finished."""
         if not self.span_s or not self.finished_ever:
             return 0.0
         return (self.finished + 1) / (self.span_s + self.seconds / self.finished_ever)

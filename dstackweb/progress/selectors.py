@@ -12,6 +12,7 @@ from django.db import connection
 
 from dstackweb.lib import sql
 from dstackweb.progress import time_left
+from dstackweb.progress.counters import PREFIXES_MAX
 from dstackweb.progress.estimate import BINS, Rate, RateSample, rate
 from dstackweb.progress.models import NAME_MAX, TaskPrefix
 from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, TaskState, folded
@@ -121,6 +122,11 @@ class ScopeProgress:
     bar: ProgressBar
     ended: bool
     silence: Silence | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many prefixes as are counted one by one; those of a project's runs have no limit."""
+        return self.attempt > 0 and self.prefixes >= PREFIXES_MAX
 
 
 TIMED_MIN = 5

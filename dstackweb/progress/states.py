@@ -59,6 +59,9 @@ GONE = frozenset((S.FORGOTTEN, S.FORGOTTEN_DONE, S.FORGOTTEN_FAILED))
 FAILED = (S.ERRED, S.RELEASED_FAILED, S.FORGOTTEN_FAILED)
 """Failed, whatever has become of them since."""
 
+ENDED = (S.MEMORY, S.RELEASED_DONE, S.FORGOTTEN_DONE, *FAILED)
+"""Done or failed, whatever has become of them since."""
+
 DROPPED = frozenset((S.RELEASED, S.FORGOTTEN))
 """Reported without saying how the task ended."""
 

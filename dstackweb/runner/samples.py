@@ -68,8 +68,8 @@ def _watch(uuids: Sequence[str], every_s: float) -> None:
     while True:
         time.sleep(max(0.0, due - time.monotonic()))
         due = max(due + every_s, time.monotonic())
-        at = time.monotonic()
         snapshot = nvml.read()
+        at = time.monotonic()
         error = snapshot.error if snapshot.library else "no NVML library"
         if error and error != logged:
             logged = error

@@ -1,4 +1,4 @@
-"""Runs in the admin site: lists and search. Settings of queues and priorities of runs can be changed."""
+"""Runs in the admin site: lists and search. Settings of queues, and priority and queue of runs, can be changed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.shortcuts import redirect
 from django.utils.translation import gettext_lazy
 
 from dstackweb.accounts.models import Role, User
@@ -35,7 +36,7 @@ from dstackweb.runs.models import (
     Verdict,
 )
 from dstackweb.runs.queue import queues
-from dstackweb.runs.states import ACTIVE, Reason, RunStatus
+from dstackweb.runs.states import ACTIVE, WAITING, Reason, RunStatus
 
 
 def _user(request: HttpRequest) -> User:
@@ -107,8 +108,8 @@ class QueueAdmin(admin.ModelAdmin[Queue]):
         return queue.count.running
 
 
-class PriorityForm(forms.ModelForm[Run]):
-    """The priority, and the etag of the run as its editor saw it."""
+class RunForm(forms.ModelForm[Run]):
+    """What people change of a run, and its etag as its editor saw it."""
 
     priority = forms.IntegerField(
         label=gettext_lazy("Priority"), min_value=0, max_value=100, help_text=gettext_lazy("0–100; higher goes first.")
@@ -117,17 +118,14 @@ class PriorityForm(forms.ModelForm[Run]):
 
     class Meta:
         model = Run
-        fields = ("priority",)
+        fields = ("priority", "queue")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["seen"].initial = concurrency.etag(self.instance)
-
-    def clean(self) -> None:
-        super().clean()
-        run = Run.objects.select_related("queue").get(pk=self.instance.pk)
-        if not concurrency.matches(self.cleaned_data.get("seen", ""), run):
-            raise forms.ValidationError(concurrency.stale_error(run).detail)
+        if "queue" in self.fields:  # of a waiting run
+            queue: Any = self.fields["queue"]
+            queue.queryset = Queue.objects.filter(project=self.instance.project_id)
 
 
 RUN_PARTS = (
@@ -142,9 +140,9 @@ RUN_PARTS = (
 
 @admin.register(Run)
 class RunAdmin(ReadOnly):
-    """On the page of an active run its priority can be changed; the rest is read-only."""
+    """The priority of an active run and the queue of a waiting one can be changed; the rest is read-only."""
 
-    form = PriorityForm
+    form = RunForm
     list_display = ("name", "project", "queue", "user", "status", "priority", "attempt", "exit_code", "submitted_at")
     list_filter = ("status", "project", "queue", code_filter("termination_reason", Reason))
     ordering = ("-id",)
@@ -158,8 +156,12 @@ class RunAdmin(ReadOnly):
         """What people look for first; what the scheduler keeps is folded."""
         shown = {field for _title, part in RUN_PARTS for field in part}
         kept = [name for name in self.get_readonly_fields(request, obj) if name not in shown]
-        parts = [(title, {"fields": part}) for title, part in RUN_PARTS]
-        return [*parts, (gettext_lazy("Kept by the scheduler"), {"fields": kept, "classes": ("collapse",)})]
+        parts: list[Any] = [(title, {"fields": part}) for title, part in RUN_PARTS]
+        parts.append((gettext_lazy("Kept by the scheduler"), {"fields": kept, "classes": ("collapse",)}))
+        if self.has_change_permission(request, obj):
+            # A hidden field is served only where a fieldset names it. A read-only page would look for such a column.
+            parts[0][1]["fields"] = (*parts[0][1]["fields"], "seen")
+        return parts
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
         """A list sorts many rows: without the columns that it does not show, which are long."""
@@ -189,17 +191,27 @@ class RunAdmin(ReadOnly):
         return active and admin.ModelAdmin.has_change_permission(self, request, obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Run | None = None) -> tuple[str, ...]:
-        hidden = {*self.exclude, "priority"}
+        editable = {"priority", "queue"} if obj is not None and obj.status in WAITING else {"priority"}
+        hidden = {*self.exclude, *editable}
         return tuple(field.name for field in Run._meta.concrete_fields if field.name not in hidden)
 
-    def save_model(self, request: HttpRequest, obj: Run, form: Any, change: bool) -> None:
-        """Change the priority through the service, which moves and records it."""
-        if "priority" not in form.changed_data:
-            return
+    def changeform_view(self, request: HttpRequest, *args: Any, **more: Any) -> Any:
+        """Show what the services refuse above the run as it is now. Nothing of the form is saved then."""
         try:
-            services.set_priority(obj, _user(request), Role.ADMIN, obj.priority, form.cleaned_data["seen"])
+            return super().changeform_view(request, *args, **more)
         except DomainError as error:
-            messages.error(request, error.detail)
+            self.message_user(request, error.detail, messages.ERROR)
+            return redirect(request.get_full_path())
+
+    def save_model(self, request: HttpRequest, obj: Run, form: Any, change: bool) -> None:
+        """Change queue and priority through the services, which move the run and record it."""
+        user, seen = _user(request), form.cleaned_data["seen"]
+        run = Run.objects.select_related("queue", "project", "user").get(pk=obj.pk)
+        if "queue" in form.changed_data:
+            run = services.set_queue(run, user, Role.ADMIN, obj.queue.name, seen)
+            seen = concurrency.etag(run)
+        if "priority" in form.changed_data:
+            services.set_priority(run, user, Role.ADMIN, obj.priority, seen)
 
 
 register_list(

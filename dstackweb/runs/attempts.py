@@ -20,9 +20,9 @@ from dstackweb.lib.models import watch_time
 from dstackweb.lib.network import full_jitter
 from dstackweb.runs import logs, wakeups
 from dstackweb.runs.codes import MessageCode, RunEventKind
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.recurrence import next_after_end
-from dstackweb.runs.shared_rows import release_ended, shared_rows_last
+from dstackweb.runs.shared_rows import count_undone, release_ended, shared_rows_last
 from dstackweb.runs.states import (
     HOLD_END,
     JOB_ACTIVE,
@@ -281,6 +281,39 @@ def _return(run: Run, because: JobView, now: dt.datetime) -> None:
         stop_reason="",
         queued_at=now if displaced else run.queued_at,
     )
+
+
+def undo_placement(run: Run, **data: Any) -> bool:
+    """Return a run that no cloud launched anything for to its place in the queue, as if it had not been placed: its
+    attempt, its jobs and its wait count as before. False if a node may have begun. Call after `lock_run`.
+
+    Its timeline shows the last such round alone, with `data`: there may be one every minute.
+    """
+    now = timezone.now()
+    jobs = Job.objects.filter(run=run, attempt=run.attempt)
+    if run.status != RunStatus.PROVISIONING or jobs.exclude(status=JobStatus.PROVISIONING, claim_nonce="").exists():
+        return False
+    events = RunEvent.objects.filter(run=run, attempt=run.attempt)
+    placed = events.filter(kind=RunEventKind.PROVISIONING).order_by("-id").first()
+    with shared_rows_last():
+        jobs.delete()
+        if placed is not None:
+            count_undone(run, placed.at)
+            before = events.filter(kind=RunEventKind.RETURNED, id__lt=placed.pk, data__code=MessageCode.OUT_OF_CAPACITY)
+            if before.exists():
+                events.filter(kind=RunEventKind.OFFER_FAILED, id__lt=placed.pk).delete()
+                before.delete()
+            placed.delete()
+        move_run(
+            run,
+            RunStatus.SUBMITTED,
+            now=now,
+            event=RunEventKind.RETURNED,
+            data={"code": MessageCode.OUT_OF_CAPACITY, **data},
+            status_message="",
+            status_detail={},
+        )
+    return True
 
 
 def requeue_due(now: dt.datetime) -> int:

@@ -131,11 +131,13 @@ class ReservedData(TypedDict, total=False):
 class Shortfall(TypedDict, total=False):
     """What a host lacks: `short` lists `gpus`, `cpus`, `memory_mib`, and each of these has its numbers.
 
-    `busy` GPUs are held until `busy_until` (ISO 8601) at the latest. `code` is `offers` where offers were tried.
+    `busy` GPUs are held until `busy_until` (ISO 8601) at the latest. `code` is `offers` where offers were tried;
+    `answers` are the codes of why clouds refused some of them lately.
     """
 
     code: str
     offers: int
+    answers: list[str]
     host: str
     short: list[str]
     nodes: int
@@ -372,6 +374,8 @@ class RunEventKind(StrEnum):
     UTILIZATION_POLICY_CHANGED = "utilization_policy_changed"
     INACTIVITY_NOTICE = "inactivity_notice"
     INACTIVITY_STOP = "inactivity_stop"
+    TASKS_FAIL = "tasks_fail"
+    """The share of failures among the tasks of a prefix has risen (`progress.failing`)."""
     SERVICE_HEALTHY = "service_healthy"
     SERVICE_UNHEALTHY = "service_unhealthy"
     OFFER_FAILED = "offer_failed"

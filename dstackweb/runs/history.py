@@ -63,20 +63,21 @@ KEPT_DAYS: int = settings.DSTACKWEB_HISTORY_DAYS
 """Hours older than that are removed."""
 
 
-def count_placed(runs: Sequence[Run], now: dt.datetime) -> None:
-    """Count the waits of runs that start. Call in the transaction that moves them, behind the queue counters."""
+def count_placed(runs: Sequence[Run], now: dt.datetime, sign: int = 1) -> None:
+    """Count the waits of runs that start, or with the sign -1 take them back. Call in the transaction that moves them,
+    behind the queue counters."""
     waits: dict[tuple[int, int], list[int]] = defaultdict(list)
     for run in runs:
         waited = int((now - run.queued_at).total_seconds())
         waits[run.queue_id, band_of(run.priority)].append(max(0, waited))
     for (model, begin), ((queue, band), seconds) in itertools.product(SPANS, sorted(waits.items())):
         changes: dict[str, Any] = {
-            "placed": F("placed") + len(seconds),
-            "wait_s": F("wait_s") + sum(seconds),
+            "placed": F("placed") + sign * len(seconds),
+            "wait_s": F("wait_s") + sign * sum(seconds),
             "wait_max_s": Greatest(F("wait_max_s"), Value(max(seconds), BigIntegerField())),
         }
         for bucket, count in Counter(map(bucket_of, seconds)).items():
-            changes[BUCKETS[bucket]] = F(BUCKETS[bucket]) + count
+            changes[BUCKETS[bucket]] = F(BUCKETS[bucket]) + sign * count
         key = {"queue_id": queue, "band": band, model.TIME: begin(now)}
         sql.shift(model, key, changes)
 

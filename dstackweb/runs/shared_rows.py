@@ -40,6 +40,8 @@ class _Changes:
     settled: dict[int, int] = field(default_factory=dict)
     """Runs whose ended jobs may hold something, with their queues."""
     placed: list[tuple[Sequence[Run], dt.datetime]] = field(default_factory=list)
+    undone: list[tuple[Run, dt.datetime]] = field(default_factory=list)
+    """Runs whose placement at this time does not count."""
     removed: list[history.Placed] = field(default_factory=list)
     durations: Counter[learned_durations.DurationKey] = field(default_factory=Counter)
     usage: usage.UsageDeltas = field(default_factory=usage.UsageDeltas)
@@ -55,6 +57,8 @@ class _Changes:
             self.prefixes.write()
         for runs, now in self.placed:
             history.count_placed(runs, now)
+        for run, at in self.undone:
+            history.count_placed([run], at, -1)
         history.count_removed(self.removed)
         learned_durations.write(self.durations)
         self.usage.write()
@@ -151,6 +155,12 @@ def count_moved(runs: Sequence[Run], new: RunStatus, now: dt.datetime) -> None:
                 changes.usage.add_run(run, new, now)
         if new == RunStatus.PROVISIONING:
             changes.placed.append((runs, now))
+
+
+def count_undone(run: Run, at: dt.datetime) -> None:
+    """Take back the wait that was counted when a run, with its priority and queue, was placed. Call likewise."""
+    with shared_rows_last(savepoint=False) as changes:
+        changes.undone.append((run, at))
 
 
 def count_job_end(job: Job, now: dt.datetime) -> None:

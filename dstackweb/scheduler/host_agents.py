@@ -31,7 +31,6 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler import utilization
 from dstackweb.scheduler.models import Retention, RetentionKind
 
 REFRESH_S = 0.5
@@ -137,7 +136,8 @@ def poll(known: KnownHost, report: HostReport) -> dict[str, Any]:
     host = Host.joined.filter(pk=known.id).first()
     if host is None:  # since it was last read
         return {"removed": True}
-    _store_samples(host, report.samples)
+    for age_s, snapshot in report.samples:
+        intake.add_snapshot(host, snapshot, to_ms(timezone.now()) - round(age_s * 1000))
     _note_probe(host, report.probe)
     if host.held_back_at is not None:
         job_id = uuid4()
@@ -168,12 +168,6 @@ def _job_orders(host: Host, report: HostReport) -> dict[str, Any]:
         elif stopping:
             orders["stop"].append(str(job.pk))
     return orders
-
-
-def _store_samples(host: Host, samples: Sequence[tuple[float, Snapshot]]) -> None:
-    for age_s, snapshot in samples:
-        now = timezone.now()
-        utilization.apply_policies(intake.add_snapshot(host, snapshot, to_ms(now) - round(age_s * 1000)), now)
 
 
 def _note_probe(host: Host, error: str | None) -> None:

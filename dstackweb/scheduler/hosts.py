@@ -29,7 +29,6 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
-from dstackweb.scheduler import utilization
 from dstackweb.scheduler.models import Retention, RetentionKind
 
 log = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ def _check_unless_healthy(job: Job) -> None:
 
 
 def sample_gpus(name: str) -> None:
-    """Store a sample of each GPU of this host, and apply its jobs' policies."""
+    """Store a sample of each GPU of this host."""
     host = Host.joined.filter(name=name).first()
     if host is None:
         return
@@ -139,7 +138,7 @@ def sample_gpus(name: str) -> None:
     with lock:
         # Dated before reading: a GPU that a job gets meanwhile was not the job's yet.
         began = timezone.now()
-        utilization.apply_policies(intake.add_snapshot(host, nvml.read(), to_ms(began)), timezone.now())
+        intake.add_snapshot(host, nvml.read(), to_ms(began))
 
 
 def remove_old_files(host: str, budget_s: float | None = FILES_BUDGET_S) -> bool:

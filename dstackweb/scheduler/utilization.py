@@ -1,12 +1,13 @@
-"""Applies utilization policies to jobs that leave their GPUs unused. A sample is only a trigger: all is read and judged
-again with the run's row locked. Any step may be lost, doubled or killed: the next sample repeats it."""
+"""Judges jobs that leave their GPUs unused, and applies their utilization policies, in a worker: what brings samples
+only stores them. Which jobs are due follows from rows alone, and each is judged again with its run's row locked. Any
+step may be lost, doubled or killed: the next tick repeats it."""
 
 from __future__ import annotations
 
 import datetime as dt
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -14,9 +15,10 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Exists, F, OuterRef, QuerySet
 
 from dstackweb.gpus import binding, exemptions, window
-from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop
+from dstackweb.gpus.models import GpuSeries, JobPolicy, PolicyStop, interval_ms
 from dstackweb.gpus.policy_status import index_of
 from dstackweb.gpus.window import PolicyAction, PolicyVerdict, VerdictKind
 from dstackweb.lib.times import to_moment, to_ms
@@ -44,12 +46,14 @@ Resource = str | UUID
 
 @dataclass(frozen=True)
 class _BoundJob:
-    """A running job bound to a policy at `now`, with its GPU series. Its run's other nodes are in `nodes`."""
+    """A running job bound to a policy at `now`, with its GPU series, and how its project enforces that policy."""
 
     job: Job
     bound: JobPolicy
     series: Sequence[GpuSeries]
     now: dt.datetime
+    exempt_until: dt.datetime | None
+    observe_only: bool
 
     @property
     def run(self) -> Run:
@@ -73,17 +77,16 @@ class _BoundJob:
     def notifies(self) -> bool:
         return self.bound.action == UtilizationAction.NOTIFY
 
-    @cached_property
+    @property
     def exempt_until_ms(self) -> int | None:
-        until = exemptions.exempt_until(self.run.pk)
-        return to_ms(until) if until else None
+        return to_ms(self.exempt_until) if self.exempt_until else None
 
     @property
     def due(self) -> PolicyAction:
         """What its policy asks for now."""
         enforcement = window.Enforcement(
             window_ms=self.bound.time_window_s * 1000,
-            reports_only=self.notifies or exemptions.policies_of(self.run.project).observe_only,
+            reports_only=self.notifies or self.observe_only,
             noticed_ms=self.bound.noticed_ms,
             acted_ms=self.bound.acted_ms,
             paused_until_ms=self.exempt_until_ms,
@@ -104,34 +107,51 @@ class _BoundJob:
         }
 
 
-def apply_policies(job_ids: Iterable[UUID], now: dt.datetime) -> None:
-    """Apply the jobs' policies after a sample. One that fails stops neither the others nor the sample."""
-    for job_id in job_ids:
+def has_low_jobs(now: dt.datetime) -> bool:
+    """Whether there is anything to judge."""
+    return _low_jobs(now).exists()
+
+
+def judge_jobs(now: dt.datetime) -> dict[UUID, PolicyAction]:
+    """Do what the policies of low jobs ask for at `now`; returns what was done, by job.
+
+    Mostly nothing is due: then no row is locked and no page is woken. A job that fails doesn't stop the others.
+    """
+    done: dict[UUID, PolicyAction] = {}
+    for node in _bound_jobs(list(_low_jobs(now)), now):
+        if not node.is_outdated and node.due == PolicyAction.NOTHING:
+            continue
         try:
-            apply_policy(job_id, now)
+            action = apply_policy(node.job, now)
         except Exception:
-            log.exception("job %s: policy not applied, will retry with the next sample", job_id)
-
-
-def apply_policy(job_id: UUID, now: dt.datetime) -> PolicyAction:
-    """Do what a job's policy asks for at `now`; returns what was done: nothing for one whose commands do not run."""
-    running = Job.objects.filter(status=JobStatus.RUNNING, exited_at=None)
-    job = running.select_related("run__project").filter(pk=job_id).first()
-    if job is None or job.attempt != job.run.attempt or job.run.status != RunStatus.RUNNING:
-        return PolicyAction.NOTHING
-    # Mostly nothing is due: then no row is locked and no page is woken.
-    nodes = _bound_jobs([job], now)
-    if not any(node.is_outdated or node.due != PolicyAction.NOTHING for node in nodes):
-        return PolicyAction.NOTHING
-    with shared_rows_last():
-        done = _apply_locked(lock_run(job.run_id), job_id, now)
-    if done != PolicyAction.NOTHING:
-        bound = nodes[0].bound
-        log.info(
-            "%s of %s: %s, policy %s %% over %s s",
-            job, job.run.project, done.value, bound.min_gpu_utilization, bound.time_window_s,
-        )  # fmt: skip
+            log.exception("%s: policy not applied, will retry", node.job)
+            continue
+        if action != PolicyAction.NOTHING:
+            done[node.job.pk] = action
+            log.info(
+                "%s of %s: %s, policy %s %% over %s s",
+                node.job, node.run.project, action.value, node.bound.min_gpu_utilization, node.bound.time_window_s,
+            )  # fmt: skip
     return done
+
+
+def _low_jobs(now: dt.datetime) -> QuerySet[Job]:
+    """Running jobs of which a GPU has been low for half of the window: before that nothing is due."""
+    now_ms = to_ms(now)
+    low = GpuSeries.objects.filter(
+        job=OuterRef("pk"),
+        low_since_ms__lte=now_ms - 500 * OuterRef("policy__time_window_s"),
+        low_last_ms__gte=now_ms - window.MAX_GAP * interval_ms(),
+    )
+    running = Job.objects.filter(status=JobStatus.RUNNING, exited_at=None, attempt=F("run__attempt"))
+    judged = running.filter(run__status=RunStatus.RUNNING, policy__min_gpu_utilization__isnull=False)
+    return judged.filter(Exists(low)).select_related("run__project").defer(*(f"run__{text}" for text in TEXTS))
+
+
+def apply_policy(job: Job, now: dt.datetime) -> PolicyAction:
+    """Do what a job's policy asks for at `now`; returns what was done: nothing for one whose commands do not run."""
+    with shared_rows_last():
+        return _apply_locked(lock_run(job.run_id), job.pk, now)
 
 
 def _apply_locked(run: Run, job_id: UUID, now: dt.datetime) -> PolicyAction:
@@ -171,7 +191,14 @@ def _bound_jobs(jobs: Sequence[Job], now: dt.datetime, *, lock: bool = False) ->
     for one in rows.select_for_update(no_key=True) if lock else rows.defer("processes"):
         series[one.job_id].append(one)
     policies = {bound.job_id: bound for bound in JobPolicy.objects.filter(job__in=ids)}
-    return [_BoundJob(job, policies[job.pk], series[job.pk], now) for job in jobs if job.pk in policies]
+    kept_until = exemptions.exempt_until([job.run_id for job in jobs])
+    rules = exemptions.policies_by_project([job.run.project_id for job in jobs])
+    return [
+        _BoundJob(
+            job, policies[job.pk], series[job.pk], now, kept_until.get(job.run_id),
+            rules[job.run.project_id].observe_only,
+        ) for job in jobs if job.pk in policies
+    ]  # fmt: skip
 
 
 def _notice(node: _BoundJob, nodes: Sequence[_BoundJob]) -> PolicyAction:

@@ -83,6 +83,9 @@ DSTACKWEB_PASS_EVERY_S = env.seconds("DSTACKWEB_PASS_EVERY_S", 2)
 DSTACKWEB_WATCH_EVERY_S = env.seconds("DSTACKWEB_WATCH_EVERY_S", 2)
 # The shortest window of a utilization policy, a minute, then has at least three samples.
 DSTACKWEB_SAMPLE_EVERY_S = env.seconds("DSTACKWEB_SAMPLE_EVERY_S", 10, least=0.1, most=20)
+DSTACKWEB_OFFERS_CACHE = env.numbers(
+    "DSTACKWEB_OFFERS_CACHE", least=1, most=30 * 86400, example="aws.quotas=1800,aws.entries=20"
+)
 DSTACKWEB_RESERVE_AFTER_S = env.seconds("DSTACKWEB_RESERVE_AFTER_S", 900)
 DSTACKWEB_RESERVE_FOR_S = env.seconds("DSTACKWEB_RESERVE_FOR_S", 3600)
 DSTACKWEB_TASKS_PER_S = env.integer("DSTACKWEB_TASKS_PER_S", 50_000, least=100)

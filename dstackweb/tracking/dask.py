@@ -44,7 +44,9 @@ FAILURES_MAX = 1_000
 
 GROUPS_MAX = 100_000
 """Groups that are reported individually. Later ones are counted together, in one group of their prefix."""
-PREFIXES_MAX = 1_900
+PREFIXES_MAX = 10_000
+"""Prefixes that are reported individually, as many as the server counts (progress.counters). Later ones are counted
+together, in the prefix OTHERS."""
 OTHERS = "…"
 
 STATES = {

@@ -20,7 +20,7 @@ from django_q.status import Stat
 
 import dstackweb
 from dstackweb.accounts.models import Project
-from dstackweb.backends import registry
+from dstackweb.backends import api_calls, registry
 from dstackweb.backends.hosts.inventory import is_online, names_by_isolation
 from dstackweb.backends.kinds import HealthLine
 from dstackweb.backends.models import Host, Isolation, Ports
@@ -29,7 +29,8 @@ from dstackweb.lib.commands import server_command
 from dstackweb.offers import counts
 from dstackweb.runs import archives, history
 from dstackweb.runs.models import ProjectArtifacts, ProjectLogs, QueueCount
-from dstackweb.scheduler.models import PassState, Retention
+from dstackweb.scheduler.models import PassState
+from dstackweb.scheduler.processes import retention
 from dstackweb.web import health_checks
 from dstackweb.web.common.pages import PageRequest, fingerprint, polled, project_page
 from dstackweb.web.history import polylines
@@ -46,6 +47,8 @@ BACKLOG = 100
 """Tasks waiting in the broker; more means that the workers do not keep up."""
 TONES = ("go", "info", "wait", "bad")
 TREND = dt.timedelta(hours=24)
+APIS = 20
+"""APIs with a row of their own."""
 
 
 class CheckLine(NamedTuple):
@@ -68,11 +71,14 @@ class HealthArea(NamedTuple):
 def health_page(request: PageRequest) -> HttpResponse:
     now = timezone.now()
     found, calls = areas(request.project), sorted(counts.last_day(now).items())
+    apis = api_rows(now)
     trend = history.waiting_by_hour(now - TREND)
     worst = max((area.tone for area in found), key=TONES.index)
     context = {
         "areas": found,
         "calls": calls,
+        "apis": apis,
+        "api_hours": api_calls.HOURS - 1,
         "worst": worst,
         "faults": sum(len(area.faults) for area in found),
         "trend": polylines(trend),
@@ -80,8 +86,39 @@ def health_page(request: PageRequest) -> HttpResponse:
         "most_waiting": max((length for length in trend if length is not None), default=None),
         "program": (dstackweb.__version__, schema.VERSION),
     }
-    version = fingerprint(found, calls, trend)
+    version = fingerprint(found, calls, trend, apis)
     return polled(request, "health/health.html", "health/health_list.html", version, lambda: context)
+
+
+class ApiRow(NamedTuple):
+    """The requests to one API in the last 24 hours, of which `points` is the chart by hour.
+
+    `kind` is the kind's label. The last row may be of `others`, how many it is.
+    """
+
+    kind: str
+    api: str
+    region: str
+    figures: api_calls.Figures
+    points: list[str]
+    others: int = 0
+
+
+def api_rows(now: dt.datetime) -> list[ApiRow]:
+    """The APIs that throttled, then the busiest; those beyond APIS together."""
+    found = sorted(api_calls.last_day(now).items(), key=lambda item: (-item[1].throttles, -item[1].requests, item[0]))
+    labels = {name: str(kind.label or name) for name, kind in registry.KINDS.items()}
+    rows = [
+        ApiRow(labels.get(api.kind, api.kind), api.api, api.region, figures, polylines(figures.by_hour))
+        for api, figures in found[:APIS]
+    ]
+    if others := found[APIS:]:
+        rest = api_calls.Figures()
+        for _other, figures in others:
+            rest.add({name: getattr(figures, name) for name in api_calls.NUMBERS})
+            rest.by_hour = [here + there for here, there in zip(rest.by_hour, figures.by_hour, strict=True)]
+        rows.append(ApiRow("", "", "", rest, polylines(rest.by_hour), len(others)))
+    return rows
 
 
 def areas(project: Project) -> list[HealthArea]:
@@ -293,7 +330,7 @@ def _quota(name: str, used: int, quota_gb: int, then: str) -> HealthLine:
 
 def _retention() -> Iterable[HealthLine]:
     """What waits to be pruned, of the deployment and on hosts; late once it does not get less for long."""
-    rows = list(Retention.objects.order_by("kind", "host"))
+    rows = retention.current()
     if not rows:
         return
     waiting = [row for row in rows if row.waiting]

@@ -15,7 +15,8 @@ from django.db.models import Count, F
 from django.utils import timezone
 from django.utils.translation import gettext as _, ngettext
 
-from dstackweb.backends import registry
+from dstackweb.backends import api_calls, registry
+from dstackweb.backends.api_calls import Api, Figures
 from dstackweb.backends.contract import SourceState
 from dstackweb.backends.hosts.inventory import is_online
 from dstackweb.backends.kinds import ApiUsage, HealthLine
@@ -262,18 +263,30 @@ def _sources_of(backend: Backend, ages: Sequence[Freshness]) -> HealthLine:
 def api_checks() -> Iterable[HealthLine]:
     """Cloud APIs near their rate limit, and those that throttled."""
     now = timezone.now()
+    lately = api_calls.lately(now)
     for kind in registry.KINDS.values():
-        if usage := kind.api_usage(now):
-            yield _rate_limits(_("Rate limits of %s") % (kind.label or kind.name), usage)
+        usage = kind.api_usage(now)
+        counted = {api: figures for api, figures in lately.items() if api.kind == kind.name}
+        if usage or any(figures.throttles for figures in counted.values()):
+            yield _rate_limits(_("Rate limits of %s") % (kind.label or kind.name), usage, counted)
 
 
-def _rate_limits(name: str, usage: Sequence[ApiUsage]) -> HealthLine:
+def _rate_limits(name: str, usage: Sequence[ApiUsage], lately: Mapping[Api, Figures]) -> HealthLine:
     throttled = [f"{one.api} ({one.region}, {one.open_until:%H:%M:%S} UTC)" for one in usage if one.open_until]
     if throttled:
         hint = _("Not called until then: %s. Offers use the last known values.")
         return HealthLine(name, "wait", _("throttled"), hint % listing(throttled))
     if full := [f"{one.api} ({one.region})" for one in usage if one.left < 0]:
         return HealthLine(name, "wait", _("at the limit"), _("Calls wait: %s.") % listing(full))
+    if lines := [f"{api.api} ({api.region}): {one.throttles}" for api, one in lately.items() if one.throttles]:
+        hint = _("Throttled in the last 10 minutes: %s. Calls are repeated later.")
+        return HealthLine(name, "wait", _("throttled lately"), hint % listing(lines))
+    if lines := [f"{one.api} ({one.region}): {one.left:.0f}/{one.burst:g}" for one in usage if one.is_tight]:
+        hint = _("Few calls are left before others wait: %s.")
+        return HealthLine(name, "wait", _("near the limit"), hint % listing(lines))
+    if lines := [f"{api.api} ({api.region})" for api, one in lately.items() if one.tight]:
+        hint = _("In the last 10 minutes at most a fifth of the calls was left of: %s.")
+        return HealthLine(name, "info", _("near the limit lately"), hint % listing(lines))
     return HealthLine(name, "go", _("below the limit"))
 
 

@@ -9,12 +9,24 @@ from typing import Any, assert_never
 
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
-from dstackweb.runs.codes import LogCut, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
+from dstackweb.backends.contract import InstanceEnd
+from dstackweb.runs.codes import LogCut, MessageCode, ReservationEnd, RunEventKind, ScheduleWait, WaitReason
 from dstackweb.runs.models import RunEvent
 from dstackweb.runs.service_codes import ServiceState
 from dstackweb.runs.states import Reason
 from dstackweb.wording import gateway, policy, statuses
-from dstackweb.wording.sentence import Sentence, as_text, clauses, colon, enumeration, fill, known, listing, words
+from dstackweb.wording.sentence import (
+    Sentence,
+    as_text,
+    clauses,
+    colon,
+    enumeration,
+    fill,
+    known,
+    listing,
+    visible,
+    words,
+)
 from dstackweb.wording.statuses import exited, instance_end, status, termination
 from dstackweb.wording.units import dollars, duration, exact_duration, gpus, size
 
@@ -88,6 +100,10 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _displaces(data.get("runs", ()))
         case RunEventKind.RETURNED if data.get("job_reason") == Reason.PREEMPTED:
             return _("back in its place in the queue after it was displaced")
+        case RunEventKind.RETURNED if data.get("job_reason") == InstanceEnd.NO_ROOM:
+            return _("back in its place in the queue: the cluster is full")
+        case RunEventKind.RETURNED if data.get("code") == MessageCode.OUT_OF_CAPACITY:
+            return _("back in its place in the queue: no offer that it may use has room now")
         case RunEventKind.RETURNED:
             why = statuses.message(data.get("detail", {}), data.get("message", ""))
             text = _("back in its place in the queue: its host did not start it")
@@ -125,6 +141,8 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return policy.inactive(data)
         case RunEventKind.INACTIVITY_STOP:
             return _("stopped: unused for %s") % duration(data.get("limit_s"))
+        case RunEventKind.TASKS_FAIL:
+            return tasks_fail(data)
         case RunEventKind.SERVICE_HEALTHY | RunEventKind.SERVICE_UNHEALTHY:
             return _service(kind, data)
         case RunEventKind.OFFER_FAILED:
@@ -149,6 +167,13 @@ def _worded(kind: RunEventKind, data: Data) -> str:
             return _job_end(data)
         case never:
             assert_never(never)
+
+
+def tasks_fail(data: Data) -> Sentence:
+    """The share of failures of a prefix has risen."""
+    text = _("%(failed)s of %(ended)s %(prefix)s tasks failed: %(now)s %%, up from %(was)s %% within 5 minutes")
+    numbers = {name: f"{data[name]:,}" for name in ("failed", "ended")}
+    return fill(text, **{**data, **numbers, "prefix": visible(data["prefix"])})
 
 
 def _service(kind: RunEventKind, data: Data) -> str:

@@ -22,9 +22,11 @@ event_name = words(
         NotificationEvent.RUN_STOPS_SOON: gettext_lazy("A utilization policy is about to stop a run"),
         NotificationEvent.RUN_DISPLACED: gettext_lazy("A run is displaced by another one, and queued again"),
         NotificationEvent.RUN_KEPT: gettext_lazy("Someone else keeps a run from its utilization policy"),
+        NotificationEvent.TASKS_FAIL: gettext_lazy("More of a run’s tasks fail: 20 points within 5 minutes"),
         NotificationEvent.QUEUE_STUCK: gettext_lazy("Runs wait in a queue and none can start, for 30 minutes"),
         NotificationEvent.BUDGET_SPENT: gettext_lazy("A project has spent 80 % or all of its budget"),
         NotificationEvent.BACKEND_FAILS: gettext_lazy("A backend cannot be read, for 10 minutes"),
+        NotificationEvent.API_LIMIT: gettext_lazy("A cloud's API is near its rate limit, or throttles"),
         NotificationEvent.HOST_HELD_BACK: gettext_lazy("A host gets no more jobs because starts fail there"),
         NotificationEvent.TEST: gettext_lazy("Test"),
     }
@@ -76,12 +78,17 @@ def notification(event: str, data: Data) -> Label:
         case NotificationEvent.RUN_KEPT:
             text = fill("%(text)s.", text=policy.kept(data["data"]).capitalized())
             return Label(_("%(by)s keeps %(run)s") % data, text, "info")
+        case NotificationEvent.TASKS_FAIL:
+            text = fill("%(text)s.", text=events.tasks_fail(data["data"]).capitalized())
+            return Label(_("%(run)s: more tasks fail") % data, text, "bad")
         case NotificationEvent.QUEUE_STUCK:
             return _stuck(data)
         case NotificationEvent.BACKEND_FAILS:
             title = _("Backend %(backend)s cannot be read") % data
             where = f"{data['region']}: " if data["region"] else ""
             return Label(title, where + offers.failure(data["backend_kind"], data["failure"] or {}), "bad")
+        case NotificationEvent.API_LIMIT:
+            return _api_limit(data)
         case NotificationEvent.BUDGET_SPENT:
             return _budget(data)
         case NotificationEvent.HOST_HELD_BACK:
@@ -114,6 +121,15 @@ def _ended(data: Data) -> Label:
 def _stuck(data: Data) -> Label:
     waiting = ngettext("%(n)d run waits.", "%(n)d runs wait.", data["waiting"]) % {"n": data["waiting"]}
     return Label(_("Queue %(queue)s is stuck") % data, f"{waiting} {queue_stuck(data['code'])}", "wait")
+
+
+def _api_limit(data: Data) -> Label:
+    where = f"{data['api']} ({data['region']})" if data["region"] else data["api"]
+    if data["throttles"]:
+        text = _("%(throttles)d of %(requests)d requests were throttled lately. They are repeated later.")
+        return Label(_("%s is throttled") % where, text % data, "wait")
+    text = _("After %(tight)d of %(requests)d requests few calls were left. Further calls wait.")
+    return Label(_("%s is near its rate limit") % where, text % data, "wait")
 
 
 def _budget(data: Data) -> Label:

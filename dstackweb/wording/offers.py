@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from django.utils import timezone
 from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from dstackweb.backends import registry
 from dstackweb.backends.contract import Availability, Offer, PlaceCode
+from dstackweb.offers.refusals import PASSING
 from dstackweb.runs.codes import Shortfall
 from dstackweb.spec.effective import Requirements
-from dstackweb.wording.places import tried
+from dstackweb.wording.places import launch_failure, tried
 from dstackweb.wording.sentence import Label, as_text, words
-from dstackweb.wording.units import cpus, mebibytes
+from dstackweb.wording.units import cpus, duration, mebibytes
 
 OF_HOSTS = frozenset({"idle", "busy", "too_small", "offline", "draining", "held_back", "no_isolation"})
 
@@ -30,9 +32,22 @@ def detail_text(kind: str, detail: Mapping[str, Any], needs: Requirements) -> st
         return _of_host(detail, needs)
     if code == "idle_instance":
         return _("Kept from an earlier run of the project")
+    if code == "refused":
+        return refused(detail)
+    if code == "tried_now":
+        return _("Refused before; another run tries it now")
     text = registry.KINDS[kind].offer_detail(detail) if kind in registry.KINDS else ""
     quota = detail_text(kind, detail["quota"], needs) if "quota" in detail else ""
     return f"{text or as_text(str(code or ''))} {quota}".rstrip()
+
+
+def refused(detail: Mapping[str, Any]) -> str:
+    """When and why the cloud refused an offer; with its own text where our settings may be to blame."""
+    age_s = max(0, round(timezone.now().timestamp() - float(detail["at"])))
+    numbers = {"ago": duration(age_s), "why": launch_failure(detail["why"]), "text": detail.get("text", "")}
+    if detail["why"] in PASSING or not numbers["text"]:
+        return _("Refused %(ago)s ago: %(why)s") % numbers
+    return _("Refused %(ago)s ago: %(why)s: %(text)s") % numbers
 
 
 def _of_host(detail: Mapping[str, Any], needs: Requirements) -> str:

@@ -6,13 +6,26 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, assert_never, cast
 
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext as _, gettext_lazy
 
-from dstackweb.backends.contract import PlaceCode
+from dstackweb.backends.contract import LaunchFailure, PlaceCode
 from dstackweb.runs.codes import Shortfall
 from dstackweb.wording.hosts import isolation
-from dstackweb.wording.sentence import Label, as_text, clauses, fill, joined, known, listing
+from dstackweb.wording.sentence import Label, as_text, clauses, fill, joined, known, listing, words
 from dstackweb.wording.units import cpus, gpus, mebibytes
+
+LAUNCH_FAILURES = {
+    LaunchFailure.NO_CAPACITY: gettext_lazy("the cloud has no capacity now"),
+    LaunchFailure.NO_ROOM: gettext_lazy("the cluster is full"),
+    LaunchFailure.QUOTA: gettext_lazy("the account's quota is used up"),
+    LaunchFailure.SPOT_PRICE: gettext_lazy("the spot price is above the price offered"),
+    LaunchFailure.NOT_ALLOWED: gettext_lazy("the backend's credentials lack a permission"),
+    LaunchFailure.AMI: gettext_lazy("no image can be used for it"),
+    LaunchFailure.NETWORK: gettext_lazy("its network cannot be used"),
+    LaunchFailure.REFUSED: gettext_lazy("the cloud refused"),
+}
+launch_failure = words(LAUNCH_FAILURES)
+"""Why a cloud refused to launch an instance."""
 
 
 def tried(code: str, data: Mapping[str, Any]) -> Label:
@@ -30,6 +43,8 @@ def _tried(code: PlaceCode, data: Mapping[str, Any]) -> Label:
         case PlaceCode.RESERVED:
             return Label(_("reserved"), _("its free capacity is reserved for a run that has waited longer"))
         case PlaceCode.BUSY:
+            if data.get("code") == "refused":
+                return Label(_("refused"), launch_failure(data["why"]))
             lacks = [lack(what, short) for what in data.get("short", ())]
             return Label(_("busy"), joined(_("; "), lacks) + busy_until(short) if lacks else _("not available now"))
         case PlaceCode.TOO_SMALL:

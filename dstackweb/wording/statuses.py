@@ -8,7 +8,7 @@ from typing import Any, TypeVar, assert_never
 
 from django.utils.translation import gettext, gettext_lazy as _, ngettext
 
-from dstackweb.backends.contract import InstanceEnd, LaunchFailure
+from dstackweb.backends.contract import InstanceEnd
 from dstackweb.runner.archive import Fault
 from dstackweb.runner.engine import EngineFault
 from dstackweb.runner.images import ImageFault
@@ -19,6 +19,7 @@ from dstackweb.runs.run_places import SilentHost
 from dstackweb.runs.states import Reason, RunStatus
 from dstackweb.spec.codes import On
 from dstackweb.wording import offers, policy, starts
+from dstackweb.wording.places import LAUNCH_FAILURES
 from dstackweb.wording.sentence import Sentence, colon, fill, known, listing, words
 from dstackweb.wording.units import duration, exact_duration, mebibytes
 
@@ -87,13 +88,7 @@ def instance_status(code: str) -> str:
 
 instance_end = words(
     {
-        LaunchFailure.NO_CAPACITY: _("the cloud has no capacity now"),
-        LaunchFailure.QUOTA: _("the account's quota is used up"),
-        LaunchFailure.SPOT_PRICE: _("the spot price is above the price offered"),
-        LaunchFailure.NOT_ALLOWED: _("the backend's credentials lack a permission"),
-        LaunchFailure.AMI: _("no image can be used for it"),
-        LaunchFailure.NETWORK: _("its network cannot be used"),
-        LaunchFailure.REFUSED: _("the cloud refused"),
+        **LAUNCH_FAILURES,
         InstanceEnd.NOT_STARTED: _("it did not start in time"),
         InstanceEnd.NO_GPUS: _("it shows fewer GPUs than it has; its image needs the NVIDIA driver"),
         InstanceEnd.INTERRUPTED: _("the cloud reclaimed it"),

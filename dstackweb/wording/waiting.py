@@ -26,7 +26,7 @@ from dstackweb.runs.codes import (
 )
 from dstackweb.spec.units import format_duration
 from dstackweb.wording.hosts import isolation
-from dstackweb.wording.places import AMOUNTS, busy_until, lack, tried
+from dstackweb.wording.places import AMOUNTS, busy_until, lack, launch_failure, tried
 from dstackweb.wording.sentence import Label, Sentence, as_text, clauses, fill, known, listing, words
 from dstackweb.wording.units import dollars
 
@@ -198,8 +198,10 @@ def _no_offer_available(data: Shortfall) -> str:
         numbers = {"placed": data.get("nodes_placed", 0), "nodes": data["nodes"]}
         return _("room for %(placed)d of %(nodes)d nodes in one region") % numbers
     count = data.get("offers", 0)
-    text = ngettext("%d matching offer, not available now", "%d matching offers, none available now", count)
-    return text % count
+    text = ngettext("%d matching offer, not available now", "%d matching offers, none available now", count) % count
+    if answers := data.get("answers"):
+        return _("%(offers)s; refused lately: %(why)s") % {"offers": text, "why": listing(map(launch_failure, answers))}
+    return text
 
 
 @functools.lru_cache(1024)

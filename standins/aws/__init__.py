@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,16 @@ class Cloud:
     ) -> None:  # fmt: skip
         """Any other error, for the next `times` calls; None: for all."""
         self._rule("fail", service, action, region, code=code, message=message, status=status, times=times)
+
+    def answer(
+        self, service: str, action: str = ANY, region: str = ANY, *, bodies: Sequence[str], status: int = 200,
+        charset: str = "utf-8", times: int | None = None,
+    ) -> None:  # fmt: skip
+        """Raw bodies in turn, for the next `times` calls; None: for all. `{n}` in a body is the answer's number."""
+        self._rule("answer", service, action, region, bodies=bodies, status=status, charset=charset, times=times)
+
+    def answer_as_usual(self, service: str = ANY, action: str = ANY, region: str = ANY) -> None:
+        self._lift("answer", service, action, region)
 
     def latency(self, seconds: float, service: str = ANY, action: str = ANY, region: str = ANY) -> None:
         self._rule("latency", service, action, region, seconds=seconds)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from standins.aws.wire import AwsError, Call
+from standins.aws.wire import AwsError, Call, Response
 
 USER = "arn:aws:iam::123456789012:user/dstackweb"
 SIGNATURE = (
@@ -41,8 +41,27 @@ class Fault:
     times: int | None
 
 
+@dataclass
+class Answers:
+    """Raw bodies that are sent in turn, whatever the call asks for. `{n}` in a body is the answer's number."""
+
+    bodies: list[str]
+    status: int
+    charset: str
+    times: int | None
+    sent: int = 0
+
+    def next(self, call: Call) -> Response | None:
+        if self.times is not None and self.sent >= self.times:
+            return None
+        body = self.bodies[self.sent % len(self.bodies)].replace("{n}", str(self.sent))
+        self.sent += 1
+        content_type = "application/x-amz-json-1.1" if call.json else "text/xml;charset=UTF-8"
+        return Response(self.status, body.encode(self.charset), content_type)
+
+
 KINDS: dict[str, Callable[..., Any]] = {
-    "throttle": Bucket, "fail": Fault, "deny": lambda: True, "latency": lambda seconds: seconds,
+    "throttle": Bucket, "fail": Fault, "answer": Answers, "deny": lambda: True, "latency": lambda seconds: seconds,
 }  # fmt: skip
 
 
@@ -79,6 +98,12 @@ class Rules:
             if fault and fault.times != 0:
                 fault.times = fault.times and fault.times - 1
                 raise AwsError(fault.code, fault.message, fault.status)
+
+    def answer(self, call: Call) -> Response | None:
+        """The raw answer that this call gets by the rules; None: the usual one."""
+        with self.lock:
+            answers = self.find("answer", call)
+            return answers.next(call) if answers else None
 
 
 def _covers(pattern: tuple[str, ...], row: tuple[str, ...]) -> bool:

@@ -87,7 +87,7 @@ class Application:
         try:
             self._known(call)
             self.rules.check(call)
-            result = self._dispatch(call)
+            result = self.rules.answer(call) or self._dispatch(call)
             answer = response(call, result) if isinstance(result, dict) else result
         except AwsError as error:
             answer = error_response(call, error)

@@ -13,6 +13,7 @@ from dstackweb.accounts import services, tokens
 from dstackweb.accounts.models import ApiToken, Membership, Project, ProjectSecret, Session, User
 from dstackweb.urls import admin  # with all models registered
 from tests.factories import join, make_user, project_of
+from tests.forms import open_form, submit
 
 pytestmark = pytest.mark.django_db
 MODELS = [
@@ -57,9 +58,8 @@ def test_no_page_shows_a_digest_or_a_value(client: Client, root: User) -> None:
 
 def test_a_token_made_in_the_admin_is_shown_once_and_works(client: Client, root: User) -> None:
     ada = make_user("ada")
-    response = client.post(
-        "/admin/accounts/apitoken/add/", {"user": ada.pk, "name": "CI", "scope": "admin"}, follow=True
-    )
+    values = {"user": ada.pk, "name": "CI", "scope": "admin"}
+    response = submit(client, "/admin/accounts/apitoken/add/", values, follow=True)
     (token,) = set(re.findall(r"dw_[\w-]{20,}", response.content.decode()))
     assert tokens.authenticate_token(token) == ada
     again = client.get("/admin/accounts/apitoken/")
@@ -67,21 +67,21 @@ def test_a_token_made_in_the_admin_is_shown_once_and_works(client: Client, root:
 
 
 def test_the_reserved_token_name_is_an_error_at_its_field(client: Client, root: User) -> None:
-    response = client.post("/admin/accounts/apitoken/add/", {"user": root.pk, "name": "environment", "scope": "admin"})
+    values = {"user": root.pk, "name": "environment", "scope": "admin"}
+    response = submit(client, "/admin/accounts/apitoken/add/", values)
     assert "DSTACKWEB_ADMIN_TOKEN" in response.content.decode()
     assert not ApiToken.objects.exists()
 
 
 def test_tokens_are_revoked_from_the_list(client: Client, root: User) -> None:
     row, token = services.create_token(root, "laptop")
-    client.post("/admin/accounts/apitoken/", {"action": "revoke", "_selected_action": [row.pk]})
+    submit(client, "/admin/accounts/apitoken/", {"action": "revoke", "_selected_action": [row.pk]})
     assert tokens.authenticate_token(token) is None
 
 
 def test_a_user_is_made_and_their_page_opens(client: Client, root: User) -> None:
     values = {"username": "grace", "usable_password": "true", "password1": PASSWORD, "password2": PASSWORD}
-    values |= {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
-    client.post("/admin/accounts/user/add/", values)
+    submit(client, "/admin/accounts/user/add/", values)
     grace = User.objects.get(username="grace")
     assert grace.check_password(PASSWORD)
     join(project_of(root, "vision"), grace)
@@ -93,35 +93,25 @@ def test_a_language_and_a_time_zone_are_chosen_from_those_there_are(client: Clie
     page = client.get(address)
     fields = page.context["adminform"].form.fields
     assert {"", "en", "zh-hans"} == {code for code, _name in fields["language"].choices}
-    values = {"username": "grace", "is_active": "on", "memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
-    refused = client.post(address, values | {"language": "tlh", "time_zone": "Mars/Base"})
+    unknown = {"username": "grace", "language": "tlh", "time_zone": "Mars/Base"}  # as no browser sends it
+    unknown |= {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
+    refused = client.post(address, unknown)
     assert set(refused.context["adminform"].form.errors) == {"language", "time_zone"}
-    assert client.post(address, values | {"language": "zh-hans", "time_zone": "Asia/Shanghai"}).status_code == 302
+    assert submit(client, address, {"language": "zh-hans", "time_zone": "Asia/Shanghai"}).status_code == 302
     grace = User.objects.get(username="grace")
     assert (grace.language, grace.time_zone) == ("zh-hans", "Asia/Shanghai")
 
 
-def _project_form(*members: tuple[Membership | User, str], **values: str) -> dict[str, str]:
-    """What the admin's project page posts: existing memberships, or users to add, with their roles."""
-    form = {"name": "vision", "weight": "1", "monthly_budget": "", "member_max_priority": "80"}
-    existing = [member for member, _role in members if isinstance(member, Membership)]
-    form |= {"memberships-TOTAL_FORMS": str(len(members)), "memberships-INITIAL_FORMS": str(len(existing))}
-    for place, (member, role) in enumerate(members):
-        user = member if isinstance(member, User) else member.user
-        form |= {f"memberships-{place}-user": str(user.pk), f"memberships-{place}-role": role}
-        if isinstance(member, Membership):
-            form |= {f"memberships-{place}-id": str(member.pk), f"memberships-{place}-project": str(member.project_id)}
-    return form | values
-
-
 def test_a_project_is_created_with_an_admin_and_always_keeps_one(client: Client, root: User) -> None:
-    refused = client.post("/admin/accounts/project/add/", _project_form((root, "member")))
+    form = open_form(client, "/admin/accounts/project/add/", having="name")
+    first = {"name": "vision", "memberships-0-user": root.pk}
+    refused = form.send({**first, "memberships-0-role": "member"})
     assert "at least one member with the role admin" in refused.content.decode()
-    client.post("/admin/accounts/project/add/", _project_form((root, "admin")))
+    form.send({**first, "memberships-0-role": "admin"})
     membership = Membership.objects.get()
-    url = f"/admin/accounts/project/{membership.project_id}/change/"
-    client.post(url, _project_form((membership, "viewer")))
-    client.post(url, _project_form((membership, "admin"), **{"memberships-0-DELETE": "on"}))
+    form = open_form(client, f"/admin/accounts/project/{membership.project_id}/change/", having="name")
+    form.send({"memberships-0-role": "viewer"})
+    form.send({"memberships-0-DELETE": True})
     assert Membership.objects.get().role == "admin"
 
 
@@ -130,7 +120,8 @@ def test_a_project_is_created_with_an_admin_and_always_keeps_one(client: Client,
     [("weight", "0"), ("monthly_budget", "-1"), ("member_max_priority", "101"), ("name", "two words")],
 )
 def test_a_value_out_of_range_is_an_error_at_its_field(client: Client, root: User, field: str, value: str) -> None:
-    response = client.post("/admin/accounts/project/add/", _project_form((root, "admin"), **{field: value}))
+    values = {"name": "vision", "memberships-0-user": root.pk, "memberships-0-role": "admin"}
+    response = submit(client, "/admin/accounts/project/add/", {**values, field: value})
     assert field in response.context["adminform"].form.errors
     assert not Project.objects.exists()
 
@@ -138,18 +129,18 @@ def test_a_value_out_of_range_is_an_error_at_its_field(client: Client, root: Use
 def test_a_secret_is_written_and_replaced_but_never_shown(client: Client, root: User) -> None:
     project = project_of(root, "vision")
     values = {"project": project.pk, "name": "KEY", "value": "first\r\nline"}
-    client.post("/admin/accounts/projectsecret/add/", values)
+    submit(client, "/admin/accounts/projectsecret/add/", values)
     row = ProjectSecret.objects.get()
     assert row.updated_by == root
     assert services.secret_values(project) == {"KEY": "first\nline"}
-    client.post(f"/admin/accounts/projectsecret/{row.pk}/change/", {"value": "the second"})
+    submit(client, f"/admin/accounts/projectsecret/{row.pk}/change/", {"value": "the second"})
     assert services.secret_values(project) == {"KEY": "the second"}
 
 
 def test_a_secret_that_no_environment_can_hold_is_refused_and_not_sent_back(client: Client, root: User) -> None:
     project = project_of(root, "vision")
     values = {"project": project.pk, "name": "KEY", "value": "é" * 40_000}
-    response = client.post("/admin/accounts/projectsecret/add/", values)
+    response = submit(client, "/admin/accounts/projectsecret/add/", values)
     assert "64 KiB" in response.content.decode()
     assert "éé" not in response.content.decode()
 
@@ -166,10 +157,10 @@ def staff(client: Client) -> User:
 def test_staff_make_tokens_for_themselves_alone(client: Client, staff: User) -> None:
     others = [make_user("root", is_superuser=True, is_staff=True), make_user("ada")]
     add = "/admin/accounts/apitoken/add/"
-    for user in others:
+    for user in others:  # whom a browser finds in the field, but does not get
         assert client.post(add, {"user": user.pk, "name": "CI", "scope": "admin"}).status_code == 200
     assert not ApiToken.objects.exists()
-    assert client.post(add, {"user": staff.pk, "name": "CI", "scope": "admin"}).status_code == 302
+    assert submit(client, add, {"user": staff.pk, "name": "CI", "scope": "admin"}).status_code == 302
     assert ApiToken.objects.get().user == staff
 
 
@@ -183,10 +174,9 @@ def test_staff_cannot_become_deployment_admins(client: Client, staff: User) -> N
     assert 'name="email"' in page
     assert 'name="is_superuser"' not in page
     assert 'name="user_permissions"' not in page
-    form = {"username": "ada", "is_active": "on", "is_superuser": "on", "is_staff": "on", "date_joined_0": "2026-01-01",
-            "date_joined_1": "00:00:00", "email": "ada@example.org", "memberships-TOTAL_FORMS": "0",
-            "memberships-INITIAL_FORMS": "0"}  # fmt: skip
-    assert client.post(f"/admin/accounts/user/{ada.pk}/change/", form).status_code == 302
+    forged = {"username": "ada", "is_active": "on", "is_superuser": "on", "is_staff": "on", "email": "ada@example.org",
+            "memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}  # fmt: skip
+    assert client.post(f"/admin/accounts/user/{ada.pk}/change/", forged).status_code == 302
     ada.refresh_from_db()
     assert (ada.email, ada.is_superuser, ada.is_staff) == ("ada@example.org", False, False)
 
@@ -195,13 +185,8 @@ def test_a_role_that_is_changed_here_is_no_longer_one_of_a_group(client: Client,
     project = project_of(root, "vision")
     ada, bob = join(project, make_user("ada")), join(project, make_user("bob"))
     Membership.objects.filter(user__in=[ada, bob]).update(by_group=True)
-    rows = list(project.memberships.order_by("pk"))
-    data = {"name": "vision", "weight": "1", "member_max_priority": "80", "memberships-TOTAL_FORMS": "3",
-            "memberships-INITIAL_FORMS": "3"}  # fmt: skip
-    for number, row in enumerate(rows):
-        role = "viewer" if row.user == ada else row.role
-        data |= {f"memberships-{number}-{name}": str(value) for name, value in
-                 {"id": row.pk, "project": project.pk, "user": row.user_id, "role": role}.items()}  # fmt: skip
-    assert client.post(f"/admin/accounts/project/{project.pk}/change/", data).status_code == 302
+    number = [row.user for row in project.memberships.order_by("pk")].index(ada)
+    page = f"/admin/accounts/project/{project.pk}/change/"
+    assert submit(client, page, {f"memberships-{number}-role": "viewer"}).status_code == 302
     found = {row.user.username: (row.role, row.by_group) for row in project.memberships.select_related("user")}
     assert (found["ada"], found["bob"]) == (("viewer", False), ("member", True))

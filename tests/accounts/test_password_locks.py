@@ -13,6 +13,7 @@ from dstackweb.accounts import attempts, services
 from dstackweb.accounts.models import PasswordFailures, User
 from tests.accounts.races import at_once
 from tests.factories import make_user
+from tests.forms import submit
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 PASSWORD = "correct horse battery"
@@ -149,7 +150,7 @@ def test_an_admin_sees_who_is_locked_out_and_lifts_that(ada: User) -> None:
     page = admin.get("/admin/accounts/passwordfailures/").text
     assert [value for value in ("ada", "2001:db8::/64", ">10<") if value not in page] == []
     row = PasswordFailures.objects.get()
-    admin.post(f"/admin/accounts/passwordfailures/{row.pk}/delete/", {"post": "yes"})
+    submit(admin, f"/admin/accounts/passwordfailures/{row.pk}/delete/", having="post")
     assert sign_in() == 302
 
 

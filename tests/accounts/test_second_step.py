@@ -20,6 +20,7 @@ from dstackweb.accounts import attempts, services
 from dstackweb.accounts.models import User
 from dstackweb.audit.models import AuditAction, AuditEntry, AuditKind
 from tests.factories import make_user
+from tests.forms import submit
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery"
@@ -176,7 +177,7 @@ def test_an_admin_sees_who_has_it_and_resets_it_which_is_recorded(client: Client
     listed = client.get("/admin/accounts/user/", {"two_step": "yes"}).content.decode()
     assert "ada" in listed
     assert ">root</a></th>" not in listed
-    client.post("/admin/accounts/user/", {"action": "reset_two_step", "_selected_action": [with_app.pk]})
+    submit(client, "/admin/accounts/user/", {"action": "reset_two_step", "_selected_action": [with_app.pk]})
     assert not Authenticator.objects.exists()
     entry = AuditEntry.objects.get(kind=AuditKind.SECOND_STEP, action=AuditAction.DELETED)
     assert (entry.actor_name, entry.name) == ("root", "ada")

@@ -10,7 +10,6 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.aws.kind import AwsBackend
-from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.offers import catalog, sources
@@ -103,13 +102,15 @@ def test_who_is_in_no_project_sees_neither_quotas_nor_figures(stranger: Api, roo
 @pytest.mark.django_db(transaction=True)
 def test_every_user_sees_the_quotas_and_their_age(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     says: dict[str, Any] = {
-        "eu-west-1": {"L-DB2E81BA": Quota(64, 48)},
+        "eu-west-1": {"L-DB2E81BA": 64},
         "us-east-1": SourceFailed("throttled", api="ListServiceQuotas", region="us-east-1"),
     }
 
+    use: Any = {"L-DB2E81BA": 48}
+
     class Stub(AwsBackend):
         def fetch(self, key: SourceKey) -> Any:
-            found = says[key.region] if key.source == "quotas" else {}
+            found = says[key.region] if key.source == "quotas" else use if key.source == "quota_use" else {}
             if isinstance(found, Exception):
                 raise found
             return found
@@ -127,6 +128,24 @@ def test_every_user_sees_the_quotas_and_their_age(api: Api, monkeypatch: pytest.
     assert (eu["region"], eu["source"]["state"], eu["source"]["error"]) == ("eu-west-1", "fresh", None)
     assert (us["items"], us["source"]["state"], us["source"]["error"]["code"]) == ([], "failed", "throttled")
     assert us["source"]["error"]["message"].startswith("ListServiceQuotas is throttled")
+    assert (eu["use"]["source"], eu["use"]["state"]) == ("quota_use", "fresh")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_unknown_use_of_a_quota_is_null_and_not_zero(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stub(AwsBackend):
+        def fetch(self, key: SourceKey) -> Any:
+            if key.source == "quotas":
+                return {"L-DB2E81BA": 64}
+            raise SourceFailed("access_denied", action="ec2:DescribeInstances", region=key.region)
+
+    use_driver(monkeypatch, "aws", Stub)
+    monkeypatch.setattr(sources, "TICK_S", 60.0)
+    Backend.objects.create(name="cloud", kind="aws", config={"regions": ["eu-west-1"]})
+    sources.refresh_due(timezone.now())
+    (region,) = api("GET", f"{CLOUD}/quotas").json()["items"]
+    assert [(quota["limit"], quota["used"]) for quota in region["items"]] == [(64, None)]
+    assert "DescribeInstances" in region["use"]["error"]["message"]
 
 
 def test_own_hosts_have_no_quotas(root: Api) -> None:

@@ -13,6 +13,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus.models import GpuSeries, HostSampling, PolicyStop
 from dstackweb.lib.times import to_ms
+from dstackweb.scheduler.models import Retention, RetentionKind
 from tests.factories import make_host, scraper
 from tests.gpus.past import past_run
 
@@ -53,11 +54,38 @@ def test_the_way_a_host_reads_its_gpus_is_exported() -> None:
     assert found['dstackweb_host_sample_age_seconds{host="box-1"}'] == pytest.approx(30, abs=5)
 
 
+@pytest.mark.both_sides
+def test_what_an_offline_host_said_last_is_not_exported_as_true_now(project: Project, member: User) -> None:
+    past_run(project, member, "train", [[90] * 3], now=timezone.now() - dt.timedelta(minutes=30))
+    host = Host.objects.get()
+    HostSampling.objects.create(host=host, at=timezone.now() - dt.timedelta(minutes=30), took_ms=12.5)
+    Host.objects.update(silent_s=1800, offline_since=timezone.now() - dt.timedelta(minutes=29))
+    Retention.note(RetentionKind.JOB_FILES, "box-1", waiting=7, pruned=0, now=timezone.now())
+    Retention.note(RetentionKind.LOGS, "", waiting=3, pruned=0, now=timezone.now())
+    found = {name: value for name, value in scrape().items() if "dstackweb_" in name}
+    assert found['dstackweb_host_online{host="box-1"}'] == 0
+    assert found['dstackweb_host_sampling_ok{host="box-1"}'] == 0
+    assert found['dstackweb_host_sample_age_seconds{host="box-1"}'] == pytest.approx(1800, abs=5)
+    last_known = ("host_nvml", "host_sample_duration", "gpu_", "retention_waiting")
+    named = [name for name in found if name.startswith(tuple(f"dstackweb_{one}" for one in last_known))]
+    assert named == ['dstackweb_retention_waiting{host="",kind="logs"}']
+
+
+def test_gpus_that_an_online_host_has_not_read_for_long_are_not_read_now() -> None:
+    """Its driver hangs, say: nothing fails, and nothing comes."""
+    host = make_host(gpus=1)
+    HostSampling.objects.create(host=host, at=timezone.now() - dt.timedelta(minutes=5))
+    assert scrape()['dstackweb_host_sampling_ok{host="box-1"}'] == 0
+    HostSampling.objects.update(at=timezone.now() - dt.timedelta(seconds=70))  # as without GPUs
+    assert scrape()['dstackweb_host_sampling_ok{host="box-1"}'] == 1
+
+
 def test_a_removed_host_has_no_metrics() -> None:
     host = make_host(gpus=1)
     gpu = Gpu.objects.get()
     GpuSeries.objects.create(gpu=gpu, uuid=gpu.uuid, utilization=7, last_ms=to_ms(timezone.now()))
     HostSampling.objects.create(host=host, error="GPU 0 is lost")
+    Retention.note(RetentionKind.JOB_FILES, "box-1", waiting=7, pruned=0, now=timezone.now())
     Host.objects.update(draining=True, left_at=timezone.now())
     assert not [name for name in scrape() if "box-1" in name]
 

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.api.progress import FailuresOut, GroupsOut, ProgressOut, TaskListOut
+from dstackweb.progress import selectors
 from dstackweb.progress.models import Reporter, Scope, Task, TaskFailure, TaskGroup, TaskPrefix
 from dstackweb.progress.states import CODES, TaskState
 from dstackweb.runs.models import Run
@@ -124,6 +125,15 @@ def test_an_ended_attempt_is_reported_on_request(scope: Scope, project: Project,
     assert fetch(api, "runs/sweep/progress")["total"]["total"] == 1
     found = fetch(api, "runs/sweep/progress?attempt=1")
     assert (found["attempt"], found["ended"], found["total"]["total"]) == (1, True, 52)
+
+
+def test_a_run_with_as_many_prefixes_as_are_counted_is_full(
+    scope: Scope, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not fetch(api, "runs/sweep/progress")["full"]
+    monkeypatch.setattr(selectors, "PREFIXES_MAX", 2)
+    assert fetch(api, "runs/sweep/progress")["full"]
+    assert not fetch(api, "progress")["full"]
 
 
 def test_a_run_without_reports_has_empty_progress(run: Run, api: Api) -> None:

@@ -9,6 +9,7 @@ from django.urls import reverse
 from dstackweb.backends.hosts.inventory import ensure_embedded_backend
 from dstackweb.backends.models import Backend, Gpu, Host, HostEvent
 from tests import factories
+from tests.forms import open_form, submit
 
 pytestmark = pytest.mark.django_db
 
@@ -32,28 +33,23 @@ def test_every_list_and_page_opens_and_can_be_searched(admin: Client) -> None:
 def test_a_change_of_a_backend_raises_its_version(admin: Client) -> None:
     backend = ensure_embedded_backend()
     page = reverse("admin:backends_backend_change", args=[backend.pk])
-    admin.post(page, {"enabled": "on"})
+    submit(admin, page)
     assert Backend.objects.get().version == 1
-    admin.post(page, {})
+    submit(admin, page, {"enabled": False})
     assert (Backend.objects.get().version, Backend.objects.get().enabled) == (2, False)
 
 
 @pytest.mark.parametrize("labels", ["[1]", '{"region": 3}', '{"a b": "c"}', '{"region": ""}'])
 def test_labels_must_be_texts_by_name(admin: Client, labels: str) -> None:
     host = factories.make_host()
-    answer = admin.post(
-        reverse("admin:backends_host_change", args=[host.pk]), {"labels": labels, "setup": ""} | NO_GPUS
-    )
+    answer = submit(admin, reverse("admin:backends_host_change", args=[host.pk]), {"labels": labels})
     assert "Use an object of strings" in answer.content.decode()
-
-
-NO_GPUS = {"gpus-TOTAL_FORMS": "0", "gpus-INITIAL_FORMS": "0"}
 
 
 def test_the_setup_snippet_is_kept_with_plain_line_ends(admin: Client) -> None:
     host = factories.make_host()
     page = reverse("admin:backends_host_change", args=[host.pk])
-    admin.post(page, {"labels": '{"region": "cellar"}', "setup": "module load cuda\r\nexport A=1\r\n"} | NO_GPUS)
+    submit(admin, page, {"labels": '{"region": "cellar"}', "setup": "module load cuda\nexport A=1\n"})
     host.refresh_from_db()
     assert host.setup.splitlines() == ["module load cuda", "export A=1"]
     assert "\r" not in host.setup
@@ -63,7 +59,8 @@ def test_the_setup_snippet_is_kept_with_plain_line_ends(admin: Client) -> None:
 def test_values_reported_by_the_machine_are_read_only(admin: Client) -> None:
     host = factories.make_host(cpus=8)
     page = reverse("admin:backends_host_change", args=[host.pk])
-    admin.post(page, {"labels": "{}", "setup": "", "cpus": "64", "isolation": "user", "name": "other"} | NO_GPUS)
+    forged = {"labels": "{}", "cpus": "64", "isolation": "user", "name": "other"}
+    admin.post(page, {**open_form(admin, page).values, **forged})
     host.refresh_from_db()
     assert (host.cpus, host.isolation, host.name) == (8, "shared", "box-1")
     assert admin.get(reverse("admin:backends_host_add")).status_code == 403
@@ -73,9 +70,9 @@ def test_values_reported_by_the_machine_are_read_only(admin: Client) -> None:
 def test_hosts_are_drained_and_opened_again_from_the_list(admin: Client) -> None:
     first, second = factories.make_host("one"), factories.make_host("two")
     page = reverse("admin:backends_host_changelist")
-    admin.post(page, {"action": "drain", "_selected_action": [first.pk]})
+    submit(admin, page, {"action": "drain", "_selected_action": [first.pk]})
     assert set(Host.objects.filter(draining=True)) == {first}
-    admin.post(page, {"action": "undrain", "_selected_action": [first.pk, second.pk]})
+    submit(admin, page, {"action": "undrain", "_selected_action": [first.pk, second.pk]})
     assert not Host.objects.filter(draining=True).exists()
 
 
@@ -83,8 +80,8 @@ def test_a_host_is_deleted_with_its_gpus_unless_it_has_jobs(admin: Client) -> No
     gone, busy = factories.make_host("gone", gpus=1, draining=True), factories.make_host("busy", gpus=1)
     factories.make_run(factories.make_project(), factories.make_user())
     factories.place_all()
-    for host in (gone, busy):
-        admin.post(reverse("admin:backends_host_delete", args=[host.pk]), {"post": "yes"})
+    submit(admin, reverse("admin:backends_host_delete", args=[gone.pk]), having="post")
+    admin.post(reverse("admin:backends_host_delete", args=[busy.pk]), {"post": "yes"})  # its page has no such button
     assert set(Host.objects.all()) == {busy}
     assert {gpu.host for gpu in Gpu.objects.all()} == {busy}
 
@@ -93,7 +90,7 @@ def test_a_changed_host_is_recorded_as_events_and_other_columns_stay(admin: Clie
     host = factories.make_host(labels={"region": "eu"})
     Host.objects.update(leaving=True, draining=True)
     page = reverse("admin:backends_host_change", args=[host.pk])
-    admin.post(page, {"labels": '{"disk": "nvme"}', "setup": "module load cuda"} | NO_GPUS)
+    submit(admin, page, {"labels": '{"disk": "nvme"}', "setup": "module load cuda", "draining": False})
     host.refresh_from_db()
     assert (host.labels, host.setup, host.draining, host.leaving) == (
         {"disk": "nvme"},

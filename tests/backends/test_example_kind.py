@@ -27,6 +27,7 @@ from tests.backends.contract import portal
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
 from tests.factories import join, make_project, make_user
+from tests.forms import submit
 from tests.web.checks import checks
 
 PACKAGE = Path(__file__).parent / "example_kind"
@@ -101,11 +102,11 @@ def test_its_admin_form_comes_from_its_settings(rental: None, admin_client: Clie
     assert "Machines rented by the hour." in page
     assert "USD per GPU and hour" in page
     assert 'type="password" name="api_key"' in page
-    form = {"name": "rented", "enabled": "on", "portal": "http://portal.example", "sites": "", "price_per_gpu": "2"}
-    wrong = admin_client.post(add, form)
+    form = {"name": "rented", "portal": "http://portal.example", "sites": "", "price_per_gpu": "2"}
+    wrong = submit(admin_client, add, form)
     assert "This field is required." in wrong.content.decode()
     form |= {"sites": "berlin, oslo", "api_key": "hush"}
-    answer = admin_client.post(add, form)
+    answer = submit(admin_client, add, form)
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     saved = Backend.objects.get(name="rented")
     assert (saved.kind, saved.config) == ("rental", {**SITES, "price_per_gpu": 2.0})

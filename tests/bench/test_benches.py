@@ -29,6 +29,7 @@ SMALL = {
     "progress_read": "sqlite 2000",
     "queue_past": "sqlite 200",
     "run_lists": "sqlite 200",
+    "sample_requests": "sqlite 8",
     "start_estimates": "sqlite 60",
     "storage": "sqlite 1",
     "submit_to_running": "2 hosts",

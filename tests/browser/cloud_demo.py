@@ -16,7 +16,6 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.kind import AwsBackend
-from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import SourceFailed, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.offers import sources
@@ -65,10 +64,11 @@ def says(key: SourceKey) -> Any:
             return {name: {f"{region}a": Decimal(price) * Decimal("0.37")} for name, *_rest, price in TYPES}
         case "quotas", _:
             return {
-                "L-1216C47A": Quota(512, 96), "L-34B43A08": Quota(256, 0), "L-DB2E81BA": Quota(64, 64),
-                "L-3819A6DF": Quota(64, 52), "L-417A185B": Quota(384, 192), "L-7212CCBC": Quota(0, 0),
-                "L-C4BD4855": Quota(0, 0), "L-7295265B": Quota(0, 0), "L-E3A00192": Quota(0, 0),
+                "L-1216C47A": 512, "L-34B43A08": 256, "L-DB2E81BA": 64, "L-3819A6DF": 64, "L-417A185B": 384,
+                "L-7212CCBC": 0, "L-C4BD4855": 0, "L-7295265B": 0, "L-E3A00192": 0,
             }  # fmt: skip
+        case "quota_use", _:
+            return {"L-1216C47A": 96, "L-DB2E81BA": 64, "L-3819A6DF": 52, "L-417A185B": 192}
     return {}
 
 

@@ -10,6 +10,8 @@ from playwright.sync_api import Page, expect
 
 from dstackweb.accounts.models import User
 from dstackweb.profiles.models import Profile
+from dstackweb.runs import services
+from dstackweb.runs.models import Queue, Run
 from tests.browser import demo
 from tests.browser.conftest import Complaints
 from tests.browser.support import check_now, sign_in
@@ -99,3 +101,26 @@ def test_somebody_is_found_by_search_and_a_filter_narrows_a_list(
         page.get_by_role("link", name="Back to main").click()
         page.wait_for_url("**/p/main/queue/")
     assert User.objects.filter(username="mia").exists()
+
+
+def test_priority_and_queue_of_a_waiting_run_and_the_settings_of_a_queue_are_changed(
+    live_server, new_page: Callable[..., Page]
+) -> None:
+    project, mia = demo.build()
+    run, night = make_run(project, mia, "train", resources={"gpu": 64}), services.ensure_queue(project, "night")
+    page = new_page()
+    sign_in(page, live_server.url, "root")
+    page.goto(f"{live_server.url}/admin/runs/run/")
+    page.get_by_role("link", name="train", exact=True).click()
+    page.get_by_label("Priority:").fill("66")
+    page.get_by_label("Queue:").select_option(str(night.pk))
+    check_now(page, "admin-run")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".dw-notice")).to_contain_text("changed successfully")
+    assert Run.objects.values_list("priority", "queue__name").get(pk=run.pk) == (66, "night")
+
+    page.goto(f"{live_server.url}/admin/runs/queue/{night.pk}/change/")
+    page.get_by_label("Paused").uncheck()
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".dw-notice")).to_contain_text("changed successfully")
+    assert not Queue.objects.get(pk=night.pk).paused

@@ -19,14 +19,13 @@ from rich.console import Console
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends.aws.kind import AwsBackend
-from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey
 from dstackweb.backends.models import Backend
 from dstackweb.cli import client, offers as command
 from dstackweb.cli.config import Settings
 from dstackweb.cli.tables import watch_view
-from dstackweb.offers import catalog, sources
-from dstackweb.offers.models import CacheCount
+from dstackweb.offers import catalog, source_rows, sources
+from dstackweb.offers.models import CacheCount, SourceRow
 from tests.backends.kinds import use_driver
 from tests.cli.conftest import Cli
 from tests.factories import make_host
@@ -112,6 +111,7 @@ def test_a_refresh_waits_for_the_refreshed_sources(cli: Cli, cloud: Cloud, monke
         sources.refresh_due(timezone.now())
 
     monkeypatch.setattr(client, "Api", partial(client.Api, sleep=ticks))
+    monkeypatch.setattr(source_rows, "REFRESH_EVERY_S", 0.0)
     output = cli("offers", "--refresh")
     assert "Refreshing aws …" in output.stderr
     assert ("g6" in output.stdout, "g5" in output.stdout, len(slept)) == (True, False, 1)
@@ -127,8 +127,8 @@ def test_without_a_cloud_there_is_nothing_to_refresh(cli: Cli) -> None:
 def quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stub(AwsBackend):
         def fetch(self, key: SourceKey) -> Any:
-            known = {"L-DB2E81BA": Quota(64, 48), "L-417A185B": Quota(0, 0)}
-            return known if key.source == "quotas" else {"x": {}}
+            known = {"quotas": {"L-DB2E81BA": 64, "L-417A185B": 0}, "quota_use": {"L-DB2E81BA": 48, "L-417A185B": 0}}
+            return known.get(key.source, {"x": {}})
 
     use_driver(monkeypatch, "aws", Stub)
     Backend.objects.create(name="aws", kind="aws", config={"regions": ["eu-west-1"]})
@@ -158,6 +158,21 @@ def test_the_cache_shows_totals_and_the_hours_of_one_backend(cli: Cli, quoted: N
     assert lines[1].split()[:6] == ["aws", "12", "0", "0", "4", "44"]
     assert len(cli.ok("cache", "aws").strip().splitlines()) == 6
     assert len(cli.ok("cache", "aws", "--hours", "1").strip().splitlines()) == 5
+
+
+@pytest.mark.usefixtures("live_server")  # sources are read in threads
+def test_each_offer_shows_the_age_of_what_tells_its_price_and_availability(cli: Cli, cloud: Cloud) -> None:
+    Backend.objects.create(name="aws", kind="aws")
+    sources.refresh_due(timezone.now())
+    SourceRow.objects.filter(source="types").update(fetched_at=timezone.now() - dt.timedelta(minutes=11))
+    offers = json.loads(cli.ok("offers", "--json"))
+    assert {(source["source"], source["tells"], source["spot"]) for source in offers["sources"]} == {
+        ("types", "availability", None),
+        ("spot", "price", True),
+    }
+    header, *lines = cli.ok("offers").splitlines()
+    assert "AGE" in header
+    assert all("types 11 min (stale)" in line and "spot" not in line for line in lines)
 
 
 def test_without_clouds_quotas_and_cache_are_empty(cli: Cli, connect: Callable[..., Cli]) -> None:

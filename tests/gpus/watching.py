@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from dstackweb.accounts.models import Project, User
@@ -38,21 +38,21 @@ Load = Callable[[str, int], int | None]
 """A GPU's utilization by its UUID, some milliseconds after START_MS; None: it doesn't answer."""
 
 
-def watch(until_ms: int, load: Load = lambda uuid, ms: 0, *, from_ms: int = EVERY_MS) -> list[tuple[int, PolicyAction]]:
-    """Snapshot at all hosts every ten seconds until so long after START_MS; what was done when, apart from nothing."""
+def watch(until_ms: int, load: Load = lambda uuid, ms: 0, *, from_ms: int = 0) -> list[tuple[int, PolicyAction]]:
+    """Snapshots of each host every ten seconds until so long after START_MS, each judged; what was done when."""
     done = []
     for ms in range(from_ms, until_ms + 1, EVERY_MS):
         for host in Host.objects.order_by("pk"):
-            done += [(ms, found) for found in look_at(host, load, ms) if found != PolicyAction.NOTHING]
+            look_at(host, load, ms)
+            done += [(ms, action) for action in utilization.judge_jobs(to_moment(START_MS + ms)).values()]
     return done
 
 
-def look_at(host: Host, load: Load, ms: int) -> Sequence[PolicyAction]:
-    """One look at a host's GPUs, and what is done about the jobs that it makes worth a closer one."""
+def look_at(host: Host, load: Load, ms: int) -> None:
+    """Store one snapshot of a host's GPUs."""
     seen = [(gpu, load(gpu.uuid, ms)) for gpu in Gpu.objects.filter(host=host).order_by("index")]
     samples = tuple(sample(gpu.uuid, used) for gpu, used in seen if used is not None)
-    worth = intake.add_snapshot(host, Snapshot(samples=samples), START_MS + ms)
-    return [utilization.apply_policy(job_id, to_moment(START_MS + ms)) for job_id in worth]
+    intake.add_snapshot(host, Snapshot(samples=samples), START_MS + ms)
 
 
 def stopped(run: Run) -> Run:

@@ -7,7 +7,8 @@ import datetime as dt
 import pytest
 
 from dstackweb.accounts.models import Project, User
-from dstackweb.backends.models import Backend
+from dstackweb.backends import api_calls
+from dstackweb.backends.models import ApiCount, Backend
 from dstackweb.notifications import outbox, services
 from dstackweb.notifications.models import Condition, Delivery
 from dstackweb.notifications.services import RuleScope
@@ -126,3 +127,23 @@ def test_deployment_admins_hear_of_a_backend_that_cannot_be_read(project: Projec
     Backend.objects.filter(pk=backend.pk).update(enabled=False)
     assert [check(minutes) for minutes in (23, 54)] == [0, 0]
     assert not Condition.objects.exists()
+
+
+def test_deployment_admins_hear_of_an_api_before_its_limit_is_reached(project: Project, ann: User) -> None:
+    root = make_user("root", is_superuser=True)
+    at = api_calls.period(NOW)
+    of = {"kind": "aws", "api": "ec2.RunInstances", "region": "eu-west-1", "at": at}
+    ApiCount.objects.create(**of, requests=20, tight=3)
+    ApiCount.objects.create(**{**of, "region": "us-east-1"}, requests=5, tight=5)
+    assert check(0) == 0
+    ApiCount.objects.filter(region="eu-west-1").update(tight=4)
+    assert [check(minutes) for minutes in (1, 2)] == [1, 0]
+    delivery = Delivery.objects.get()
+    assert (delivery.channel.user, delivery.event) == (root, "api_limit")
+    label = words.notification(delivery.event, delivery.data)
+    assert label.label == "ec2.RunInstances (eu-west-1) is near its rate limit"
+    assert "After 4 of 20 requests" in label.text
+    ApiCount.objects.filter(region="us-east-1").update(requests=10, throttles=5)
+    assert check(3) == 1
+    label = words.notification("api_limit", Delivery.objects.exclude(pk=delivery.pk).get().data)
+    assert (label.label, "5 of 10" in label.text) == ("ec2.RunInstances (us-east-1) is throttled", True)

@@ -20,7 +20,9 @@ from django.utils import timezone
 from dstackweb.backends import registry
 from dstackweb.backends.contract import (
     Availability,
+    Hidden,
     Offer,
+    OfferPart,
     SourceFailed,
     SourceKey,
     SourceReading,
@@ -50,7 +52,10 @@ class Cloud:
         cloud = self
 
         class Sourced:
-            sources = {"types": SourceSpec(600.0, list[str], ("families",)), "spot": SourceSpec(60.0, dict[str, str])}
+            sources = {
+                "types": SourceSpec(600.0, list[str], ("families",), ("sizes",)),
+                "spot": SourceSpec(60.0, dict[str, str], hides=Hidden.SPOT, tells=OfferPart.PRICE),
+            }
 
             def __init__(self, backend: Backend) -> None:
                 self.backend = backend

@@ -11,14 +11,16 @@ from django.core.cache import caches
 from django.db import connection
 from django.db.models import F, Sum
 from django.test.utils import CaptureQueriesContext
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from dstackweb.backends.contract import Availability, Offer, SourceFailed
+from dstackweb import __version__
+from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceState
 from dstackweb.backends.models import Backend
+from dstackweb.env import BadSetting
 from dstackweb.offers import catalog, counts, single_flight, source_rows, sources, store
 from dstackweb.offers.models import CacheCount, Result
 from dstackweb.spec.effective import Requirements
-from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once
+from tests.offers.cloud_stub import ANY, SPOT, TYPES, TYPES_US, Clock, Cloud, at_once, read
 from tests.support import eventually
 
 pytestmark = pytest.mark.django_db
@@ -57,7 +59,7 @@ def test_offers_are_built_from_cached_sources_without_a_call_to_the_cloud(backen
     assert len(cloud.asked) == 3
 
 
-def test_a_hit_costs_one_small_read_and_no_query(
+def test_a_hit_costs_two_small_reads_and_no_query(
     backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refresh_all(backend, cloud)
@@ -70,9 +72,9 @@ def test_a_hit_costs_one_small_read_and_no_query(
         connection,
     ) as queries:
         assert driver.offers(ANY) is first
-    assert read == [f"catalog:{backend.pk}"]
+    assert read == [f"catalog:{backend.pk}", f"{__version__}:refusals:{backend.pk}:1"]
     of_the_cache = [query for query in queries if "lib_cacherow" in query["sql"]]
-    assert len(queries) == len(of_the_cache) == (1 if connection.vendor == "sqlite" else 0)
+    assert len(queries) == len(of_the_cache) == (2 if connection.vendor == "sqlite" else 0)
 
 
 def test_without_cached_sources_each_request_fails_rather_than_returning_no_offers(
@@ -173,6 +175,44 @@ def test_a_result_counts_for_a_minute_and_an_empty_one_for_ten_seconds(
     assert names(plain) == []
 
 
+def test_how_long_offers_count_and_how_many_results_are_kept_are_settings_of_a_kind(
+    plain: Backend, cloud: Cloud, clock: Clock, settings: Any
+) -> None:
+    settings.DSTACKWEB_OFFERS_CACHE = {"plain.offers": 300.0, "plain.entries": 3.0, "aws.offers": 1.0}
+    for cpus in range(5):
+        names(plain, Requirements(cpu_min=cpus))
+    assert Result.objects.count() == 3
+    clock.pass_s(299)
+    names(plain, Requirements(cpu_min=4))
+    assert len(cloud.asked) == 5
+    clock.pass_s(1)
+    names(plain, Requirements(cpu_min=4))
+    assert len(cloud.asked) == 6
+    settings.DSTACKWEB_OFFERS_CACHE = {"plain.entries": 1.0}
+    names(plain, Requirements(cpu_min=9))
+    assert Result.objects.count() == 1
+
+
+def test_how_long_a_source_counts_is_a_setting_of_a_kind(
+    backend: Backend, cloud: Cloud, clock: Clock, settings: Any
+) -> None:
+    settings.DSTACKWEB_OFFERS_CACHE = {"aws.types": 30.0}
+    sources.refresh(backend, TYPES)
+    clock.pass_s(29)
+    assert read(backend, TYPES).state is SourceState.FRESH
+    clock.pass_s(1)
+    assert read(backend, TYPES).state is SourceState.STALE
+
+
+@pytest.mark.parametrize("name", ["aws.typos", "oracle.offers", "aws"])
+def test_a_setting_of_the_cache_that_nothing_reads_stops_the_start(cloud: Cloud, settings: Any, name: str) -> None:
+    settings.DSTACKWEB_OFFERS_CACHE = {"aws.types": 30.0, "plain.entries": 3.0}
+    store.check_policy()
+    settings.DSTACKWEB_OFFERS_CACHE = {name: 30.0}
+    with pytest.raises(BadSetting, match="expected one of"):
+        store.check_policy()
+
+
 def test_a_clock_set_back_does_not_keep_a_result_forever(plain: Backend, cloud: Cloud, clock: Clock) -> None:
     assert names(plain) == ["worker"]
     cloud.answer = OTHER
@@ -215,7 +255,7 @@ def test_an_answer_requested_before_a_change_is_not_cached_after_it(plain: Backe
 
 
 @given(asked=st.lists(st.integers(1, 14), max_size=60))
-@settings(max_examples=25)
+@hypothesis_settings(max_examples=25)
 def test_the_cache_keeps_the_ten_last_used_results(asked: list[int]) -> None:
     """Against a list of what was used, the latest first."""
     latest: list[int] = []

@@ -11,7 +11,7 @@ from django.conf import settings
 from dstackweb.backends import registry
 from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend
-from dstackweb.offers import sources
+from dstackweb.offers import source_rows, sources
 from dstackweb.offers.models import SourceRow
 from dstackweb.scheduler.management.commands import up
 from dstackweb.scheduler.models import PassRequest, PeriodicJob
@@ -82,6 +82,7 @@ def test_a_server_that_starts_preloads(backend: Backend, cloud: Cloud, clock: Cl
 
 def test_a_manual_refresh_fetches_all_sources_whether_used_or_not(backend: Backend, cloud: Cloud, clock: Clock) -> None:
     due(clock, cloud)
+    clock.pass_s(source_rows.REFRESH_EVERY_S)
     sources.refresh_now(backend)
     assert due(clock, cloud) == ["spot eu", "types eu", "types us"]
     assert due(clock, cloud) == []

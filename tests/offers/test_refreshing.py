@@ -1,4 +1,4 @@
-"""A refresh by hand: each backend once in ten seconds, and everything is due at once."""
+"""A refresh by hand: everything is due at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from dstackweb.backends import registry
 from dstackweb.backends.models import Backend
-from dstackweb.lib.errors import Invalid, TooMany
+from dstackweb.lib.errors import Invalid
 from dstackweb.offers import listing, source_rows, sources
 from dstackweb.offers.listing import Filter
 from tests.offers.cloud_stub import TYPES, Clock
@@ -16,27 +16,15 @@ from tests.offers.cloud_stub import TYPES, Clock
 pytestmark = pytest.mark.django_db
 
 
-def test_a_repeated_manual_refresh_is_refused_with_the_remaining_wait(
-    backend: Backend, plain: Backend, clock: Clock
-) -> None:
-    assert listing.refresh([backend], clock.now) == [backend]
-    clock.pass_s(3)
-    assert listing.refresh([backend, plain], clock.now) == [plain]
-    with pytest.raises(TooMany) as refused:
-        listing.refresh([backend, plain], clock.now)
-    assert refused.value.retry_after == pytest.approx(7)
-    clock.pass_s(7)
-    assert listing.refresh([backend], clock.now) == [backend]
-    assert listing.refresh([], clock.now) == []
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_manual_refresh_makes_fresh_sources_due(backend: Backend, clock: Clock) -> None:
     sources.refresh(backend, TYPES)
-    listing.refresh([backend], clock.now)
+    read_at = clock.now
+    clock.pass_s(source_rows.REFRESH_EVERY_S)
+    sources.refresh_now(backend)
     ages = source_rows.of_backends(sources.sourced_backends(), clock.now)
     (age,) = [age for age in ages if (age.source, age.region) == TYPES]
-    assert (age.state, age.due_at, age.fetched_at) == ("stale", None, clock.now)
+    assert (age.state, age.requested, age.due_at, age.fetched_at) == ("fresh", True, None, read_at)
 
 
 @pytest.mark.django_db(transaction=True)

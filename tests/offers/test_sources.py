@@ -136,25 +136,85 @@ def test_a_changed_configuration_serves_nothing_of_the_one_before(backend: Backe
     assert (reading.state, reading.value, reading.error) == (FAILED, None, {"code": "bad_credentials"})
 
 
-def test_a_result_requested_before_a_manual_refresh_is_not_stored(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+def test_a_refresh_asked_for_during_a_call_follows_it_and_the_calls_result_counts_meanwhile(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
     sources.refresh(backend, TYPES)
     clock.pass_s(600)
     cloud.says[TYPES] = ["of before"]
     cloud.during = lambda: sources.refresh_now(backend)
-    assert sources.refresh(backend, TYPES).value == ["g5", "g6"]
+    assert sources.refresh(backend, TYPES).value == ["of before"]
     backend.refresh_from_db()
-    reading = read(backend, TYPES)
-    assert (reading.state, reading.value) == (STALE, ["g5", "g6"])
+    age, *_ = [age for age in source_rows.of_backends(sources.sourced_backends(), clock.now) if age.source == "types"]
+    assert age.requested
     cloud.says[TYPES] = ["of after"]
+    clock.pass_s(source_rows.REFRESH_EVERY_S)
     assert sources.refresh(backend, TYPES).value == ["of after"]
+    assert len(cloud.asked) == 3
 
 
-def test_a_manual_refresh_fetches_fresh_sources_again(backend: Backend, cloud: Cloud) -> None:
+def test_refreshes_by_hand_in_quick_succession_cost_a_call_every_two_seconds(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
     sources.refresh(backend, TYPES)
+    clock.pass_s(100)
+    for _ in range(40):
+        sources.refresh_now(backend)
+        sources.refresh(backend, TYPES)
+        clock.pass_s(0.25)
+    assert len(cloud.asked) == 1 + 5
+
+
+def test_a_manual_refresh_fetches_fresh_sources_again(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    sources.refresh(backend, TYPES)
+    clock.pass_s(source_rows.REFRESH_EVERY_S)
     sources.refresh_now(backend)
     backend.refresh_from_db()
     assert sources.refresh(backend, TYPES).state is FRESH
     assert cloud.asked == ["types eu"] * 2
+
+
+def test_a_value_is_fresh_by_its_age_alone_though_a_later_refresh_failed(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    sources.refresh(backend, TYPES)
+    cloud.says[TYPES] = SourceFailed("unreachable", endpoint="ec2")
+    clock.pass_s(500)
+    reading = sources.refresh(backend, TYPES, share=0.8)
+    assert (reading.state, reading.error) == (FRESH, {"code": "unreachable", "endpoint": "ec2"})
+    clock.pass_s(100)
+    assert read(backend, TYPES).state is STALE
+
+
+def test_a_changed_choice_serves_the_old_value_as_stale_until_the_new_one_is_there(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
+    sources.refresh(backend, TYPES)
+    backend.config, backend.version = {"sizes": ["large"]}, backend.version + 1
+    backend.save()
+    assert (read(backend, TYPES).state, read(backend, TYPES).value) == (STALE, ["g5", "g6"])
+    cloud.says[TYPES] = SourceFailed("unreachable", endpoint="ec2")
+    assert (sources.refresh(backend, TYPES).state, read(backend, TYPES).value) == (STALE, ["g5", "g6"])
+    cloud.says[TYPES] = ["g7"]
+    clock.pass_s(source_rows.RETRY_S)
+    assert (sources.refresh(backend, TYPES).state, read(backend, TYPES).value) == (FRESH, ["g7"])
+
+
+def test_a_call_without_an_answer_for_ten_seconds_shows_as_such(backend: Backend, cloud: Cloud, clock: Clock) -> None:
+    seen = []
+
+    def wait() -> None:
+        for seconds in (10, 1):
+            clock.pass_s(seconds)
+            seen.append(read(backend, TYPES))
+
+    cloud.during = wait
+    sources.refresh(backend, TYPES)
+    assert [(reading.state, (reading.error or {}).get("code")) for reading in seen] == [
+        (FAILED, None),
+        (FAILED, "no_answer"),
+    ]
+    assert read(backend, TYPES).error is None
 
 
 def test_a_manual_refresh_retries_failed_sources_at_once_but_not_throttled_ones(
@@ -165,6 +225,7 @@ def test_a_manual_refresh_retries_failed_sources_at_once_but_not_throttled_ones(
     for key in (TYPES, SPOT):
         sources.refresh(backend, key)
     cloud.says |= {TYPES: ["g5"], SPOT: {"g5": "1"}}
+    clock.pass_s(source_rows.REFRESH_EVERY_S)
     sources.refresh_now(backend)
     assert sources.refresh(backend, TYPES).state is FRESH
     assert sources.refresh(backend, SPOT).state is FAILED
@@ -223,10 +284,12 @@ def test_an_unreadable_entry_counts_as_a_miss(backend: Backend, cloud: Cloud) ->
         (name,) = source_rows.objects_of(backend.pk)
 
 
-def test_an_answer_of_another_type_is_a_failure_and_the_last_good_value_stays(backend: Backend, cloud: Cloud) -> None:
+def test_an_answer_of_another_type_is_a_failure_and_the_last_good_value_stays(
+    backend: Backend, cloud: Cloud, clock: Clock
+) -> None:
     sources.refresh(backend, TYPES)
     cloud.says[TYPES] = {"not": "a list"}
-    sources.refresh_now(backend)
+    clock.pass_s(600)
     reading = sources.refresh(Backend.objects.get(), TYPES)
     assert (reading.state, reading.value) == (STALE, ["g5", "g6"])
     assert reading.error is not None

@@ -7,16 +7,16 @@ from django.test import Client
 from django.urls import reverse
 
 from dstackweb.profiles.models import Profile
-from tests.forms import filled
+from tests.forms import open_form, submit
 
 pytestmark = pytest.mark.django_db
 ADD = "admin:profiles_profile_add"
 
 
-def post(client: Client, settings: str, url: str | None = None, **more: str) -> str:
+def post(client: Client, settings: str, url: str | None = None, **more: str | bool) -> str:
     """The page after saving; empty when it was saved."""
-    fields = {"name": "nightly", "project": "", "description": "", "settings": settings} | more
-    response = client.post(url or reverse(ADD), fields)
+    fields = {"name": "nightly", "settings": settings} | more
+    response = submit(client, url or reverse(ADD) + "?as=yaml", fields)
     return "" if response.status_code == 302 else response.content.decode()
 
 
@@ -62,7 +62,7 @@ def test_a_profile_may_set_nothing(admin_client: Client) -> None:
 
 def test_a_second_default_is_refused_with_a_remedy(admin_client: Client) -> None:
     Profile.objects.create(name="first", is_default=True)
-    assert "All projects have a default profile already" in post(admin_client, "", is_default="on")
+    assert "All projects have a default profile already" in post(admin_client, "", is_default=True)
 
 
 def test_the_lists_action_changes_the_default(admin_client: Client) -> None:
@@ -70,7 +70,7 @@ def test_the_lists_action_changes_the_default(admin_client: Client) -> None:
     second = Profile.objects.create(name="second", settings={"max_duration": "8h"})
     url = reverse("admin:profiles_profile_changelist")
     for chosen in ([first.pk, second.pk], [second.pk]):
-        admin_client.post(url, {"action": "make_default", "_selected_action": chosen})
+        submit(admin_client, url, {"action": "make_default", "_selected_action": chosen})
     assert Profile.objects.get(is_default=True) == second
     page = admin_client.get(url, {"q": "sec"}).content.decode()
     assert "max_duration" in page
@@ -85,25 +85,25 @@ def test_the_form_links_to_the_list_of_backends(admin_client: Client) -> None:
 def test_two_admins_who_edit_a_profile_at_once_keep_each_others_settings(admin_client: Client) -> None:
     profile = Profile.objects.create(name="x", settings={"max_duration": "8h"})
     address = reverse("admin:profiles_profile_change", args=[profile.pk])
-    opened = filled(admin_client, address)
+    opened = open_form(admin_client, address)
     Profile.objects.update(settings={"max_duration": "8h", "stop_duration": "5m"})
-    assert admin_client.post(address, opened | {"max_duration": "4h"}).status_code == 302
+    assert opened.send({"max_duration": "4h"}).status_code == 302
     profile.refresh_from_db()
     assert profile.settings == {"max_duration": "4h", "stop_duration": "5m"}
-    again = admin_client.post(address, opened | {"stop_duration": "1m"})
+    again = opened.send({"stop_duration": "1m"})
     assert "changed since you opened the page" in again.content.decode()
 
 
 def test_settings_as_yaml_are_saved_unless_someone_else_has_changed_them(admin_client: Client) -> None:
     profile = Profile.objects.create(name="x", settings={"max_duration": "8h", "backends": ["hosts"]})
     address = reverse("admin:profiles_profile_change", args=[profile.pk]) + "?as=yaml"
-    shown = admin_client.get(address).context["adminform"].form["settings"].value().replace("\n", "\r\n")
-    opened = {"name": "x", "initial-name": "x", "settings": shown, "initial-settings": shown}
-    assert admin_client.post(address, opened | {"settings": shown.replace("8h", "4h")}).status_code == 302
+    opened = open_form(admin_client, address)
+    (shown,) = opened.values["settings"]
+    assert opened.send({"settings": shown.replace("8h", "4h")}).status_code == 302
     profile.refresh_from_db()
     assert profile.settings == {"max_duration": "4h", "backends": ["hosts"]}
-    assert admin_client.post(address, opened | {"name": "y"}).status_code == 302
+    assert opened.send({"name": "y"}).status_code == 302
     profile.refresh_from_db()
     assert (profile.name, profile.settings["max_duration"]) == ("y", "4h")
-    refused = admin_client.post(address, opened | {"settings": shown.replace("8h", "2h")}).content.decode()
+    refused = opened.send({"settings": shown.replace("8h", "2h")}).content.decode()
     assert "changed since you opened the page" in refused

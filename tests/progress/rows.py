@@ -13,7 +13,7 @@ from dstackweb.progress.pace import Pace, Step
 from dstackweb.progress.states import FINISHED, TaskState
 
 SEEN_S = 60
-"""How long the finished tasks of a group took, for the pace."""
+"""How long the finished tasks of a prefix took, for its pace."""
 
 
 def make_scope(project: Project, run_id: int = 0, attempt: int = 0, **fields: int) -> Scope:
@@ -35,9 +35,8 @@ def add_group(scope: Scope, prefix: str, group: str, now_ms: int = 0, **states: 
             row.finished_1m += finished
             row.finished_10m += finished
             row.rated_ms = now_ms
-            if finished:
-                pace = Pace(*row.pace).after(Step(0 if row.pace else SEEN_S, finished, states.get("processing", 0)))
-                row.pace = json.loads(str(pace))
+            if all_finished := sum(getattr(row, state) for state in FINISHED):
+                row.pace = json.loads(str(Pace().after(Step(SEEN_S, all_finished, row.processing))))
         row.save()
     if scope.run_id:
         _estimate(scope, now_ms)
@@ -49,7 +48,7 @@ def _estimate(scope: Scope, now_ms: int) -> None:
     rows = {}
     for prefix in TaskPrefix.objects.filter(scope=scope):
         values = dict(zip(PREFIX_COLUMNS, attrgetter(*PREFIX_COLUMNS)(prefix), strict=True))
-        texts = {name: json.dumps(values[name]) for name in ("pace", "durations")}
+        texts = {name: json.dumps(values[name]) for name in ("pace", "durations", "failing")}
         rows[prefix.name] = PrefixRow(prefix.pk, **{**values, **texts})
     counted = Scope(run_id=scope.run_id, pace=json.dumps(scope.pace), time_left="[]")
     for name in (*TaskState, "total"):

@@ -415,3 +415,12 @@ def test_batches_stored_together_count_as_if_stored_one_by_one(scope_id: int, mo
     assert isinstance(third, TooLarge)
     assert counted(scope_id) == {"waiting": 3}
     assert list(differences()) == []
+
+
+def test_a_full_scope_has_room_for_the_prefix_of_all_further_ones(
+    scope_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PREFIXES_MAX", 1)
+    receipt = ingest_entries(scope_id, count("a", 1, waiting=1), count(limits.OTHERS, 1, waiting=2), count("b", 1))
+    assert outcome(receipt) == (2, 0, [(2, "too_many_prefixes")])
+    assert counted(scope_id) == {"waiting": 3}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
-from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -11,11 +10,14 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs import admin, selectors, services
 from dstackweb.runs.models import Queue, QueueEvent, Run
 from dstackweb.runs.rows import queue_rows
-from tests.factories import make_host, make_run, place_all
-from tests.forms import filled
+from tests.factories import make_host, make_project, make_run, place_all
+from tests.forms import forms_of, open_form, submit
 
 pytestmark = pytest.mark.django_db
-FAIR_SHARE = {"fair_share_half_life_days": "7", "reclaim": "never"}
+
+
+def change(row: Run | Queue) -> str:
+    return reverse(f"admin:runs_{row._meta.model_name}_change", args=[row.pk])
 
 
 def test_a_queue_that_is_paused_in_the_admin_shows_as_paused_in_every_open_list(
@@ -23,8 +25,7 @@ def test_a_queue_that_is_paused_in_the_admin_shows_as_paused_in_every_open_list(
 ) -> None:
     queue = services.ensure_queue(project)
     shown = selectors.list_version(project)
-    address = reverse("admin:runs_queue_change", args=[queue.pk])
-    assert admin_client.post(address, {"paused": "on", **FAIR_SHARE}).status_code == 302
+    assert submit(admin_client, change(queue), {"paused": True}).status_code == 302
     queue.refresh_from_db()
     assert queue.paused
     assert selectors.list_version(project) != shown
@@ -42,7 +43,7 @@ def test_saving_a_queue_in_the_admin_writes_only_the_changed_fields(
         save(self, *args, **kwargs)
 
     monkeypatch.setattr(admin.QueueAdmin, "save_model", while_saving)
-    admin_client.post(reverse("admin:runs_queue_change", args=[queue.pk]), {"paused": "on", **FAIR_SHARE})
+    submit(admin_client, change(queue), {"paused": True})
     assert Queue.objects.get(pk=queue.pk).last_seniority_us > queue.last_seniority_us
     make_host()
     assert place_all() == 0
@@ -52,10 +53,9 @@ def test_a_queue_that_was_paused_while_its_form_was_open_in_the_admin_stays_paus
     project: Project, admin_client: Client
 ) -> None:
     queue = services.ensure_queue(project)
-    address = reverse("admin:runs_queue_change", args=[queue.pk])
-    opened = filled(admin_client, address)
+    opened = open_form(admin_client, change(queue))
     Queue.objects.update(paused=True)
-    assert admin_client.post(address, opened | {"max_gpus": "8"}).status_code == 302
+    assert opened.send({"max_gpus": 8}).status_code == 302
     queue.refresh_from_db()
     assert (queue.paused, queue.max_gpus) == (True, 8)
 
@@ -65,8 +65,7 @@ def test_a_new_ageing_step_in_the_admin_reranks_the_queue_and_is_recorded(
 ) -> None:
     old, urgent = make_run(project, member), make_run(project, member, priority=51)
     queue = services.ensure_queue(project)
-    address = reverse("admin:runs_queue_change", args=[queue.pk])
-    assert admin_client.post(address, {"ageing_minutes": "", "max_running": "3", **FAIR_SHARE}).status_code == 302
+    assert submit(admin_client, change(queue), {"ageing_minutes": "", "max_running": 3}).status_code == 302
     queue.refresh_from_db()
     assert (queue.ageing_minutes, queue.max_running) == (None, 3)
     for run in (old, urgent):
@@ -80,27 +79,58 @@ def test_a_new_ageing_step_in_the_admin_reranks_the_queue_and_is_recorded(
 
 
 def test_a_queue_is_made_in_the_admin_with_its_counters(project: Project, admin_client: Client) -> None:
-    made = {"project": project.pk, "name": "night", "ageing_minutes": "5", "draining": "on", **FAIR_SHARE}
-    assert admin_client.post(reverse("admin:runs_queue_add"), made).status_code == 302
+    made = {"project": project.pk, "name": "night", "ageing_minutes": 5, "draining": True}
+    assert submit(admin_client, reverse("admin:runs_queue_add"), made).status_code == 302
     queue = Queue.objects.get(name="night")
     assert (queue.ageing_minutes, queue.draining, queue.count.version) == (5, True, 0)
-
-
-def post_priority(client: Client, run: Run, priority: int, seen: str) -> HttpResponse:
-    form = {"priority": priority, "seen": seen}
-    for prefix in ("jobs", "events"):
-        form |= {f"{prefix}-TOTAL_FORMS": 0, f"{prefix}-INITIAL_FORMS": 0}
-    return client.post(reverse("admin:runs_run_change", args=[run.pk]), form)
 
 
 def test_an_active_runs_priority_is_changed_in_the_admin_and_recorded_on_its_timeline(
     project: Project, member: User, admin_client: Client
 ) -> None:
     first, second = make_run(project, member), make_run(project, member)
-    assert post_priority(admin_client, second, 70, services.etag(second)).status_code == 302
+    assert submit(admin_client, change(second), {"priority": 70}).status_code == 302
     assert [row.name for row in queue_rows(services.ensure_queue(project))] == [second.name, first.name]
     event = second.events.get(kind="priority")
     assert (event.data, event.actor and event.actor.username) == ({"from": 50, "to": 70}, "admin")
+
+
+def test_the_queue_and_the_priority_of_a_waiting_run_are_changed_at_once_in_the_admin(
+    project: Project, member: User, admin_client: Client
+) -> None:
+    run, night = make_run(project, member), services.ensure_queue(project, "night")
+    elsewhere = services.ensure_queue(make_project("other"))
+    form = open_form(admin_client, change(run))
+    with pytest.raises(LookupError, match="offers"):
+        form.send({"queue": elsewhere.pk})
+    assert form.send({"queue": night.pk, "priority": 80}).status_code == 302
+    assert [(row.name, row.priority) for row in queue_rows(night)] == [(run.name, 80)]
+    assert [event.kind for event in run.events.filter(actor__username="admin")] == ["queue", "priority"]
+
+
+def test_what_is_refused_in_the_admin_changes_nothing_of_a_run(
+    project: Project, member: User, admin_client: Client
+) -> None:
+    run, night = make_run(project, member), services.ensure_queue(project, "night")
+    Queue.objects.filter(pk=night.pk).update(draining=True)
+    page = submit(admin_client, change(run), {"queue": night.pk, "priority": 80}, follow=True).content.decode()
+    assert "draining" in page
+    assert "changed successfully" not in page
+    run.refresh_from_db()
+    assert (run.queue.name, run.priority) == ("default", 50)
+
+
+def test_the_queue_of_a_run_that_has_its_place_is_read_only_in_the_admin(
+    project: Project, member: User, admin_client: Client
+) -> None:
+    make_host()
+    run = make_run(project, member)
+    assert place_all() == 1
+    form = open_form(admin_client, change(run))
+    assert "queue" not in form.values
+    assert form.send({"priority": 70}).status_code == 302
+    run.refresh_from_db()
+    assert run.priority == 70
 
 
 @pytest.mark.parametrize(
@@ -110,7 +140,7 @@ def test_a_priority_that_is_none_is_refused_in_words_in_the_admin(
     admin_client: Client, project: Project, member: User, priority: int, error: str
 ) -> None:
     run = make_run(project, member)
-    answer = post_priority(admin_client, run, priority, services.etag(run))
+    answer = submit(admin_client, change(run), {"priority": priority})
     assert (answer.status_code, error in answer.content.decode()) == (200, True)
     run.refresh_from_db()
     assert run.priority == 50
@@ -120,21 +150,27 @@ def test_the_admin_does_not_overwrite_a_concurrently_changed_priority(
     project: Project, member: User, admin_client: Client
 ) -> None:
     run = make_run(project, member)
-    seen = services.etag(run)
+    opened = open_form(admin_client, change(run))
     services.set_priority(run, member, "member", 40)
-    answer = post_priority(admin_client, run, 50, seen)
-    assert answer.status_code == 200
-    assert f"run {run.name} was changed by ada since you looked" in answer.content.decode()
+    answer = opened.send({"priority": 66}, follow=True)
+    (said,) = answer.context["messages"]
+    assert f"run {run.name} was changed by ada since you looked" in str(said)
     assert Run.objects.get(pk=run.pk).priority == 40
+    assert submit(admin_client, answer, {"priority": 66}).status_code == 302, "that page shows what it is now"
+    assert Run.objects.get(pk=run.pk).priority == 66
 
 
 def test_an_ended_run_is_read_only_in_the_admin(project: Project, member: User, admin_client: Client) -> None:
     run = make_run(project, member)
+    opened = open_form(admin_client, change(run))
     services.stop(run, member, "member")
-    assert post_priority(admin_client, run, 70, services.etag(run)).status_code == 403
-    page = admin_client.get(reverse("admin:runs_run_change", args=[run.pk]))
+    assert opened.send({"priority": 70}).status_code == 403
+    page = admin_client.get(change(run))
     assert page.status_code == 200
     assert b"env_secret" not in page.content
+    assert not any(
+        form.attrs.get("id") == "run_form" for form in forms_of(admin_client, page) if form.values.get("seen")
+    )
 
 
 def test_the_admins_list_of_runs_finds_and_filters_them_without_reading_the_others(

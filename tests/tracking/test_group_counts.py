@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 
 from hypothesis import given, strategies as st
 
-from dstackweb.tracking.dask import OTHERS, STATES, GroupCounter
+from dstackweb.progress import counters
+from dstackweb.tracking.dask import OTHERS, PREFIXES_MAX, STATES, GroupCounter
 
 
 class Prefix:
@@ -133,6 +134,10 @@ def test_beyond_the_limit_groups_count_together_and_totals_stay(
     assert shown == sum(scheduler.sums().values(), Counter())
     assert len({prefix for prefix, _ in page} - {OTHERS}) <= 1
     assert len([group for _, group in page if group != OTHERS]) <= groups_max
+
+
+def test_the_plug_in_counts_as_many_prefixes_one_by_one_as_the_server() -> None:
+    assert (PREFIXES_MAX, OTHERS) == (counters.PREFIXES_MAX, counters.OTHERS)
 
 
 def test_times_add_up_over_the_lives_of_a_group_from_the_start_of_watching() -> None:

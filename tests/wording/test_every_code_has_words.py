@@ -66,6 +66,7 @@ DATA: dict[str, Any] = {
     "reason": "stopped_by_user", "exit_code": 127, "deadline_s": 60, "host": "box-1", "silent_s": 600, "seen": 1,
     "total": 8, "waits_for": "i", "kind": "aws", "error": {"code": "failed", "text": "i"},
     "idle_s": 3000, "limit_s": 3600, "before": "starting", "after_s": 10, "failures": 3,
+    "prefix": "i", "failed": 20, "ended": 100, "now": 20, "was": 1,
 }  # fmt: skip
 OF_HOSTS = {**DATA, "error": "i", "reason": "i"}
 OF_KIND: dict[RunEventKind, dict[str, Any]] = {
@@ -100,6 +101,10 @@ def _notified(code: NotificationEvent) -> tuple[str, str]:
         "code": "paused",
         "waiting": 2,
         "backend": "aws",
+        "api": "EC2",
+        "requests": 20,
+        "throttles": 0,
+        "tight": 4,
         "backend_kind": "aws",
         "region": "eu",
         "failure": {"code": "throttled"},

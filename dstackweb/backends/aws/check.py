@@ -63,13 +63,21 @@ class Finding:
 
 PERMISSIONS: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     "instance_types": (
-        ("DescribeInstanceTypes", {"MaxResults": 5}),
-        ("DescribeInstanceTypeOfferings", {"MaxResults": 5}),
+        ("DescribeInstanceTypes", {"key": "InstanceTypes", "MaxResults": 5}),
+        ("DescribeInstanceTypeOfferings", {"key": "InstanceTypeOfferings", "MaxResults": 5}),
     ),
-    "spot_prices": (("DescribeSpotPriceHistory", {"MaxResults": 5, "ProductDescriptions": ["Linux/UNIX"]}),),
-    "usage": (("DescribeInstances", {"MaxResults": 5}), ("DescribeSpotInstanceRequests", {"MaxResults": 5})),
+    "spot_prices": (
+        (
+            "DescribeSpotPriceHistory",
+            {"key": "SpotPriceHistory", "MaxResults": 5, "ProductDescriptions": ["Linux/UNIX"]},
+        ),
+    ),
+    "usage": (
+        ("DescribeInstances", {"key": "Reservations", "MaxResults": 5}),
+        ("DescribeSpotInstanceRequests", {"key": "SpotInstanceRequests", "MaxResults": 5}),
+    ),
 }
-"""Calls of EC2 by step that only test a permission."""
+"""Calls of EC2 by step that only test a permission: their operations, and arguments of `Aws.call`."""
 
 
 def check(config: AwsConfig, secret_access_key: str, server_url: str, *, limit_s: float = LIMIT_S) -> list[Finding]:
@@ -127,12 +135,12 @@ class _Check:
         return step, region, self.pool.submit(_answered, step, region, ask)
 
     def _identity(self) -> Mapping[str, Any]:
-        answer = self.aws.call("sts", self.home, "GetCallerIdentity")
-        return {"account": answer["Account"], "arn": answer["Arn"]}
+        answer = self.aws.call("sts", self.home, "GetCallerIdentity", key="Arn")
+        return {"account": answer.get("Account", ""), "arn": answer["Arn"]}
 
     def _regions(self) -> Mapping[str, Any]:
-        answer = self.aws.call("ec2", self.home, "DescribeRegions", AllRegions=True)
-        return {row["RegionName"]: row.get("OptInStatus", "") for row in answer.get("Regions", ())}
+        answer = self.aws.call("ec2", self.home, "DescribeRegions", key="Regions", AllRegions=True)
+        return {row["RegionName"]: row.get("OptInStatus", "") for row in answer["Regions"]}
 
     def _permissions(self, step: str, region: str) -> Mapping[str, Any] | Finding:
         errors = []
@@ -146,8 +154,9 @@ class _Check:
     def _prices(self, region: str) -> Mapping[str, Any]:
         self.aws.call(
             "pricing",
-            instance_types.pricing_region(self.aws, region),
+            instance_types.pricing_regions(self.aws, region)[0],
             "GetProducts",
+            key="PriceList",
             ServiceCode="AmazonEC2",
             MaxResults=1,
         )
@@ -167,12 +176,12 @@ class _Check:
         return answer
 
     def _subnets(self, region: str) -> Mapping[str, Any]:
-        answer = self.aws.call("ec2", region, "DescribeSubnets", SubnetIds=list(self.config.subnets_in(region)))
-        return {"zones": sorted({subnet["AvailabilityZone"] for subnet in answer.get("Subnets", ())})}
+        zones = instance_types.fetch_subnets(self.aws, self.config, region)
+        return {"zones": sorted(set(zones.values()))}
 
     def _image(self, region: str) -> Mapping[str, Any]:
         ids = self._images(region)
-        answer = self.aws.call("ec2", region, "DescribeImages", ImageIds=ids).get("Images", ())
+        answer = self.aws.call("ec2", region, "DescribeImages", key="Images", ImageIds=ids)["Images"]
         if len(answer) < len(set(ids)):
             raise LaunchFailed(LaunchFailure.AMI, ", ".join(ids))
         return {"images": [{"id": image["ImageId"], "name": image.get("Name", "")} for image in answer]}
@@ -182,7 +191,7 @@ class _Check:
         if image := in_region(self.config.ami, region):
             return [image]
         names = [ami.PARAMETERS[self.config.architectures[0], gpus] for gpus in (True, False)]
-        answer = [self.aws.call("ssm", region, "GetParameter", Name=name) for name in names]
+        answer = [self.aws.call("ssm", region, "GetParameter", key="Parameter", Name=name) for name in names]
         return [one["Parameter"]["Value"] for one in answer]
 
     def _launch(self, region: str) -> Mapping[str, Any] | Finding:

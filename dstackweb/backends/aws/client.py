@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import boto3
 import botocore.loaders
+import botocore.parsers
 import botocore.session
 from botocore import xform_name
 from botocore.config import Config
@@ -21,12 +24,21 @@ from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshabl
 from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError
 from django.utils import timezone
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.aws import config as settings, errors
 from dstackweb.backends.aws.config import AwsConfig
 from dstackweb.backends.aws.rate_limits import rate_of
-from dstackweb.backends.contract import SourceFailed, SourceFailure
+from dstackweb.backends.contract import NonsenseAnswer, SourceFailed, SourceFailure, nonsense
+from dstackweb.backends.kinds import is_tight
 from dstackweb.backends.models import Backend
 from dstackweb.lib.models import Bucket, Busy, Circuit, Open
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_PAGES = 200
+"""Of one call. The longest has a dozen."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +79,17 @@ class Aws:
         self._clients: dict[tuple[str, str, Patience], Any] = {}
 
     def call(
-        self, service: str, region: str, operation: str, *, patience: Patience | None = None, **params: Any
+        self,
+        service: str,
+        region: str,
+        operation: str,
+        *,
+        key: str = "",
+        patience: Patience | None = None,
+        **params: Any,
     ) -> dict[str, Any]:
-        """The answer of one call. Raises SourceFailed, without a call if the API throttled lately."""
+        """The answer of one call, with a value under `key`. Raises SourceFailed, without a call if the API throttled
+        lately."""
         self._sign_in_for(service, operation, region)
         api = f"{service}.{operation}"
         name = self._name(region, api)
@@ -80,6 +100,8 @@ class Aws:
         try:
             client = self._client(service, region, PROBE if probing else patience or self._patience)
             answer: dict[str, Any] = getattr(client, xform_name(operation))(**params)
+            if key and answer.get(key) is None:
+                raise nonsense(f"{service}:{operation}", NonsenseAnswer.MISSING, region=region, key=key)
         except (BotoCoreError, ClientError) as error:
             if errors.is_throttle(error):
                 until = Circuit.throttled(name, self._clock())
@@ -87,6 +109,10 @@ class Aws:
             if probing:
                 Circuit.failed(name)
             raise errors.explained(error, service, operation, region) from error
+        except Unreadable as error:
+            if probing:
+                Circuit.failed(name)
+            raise nonsense(f"{service}:{operation}", region=region, text=str(error)) from error
         except SourceFailed:
             if probing:
                 Circuit.failed(name)
@@ -95,23 +121,38 @@ class Aws:
             Circuit.succeeded(name)
         return answer
 
-    def pages(self, service: str, region: str, operation: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """The pages of a call, each read on demand and with its own turn in the rate limit. Raises SourceFailed."""
-        token = None
-        while True:
-            answer = self.call(service, region, operation, **params, **({"NextToken": token} if token else {}))
-            yield answer
-            before, token = token, answer.get("NextToken")
-            if not token:
-                return
-            if token == before:
-                text = "it gave the same page twice"
-                raise SourceFailed(SourceFailure.SERVICE_ERROR, api=f"{service}:{operation}", region=region, text=text)
+    def items(
+        self, service: str, region: str, operation: str, key: str, read: Callable[[Any], T], **params: Any
+    ) -> Iterator[T]:
+        """All items under `key` of a call's pages, as `read` makes them of botocore's values; each page is read on
+        demand, with its own turn in the rate limit. Raises SourceFailed.
 
-    def items(self, service: str, region: str, operation: str, key: str, **params: Any) -> Iterator[Any]:
-        """All that the pages of a call have under a key."""
-        for page in self.pages(service, region, operation, **params):
-            yield from page.get(key, ())
+        What `read` fails on (`errors.ODD`) is left out, as unknown. If that is all there is, the answer is nonsense.
+        """
+        seen: set[str] = set()
+        unreadable = readable = 0
+        while len(seen) < MAX_PAGES:
+            answer = self.call(service, region, operation, key=key, **params)
+            for item in answer[key]:
+                try:
+                    value = read(item)
+                except errors.ODD:
+                    unreadable += 1
+                    continue
+                readable += 1
+                yield value
+            token = answer.get("NextToken")
+            if not token:
+                if unreadable and not readable:
+                    raise nonsense(f"{service}:{operation}", NonsenseAnswer.ITEMS, region=region)
+                if unreadable:
+                    log.warning("%s %s %s: %d items can't be read", service, operation, region, unreadable)
+                return
+            if token in seen:
+                break
+            seen.add(token)
+            params["NextToken"] = token
+        raise nonsense(f"{service}:{operation}", NonsenseAnswer.PAGES, region=region)
 
     def regions_of(self, service: str, region: str) -> list[str]:
         """The regions of a service in a region's partition; no call. Raises SourceFailed."""
@@ -161,8 +202,15 @@ class Aws:
         assumed = _botocore_session(signing.profile)
         # botocore has no public way to set this: it does the same for the `role_arn` of profiles.
         own: Any = assumed
-        own._credentials = DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
+        refresh = partial(self._assume_role, fetcher)
+        own._credentials = DeferredRefreshableCredentials(refresh_using=refresh, method="assume-role")
         return boto3.Session(botocore_session=assumed, region_name=self.config.regions[0])
+
+    def _assume_role(self, fetcher: AssumeRoleCredentialFetcher) -> Any:
+        try:
+            return fetcher.fetch_credentials()
+        except (Unreadable, *errors.ODD) as error:
+            raise nonsense("sts:AssumeRole", region=self.config.regions[0], text=str(error)) from error
 
     def _role_client(self, session: boto3.Session, service: str, **credentials: Any) -> Any:
         return self._make(session, service, self.config.regions[0], PROBE, **credentials)
@@ -185,20 +233,24 @@ class Aws:
         )
         make: Any = session.client
         client = make(service, region_name=region, endpoint_url=self.config.endpoint_url, config=how, **credentials)
-        client.meta.events.register("before-send", partial(self._wait_turn, region, patience))
+        events = client.meta.events
+        events.unregister("before-send", unique_id=_SIGN_IN)
+        events.register("before-send", partial(self._wait_turn, region, patience))
+        events.register("response-received", partial(_count_answer, region))
         return client
 
-    def _wait_turn(self, region: str, patience: Patience, event_name: str, **_: Any) -> None:
-        """Before each HTTP request, also retries."""
+    def _wait_turn(self, region: str, patience: Patience, event_name: str, request: Any, **_: Any) -> None:
+        """Wait for a turn before each HTTP request, also retries, and count it."""
         api = event_name.partition(".")[2]
         rate = rate_of(api)
         try:
-            wait_s = Bucket.reserve(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
+            wait_s, left = Bucket.take(self._name(region, api), rate.per_s, rate.burst, patience.turn_s)
         except Busy as busy:
             until = self._clock() + dt.timedelta(seconds=busy.wait_s)
             raise _throttled(until, api, region, by="limiter") from None
         if wait_s:
             self._sleep(wait_s)
+        _count_request(region, api, request, tight=int(is_tight(left, rate.burst)))
 
     def _name(self, region: str, api: str) -> str:
         return f"aws:{self._account}:{region}:{api}"
@@ -208,9 +260,85 @@ _models = botocore.loaders.create_loader()
 """The services' descriptions, read once for all sessions: EC2's take 0.1 s and tens of megabytes."""
 
 
+class Unreadable(Exception):
+    """An answer isn't in the format of its protocol."""
+
+
+class _CheckedParser:
+    """A mixin for botocore's parsers.
+
+    They raise anything on an answer that can't be read, ResponseParserError and AttributeError among them, also because
+    of a single value in it. Here such a value is None, and an answer without any structure is Unreadable.
+    """
+
+    def parse(self, response: Any, shape: Any) -> Any:
+        parents: Any = super()
+        try:
+            parsed = parents.parse(response, shape)
+        except Exception as error:
+            text = " ".join(str(error).split())[:200]
+            raise Unreadable(text or type(error).__name__) from error
+        if not isinstance(parsed, dict):
+            raise Unreadable
+        return parsed
+
+    def _parse_shape(self, shape: Any, node: Any) -> Any:
+        parents: Any = super()
+        if shape.type_name in _NESTED and isinstance(node, _SCALARS):
+            return None
+        try:
+            return parents._parse_shape(shape, node)
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+            return None
+
+
+_NESTED, _SCALARS = {"structure", "list", "map"}, (str, int, float)
+
+
+class _CheckedParsers(botocore.parsers.ResponseParserFactory):
+    def create_parser(self, protocol_name: str) -> Any:
+        plain: type = type(super().create_parser(protocol_name))
+        return type(f"Checked{plain.__name__}", (_CheckedParser, plain), {})()
+
+
+_SIGN_IN = "dstackweb-sign-in"
+
+
+def _count_request(region: str, api: str, request: Any, *, tight: int = 0) -> None:
+    header = request.headers.get("amz-sdk-request", b"")
+    attempt = _ATTEMPT.search(header if isinstance(header, bytes) else header.encode())
+    is_retry = attempt is not None and int(attempt[1]) > 1
+    api_calls.add(Api("aws", api, region), requests=1, retries=int(is_retry), tight=tight)
+
+
+def _count_sign_in(event_name: str, request: Any, **_: Any) -> None:
+    """Count a request that botocore makes by itself, such as for a profile with a role."""
+    scope = _SCOPE.search(str(request.headers.get("Authorization", "")))
+    _count_request(scope[1] if scope else "", event_name.partition(".")[2], request)
+
+
+_ATTEMPT = re.compile(rb"attempt=(\d+)")
+_SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
+
+
+def _count_answer(
+    region: str, event_name: str, parsed_response: dict[str, Any] | None, exception: Exception | None, **_: Any
+) -> None:
+    """Count a request that failed or was throttled."""
+    code = (parsed_response or {}).get("Error", {}).get("Code", "")
+    if isinstance(exception, SourceFailed) or (not code and exception is None) or code == "DryRunOperation":
+        return
+    is_throttle = code in errors.THROTTLED
+    api = Api("aws", event_name.partition(".")[2], region)
+    api_calls.add(api, throttles=int(is_throttle), failures=int(not is_throttle))
+
+
 def _botocore_session(profile: str | None) -> botocore.session.Session:
     session = botocore.session.Session(profile=profile)
+    count: Any = _count_sign_in
+    session.register("before-send", count, unique_id=_SIGN_IN)
     session.register_component("data_loader", _models)
+    session.register_component("response_parser_factory", _CheckedParsers())
     return session
 
 

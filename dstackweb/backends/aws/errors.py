@@ -66,6 +66,9 @@ OTHER_SUBNET = {"InsufficientFreeAddressesInSubnet"}
 ALREADY_LAUNCHED = {"IdempotentParameterMismatch", "IdempotentInstanceTerminated"}
 """The order was carried out before: its instance is found by its tag."""
 
+ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What reading a value raises that is not as expected."""
+
 IAM_PREFIX = {"service-quotas": "servicequotas"}
 _OPERATION_OF_STS = re.compile(r"AssumeRole|GetCallerIdentity")
 _ACTION = re.compile(r"not authorized to perform:? ([a-z0-9-]+:\w+)")

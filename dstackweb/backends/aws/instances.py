@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dstackweb.backends.aws import ami, instance_types
 from dstackweb.backends.aws.config import AwsConfig, in_region
-from dstackweb.backends.aws.errors import ALREADY_LAUNCHED, OTHER_SUBNET, aws_error, is_zonal, launch_failure, refusal
+from dstackweb.backends.aws.errors import (
+    ALREADY_LAUNCHED,
+    ODD,
+    OTHER_SUBNET,
+    aws_error,
+    is_zonal,
+    launch_failure,
+    refusal,
+)
 from dstackweb.backends.contract import (
     CloudInstance,
     InstanceEnd,
@@ -16,8 +25,10 @@ from dstackweb.backends.contract import (
     InstanceState,
     LaunchFailed,
     LaunchFailure,
+    NonsenseAnswer,
     SourceFailed,
     SourceFailure,
+    nonsense,
 )
 
 if TYPE_CHECKING:
@@ -58,17 +69,17 @@ def launch(aws: Aws, config: AwsConfig, order: InstanceOrder) -> CloudInstance:
     """The order's instance, which an earlier try may have launched. Raises LaunchFailed, SourceFailed.
 
     EC2 recognizes a repeated order by its token, but only within a zone and with the same parameters. So an instance
-    with its tag is looked for first: an earlier answer may have been lost, and the configuration changed since.
+    with its tag is looked for before it is repeated: the answer may have been lost, and the settings changed since.
     """
     try:
-        launched = _find_by_order(aws, order)
+        launched = None if order.is_new else _find_by_order(aws, order)
         return launched or _run(aws, config, order, ami.of(aws, config, order.region, order.instance_type))
     except SourceFailed as failed:
         refused = refusal(failed)
         if refused is None:
             raise
         if refused.code is LaunchFailure.AMI:
-            ami.forget()  # a published image may be withdrawn
+            ami.forget(order.region)  # a published image may be withdrawn
         raise refused from failed
 
 
@@ -114,20 +125,21 @@ def parameters(
 
 
 def read(instance: Mapping[str, Any], region: str) -> CloudInstance:
-    tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
-    state = STATES.get(instance["State"]["Name"], InstanceState.RUNNING)
+    """An instance as EC2 describes it. One whose state can't be read counts as running: nothing follows from that."""
+    tags = {tag.get("Key"): tag.get("Value") or "" for tag in instance.get("Tags") or () if tag}
+    state = STATES.get((instance.get("State") or {}).get("Name", ""), InstanceState.RUNNING)
     why, text = "", ""
     if state in (InstanceState.STOPPED, InstanceState.ENDING, InstanceState.GONE):
         reason = instance.get("StateReason") or {}
-        code, text = reason.get("Code", ""), reason.get("Message", "") or instance.get("StateTransitionReason", "")
+        code, text = reason.get("Code") or "", reason.get("Message") or instance.get("StateTransitionReason") or ""
         why = InstanceEnd.INTERRUPTED if code in INTERRUPTED else InstanceEnd.CLOUD if code else ""
     return CloudInstance(
         instance=tags.get(INSTANCE_TAG, ""),
         cloud_id=instance["InstanceId"],
         region=region,
         state=state,
-        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
-        address=instance.get("PrivateIpAddress", ""),
+        zone=(instance.get("Placement") or {}).get("AvailabilityZone") or "",
+        address=instance.get("PrivateIpAddress") or "",
         launched_at=instance.get("LaunchTime"),
         why=why,
         text=text,
@@ -135,28 +147,50 @@ def read(instance: Mapping[str, Any], region: str) -> CloudInstance:
 
 
 def _run(aws: Aws, config: AwsConfig, order: InstanceOrder, image: ami.Image) -> CloudInstance:
-    """Try one place after the other, as long as the zone or the subnet is the reason for the failure."""
+    """Launch it in the first place that is left. After one without capacity the next is for another call; those that
+    don't offer the type at all, or have no address left, are passed over."""
+    own = config.subnets_in(order.region)
     zones: Mapping[str, str] = {}
-    if order.zones and config.subnets_in(order.region):
+    if own and (order.zones or order.full_zones):
         zones = instance_types.fetch_subnets(aws, config, order.region)
-    wanted = _places(config, order, zones)
-    if not wanted:
+    places = _places(config, order, zones)
+    if not places:
         raise LaunchFailed(LaunchFailure.NETWORK, f"no subnet is in {', '.join(order.zones)}")
+    full = set(order.full_zones)
+    if all(_zone_of(place, zones) in full for place in places):
+        full.clear()  # it is asked for nevertheless
     failures: list[SourceFailed] = []
-    while wanted:
-        subnet, zone = wanted.pop(0)
+    for place in places:
+        subnet, zone = place
+        if _zone_of(place, zones) in full:
+            continue
         try:
-            return _run_in(aws, order, parameters(config, order, image, subnet, zone))
+            return _run_in(aws, order, parameters(config, order, image, subnet, zone), waits=bool(failures))
         except SourceFailed as failed:
             code = aws_error(failed).code
             if not is_zonal(code) and code not in OTHER_SUBNET:
                 raise
             failures.append(failed)
-            if subnet and wanted and is_zonal(code):
-                zones = zones or instance_types.fetch_subnets(aws, config, order.region)
-                wanted = [other for other in wanted if other[0] and zones.get(other[0]) != zones.get(subnet)]
-    # A zone without capacity matters more than one without the instance type.
+            if not is_zonal(code):
+                continue
+            if len(own) > 1 and not zones:
+                zones = instance_types.fetch_subnets(aws, config, order.region)
+            full.add(_zone_of(place, zones))
+            if launch_failure(code) is LaunchFailure.NO_CAPACITY:
+                elsewhere = any(_zone_of(other, zones) not in full for other in places)
+                text = aws_error(failed).text
+                refused = LaunchFailed(
+                    LaunchFailure.NO_CAPACITY, text, zone=_zone_of(place, zones), elsewhere=elsewhere
+                )
+                raise refused from failed
+    # A zone without an address matters more than one without the instance type.
     raise max(failures, key=lambda failed: launch_failure(aws_error(failed).code) is not None)
+
+
+def _zone_of(place: tuple[str | None, str], zones: Mapping[str, str]) -> str:
+    """The zone of a subnet or a zone; empty where EC2 chooses it, or it is not known."""
+    subnet, zone = place
+    return zone or zones.get(subnet or "", "")
 
 
 def _places(config: AwsConfig, order: InstanceOrder, zones: Mapping[str, str]) -> list[tuple[str | None, str]]:
@@ -169,11 +203,13 @@ def _places(config: AwsConfig, order: InstanceOrder, zones: Mapping[str, str]) -
     return [(subnet, zone) for zone in order.zones for subnet in own if zones.get(subnet) == zone]
 
 
-def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any]) -> CloudInstance:
+def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any], *, waits: bool) -> CloudInstance:
+    """`waits` for its turn in the rate limit; otherwise whoever is next then gets it."""
     from dstackweb.backends.aws.client import ONCE
 
+    patience = ONCE if waits else replace(ONCE, turn_s=0.0)
     try:
-        answer = aws.call("ec2", order.region, "RunInstances", patience=ONCE, **params)
+        answer = aws.call("ec2", order.region, "RunInstances", key="Instances", patience=patience, **params)
     except SourceFailed as failed:
         code = aws_error(failed).code
         if code not in ALREADY_LAUNCHED:
@@ -186,7 +222,10 @@ def _run_in(aws: Aws, order: InstanceOrder, params: Mapping[str, Any]) -> CloudI
         raise SourceFailed(
             SourceFailure.SERVICE_ERROR, api="ec2:RunInstances", region=order.region, text=code
         ) from None
-    return read(answer["Instances"][0], order.region)
+    try:
+        return read(answer["Instances"][0], order.region)
+    except ODD as error:  # it was launched: the next try finds it by its tag
+        raise nonsense("ec2:RunInstances", NonsenseAnswer.ITEMS, region=order.region) from error
 
 
 def _find_by_order(aws: Aws, order: InstanceOrder) -> CloudInstance | None:
@@ -203,10 +242,14 @@ def tagged(aws: Aws, region: str, tags: Mapping[str, str]) -> Iterable[CloudInst
 
 
 def described(aws: Aws, region: str, filters: Mapping[str, Sequence[str]]) -> Iterable[dict[str, Any]]:
-    """EC2's instances with these values by filter. Raises SourceFailed."""
+    """EC2's instances with these values by filter, each with an ID. Raises SourceFailed, also if one has none: who is
+    missing has ended, so nobody may be left out."""
     params = {"Filters": [{"Name": name, "Values": values} for name, values in filters.items()], "MaxResults": PAGE}
-    for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", **params):
-        yield from reservation.get("Instances", ())
+    for reservation in aws.items("ec2", region, "DescribeInstances", "Reservations", lambda item: item, **params):
+        for instance in (reservation or {}).get("Instances") or [None]:
+            if instance is None or not instance.get("InstanceId"):
+                raise nonsense("ec2:DescribeInstances", NonsenseAnswer.MISSING, region=region, key="InstanceId")
+            yield instance
 
 
 def _tags(config: AwsConfig, order: InstanceOrder) -> dict[str, str]:
@@ -226,7 +269,7 @@ def _terminate(aws: Aws, region: str, cloud_ids: list[str]) -> None:
     the others alive."""
     while cloud_ids:
         try:
-            aws.call("ec2", region, "TerminateInstances", InstanceIds=cloud_ids)
+            aws.call("ec2", region, "TerminateInstances", key="TerminatingInstances", InstanceIds=cloud_ids)
             return
         except SourceFailed as failed:
             answer = aws_error(failed)

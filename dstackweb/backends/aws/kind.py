@@ -4,6 +4,7 @@ AWS, not here: whatever only reads offers saves its memory."""
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -29,6 +30,8 @@ from dstackweb.backends.contract import (
     Hidden,
     InstanceOrder,
     Offer,
+    OfferPart,
+    Quota,
     SourceFailed,
     SourceFailure,
     SourceKey,
@@ -37,6 +40,7 @@ from dstackweb.backends.contract import (
 )
 from dstackweb.backends.kinds import ApiUsage, ConnectionReport, HealthLine, Kind, QuotaFamily
 from dstackweb.lib.errors import DomainError
+from dstackweb.lib.sql import parsed_uid
 from dstackweb.spec.effective import Requirements
 
 if TYPE_CHECKING:
@@ -55,13 +59,26 @@ class AwsBackend(Cloud):
 
     sources: Mapping[str, SourceSpec] = {
         "instance_types": SourceSpec(
-            12 * HOUR_S, dict[str, instance_types.InstanceType], (*ACCOUNT, *CHOICE, "architectures")
+            12 * HOUR_S,
+            dict[str, instance_types.InstanceType],
+            ACCOUNT,
+            (*CHOICE, "architectures"),
+            tells=OfferPart.SHAPE,
         ),
-        "prices": SourceSpec(12 * HOUR_S, dict[str, Decimal], (*ACCOUNT, *CHOICE), hides=Hidden.ON_DEMAND),
-        "spot_prices": SourceSpec(300.0, dict[str, dict[str, Decimal]], (*ACCOUNT, *CHOICE), hides=Hidden.SPOT),
-        "quotas": SourceSpec(600.0, dict[str, quotas.Quota], ACCOUNT, moves=True, hides=Hidden.NONE),
-        "subnets": SourceSpec(12 * HOUR_S, dict[str, str], (*ACCOUNT, "subnets"), hides=Hidden.NONE),
+        "prices": SourceSpec(
+            12 * HOUR_S, dict[str, Decimal], ACCOUNT, CHOICE, hides=Hidden.ON_DEMAND, tells=OfferPart.PRICE
+        ),
+        "spot_prices": SourceSpec(
+            300.0, dict[str, dict[str, Decimal]], ACCOUNT, CHOICE, hides=Hidden.SPOT, tells=OfferPart.PRICE
+        ),
+        "quotas": SourceSpec(HOUR_S, dict[str, int], ACCOUNT, hides=Hidden.NONE),
+        "quota_use": SourceSpec(600.0, dict[str, int], ACCOUNT, hides=Hidden.NONE),
+        "subnets": SourceSpec(
+            12 * HOUR_S, dict[str, str], (*ACCOUNT, "subnets"), hides=Hidden.NONE, tells=OfferPart.SHAPE
+        ),
     }
+
+    limits, use = "quotas", "quota_use"
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -89,8 +106,10 @@ class AwsBackend(Cloud):
                     return instance_types.fetch_prices(aws, self.config, key.region)
                 case "spot_prices":
                     return instance_types.fetch_spot_prices(aws, self.config, key.region, timezone.now())
-                case "quotas":
-                    return quotas.fetch(aws, key.region)
+                case self.limits:
+                    return quotas.limits(aws, key.region)
+                case self.use:
+                    return quotas.use_by_others(aws, key.region, self._own_orders)
                 case "subnets":
                     return instance_types.fetch_subnets(aws, self.config, key.region)
         raise LookupError(f"AWS has no source {key.source!r}")
@@ -101,8 +120,24 @@ class AwsBackend(Cloud):
         """The offers, cheapest first. Raises SourceFailed if nothing is known."""
         allowed = self.config.allow_private_url
         problem = public_url.find_problem(settings.DSTACKWEB_PUBLIC_URL, allow_private=allowed)
-        name = self.backend.name
-        return offers.join(self.config, readings, requirements, backend=name, image=image, url_problem=problem)
+        name, own = self.backend.name, self._own_use()
+        return offers.join(self.config, readings, requirements, own, backend=name, image=image, url_problem=problem)
+
+    def quotas(self, readings: Mapping[SourceKey, SourceReading], region: str) -> Mapping[str, Quota]:
+        return offers.Region(self.config, readings, region, self._own_use()[region]).quotas
+
+    def _own_use(self) -> Mapping[str, Counter[str]]:
+        """The vCPUs of own instances by region and quota."""
+        used: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        using = self.backend.instances_in_use()
+        for region, name, spot, cpus in using.values_list("region", "instance_type", "is_spot", "cpus"):
+            if (code := quotas.code_of(name, spot=spot)) is not None:
+                used[region][code] += cpus
+        return used
+
+    def _own_orders(self, orders: Iterable[str]) -> set[str]:
+        ids = {uid for order in orders if (uid := parsed_uid(order)) is not None}
+        return {str(uid) for uid in self.backend.instances.filter(pk__in=ids).values_list("pk", flat=True)}
 
     def launch(self, order: InstanceOrder) -> CloudInstance:
         with self._connect(order.region) as aws:
@@ -199,6 +234,11 @@ class AwsKind(Kind):
                 return _("Quota unknown: AWS does not document the quota of this family.")
             case {"code": "quota_unknown", "why": "not_listed"}:
                 return _("Quota unknown: not listed by Service Quotas.")
+            case {"code": "quota_use_unknown", "limit": limit, "needs": needs}:
+                text = _("Use of the quota unknown: %(limit)d vCPUs in all, %(needs)d needed.")
+                return text % {"limit": limit, "needs": needs}
+            case {"code": "no_quota", "used": None, "limit": limit, "needs": needs}:
+                return _("No quota: %(limit)d vCPUs in all, %(needs)d needed.") % {"limit": limit, "needs": needs}
             case {"code": "subnets_unknown"}:
                 return _("Zones of the configured subnets unknown.")
             case {"code": "not_in_zone", "offered_in": offered, "zones": zones}:

@@ -9,7 +9,7 @@ from typing import Any
 from dstackweb.backends.aws.ami import is_published_for
 from dstackweb.backends.aws.config import AwsConfig, in_region
 from dstackweb.backends.aws.instance_types import InstanceType
-from dstackweb.backends.aws.quotas import Quota, code_of
+from dstackweb.backends.aws.quotas import code_of, quotas_of
 from dstackweb.backends.contract import (
     Availability,
     Offer,
@@ -27,17 +27,34 @@ UNREAD = SourceReading(SourceState.FAILED)
 
 
 class Region:
-    """The sources of one region. `zones`: where instances may launch; None: anywhere. `own_image`: one is set."""
+    """The sources of one region. `zones`: where instances may launch; None: anywhere. `own_image`: one is set.
 
-    def __init__(self, config: AwsConfig, readings: Mapping[SourceKey, SourceReading], name: str) -> None:
+    `own_use`: the vCPUs of the backend's own instances there by quota.
+    """
+
+    def __init__(
+        self,
+        config: AwsConfig,
+        readings: Mapping[SourceKey, SourceReading],
+        name: str,
+        own_use: Mapping[str, int],
+    ) -> None:
         def read(source: str) -> SourceReading:
             return readings.get(SourceKey(source, name), UNREAD)
 
         self.name, self.own_image = name, in_region(config.ami, name) is not None
-        self.types: Mapping[str, InstanceType] = read("instance_types").value or {}
+        # Those read before a change of the settings have others, too.
+        self.types: Mapping[str, InstanceType] = {
+            type_name: kind
+            for type_name, kind in (read("instance_types").value or {}).items()
+            if config.allows(type_name) and kind.architecture in config.architectures
+        }
         self.prices: Mapping[str, Decimal] = read("prices").value or {}
         self.spot_prices: Mapping[str, Mapping[str, Decimal]] = read("spot_prices").value or {}
-        self.quotas = read("quotas")
+        limits, others = read("quotas"), read("quota_use")
+        self.quotas = quotas_of(limits.value or {}, others.value, own_use)
+        self.limits_unknown = _why(limits) if limits.value is None else None
+        self.use_unknown = _why(others) if others.value is None else None
         self.zones: frozenset[str] | None = None
         self.zones_unknown: dict[str, Any] | None = None
         if config.subnets_in(name):
@@ -56,6 +73,7 @@ def join(
     config: AwsConfig,
     readings: Mapping[SourceKey, SourceReading],
     requirements: Requirements,
+    own_use: Mapping[str, Mapping[str, int]],
     *,
     backend: str,
     image: str | None = None,
@@ -63,13 +81,16 @@ def join(
 ) -> list[Offer]:
     """Every instance type that meets the requirements, on demand and spot, by (price, region, instance type).
 
-    Raises SourceFailed if there is none and a source that could have some is unknown.
+    `own_use`: the vCPUs of the backend's own instances by region and quota. Raises SourceFailed if there is none and a
+    source that could have some is unknown.
     """
     refused_image = None if config.containers else image
     offers = [
         offer
         for name in config.regions
-        for offer in _offers(Region(config, readings, name), requirements, backend, refused_image, url_problem)
+        for offer in _offers(
+            Region(config, readings, name, own_use.get(name, {})), requirements, backend, refused_image, url_problem
+        )
     ]
     if not offers:
         _raise_unknown(config, readings)
@@ -87,7 +108,7 @@ def _offers(
             if price is None:
                 continue
             if url_problem is not None:
-                _available, quota = _quota_verdict(region.quotas, kind, spot)
+                _available, quota = _quota_verdict(region, kind, spot)
                 detail = {"code": "public_url", "why": url_problem, "quota": quota}
                 verdict: Verdict = Availability.NOT_AVAILABLE, detail
             elif image is not None:
@@ -95,7 +116,7 @@ def _offers(
             elif not region.own_image and not is_published_for(kind.family):
                 verdict = Availability.NOT_AVAILABLE, {"code": "no_driver", "family": kind.family}
             else:
-                verdict = _zone_verdict(region, kind) or _quota_verdict(region.quotas, kind, spot)
+                verdict = _zone_verdict(region, kind) or _quota_verdict(region, kind, spot)
             availability, detail = verdict
             yield Offer(
                 backend=backend,
@@ -134,21 +155,26 @@ def _zone_verdict(region: Region, kind: InstanceType) -> Verdict | None:
     return Availability.NOT_AVAILABLE, {"code": "not_in_zone", **zones}
 
 
-def _quota_verdict(quotas: SourceReading, kind: InstanceType, spot: bool) -> Verdict:
-    """How many more fit into the account's quota; an unknown quota is not a missing one."""
-    if quotas.value is None:
-        why = (quotas.error or {}).get("code", SourceFailure.NOT_READ)
-        return Availability.UNKNOWN, {"code": "quota_unknown", "why": why}
+def _quota_verdict(region: Region, kind: InstanceType, spot: bool) -> Verdict:
+    """How many more fit into the account's quota; an unknown quota or use is not a missing one."""
+    if region.limits_unknown is not None:
+        return Availability.UNKNOWN, {"code": "quota_unknown", "why": region.limits_unknown}
     code = code_of(kind.name, spot=spot)
-    quota: Quota | None = quotas.value.get(code)
+    quota = region.quotas.get(code or "")
     if quota is None:
         why = "not_documented" if code is None else "not_listed"
         return Availability.UNKNOWN, {"code": "quota_unknown", "why": why}
-    fits = max(0, quota.limit - quota.used) // kind.cpus
-    numbers = {"fits": fits, "limit": quota.limit, "used": quota.used, "needs": kind.cpus}
+    numbers = {"limit": quota.limit, "used": quota.used, "needs": kind.cpus}
+    if quota.used is None and kind.cpus <= quota.limit:
+        return Availability.UNKNOWN, {"code": "quota_use_unknown", "why": region.use_unknown, **numbers}
+    fits = max(0, quota.limit - (quota.used or 0)) // kind.cpus
     if fits == 0:
-        return Availability.NO_QUOTA, {"code": "no_quota", **numbers}
-    return Availability.AVAILABLE, {"code": "quota", **numbers}
+        return Availability.NO_QUOTA, {"code": "no_quota", "fits": 0, **numbers}
+    return Availability.AVAILABLE, {"code": "quota", "fits": fits, **numbers}
+
+
+def _why(unknown: SourceReading) -> str:
+    return str((unknown.error or {}).get("code", SourceFailure.NOT_READ))
 
 
 def _raise_unknown(config: AwsConfig, readings: Mapping[SourceKey, SourceReading]) -> None:

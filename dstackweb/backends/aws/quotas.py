@@ -1,16 +1,18 @@
-"""An account's vCPU quotas in a region by instance family, on demand and spot, and their usage."""
+"""An account's vCPU quotas in a region by instance family, on demand and spot, and their use: others' as read from EC2,
+and that of the backend's own instances as their rows have it."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.utils.translation import gettext_noop as _
 
 from dstackweb.backends.aws.instance_types import describe
-from dstackweb.backends.aws.instances import described
+from dstackweb.backends.aws.instances import described, read
+from dstackweb.backends.contract import Quota
 
 if TYPE_CHECKING:
     from dstackweb.backends.aws.client import Aws
@@ -63,13 +65,6 @@ _LETTERS = re.compile(r"([a-z]+)(\d*)")
 _NOT_COUNTED = ("capacity-block", "scheduled", "interruptible-capacity-reservation")
 
 
-class Quota(NamedTuple):
-    """vCPUs: the limit, and how many are in use."""
-
-    limit: int
-    used: int
-
-
 def code_of(instance_type: str, *, spot: bool) -> str | None:
     """The quota that an instance type counts against; None if unknown."""
     found = _LETTERS.match(instance_type.partition(".")[0])
@@ -77,31 +72,33 @@ def code_of(instance_type: str, *, spot: bool) -> str | None:
     return (group.spot if spot else group.on_demand) if group else None
 
 
-def fetch(aws: Aws, region: str) -> dict[str, Quota]:
-    """The account's quotas by code, if Service Quotas lists them. Raises SourceFailed."""
-    listed = limits(aws, region)
-    if not listed:
-        return {}
-    used = _used(aws, region)
-    return {code: Quota(limit, used[code]) for code, limit in sorted(listed.items())}
-
-
 def limits(aws: Aws, region: str) -> dict[str, int]:
-    """The vCPU limits by quota. Raises SourceFailed."""
-    found: dict[str, int] = {}
+    """The vCPU limits by quota, of those that Service Quotas lists. Raises SourceFailed."""
     listed = {"ServiceCode": "ec2", "MaxResults": 100}
-    for quota in aws.items("service-quotas", region, "ListServiceQuotas", "Quotas", **listed):
-        if quota.get("QuotaCode") in NAMES and "Value" in quota:
-            found[quota["QuotaCode"]] = int(quota["Value"])
-    return found
+    quotas = aws.items("service-quotas", region, "ListServiceQuotas", "Quotas", _read_limit, **listed)
+    return {code: limit for code, limit in quotas if code in NAMES}
 
 
-def _used(aws: Aws, region: str) -> Counter[str]:
-    """vCPUs in use by quota: of running and starting instances, and of open spot requests."""
-    running = Counter(_running(aws, region))
+def _read_limit(quota: Mapping[str, Any]) -> tuple[str, int]:
+    """A quota's code and value. Raises one of `errors.ODD` if it can't be read."""
+    limit = int(quota["Value"])
+    if limit < 0:
+        raise ValueError(f"{limit} is no limit")
+    return str(quota["QuotaCode"]), limit
+
+
+def use_by_others(aws: Aws, region: str, are_own: Callable[[Iterable[str]], Collection[str]]) -> dict[str, int]:
+    """The vCPUs in use by quota, without own instances. Raises SourceFailed.
+
+    That is running and starting instances, and open spot requests. `are_own`: which of these orders, by their tags, are
+    the backend's own; their use is known from their rows at any time.
+    """
+    instances = list(_running(aws, region))
+    own = are_own(order for order, _, _ in instances if order)
+    running = Counter((name, spot) for order, name, spot in instances if order not in own)
     running.update((name, True) for name in _requested(aws, region))
     kinds = describe(aws, region, (name for name, _ in running))
-    used: Counter[str] = Counter()
+    used = dict.fromkeys(NAMES, 0)
     for (name, spot), count in running.items():
         if (code := code_of(name, spot=spot)) is not None and name in kinds:
             # The default counts even if an instance has fewer threads.
@@ -109,18 +106,32 @@ def _used(aws: Aws, region: str) -> Counter[str]:
     return used
 
 
-def _running(aws: Aws, region: str) -> Iterable[tuple[str, bool]]:
-    """Instance type, and whether it is spot. Dedicated hosts and capacity blocks have quotas of their own."""
+def quotas_of(limits: Mapping[str, int], others: Mapping[str, int] | None, own: Mapping[str, int]) -> dict[str, Quota]:
+    """The quotas with their use; it is unknown where that of others is (None)."""
+    return {
+        code: Quota(limit, None if others is None else others.get(code, 0) + own.get(code, 0))
+        for code, limit in sorted(limits.items())
+    }
+
+
+def _running(aws: Aws, region: str) -> Iterable[tuple[str, str, bool]]:
+    """The order in an instance's tag (or nothing), its type, and whether it is spot.
+
+    Dedicated hosts and capacity blocks have quotas of their own.
+    """
     for instance in described(aws, region, {"instance-state-name": ["pending", "running"]}):
-        own = instance.get("Placement", {}).get("Tenancy") == "host"
+        own = (instance.get("Placement") or {}).get("Tenancy") == "host"
         lifecycle = instance.get("InstanceLifecycle")
-        if not own and lifecycle not in _NOT_COUNTED:
-            yield instance["InstanceType"], lifecycle == "spot"
+        if not own and lifecycle not in _NOT_COUNTED and instance.get("InstanceType"):
+            yield read(instance, region).instance, instance["InstanceType"], lifecycle == "spot"
 
 
 def _requested(aws: Aws, region: str) -> Iterable[str]:
     """Instance types of open spot requests. Fulfilled requests are instances."""
     params = {"Filters": [{"Name": "state", "Values": ["open"]}], "MaxResults": 1000}
-    for request in aws.items("ec2", region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", **params):
-        if name := request.get("LaunchSpecification", {}).get("InstanceType"):
-            yield name
+
+    def read_type(request: Mapping[str, Any]) -> str:
+        return str(request.get("LaunchSpecification", {}).get("InstanceType", ""))
+
+    requests = aws.items("ec2", region, "DescribeSpotInstanceRequests", "SpotInstanceRequests", read_type, **params)
+    yield from filter(None, requests)

@@ -32,6 +32,20 @@ def fits(worker: Mapping[str, Any], cpus: int, memory_mib: int, gpu: str, count:
     return max(0, int(min(free)))
 
 
+def taken(worker: Mapping[str, Any], cpus: int, memory_mib: int, gpu: str, count: int) -> dict[str, Any]:
+    """The worker with a task of this size on it."""
+    used = dict(worker["resources_used"])
+    for name, amount in claims(worker, cpus, memory_mib, gpu, count).items():
+        used[name] = used.get(name, 0) + amount
+    return {
+        **worker,
+        "tasks": worker["tasks"] + 1,
+        "cpus_used": worker["cpus_used"] + max(cpus, 1),
+        "memory_used_mib": worker["memory_used_mib"] + memory_mib,
+        "resources_used": used,
+    }
+
+
 def claims(worker: Mapping[str, Any], cpus: int, memory_mib: int, gpu: str, count: int) -> dict[str, float]:
     """The resources that a task of this size takes of a worker."""
     asked: dict[str, float] = {CPU: max(cpus, 1), MEMORY: memory_mib * 2**20, gpu: count}

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Annotated, Any, final
+from typing import Annotated, Any, cast, final
 
 from django.utils.translation import gettext as _, gettext_lazy, gettext_noop
 from pydantic import AfterValidator, Field, SecretStr
@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from dstackweb.backends.clusters import FRESH_S, PROJECTS, REGION, ClusterBackend, ClusterKind, gpu_of
 from dstackweb.backends.contract import (
+    Allocation,
     CloudInstance,
     InstanceOrder,
     InstanceState,
@@ -25,7 +26,7 @@ from dstackweb.backends.contract import (
     SourceKey,
     SourceSpec,
 )
-from dstackweb.backends.dask.fit import CPU, fits
+from dstackweb.backends.dask.fit import CPU, fits, taken
 from dstackweb.backends.dask.scheduler import NOT_INSTALLED, Scheduler, Tls, is_installed
 from dstackweb.backends.kinds import Kind, ReportLine
 from dstackweb.backends.models import Backend
@@ -163,9 +164,10 @@ class About(TypedDict):
 
 @final
 class Refused(TypedDict):
-    """Why an order gets no row."""
+    """Why an order gets no row; `full`: it would where nothing else were."""
 
     refused: str
+    full: bool
 
 
 LAUNCHED: Any = Row | Refused
@@ -201,7 +203,17 @@ class DaskBackend(ClusterBackend):
             yield ReportLine(address, "warning", "!", found, _("Install the same version on all machines."))
 
     def fetch(self, key: SourceKey) -> list[Worker]:
-        return self.scheduler.ask("workers", list[Worker])
+        return self.scheduler.ask_each("workers", Worker)
+
+    def take(self, found: list[Worker], order: Allocation) -> list[Worker] | None:
+        """Take it from the fullest worker that has room, as the scheduler does."""
+        size = (order.cpus, order.memory_mib, gpu_of(order), order.gpu_count)
+        room = {place: count for place, worker in enumerate(found) if (count := fits(worker, *size))}
+        if not room:
+            return None
+        fullest = min(room, key=room.__getitem__)
+        filled = cast(Worker, taken(found[fullest], *size))
+        return [*found[:fullest], filled, *found[fullest + 1 :]]
 
     def found_offers(self, found: Sequence[Worker], needs: Requirements, image: str | None) -> Iterator[Offer]:
         count = needs.gpu_count_min
@@ -239,7 +251,8 @@ class DaskBackend(ClusterBackend):
             limit_s=order.duration_s,
         )
         if "refused" in answer:
-            raise LaunchFailed(LaunchFailure.NO_CAPACITY, answer["refused"])
+            code = LaunchFailure.NO_ROOM if answer["full"] else LaunchFailure.NO_CAPACITY
+            raise LaunchFailed(code, answer["refused"])
         return _instance(answer)
 
     def instances(self, region: str, deployment: str) -> list[CloudInstance]:

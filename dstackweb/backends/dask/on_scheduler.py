@@ -104,7 +104,8 @@ class Instances(SchedulerPlugin):
         size = (cpus, memory_mib, gpu, gpu_count)
         room = [(fits(self._worker(worker), *size), worker) for worker in self.scheduler.workers.values()]
         if not (free := [(count, worker) for count, worker in room if count]):
-            return {"refused": f"no room on {len(room)} workers"}
+            full = any(fits(self._worker(worker), *size, empty=True) for _count, worker in room)
+            return {"refused": f"no room on {len(room)} workers", "full": full}
         worker = min(free, key=lambda one: one[0])[1]
         row = {
             "key": key, "instance": instance, "deployment": deployment, "cpus": cpus, "memory_mib": memory_mib,

@@ -11,6 +11,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -20,8 +21,10 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.clusters import unreachable
-from dstackweb.backends.contract import SourceFailed, SourceFailure
+from dstackweb.backends.contract import NonsenseAnswer, SourceFailed, SourceFailure, nonsense
 
 try:
     import msgpack
@@ -78,7 +81,7 @@ class Scheduler:
         if not is_installed():
             raise SourceFailed(NOT_INSTALLED)
         try:
-            with Line(self.address, self.tls) as line:
+            with api_calls.request(Api("dask", what, self.address)), Line(self.address, self.tls) as line:
                 message = {"op": operation(), "ask": what, "data": data}
                 answer = line.call(message)
                 if answer is None:  # a scheduler that does not know this version
@@ -91,7 +94,18 @@ class Scheduler:
         try:
             return TypeAdapter(into).validate_python(answer["answer"])
         except ValidationError as error:
-            raise unreachable(self.address, "no answer of a scheduler") from error
+            raise nonsense(self.address, text="no answer of a scheduler") from error
+
+    def ask_each(self, what: str, into: type[T], **data: Any) -> list[T]:
+        """A list of this type, without the items that are not of it, unless that is all of them. Raises as `ask`."""
+        answer = self.ask(what, list[Any], **data)
+        adapter, found = TypeAdapter(into), []
+        for item in answer:
+            with suppress(ValidationError):
+                found.append(adapter.validate_python(item))
+        if answer and not found:
+            raise nonsense(self.address, NonsenseAnswer.ITEMS)
+        return found
 
     def _install(self, line: Line) -> None:
         texts = {"op": operation(), "on_worker": _text("on_worker")}

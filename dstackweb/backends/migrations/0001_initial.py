@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
                 ('config', models.JSONField(blank=True, default=dict)),
                 ('secret', models.TextField(blank=True, default='', editable=False, help_text='Encrypted secrets; never shown')),
                 ('version', models.BigIntegerField(default=1, editable=False, help_text='Rises with each change, so that outdated results are discarded')),
-                ('refresh_generation', models.BigIntegerField(default=0, editable=False, help_text='Rises with each refresh by hand, so that earlier calls are discarded')),
+                ('refresh_generation', models.BigIntegerField(default=0, editable=False, help_text='Rises with each refresh by hand: what was read before is read again')),
                 ('enabled', models.BooleanField(default=True, help_text='A disabled backend gets no new runs; running ones continue.')),
                 ('deleted_at', models.DateTimeField(editable=False, help_text='Deleted backends are hidden, and their names are free', null=True)),
             ],

@@ -7,6 +7,7 @@ import email.utils
 import functools
 import json
 import math
+import re
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,8 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.clusters import EngineRefused, unreachable
-from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, SourceFailed, SourceFailure
+from dstackweb.backends.contract import (
+    CloudInstance,
+    InstanceEnd,
+    InstanceState,
+    SourceFailed,
+    SourceFailure,
+    nonsense,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -38,6 +48,11 @@ DEPLOYMENT, SIZE, SCRIPT = "dstackweb", "dstackweb_size", "dstackweb_script"
 LOST = "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
 DIED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_START_FAILURE", LOST)
 """Failures of the process that watches over a job's command, not of the command."""
+
+ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
+"""What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
+
+_ID_OF_JOB = re.compile(r"(?<=api/jobs/)[^/]+")
 
 Resources = Mapping[str, float]
 
@@ -71,10 +86,12 @@ class Dashboard:
         # Nothing packed: a few KB of it can become gigabytes, more than once.
         headers = {"Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        api = f"{method} {_ID_OF_JOB.sub('ID', path.partition('?')[0])}"
         timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
         verify = _trust(self.ca_file) if self.address.startswith("https:") else False
         try:
             with (
+                api_calls.request(Api("ray", api, urlsplit(self.address).netloc)),
                 httpx.Client(verify=verify, timeout=timeout, headers=headers, trust_env=False) as client,
                 client.stream(method, f"{self.address}/{path}", json=body) as response,
             ):
@@ -101,7 +118,7 @@ class Dashboard:
         try:
             return Answer(json.loads(content, parse_float=_finite, parse_constant=_finite), at)
         except (ValueError, RecursionError) as error:
-            raise SourceFailed(SourceFailure.SERVICE_ERROR, text=f"no JSON: {text}") from error
+            raise nonsense(self.address, text=f"no JSON: {text}") from error
 
 
 def _content(response: httpx.Response) -> bytes:
@@ -166,6 +183,10 @@ class Cluster:
     nodes: dict[str, Node] = field(default_factory=dict)
     is_counted: bool = True
 
+    def __bool__(self) -> bool:
+        """Whether it has nodes: an empty answer counts only once it repeats."""
+        return bool(self.nodes)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -202,21 +223,30 @@ def size(cpus: int, memory_mib: int, model: str, gpus: int, more: Resources) -> 
 
 
 def cluster(nodes: Any, status: Any, jobs: Iterable[Job]) -> Cluster:
-    """From `/api/v0/nodes`, `/api/cluster_status` and our own jobs. Raises LookupError, TypeError, ValueError.
+    """From `/api/v0/nodes`, `/api/cluster_status` and our own jobs. Raises one of ODD.
 
-    Ray writes down what is used every five seconds: jobs that were started or have ended since then are counted here.
+    A node that can't be read is left out, unless that is all of them. Ray writes down what is used every five seconds:
+    jobs that were started or have ended since then are counted here.
     """
-    found = {
-        str(node["node_id"]): Node(total, dict(total), _model(total))
-        for node in nodes["data"]["result"]["result"]
-        if node["state"] == "ALIVE"
-        for total in [{str(name): float(amount) for name, amount in node["resources_total"].items()}]
-    }
+    found: dict[str, Node] = {}
+    failed: Exception | None = None
+    for node in nodes["data"]["result"]["result"]:
+        try:
+            if node["state"] == "ALIVE":
+                total = {str(name): float(amount) for name, amount in node["resources_total"].items()}
+                found[str(node["node_id"])] = Node(total, dict(total), _model(total))
+        except ODD as error:
+            failed = error
+    if failed is not None and not found:
+        raise failed
     shown = status["data"]["clusterStatus"]
     used = shown["loadMetricsReport"]["usageByNode"] if shown else None
-    for id, node in found.items():
+    for id, node in list(found.items()):
         usage = (used or {}).get(id) or {}
-        found[id] = node.take({name: float(usage[key][0]) for name in node.total if (key := _camel(name)) in usage})
+        try:
+            found[id] = node.take({name: float(usage[key][0]) for name in node.total if (key := _camel(name)) in usage})
+        except ODD:
+            del found[id]
     _correct(found, float(shown["time"]) if used is not None else None, jobs)
     return Cluster(found, used is not None)
 
@@ -234,14 +264,27 @@ def _correct(nodes: dict[str, Node], at: float | None, jobs: Iterable[Job]) -> N
             nodes[where] = nodes[where].take(job.size, sign)
 
 
-def jobs(answer: Any) -> Iterator[Job]:
-    """The jobs of `/api/jobs/` that are ours or another deployment's; others' are left out. Raises as `cluster`."""
+def jobs(answer: Any, deployment: str = "") -> Iterator[Job]:
+    """The jobs of `/api/jobs/` of a deployment of ours, or of all; others' are left out. Raises as `cluster`.
+
+    Of all deployments, those that can't be read are left out; of one deployment none may be, since who is missing has
+    ended.
+    """
     if not isinstance(answer, list):
         raise TypeError("no list of jobs")  # nothing has ended because of that
     for shown in answer:
-        marks = shown.get("metadata") or {}
-        if shown.get("submission_id") and DEPLOYMENT in marks:
+        if not isinstance(shown, dict):
+            raise TypeError("a job that is none")
+        marks = shown.get("metadata")
+        if not shown.get("submission_id") or not isinstance(marks, dict) or DEPLOYMENT not in marks:
+            continue
+        if deployment and marks[DEPLOYMENT] != deployment:
+            continue
+        try:
             yield job(shown)
+        except ODD:
+            if deployment:
+                raise
 
 
 def job(shown: Any) -> Job:

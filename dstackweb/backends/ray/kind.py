@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from dstackweb.backends.clusters import FRESH_S, PROJECTS, REGION, ClusterBackend, ClusterKind, GpuSizes, gpu_of
 from dstackweb.backends.contract import (
+    Allocation,
     CloudInstance,
     InstanceOrder,
     InstanceState,
@@ -26,6 +27,7 @@ from dstackweb.backends.contract import (
     SourceFailure,
     SourceKey,
     SourceSpec,
+    nonsense,
 )
 from dstackweb.backends.kinds import Kind, ReportLine
 from dstackweb.backends.models import Backend
@@ -38,8 +40,6 @@ from dstackweb.spec.fields import Keys, Text, key, optional, readable
 KEPT_S, DELETED_AT_ONCE = 3600.0, 20
 """Ray keeps ended jobs for ever, and its list takes longer with each: ours are deleted after this."""
 INVALID = 400
-ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError)
-"""What reading an answer raises that is not as expected: times that no calendar has are an OSError."""
 ENTRYPOINT = (
     'script=$(python3 -c "import json, os; '
     "print(json.loads(os.environ['RAY_JOB_CONFIG_JSON_ENV_VAR'])['metadata']['" + dashboard.SCRIPT + "'])\") "
@@ -142,6 +142,18 @@ class RayBackend(ClusterBackend):
         with _read():
             return dashboard.cluster(nodes.value, status.value, dashboard.jobs(listed.value))
 
+    def take(self, found: Cluster, order: Allocation) -> Cluster | None:
+        """Take it from the fullest node that has room; Ray keeps jobs without GPUs off nodes that have some."""
+        size = self._size(order)
+        room = {id: count for id, node in found.nodes.items() if (count := node.fits(size))}
+        if not room:
+            return None
+        fullest = min(room, key=lambda id: (not order.gpu_count and bool(found.nodes[id].total.get("GPU")), room[id]))
+        return replace(found, nodes={**found.nodes, fullest: found.nodes[fullest].take(size)})
+
+    def _size(self, order: Allocation) -> dict[str, float]:
+        return dashboard.size(order.cpus, order.memory_mib, gpu_of(order), order.gpu_count, self.more)
+
     def found_offers(self, found: Cluster, needs: Requirements, image: str | None) -> Iterator[Offer]:
         count = needs.gpu_count_min
         what = "GPU" if count else "CPU"
@@ -170,9 +182,11 @@ class RayBackend(ClusterBackend):
             return None if answer.value is None else dashboard.instance(dashboard.job(answer.value), REGION, answer.at)
 
     def _submit(self, order: InstanceOrder) -> CloudInstance:
-        size = dashboard.size(order.cpus, order.memory_mib, gpu_of(order), order.gpu_count, self.more)
-        if not any(node.fits(size) for node in self.fetch(self.key).nodes.values()):
-            raise LaunchFailed(LaunchFailure.NO_CAPACITY, "no node of the cluster has room for it")
+        size, nodes = self._size(order), self.fetch(self.key).nodes.values()
+        if not any(node.fits(size) for node in nodes):
+            full = any(node.fits(size, empty=True) for node in nodes)
+            code = LaunchFailure.NO_ROOM if full else LaunchFailure.NO_CAPACITY
+            raise LaunchFailed(code, "no node of the cluster has room for it")
         try:
             if self.dashboard.call("POST", "api/jobs/", _request(order, size)).value is None:
                 raise SourceFailed(SourceFailure.SERVICE_ERROR, text="no Jobs API")
@@ -188,7 +202,7 @@ class RayBackend(ClusterBackend):
     def instances(self, region: str, deployment: str) -> list[CloudInstance]:
         answer = self.dashboard.call("GET", "api/jobs/")
         with _read():
-            ours = [job for job in dashboard.jobs(answer.value) if job.deployment == deployment]
+            ours = list(dashboard.jobs(answer.value, deployment))
             found = [(job, dashboard.instance(job, region, answer.at)) for job in ours]
         self._forget(job.name for job in ours if job.is_over and answer.at - (job.ended or answer.at) > KEPT_S)
         return [replace(one, state=InstanceState.ENDING) if self._is_left(job) else one for job, one in found]
@@ -245,9 +259,8 @@ def _read() -> Iterator[None]:
     """Reads an answer, which may be of any kind."""
     try:
         yield
-    except ODD as error:
-        text = f"an answer of another kind: {type(error).__name__}: {error}"
-        raise SourceFailed(SourceFailure.SERVICE_ERROR, text=text) from error
+    except dashboard.ODD as error:
+        raise nonsense("Ray", text=f"{type(error).__name__}: {error}"[:200]) from error
 
 
 class RayKind(ClusterKind):

@@ -9,11 +9,20 @@ import re
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from dstackweb.backends import api_calls
+from dstackweb.backends.api_calls import Api
 from dstackweb.backends.clusters import EngineRefused, unreachable
-from dstackweb.backends.contract import CloudInstance, InstanceEnd, InstanceState, InstanceUsage
+from dstackweb.backends.contract import (
+    CloudInstance,
+    InstanceEnd,
+    InstanceState,
+    InstanceUsage,
+    NonsenseAnswer,
+    nonsense,
+)
 
 TIMEOUT_S = 20.0
 SSH_FAILED, NOT_FOUND = 255, 127
@@ -45,9 +54,17 @@ JOB_NUMBER = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 """In what `sbatch --parsable` prints; a login over SSH may print more."""
 JOB_FORMAT = "%i|%j|%T|%P|%V|%S|%N|%r|%k"
 """squeue's: ID, name, state, partition, submitted, started, node, reason, comment."""
+JOB_HEADER = "JOBID|NAME|STATE|PARTITION|SUBMIT_TIME|START_TIME|NODELIST|REASON|COMMENT"
+PENDING_FORMAT = "%P|%r|%D|%C|%m|%b"
+"""squeue's: partitions, reason, nodes, CPUs of all, memory and GRES of each."""
+PENDING_HEADER = "PARTITION|REASON|NODES|CPUS|"
+"""How its header begins: the names of the last two differ by version."""
+NO_NODES = "No nodes in the system"
 USAGE_FORMAT = "JobID,State,ElapsedRaw,CPUTimeRAW,TotalCPU,MaxRSS,AllocTRES,ConsumedEnergyRaw,TRESUsageInTot,JobName"
 """sacct's. The name is last: users write it."""
 MARK = "dstackweb:"
+NO_ROOM = ("Resources", "Priority")
+"""Slurm's reasons of jobs that wait for room: that of jobs ahead of them included."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,10 @@ class Commands:
 
     def run(self, name: str, *arguments: str, text: str = "") -> str:
         """What a command prints; `text` is its input. Raises EngineRefused, or SourceFailed without an answer."""
+        with api_calls.request(Api("slurm", name, self.host)):
+            return self._run(name, *arguments, text=text)
+
+    def _run(self, name: str, *arguments: str, text: str) -> str:
         argv = ["env", "SLURM_TIME_FORMAT=%s", name, *arguments]
         try:
             done = subprocess.run(
@@ -111,55 +132,150 @@ class Node:
             free.append((self.gpus.get(gpu, 0) - (0 if empty else self.gpus_used.get(gpu, 0))) // count)
         return max(0, min(1, *free) if whole else min(free))
 
+    def with_job(self, cpus: int, memory_mib: int, gpu: str, count: int, *, whole: bool = False) -> Node:
+        """The node with an allocation of this size, or all of it."""
+        if whole:
+            return replace(self, cpus_used=self.cpus, memory_used_mib=self.memory_mib, gpus_used=dict(self.gpus))
+        return replace(
+            self,
+            cpus_used=self.cpus_used + max(cpus, 1),
+            memory_used_mib=self.memory_used_mib + memory_mib,
+            gpus_used={**self.gpus_used, gpu: self.gpus_used.get(gpu, 0) + count} if count else self.gpus_used,
+        )
+
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition with its nodes. Pending jobs of anyone: `waiting`, and `new` if not judged yet."""
+    """A partition with its nodes, and how many jobs of anyone are `waiting` in it."""
 
     name: str
     up: bool
     exclusive: bool
     nodes: dict[str, Node]
     waiting: int = 0
-    new: int = 0
+
+    def fullest(self, cpus: int, memory_mib: int, gpu: str, count: int) -> str | None:
+        """The name of the fullest node that has room for a job of this size now; None if there is none."""
+        size = (cpus, memory_mib, gpu, count)
+        room = {name: n for name, node in self.nodes.items() if (n := node.fits(*size, whole=self.exclusive))}
+        return min(room, key=room.__getitem__, default=None)
+
+
+def with_job(
+    partitions: Mapping[str, Partition], name: str, cpus: int, memory_mib: int, gpu: str, count: int
+) -> dict[str, Partition] | None:
+    """The partitions, which share nodes, with a job of this size in one of them; None where it has no room there."""
+    partition = partitions.get(name)
+    node = partition.fullest(cpus, memory_mib, gpu, count) if partition else None
+    if partition is None or node is None:
+        return None
+    filled = partition.nodes[node].with_job(cpus, memory_mib, gpu, count, whole=partition.exclusive)
+    return {
+        key: replace(other, nodes={**other.nodes, node: filled}) if node in other.nodes else other
+        for key, other in partitions.items()
+    }
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A pending job: its partitions and what it asks of each of its nodes. `new`: Slurm has not looked at it yet."""
+
+    partitions: Sequence[str]
+    nodes: int
+    cpus: int
+    memory_mib: int
+    gpu: str
+    gpus: int
+    new: bool
+
+
+def pending(queue: str) -> list[Pending]:
+    """Lines of PENDING_FORMAT; what is no number counts as little."""
+    found = []
+    for line in queue.splitlines():
+        names, reason, nodes, cpus, memory, gres = (line.split("|", 5) + [""] * 6)[:6]
+        count = max(1, _number(nodes) or 1)
+        each_memory = memory.rstrip("cn").removesuffix("B")
+        [(gpu, gpus_each), *_rest] = [*gpus(gres).items(), ("", 0)]
+        found.append(
+            Pending(
+                partitions=names.split(","),
+                nodes=count,
+                cpus=max(1, (_number(cpus) or 1) // count),
+                memory_mib=_mebibytes(f"{each_memory}" if each_memory[-1:].isalpha() else f"{each_memory}M"),
+                gpu=gpu,
+                gpus=gpus_each,
+                new=reason == "None",
+            )
+        )
+    return found
+
+
+def listed(text: str, header: str) -> str:
+    """The lines of `squeue` after its header, or the line that begins so. It is there even if no job is: an answer
+    without one is no answer.
+
+    A login over SSH may print lines before it. Raises SourceFailed.
+    """
+    lines = text.splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith(header)), None)
+    if start is None:
+        raise nonsense("squeue", NonsenseAnswer.MISSING, key=header)
+    return "\n".join(lines[start + 1 :])
 
 
 def nodes(text: str) -> dict[str, tuple[Node, list[str]]]:
-    """`scontrol show nodes --oneliner --details`: each node, and its partitions."""
+    """`scontrol show nodes --oneliner --details`: each node, and its partitions; those that can't be read are left out.
+
+    Raises SourceFailed if that is all of them.
+    """
     found = {}
     for shown in _records(text, "NodeName"):
         states = set(re.split(r"[+*~#!%$@^-]+", shown.get("State", "UNKNOWN")))
+        cpus, used, memory, memory_used = (
+            _number(shown.get(name, "0")) for name in ("CPUTot", "CPUAlloc", "RealMemory", "AllocMem")
+        )
+        if cpus is None or used is None or memory is None or memory_used is None:
+            continue
         node = Node(
-            cpus=int(shown.get("CPUTot", 0)),
-            cpus_used=int(shown.get("CPUAlloc", 0)),
-            memory_mib=int(shown.get("RealMemory", 0)),
-            memory_used_mib=int(shown.get("AllocMem", 0)),
+            cpus=cpus,
+            cpus_used=used,
+            memory_mib=memory,
+            memory_used_mib=memory_used,
             gpus=gpus(shown.get("Gres", "")),
             gpus_used=gpus(shown.get("GresUsed", "")),
             usable=not states & _UNUSABLE and "*" not in shown.get("State", ""),
         )
         found[shown["NodeName"]] = (node, [name for name in shown.get("Partitions", "").split(",") if name])
+    if not found and NO_NODES not in text:
+        raise nonsense("scontrol show nodes", NonsenseAnswer.ITEMS)
     return found
 
 
-def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: str) -> dict[str, Partition]:
-    """`scontrol show partitions --oneliner` with its nodes, and pending jobs' partitions and reasons (`%P|%r`)."""
-    waiting: Counter[str] = Counter()
-    new: Counter[str] = Counter()
-    for line in queue.splitlines():
-        names, _, reason = line.partition("|")
-        (new if reason == "None" else waiting).update(names.split(","))
-    return {
+def partitions(text: str, there: dict[str, tuple[Node, list[str]]], queue: Sequence[Pending]) -> dict[str, Partition]:
+    """`scontrol show partitions --oneliner` with its nodes.
+
+    Jobs that wait are counted, and those that Slurm has not looked at yet have their room, as if they had started.
+    Raises SourceFailed if there is no partition.
+    """
+    waiting = Counter(name for job in queue if not job.new for name in job.partitions)
+    found = {
         shown["PartitionName"]: Partition(
             name=shown["PartitionName"],
             up=shown.get("State") == "UP",
             exclusive=shown.get("OverSubscribe") == "EXCLUSIVE",
             nodes={name: node for name, (node, of) in there.items() if shown["PartitionName"] in of},
             waiting=waiting[shown["PartitionName"]],
-            new=new[shown["PartitionName"]],
         )
         for shown in _records(text, "PartitionName")
     }
+    if not found:
+        raise nonsense("scontrol show partitions", NonsenseAnswer.ITEMS)
+    for job in queue:
+        for _node in range(job.nodes if job.new else 0):
+            tried = (with_job(found, name, job.cpus, job.memory_mib, job.gpu, job.gpus) for name in job.partitions)
+            found = next((after for after in tried if after is not None), found)
+    return found
 
 
 def gpus(gres: str) -> dict[str, int]:
@@ -199,7 +315,10 @@ def jobs(text: str, deployment: str = "") -> list[CloudInstance]:
             now, why = _state(state)
             at = _moment(started if now is InstanceState.RUNNING else submitted) or _moment(submitted)
             text, waits = f"Slurm: {state}" if why else "", _waits(reason) if state == "PENDING" else ""
-            found.append(CloudInstance(name, cloud_id(job, name), partition, now, node, "", at, why, text, waits))
+            lacks_room = waits in NO_ROOM
+            found.append(
+                CloudInstance(name, cloud_id(job, name), partition, now, node, "", at, why, text, waits, lacks_room)
+            )
     return found
 
 

@@ -24,6 +24,7 @@ from dstackweb.backends.clusters import (
     unreachable,
 )
 from dstackweb.backends.contract import (
+    Allocation,
     CloudInstance,
     InstanceOrder,
     InstanceState,
@@ -158,11 +159,16 @@ class SlurmBackend(ClusterBackend):
 
     def fetch(self, key: SourceKey) -> dict[str, Partition]:
         # The queue first: a job that starts meanwhile then counts twice, rather than not at all.
-        queue = self.commands.run("squeue", "--noheader", "--states=PENDING", "--format=%P|%r")
+        said = self.commands.run("squeue", "--states=PENDING", f"--format={commands.PENDING_FORMAT}")
+        queue = commands.listed(said, commands.PENDING_HEADER)
         nodes = commands.nodes(self.commands.run("scontrol", "show", "nodes", "--oneliner", "--details"))
         shown = self.commands.run("scontrol", "show", "partitions", "--oneliner")
-        found = commands.partitions(shown, nodes, queue)
+        found = commands.partitions(shown, nodes, commands.pending(queue))
         return {name: partition for name, partition in found.items() if name in self.partitions}
+
+    def take(self, found: dict[str, Partition], order: Allocation) -> dict[str, Partition] | None:
+        size = (order.cpus, order.memory_mib, gpu_of(order), order.gpu_count)
+        return commands.with_job(found, order.region, *size)
 
     def found_offers(self, found: dict[str, Partition], needs: Requirements, image: str | None) -> Iterator[Offer]:
         for partition in found.values():
@@ -175,7 +181,7 @@ class SlurmBackend(ClusterBackend):
             if not any(node.fits(*size, empty=True) for node in nodes):
                 continue
             fits = sum(node.fits(*size, whole=partition.exclusive) for node in nodes)
-            fits = max(0, fits - partition.new) if partition.up and partition.waiting < self.most_waiting else 0
+            fits = fits if partition.up and partition.waiting < self.most_waiting else 0
             usable = [node for node in nodes if node.usable]
             total = sum(node.gpus.get(gpu, 0) if count else node.cpus for node in usable)
             used = sum(node.gpus_used.get(gpu, 0) if count else node.cpus_used for node in usable)
@@ -263,9 +269,8 @@ class SlurmBackend(ClusterBackend):
 
     def _squeue(self, *which: str) -> str:
         """Jobs in JOB_FORMAT, with those that ended lately (Slurm's `MinJobAge`)."""
-        return self.commands.run(
-            "squeue", "--noheader", "--me", "--states=all", f"--format={commands.JOB_FORMAT}", *which
-        )
+        said = self.commands.run("squeue", "--me", "--states=all", f"--format={commands.JOB_FORMAT}", *which)
+        return commands.listed(said, commands.JOB_HEADER)
 
 
 @contextmanager
@@ -292,6 +297,9 @@ class SlurmKind(ClusterKind):
 
     def location(self, config: Mapping[str, Any]) -> str:
         return ", ".join(config["partitions"])
+
+    def cluster(self, config: Mapping[str, Any]) -> str:
+        return str(config.get("ssh_host") or "localhost").rpartition("@")[2]
 
     def offer_detail(self, detail: Mapping[str, Any]) -> str:
         if detail.get("code") == "partition_down":

@@ -25,6 +25,7 @@ from dstackweb.runs.codes import MessageCode
 from dstackweb.runs.launch import job_token, read_id, sign_id
 from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
+from dstackweb.scheduler.cloud import instances
 
 JOIN_SALT, AGENT_SALT = "dstackweb.join", "dstackweb.agent"
 IDLE_POLL_S = 1.0
@@ -122,10 +123,11 @@ def next_step(instance_id: UUID, report: AgentReport) -> dict[str, Any]:
     Instance.objects.filter(pk=instance_id).update(heartbeats=F("heartbeats") + 1, seen_at=now, silent_s=0)
     if report.interruption_at is not None:
         record_interruption(instance_id, report.interruption_at)
-    instance = Instance.objects.filter(pk=instance_id).first()
+    instance = Instance.objects.select_related("backend").filter(pk=instance_id).first()
     if instance is None:
         raise NotFound("no such instance")
     if instance.status in (InstanceStatus.STOPPING, InstanceStatus.GONE):
+        instances.read_soon(instance.backend)  # an allocation ends with its agent
         return {"do": "off"}
     served = Job.objects.timed().select_related("run").filter(instance=instance, status__in=JOB_ACTIVE)
     job = next((job for job in served if job.pk == instance.holder), None)

@@ -7,18 +7,22 @@ import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from django.db.models import Q
 
 from dstackweb.accounts.models import Project
 from dstackweb.backends import registry
-from dstackweb.backends.contract import Availability, Offer
+from dstackweb.backends.contract import Availability, Counted, Offer, SourceReading
 from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
-from dstackweb.offers import catalog
+from dstackweb.offers import catalog, refusals, sources
 from dstackweb.runner.isolation import PROJECT, USER, isolates
 from dstackweb.runs.codes import Unavailable
 from dstackweb.runs.usage import spent_this_month
 from dstackweb.scheduler.placement.limits import Budget
 from dstackweb.scheduler.placement.offers import BackendOffers, may_miss
+from dstackweb.scheduler.placement.room import PlacedOrder, Room
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 log = logging.getLogger(__name__)
@@ -33,12 +37,17 @@ SPARE_S = 15.0
 
 
 class OfferReader:
-    """Offers of the enabled backends, each asked once for the same needs. Call `offers_for` outside transactions."""
+    """Offers of the enabled backends, each asked once for the same needs. Call `offers_for` outside transactions.
 
-    def __init__(self) -> None:
+    An offer that was refused before, and that a placed run tries now, is busy for the others, unless `shares_trials`.
+    """
+
+    def __init__(self, *, shares_trials: bool = False) -> None:
+        self._shares_trials = shares_trials
+        self._tried_now: set[tuple[str, refusals.Asked]] | None = None
         others = Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds())
         self.backends = {backend.name: backend for backend in others}
-        self._answers: dict[tuple[str, Requirements, str | None], catalog.CachedOffers] = {}
+        self._answers: dict[tuple[str, Requirements, str | None], catalog.CachedOffers | list[Offer]] = {}
         self._failed: dict[str, Unavailable] = {}
 
     def offers_for(self, spec: EffectiveSpec) -> BackendOffers:
@@ -53,15 +62,48 @@ class OfferReader:
             names = [name for name in spec.backends if name != HOSTS]
         offers: list[Offer] = []
         failed: dict[str, Unavailable] = {}
+        rooms: dict[str, Room] = {}
         for name in names:
             answer = self._refusal(name, spec) or self._answer(name, spec)
             if isinstance(answer, Unavailable):
                 failed[name] = answer
                 continue
+            if isinstance(answer, list):
+                offers += answer
+                rooms[name] = self._rooms[name]
+                continue
             offers += answer.offers
             if any(may_miss(spec, *unread) for unread in answer.unread):
                 failed[name] = Unavailable.PARTLY_READ
-        return BackendOffers(tuple(offers), failed)
+        return BackendOffers(tuple(offers), failed, rooms)
+
+    def order(self, placed: Sequence[Offer]) -> None:
+        """Take what was placed from what is free, at all backends of its cluster."""
+        for offer in placed:
+            if not self._is_counted(offer.backend):
+                continue
+            cluster = registry.cluster(self.backends[offer.backend])
+            beside = {name for name in self._rooms if registry.cluster(self.backends[name]) == cluster}
+            self._rooms |= {name: self._rooms[name].take(offer) or self._rooms[name] for name in beside}
+            self._answers = {key: answer for key, answer in self._answers.items() if key[0] not in beside}
+
+    def _is_counted(self, name: str) -> bool:
+        return self.backends[name].kind in registry.counted_kinds()
+
+    @functools.cached_property
+    def _rooms(self) -> dict[str, Room]:
+        """What is free of each backend whose room is counted, by name: all are read together."""
+        readings: list[tuple[Backend, Counted, SourceReading]] = []
+        for backend in (backend for name, backend in self.backends.items() if self._is_counted(name)):
+            driver = sources.driver_of(backend)
+            if driver is not None and registry.is_counted(driver):
+                readings.append((backend, driver, sources.read_all(backend, driver, [driver.key])[driver.key]))
+        # The orders after the readings: what is placed between the two is then counted.
+        orders = orders_by_cluster(min((reading.number for *_of, reading in readings), default=0))
+        return {
+            backend.name: Room.after(driver, reading, orders[registry.cluster(backend)])
+            for backend, driver, reading in readings
+        }
 
     def free(self) -> list[str]:
         """The backends that cost nothing, which runs use without naming them."""
@@ -77,15 +119,23 @@ class OfferReader:
         isolation = PROJECT if len(own) == 1 else USER
         return None if isolates(isolation, spec.least_isolation) else Unavailable.TOO_LITTLE_ISOLATION
 
-    def _answer(self, name: str, spec: EffectiveSpec) -> catalog.CachedOffers | Unavailable:
+    def _answer(self, name: str, spec: EffectiveSpec) -> catalog.CachedOffers | list[Offer] | Unavailable:
+        """A backend's offers: of what is free now where its room is counted, else as they are cached."""
         key = (name, spec.requirements, spec.image)
         if name not in self.backends:
             return Unavailable.NO_SUCH_BACKEND
         if name in self._failed or key in self._answers:
             return self._failed.get(name) or self._answers[key]
+        backend = self.backends[name]
         try:
-            driver = catalog.CachedDriver(self.backends[name], wait_s=0)
-            self._answers[key] = driver.read(spec.requirements, image=spec.image)
+            if self._is_counted(name):
+                offers = self._rooms[name].offers(spec.requirements, image=spec.image)
+                known = refusals.marked(backend, tuple(replace(offer, kind=backend.kind) for offer in offers))
+                self._answers[key] = list(map(self._unless_tried, known))
+            else:
+                driver = catalog.CachedDriver(backend, wait_s=0)
+                answer = driver.read(spec.requirements, image=spec.image)
+                self._answers[key] = replace(answer, offers=tuple(map(self._unless_tried, answer.offers)))
             return self._answers[key]
         except registry.UnknownKind:
             self._failed[name] = Unavailable.NOT_SERVED
@@ -93,6 +143,29 @@ class OfferReader:
             log.warning("backend %s: cannot list offers: %s: %s", name, type(error).__name__, error)
             self._failed[name] = Unavailable.FAILED
         return self._failed[name]
+
+    def _unless_tried(self, offer: Offer) -> Offer:
+        if self._shares_trials or not offer.detail.get("on_trial"):
+            return offer
+        if self._tried_now is None:
+            requested = Instance.objects.select_related("backend").filter(status=InstanceStatus.REQUESTED)
+            self._tried_now = {(row.backend.name, refusals.Asked.by(row)) for row in requested}
+        if (offer.backend, refusals.Asked.by(offer)) not in self._tried_now:
+            return offer
+        return replace(offer, availability=Availability.BUSY, detail={**offer.detail, "code": "tried_now"})
+
+
+def orders_by_cluster(number: int) -> defaultdict[tuple[str, str], list[PlacedOrder]]:
+    """The orders that readings from this number on may not count, by cluster: all that have not ended."""
+    there = Instance.objects.exclude(status=InstanceStatus.GONE).filter(backend__kind__in=registry.counted_kinds())
+    # One that was given up before it was sent, and so has no token, is nowhere.
+    unanswered = Q(cloud_id="") & (Q(status=InstanceStatus.REQUESTED) | ~Q(join_digest=""))
+    found: defaultdict[tuple[str, str], list[PlacedOrder]] = defaultdict(list)
+    late = there.filter(unanswered | Q(answered_at_reading__gte=number)).select_related("backend")
+    for instance in late.order_by("created_at", "pk"):
+        answered_at = instance.answered_at_reading if instance.cloud_id else None
+        found[registry.cluster(instance.backend)].append(PlacedOrder(instance, answered_at))
+    return found
 
 
 def project_budget(project_id: int, now: dt.datetime) -> Budget | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
@@ -21,9 +21,11 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import CloudInstance, InstanceEnd, Offer, SourceKey
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
 from dstackweb.backends.registry import accounting_kinds, cloud_kinds
-from dstackweb.lib.models import Lease, watch_time
+from dstackweb.lib.models import Lease, Sequence, watch_time
 from dstackweb.offers import sources
-from dstackweb.runs.attempts import end_job
+from dstackweb.offers.source_rows import READINGS
+from dstackweb.runs import wakeups
+from dstackweb.runs.attempts import end_job, return_job, undo_placement
 from dstackweb.runs.codes import MessageCode, RunEventKind
 from dstackweb.runs.models import Job, Run, RunEvent
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
@@ -183,7 +185,11 @@ def record_found(instance: Instance, machine: CloudInstance) -> None:
     now = timezone.now()
     mine = Instance.objects.filter(pk=instance.pk)
     if not instance.cloud_id:
-        known = {"cloud_id": machine.cloud_id, "launched_at": machine.launched_at or now}
+        known = {
+            "cloud_id": machine.cloud_id,
+            "launched_at": machine.launched_at or now,
+            "answered_at_reading": Sequence.current(READINGS),
+        }
         mine.filter(cloud_id="").exclude(status=InstanceStatus.GONE).update(**known)
         mine.filter(cloud_id="", status=InstanceStatus.GONE).update(
             status=InstanceStatus.STOPPING, status_s=0, ended_at=None, **known
@@ -252,7 +258,38 @@ def end_instance(instance: Instance, status: InstanceStatus, why: str, text: str
         else:
             offer = _other_offer(job) if becomes is JobFollowUp.OTHER_OFFER else None
             with transaction.atomic():
-                _reassign_job(job, instance, offer, why, text, lambda: _write(instance, status, fields))
+                run, fresh = _lock_waiting(job, instance)
+                data = {**_offer_data(instance), "code": why, "text": text}
+                record(run, RunEventKind.OFFER_FAILED, data, node=fresh.node, attempt=fresh.attempt)
+                # Before the new row: the old one still refers to the job.
+                _write(instance, status, fields)
+                if offer is not None:
+                    _assign_other(fresh, offer)
+                elif becomes is JobFollowUp.TAKE_BACK:
+                    wakeups.request_job_checks(Job.objects.filter(run=run, attempt=run.attempt, host=None))
+                    # Another node of it may have a runner, which waits for all nodes: that attempt ends.
+                    if not undo_placement(run, job_reason=why, node=fresh.node):
+                        return_job(fresh.pk, message=text)
+                elif becomes is JobFollowUp.WAIT_AGAIN or not return_to_queue(run):
+                    end_job(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
+
+
+def change_offer(instance: Instance) -> None:
+    """Give the job of an instance that was never ordered another offer, because its own was refused to others lately;
+    without one its run waits in its queue. Nothing, when the row is no longer as it was read."""
+    job = jobs_by_instance([instance]).get(instance.pk)
+    if job is None:
+        return
+    offer = _other_offer(job)
+    with contextlib.suppress(_InstanceChanged), transaction.atomic():
+        run, fresh = _lock_waiting(job, instance)
+        _write(instance, InstanceStatus.GONE, {"holder": None})
+        if offer is not None:
+            _assign_other(fresh, offer)
+        elif not return_to_queue(run):
+            end_job(fresh.pk, Reason.OUT_OF_CAPACITY)
+            return
+        Instance.objects.filter(pk=instance.pk, join_digest="", cloud_id="").delete()
 
 
 def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -> None:
@@ -270,33 +307,41 @@ def _write(instance: Instance, status: InstanceStatus, fields: dict[str, Any]) -
         raise _InstanceChanged
 
 
-def _reassign_job(
-    job: Job, instance: Instance, offer: Offer | None, why: str, text: str, give_up: Callable[[], None]
-) -> None:
-    """Give a job that was never executed another offer; without one its run waits again."""
+def _lock_waiting(job: Job, instance: Instance) -> tuple[Run, Job]:
+    """Lock the run of a job that was never executed. Raises _InstanceChanged if it no longer waits for the instance."""
     run = lock_run(job.run_id)
-    fresh = Job.objects.select_related("backend").get(pk=job.pk)
-    if fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce or fresh.instance_id != instance.pk:
+    fresh = Job.objects.select_related("backend", "run").filter(pk=job.pk).first()
+    if fresh is None or fresh.status != JobStatus.PROVISIONING or fresh.claim_nonce:
         raise _InstanceChanged
-    data = {**_offer_data(instance), "code": why, "text": text}
-    record(run, RunEventKind.OFFER_FAILED, data, node=fresh.node, attempt=fresh.attempt)
-    if offer is None:
-        end_job(fresh.pk, Reason.OUT_OF_CAPACITY, message=text)
-        give_up()
-        return
-    assign_offer(fresh, offer, Backend.objects.get(name=offer.backend))
-    # Before the new row: the old one still refers to the job.
-    give_up()
-    made = new_instance(fresh, offer)
+    if fresh.instance_id != instance.pk:
+        raise _InstanceChanged
+    return run, fresh
+
+
+def _assign_other(job: Job, offer: Offer) -> None:
+    assign_offer(job, offer, Backend.objects.get(name=offer.backend))
+    made = new_instance(job, offer)
     if made is not None:
         made.save(force_insert=True)
-    Job.objects.filter(pk=fresh.pk).update(
+    Job.objects.filter(pk=job.pk).update(
         instance=made,
         status_at_s=watch_time(),
         message="",
         detail={},
-        **{name: getattr(fresh, name) for name in ("backend", "is_spot", *JOB_FIELDS)},
+        **{name: getattr(job, name) for name in ("backend", "is_spot", *JOB_FIELDS)},
     )
+
+
+def return_to_queue(run: Run) -> bool:
+    """Return a run that no offer is left for to its place in the queue, as if it had not been placed. False if one of
+    its nodes may have a machine: each try then costs money. Call after `lock_run`."""
+    rows = list(Instance.objects.filter(jobs__run=run, jobs__attempt=run.attempt))
+    if any(row.cloud_id or (row.join_digest and row.status != InstanceStatus.GONE) for row in rows):
+        return False
+    if not undo_placement(run):
+        return False
+    Instance.objects.filter(pk__in=[row.pk for row in rows if not row.join_digest]).delete()
+    return True
 
 
 def _other_offer(job: Job) -> Offer | None:
@@ -307,13 +352,29 @@ def _other_offer(job: Job) -> Offer | None:
     if budget is not None and budget.is_spent:
         return None
     place = (job.backend.name, job.region) if spec.nodes > 1 else None
-    refused = RunEvent.objects.filter(run=job.run_id, attempt=job.attempt, kind=RunEventKind.OFFER_FAILED)
+    refused = RunEvent.objects.filter(
+        run=job.run_id, attempt=job.attempt, kind=RunEventKind.OFFER_FAILED, at__gte=job.placed_at
+    )
     tried: set[offers.OfferKey] = {
         (data["backend"], data["region"], data["instance_type"], data["spot"], "")
         for data in refused.values_list("data", flat=True)
     }
     tried.add((job.backend.name, job.region, job.instance_type, job.is_spot, ""))
-    return next_offer(spec, OfferReader().offers_for(spec), tried, place)
+    return next_offer(spec, OfferReader(shares_trials=True).offers_for(spec), tried, place)
+
+
+def note_full(backend: Backend) -> None:
+    """Order nothing more of a cluster that refused for lack of room, until a reading that began after that."""
+    code = sources.driver_of(backend)
+    if code is not None and registry.is_counted(code):
+        sources.refute(backend, code.key)
+
+
+def read_soon(backend: Backend) -> None:
+    """Read a cluster in a second or so, when an end has given its room to the next run."""
+    code = sources.driver_of(backend)
+    if code is not None and registry.is_counted(code):
+        sources.expect_change(backend, code.key)
 
 
 def refresh_capacity(backend: Backend, region: str) -> None:

@@ -17,8 +17,6 @@ from dstackweb.scheduler.placement import offers
 from dstackweb.scheduler.placement.offers import BackendOffers, OfferKey
 from dstackweb.spec.effective import EffectiveSpec
 
-MAX_TRIES = 25
-"""After so many refused offers in one attempt, a run waits again."""
 GIVE_UP_S = 600.0
 """A run waits again when its cloud has been unreachable this long."""
 MISSING_S = 60.0
@@ -29,6 +27,8 @@ STOP_MARGIN_S, STOP_MAX_S = 60.0, 600.0
 """How long a job may take to end beyond its grace: while its runner is silent, and at most."""
 REPORT_S = 10
 """The part of an interruption's notice that is left for reporting how the job ended."""
+LACKS_ROOM_S = 60.0
+"""How long an engine may keep an instance waiting for room. It may look at its queue only every minute or so."""
 CONFIRM_S = 10.0
 """A cloud may show an instance as running for a moment after its end has begun. So long after a job was ended by a
 signal, an instance that is running has not ended with it."""
@@ -46,7 +46,9 @@ def reason_to_end(row: Instance, job: Job | None, now: dt.datetime) -> InstanceE
     active = job if job is not None and job.status in JOB_ACTIVE else None
     match row.status:
         case InstanceStatus.REQUESTED:
-            return InstanceEnd.UNREACHABLE if row.status_s > GIVE_UP_S else None
+            # Without an error it waits for its turn.
+            fails = bool(row.error or row.error_detail)
+            return InstanceEnd.UNREACHABLE if fails and row.status_s > GIVE_UP_S else None
         case InstanceStatus.STARTING:
             return InstanceEnd.NOT_STARTED if row.status_s > settings.DSTACKWEB_CLOUD_START_DEADLINE_S else None
         case InstanceStatus.RUNNING:
@@ -94,6 +96,8 @@ class JobFollowUp(Enum):
     NOTHING = auto()
     OTHER_OFFER = auto()
     """It gets another offer: no agent has received it."""
+    TAKE_BACK = auto()
+    """Its run waits at its place in the queue, as before it was placed: its cluster has no room now."""
     WAIT_AGAIN = auto()
     """None of it was executed, and none may be from now on: its run waits for another attempt."""
     END = auto()
@@ -107,7 +111,9 @@ def follow_up(row: Instance, job: Job | None, why: str) -> JobFollowUp:
     if not _is_untouched(job):
         return JobFollowUp.END
     may_have_started = row.ready_at is not None or why == InstanceEnd.UNREACHABLE
-    return JobFollowUp.WAIT_AGAIN if may_have_started else JobFollowUp.OTHER_OFFER
+    if may_have_started:
+        return JobFollowUp.WAIT_AGAIN
+    return JobFollowUp.TAKE_BACK if why == InstanceEnd.NO_ROOM else JobFollowUp.OTHER_OFFER
 
 
 def job_end_reason(why: str) -> Reason:
@@ -174,6 +180,14 @@ def cloud_state(row: Instance, machine: CloudInstance | None) -> CloudState:
     return CloudState.ALIVE if ends else CloudState.THERE
 
 
+def lacks_room(row: Instance, machine: CloudInstance) -> bool:
+    """Whether its engine keeps it waiting because others got the room, so that its run waits better in its queue.
+
+    There it can be moved, and a run that goes before it starts before it.
+    """
+    return machine.lacks_room and row.status == InstanceStatus.STARTING and row.status_s > LACKS_ROOM_S
+
+
 def find_orphans(
     machines: Iterable[CloudInstance], known: Mapping[str, tuple[InstanceStatus, str]], now: dt.datetime
 ) -> list[CloudInstance]:
@@ -210,8 +224,6 @@ def next_offer(
     spec: EffectiveSpec, asked: BackendOffers, tried: Collection[OfferKey], place: tuple[str, str] | None
 ) -> Offer | None:
     """The cheapest available offer not tried yet; `place`: the backend and region it must be in."""
-    if len(tried) >= MAX_TRIES:
-        return None
     for offer in offers.acceptable_offers(spec, asked):
         if offers.offer_key(offer) in tried or not offers.nodes_available(offer, {}, 1):
             continue

@@ -1,7 +1,6 @@
-"""Starts cloud instances and watches them: the clouds' answers, deadlines, silence, interruptions, orphans.
+"""Watches cloud instances: the clouds' answers, deadlines, silence, interruptions, orphans; and has them launched.
 
-All work is found from rows. Clouds are called outside transactions, one region at a time. An instance's row is written
-before the cloud is called, which recognizes a repeated order by the instance's id.
+All work is found from rows. Clouds are called outside transactions, one region at a time.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from decimal import Decimal
 from functools import partial
-from uuid import UUID
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -27,41 +23,32 @@ from dstackweb.backends import registry
 from dstackweb.backends.contract import (
     CloudInstance,
     InstanceEnd,
-    InstanceOrder,
-    LaunchFailed,
-    LaunchFailure,
     SourceFailed,
 )
 from dstackweb.backends.models import Backend, Instance, InstanceStatus
-from dstackweb.backends.user_data import user_data
 from dstackweb.lib.errors import DomainError
 from dstackweb.lib.models import Lease, watch_time
 from dstackweb.lib.sql import for_each, parsed_uid
-from dstackweb.runner.pyz import pyz
 from dstackweb.runs import wakeups
 from dstackweb.runs.attempts import end_job
-from dstackweb.runs.codes import MessageCode, RunEventKind
-from dstackweb.runs.models import Job, Run
+from dstackweb.runs.codes import RunEventKind
+from dstackweb.runs.models import Job
 from dstackweb.runs.states import JOB_ACTIVE, JobStatus, Reason
 from dstackweb.runs.transitions import lock_run, move_job, record
-from dstackweb.scheduler.cloud import agents, instances, lifecycle
+from dstackweb.scheduler.cloud import instances, launching, lifecycle
 from dstackweb.scheduler.cloud.lifecycle import Cause, CloudState, find_instance
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 60.0
-"""After this another process may repeat the order of an instance."""
-OWN_S = 180.0
-"""What the agent may take of an allocation's time for itself."""
-START_S = 20.0
-"""How long one task tries offers for a job, far below django-q's timeout. The next tick continues."""
 POLL_EVERY_S = 30.0
+AMID_S = 2.0
+"""How long to launch between two polls."""
 SETTLE_EVERY_S = 8.0
 """How often to poll a region with an ending instance."""
 GRACE_STEP_S = 5.0
 """A stopping job gets a new grace only if it is shorter by more than this."""
 WORK_S = 15.0
-"""Time for starting instances, and again for polling regions, in one tick. The next tick does the rest."""
+"""Time for polling regions in one tick. The next tick does the rest."""
 
 
 def poll_all() -> None:
@@ -69,125 +56,18 @@ def poll_all() -> None:
     release_instances(_present_instances().exclude(holder=None))
     _run_all(_interruptions_due())
     _run_all(_ends_due())
-    waiting = Job.objects.filter(instances.on_cloud_backends(), status=JobStatus.PROVISIONING, claim_nonce="")
-    requested = waiting.filter(instance__status=InstanceStatus.REQUESTED).order_by("placed_at", "pk")
-    _run_all((partial(start_instance, pk) for pk in requested.values_list("pk", flat=True)), WORK_S)
-    # With its own time: instances end however long starting others takes.
-    _run_all((partial(poll_region, *place) for place in _regions_due()), WORK_S)
+    polls = (partial(_poll_and_launch, *place) for place in _regions_due())
+    _run_all(itertools.chain([launching.launch_waiting], polls), launching.WORK_S + WORK_S)
     _run_all((partial(instances.ask_accounting, *place) for place in instances.accounting_due()), WORK_S)
 
 
 def poll_jobs(job_ids: Sequence[str]) -> None:
-    """Advance a few jobs at once: start instances for waiting ones, release those of ended ones, and ask the cloud
-    about the machines of those that were ended by a signal."""
+    """Advance a few jobs at once: release the instances of ended ones, launch whatever is next, and ask the cloud about
+    the machines of those that were ended by a signal."""
     release_instances(_present_instances().filter(holder__in=job_ids))
-    _run_all(partial(start_instance, UUID(job_id)) for job_id in job_ids)
+    launching.launch_waiting()
     if _reported_jobs().filter(pk__in=job_ids).exists():
         _run_all((partial(poll_region, *place) for place in _regions_due()), WORK_S)
-
-
-def start_instance(job_id: UUID) -> None:
-    """Start a job's instance, going to the next offer after each refusal until none is left."""
-    began = time.monotonic()
-    for _ in range(lifecycle.MAX_TRIES + 1):
-        if not _try_offer(job_id) or time.monotonic() - began > START_S:
-            return
-
-
-def _try_offer(job_id: UUID) -> bool:
-    """Try one offer; returns whether to try the next at once."""
-    instance = _requested_instance(job_id)
-    if instance is None:
-        return False
-    name, holder = f"launch:{instance.pk}", uuid.uuid4().hex
-    if not Lease.take(name, holder, LEASE_S, timezone.now()):
-        return False
-    try:
-        return _launch(instance)
-    finally:
-        Lease.release(name, holder)
-
-
-def _requested_instance(job_id: UUID) -> Instance | None:
-    """The requested instance that a job still waits for; None when there is nothing to order."""
-    job = Job.objects.filter(
-        instances.on_cloud_backends(), pk=job_id, status=JobStatus.PROVISIONING, claim_nonce=""
-    ).first()
-    if job is None or job.instance_id is None:
-        return None
-    asked = Instance.objects.select_related("backend", "project")
-    return asked.filter(pk=job.instance_id, holder=job.pk, status=InstanceStatus.REQUESTED).first()
-
-
-def _launch(instance: Instance) -> bool:
-    """Call the cloud; returns whether the job has another offer now."""
-    if not instance.backend.enabled:
-        # The order may have been sent, and its answer lost.
-        asked = instance.join_digest != ""
-        why = InstanceEnd.DISABLED if instance.backend.deleted_at is None else InstanceEnd.DELETED
-        instances.end_instance(instance, InstanceStatus.STOPPING if asked else InstanceStatus.GONE, why)
-        return True
-    token, digest = agents.join_token(instance.pk)
-    is_new = bool(Instance.objects.filter(pk=instance.pk, join_digest="").update(join_digest=digest))
-    try:
-        machine = registry.cloud(instance.backend).launch(_order(instance, token, is_new=is_new))
-    except LaunchFailed as refused:
-        log.info("%s in %s: %s", instance.instance_type, instance.region, refused)
-        if refused.code in (LaunchFailure.QUOTA, LaunchFailure.NO_CAPACITY):
-            instances.refresh_capacity(instance.backend, instance.region)
-        instances.end_instance(instance, InstanceStatus.GONE, refused.code, refused.text)
-        return True
-    except (SourceFailed, DomainError, registry.UnknownKind) as error:
-        log.warning("%s: cannot start an instance, will retry: %s", instance.backend, error)
-        _store_error(instance, error)
-        return False
-    instances.record_found(instance, machine)
-    instances.refresh_capacity(instance.backend, instance.region)
-    return False
-
-
-def _order(instance: Instance, join_token: str, *, is_new: bool) -> InstanceOrder:
-    run = Run.objects.filter(jobs__instance=instance).first()
-    return InstanceOrder(
-        instance=str(instance.pk),
-        deployment=instances.deployment(),
-        region=instance.region,
-        instance_type=instance.instance_type,
-        spot=instance.is_spot,
-        user_data=user_data(
-            api_url=settings.DSTACKWEB_API_URL,
-            instance=str(instance.pk),
-            join_token=join_token,
-            pyz_sha256=pyz()[1],
-            insecure=settings.DSTACKWEB_INSECURE_HTTP,
-            allocation=not registry.is_machine(instance.backend),
-        ),
-        zones=tuple(sorted(instance.zone_prices, key=lambda zone: (Decimal(instance.zone_prices[zone]), zone))),
-        project=instance.project.name,
-        run=run.name if run else "",
-        cpus=instance.cpus,
-        memory_mib=instance.memory_mib,
-        gpu_name=instance.gpu_name,
-        gpu_count=instance.gpu_count,
-        is_new=is_new,
-        duration_s=_duration_s(run),
-    )
-
-
-def _duration_s(run: Run | None) -> int | None:
-    """How long an allocation for the run is needed: its limit, the time to stop, and some to start and report."""
-    limit = run.spec.get("max_duration_s") if run else None
-    return None if run is None or limit is None else int(limit + run.spec.get("stop_duration_s", 0) + OWN_S)
-
-
-def _store_error(instance: Instance, error: Exception) -> None:
-    """Show why the cloud could not be called on the instance and the job; the order is retried."""
-    failed = {"code": error.code, **error.data} if isinstance(error, SourceFailed) else {}
-    said = "" if failed else str(error)
-    Instance.objects.filter(pk=instance.pk, status=InstanceStatus.REQUESTED).update(error=said, error_detail=failed)
-    detail = {"code": MessageCode.SOURCE_FAILED, "kind": instance.backend.kind, "error": failed} if failed else {}
-    waiting = Job.objects.filter(instance=instance, status=JobStatus.PROVISIONING, claim_nonce="")
-    waiting.update(message=said, detail=detail)
 
 
 def end_orphans() -> None:
@@ -218,6 +98,14 @@ def _run(act: Callable[[], object]) -> None:
         act()
     except (SourceFailed, DomainError, registry.UnknownKind) as error:
         log.warning("cloud unreachable, instances unchanged: %s", error)
+
+
+def _poll_and_launch(backend: Backend, region: str) -> None:
+    """Poll a region. What was placed meanwhile doesn't wait for the other regions."""
+    try:
+        poll_region(backend, region)
+    finally:
+        launching.launch_waiting(AMID_S)
 
 
 def poll_region(backend: Backend, region: str) -> None:
@@ -277,6 +165,10 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
             instances.record_found(instance, machine)
             instances.record_wait(instance, machine)
             instance.cloud_id = machine.cloud_id
+            if there is CloudState.THERE and lifecycle.lacks_room(instance, machine):
+                instances.end_instance(instance, InstanceStatus.STOPPING, InstanceEnd.NO_ROOM)
+                instance.refresh_from_db()  # its agent may have called meanwhile: then it stays
+                return instance.status == InstanceStatus.STOPPING
             return there is CloudState.ALIVE
         case CloudState.ENDING:
             assert machine is not None
@@ -286,6 +178,7 @@ def _update_row(instance: Instance, machine: CloudInstance | None) -> bool:
             return True
         case CloudState.GONE:
             instances.end_instance(instance, InstanceStatus.GONE, why, text)
+            instances.read_soon(instance.backend)
     return False
 
 

@@ -67,6 +67,7 @@ def load_capacity(
         limits=limits,
         queue_usage=queue_usage({queue_id: each for queue_id, each in limits.items() if each != QueueLimits()}),
         ask_backends=reader.offers_for,
+        order_from_backends=reader.order,
         idle_instances=idle_offers(now),
         budget_of=functools.cache(lambda project_id: project_budget(project_id, now)),
         read_job_usage=lambda: job_usage(now) if known is None else known,

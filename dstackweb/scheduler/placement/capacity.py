@@ -50,6 +50,8 @@ class Capacity:
     """By queue id; a missing queue has no limits."""
     queue_usage: QueueUsage = field(default_factory=QueueUsage)
     ask_backends: Callable[[EffectiveSpec], BackendOffers] = lambda spec: BackendOffers()
+    order_from_backends: Callable[[Sequence[Offer]], object] = lambda offers: None
+    """Takes what was placed from what `ask_backends` counts as free."""
     idle_instances: Callable[[int], Sequence[Offer]] = lambda project_id: ()
     """A project's idle cloud instances, by project id."""
     budget_of: Callable[[int], Budget | None] = lambda project_id: None
@@ -133,6 +135,7 @@ class Capacity:
         self.queue_usage.add(run.queue_id, run.user_id, gpus_requested(run.spec))
         if isinstance(placed, OfferPlacement):
             self.used.update(offers.offer_key(offer) for offer in placed.offers)
+            self.order_from_backends(placed.offers)
         else:
             self.hosts = placed.hosts
             end = reservation.latest_end(self.now, run.spec.max_duration_s, run.spec.stop_duration_s, self.now)

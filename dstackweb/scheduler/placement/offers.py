@@ -17,6 +17,7 @@ from dstackweb.backends.hosts.fit import HOSTS
 from dstackweb.backends.matching import meets
 from dstackweb.runs.codes import Impossible, Unavailable, WaitReason
 from dstackweb.scheduler.placement.hosts import Wait
+from dstackweb.scheduler.placement.room import Room
 from dstackweb.spec.effective import EffectiveSpec, Requirements
 
 OfferKey = tuple[str, str, str, bool, str]
@@ -38,6 +39,8 @@ class BackendOffers:
 
     offers: tuple[Offer, ...] = ()
     failed: Mapping[str, Unavailable] = field(default_factory=dict)
+    rooms: Mapping[str, Room] = field(default_factory=dict)
+    """By name, what is free of backends whose room is counted: it decides what fits, beside `Offer.availability`."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,11 @@ def matching_idle(idle: Iterable[Offer], needs: Requirements, *, image: str | No
 
 
 def nodes_available(offer: Offer, used: Mapping[OfferKey, int], most: int) -> int:
-    """How many nodes the offer has now, up to `most`. Unknown availability counts as available."""
-    if offer.availability in NOT_NOW:
+    """How many nodes the offer has now, up to `most`. Unknown availability counts as available.
+
+    One that was refused before is tried by one run at a time.
+    """
+    if offer.availability in NOT_NOW or (offer.detail.get("on_trial") and used.get(offer_key(offer))):
         return 0
     fits = offer.detail.get("fits")
     return most if fits is None else max(0, min(most, int(fits) - used.get(offer_key(offer), 0)))
@@ -124,12 +130,23 @@ def acceptable_offers(spec: EffectiveSpec, asked: BackendOffers) -> list[Offer]:
 
 
 def choose_offers(spec: EffectiveSpec, asked: BackendOffers, used: Mapping[OfferKey, int]) -> OfferPlacement | Wait:
-    """The cheapest offers for all nodes of a run at once, or why there are none. `used`: nodes placed before."""
+    """The cheapest offers for all nodes of a run at once, or why there are none.
+
+    `used`: nodes placed before, where no room is counted.
+    """
     found = acceptable_offers(spec, asked)
     places: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
+    rooms: dict[tuple[str, str], Room] = {}
     for offer in found:
-        nodes = places[offer.backend, offer.region]
-        nodes += [offer] * nodes_available(offer, used, spec.nodes - len(nodes))
+        place = offer.backend, offer.region
+        nodes = places[place]
+        if offer.backend in asked.rooms:
+            # Two types of GPU may be on one machine, whose CPUs each offer counts as its own.
+            room, most = rooms.get(place, asked.rooms[offer.backend]), nodes_available(offer, {}, spec.nodes)
+            count, rooms[place] = room.fill(offer, min(most, spec.nodes - len(nodes)))
+        else:
+            count = nodes_available(offer, used, spec.nodes - len(nodes))
+        nodes += [offer] * count
     whole = [OfferPlacement(tuple(nodes)) for nodes in places.values() if len(nodes) == spec.nodes]
     if whole:
         return min(
@@ -158,6 +175,8 @@ def _price_order(offer: Offer) -> tuple[Decimal, bool, str, str, str, bool]:
 def _reason_to_wait(spec: EffectiveSpec, asked: BackendOffers, found: Sequence[Offer], placed: int) -> Wait:
     """The least permanent reason: any backend that answers, or any offer that becomes free, would do."""
     data: dict[str, Any] = {"nodes": spec.nodes, "nodes_placed": placed, "offers": len(found)}
+    if codes := sorted({str(offer.detail["why"]) for offer in found if offer.detail.get("code") == "refused"}):
+        data["answers"] = codes
     if any(offer.availability != Availability.NO_QUOTA for offer in found):
         return Wait(WaitReason.WAITING_FOR_CAPACITY, {"code": "offers", **data})
     if asked.failed:

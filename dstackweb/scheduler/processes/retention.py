@@ -24,8 +24,9 @@ from django_q.models import OrmQ
 from dstackweb.accounts import attempts
 from dstackweb.accounts.sessions import SessionStore
 from dstackweb.audit.models import AuditEntry
-from dstackweb.backends import services
-from dstackweb.backends.models import HostEvent, HostInvite
+from dstackweb.backends import api_calls, services
+from dstackweb.backends.hosts.inventory import is_online
+from dstackweb.backends.models import Host, HostEvent, HostInvite
 from dstackweb.gpus import averages
 from dstackweb.lib.models import CacheRow, Lease
 from dstackweb.lib.sql import for_each
@@ -128,6 +129,13 @@ def prune(now: dt.datetime | None = None, budget_s: float | None = BUDGET_S) -> 
     if failed is not None:
         raise failed
     return bool(left)
+
+
+def current() -> list[Retention]:
+    """What waits to be pruned, as of the last ticks: of the deployment, and of hosts that are online. What is left on a
+    host that is silent or was removed is not known, and nothing prunes it."""
+    online = {host.name for host in Host.joined.all() if is_online(host)}
+    return [row for row in Retention.objects.order_by("kind", "host") if not row.host or row.host in online]
 
 
 def due(now: dt.datetime) -> dict[RetentionKind, int]:
@@ -263,6 +271,7 @@ def keep_house() -> None:
         SessionStore.clear_expired,
         attempts.forget_old,
         partial(counts.prune, now),
+        partial(api_calls.prune, now),
         CacheRow.expired().delete,
         Lease.objects.filter(expires_at__lt=now - LOST_TASKS_KEPT).delete,
         OrmQ.objects.filter(lock__lt=now - LOST_TASKS_KEPT).delete,

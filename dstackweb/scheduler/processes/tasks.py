@@ -25,7 +25,7 @@ from dstackweb.lib.storage import storage
 from dstackweb.offers import sources
 from dstackweb.runs import history, usage
 from dstackweb.runs.queue import queues
-from dstackweb.scheduler import hosts, watch
+from dstackweb.scheduler import hosts, utilization, watch
 from dstackweb.scheduler.cloud import instances, watch as cloud_watch
 from dstackweb.scheduler.models import PassRequest, PeriodicJob
 from dstackweb.scheduler.passes import forecast_pass, placement_pass
@@ -41,6 +41,8 @@ TASKS = 8
 ORPHANS_AGAIN_S = 10.0
 PRUNE_AGAIN_S = 2.0
 PROBE_EVERY_S = 10.0
+CHANGES_S = 1.0
+"""How long a change that is expected of a source may take: an engine takes as long to see that a job has ended."""
 """How often a host that is held back tries a start."""
 MAX_CHECKS = 5
 """Jobs per task: a start may take 10 s, and django-q kills a task after a minute."""
@@ -64,6 +66,13 @@ def control_jobs() -> list[Periodic]:
     return [
         Periodic("pass", placement_pass.run_passes, settings.DSTACKWEB_PASS_EVERY_S, control),
         Periodic("watch", watch.watch, settings.DSTACKWEB_WATCH_EVERY_S, control),
+        Periodic(
+            "policies",
+            lambda: utilization.judge_jobs(now()),
+            settings.DSTACKWEB_WATCH_EVERY_S,
+            control,
+            when=lambda: utilization.has_low_jobs(now()),
+        ),
         Periodic("queue-lengths", lambda: history.sample_lengths(now()), 120.0, control),
         Periodic("starts", forecast_pass.refresh, 30.0, control, when=forecast_pass.has_work),
         Periodic("offers", refresh_offers, 5.0, clouds, when=sources.has_sourced_backends),
@@ -238,6 +247,12 @@ def settle_tasks_soon(**_signal: Any) -> None:
 def refresh_offers() -> int:
     """Refresh offer sources that are due; returns how many."""
     return sources.refresh_due(timezone.now())
+
+
+def refresh_offers_soon(**_signal: Any) -> None:
+    """Have the next tick of offers once what they show has changed, unless it comes sooner."""
+    at = timezone.now() + dt.timedelta(seconds=CHANGES_S)
+    PeriodicJob.objects.filter(name="offers", due_at__gt=at).update(due_at=at)
 
 
 def enqueue_refresh(**_signal: Any) -> None:

@@ -72,7 +72,7 @@ AREAS = (
             Entry("accounts.project", _("Teams, with their weight, budget and members.")),
             Entry("accounts.membership", _("Who is in which project, and with which role.")),
             Entry("runs.queue", _("Order, limits, fair share and preemption.")),
-            Entry("runs.run", _("All runs. The priority of active ones can be changed.")),
+            Entry("runs.run", _("All runs. The priority of active ones and the queue of waiting ones can be changed.")),
             Entry("runs.sweep", _("Many runs of one file.")),
             Entry("accounts.projectsecret", _("Values that run files name; stored encrypted."), _("Secrets")),
             Entry("accounts.savedview", _("Filters of the queue that people saved.")),
@@ -172,8 +172,10 @@ def name_of(entry: Entry) -> str:
 
 
 def lines() -> list[Line]:
-    """In the order of the areas."""
-    return [Line(name_of(entry), dict(_actions(entry.model))) for area in AREAS for entry in area.entries]
+    """In the order of the areas. django-q registers its table of tasks only where the broker is the database."""
+    entries = (entry for area in AREAS for entry in area.entries)
+    registered = (entry for entry in entries if apps.get_model(entry.model) in admin.site._registry)
+    return [Line(name_of(entry), dict(_actions(entry.model))) for entry in registered]
 
 
 def _actions(label: str) -> Iterator[tuple[tuple[str, str], str]]:

@@ -12,12 +12,11 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 
 from dstackweb.backends.contract import Offer, SourceState
+from dstackweb.offers import source_rows
 from dstackweb.offers.source_rows import Freshness
 from dstackweb.spec.effective import Requirements
 from dstackweb.wording import offers as offer_words, units
 from dstackweb.wording.sentence import Label, listing
-
-WORST_FIRST = ("failed", "asking", "throttled", "stale", "fresh")
 
 
 def source_name(code: str) -> str:
@@ -26,6 +25,7 @@ def source_name(code: str) -> str:
         "prices": _("Prices"),
         "spot_prices": _("Spot prices"),
         "quotas": _("Quotas"),
+        "quota_use": _("Use of quotas"),
         "subnets": _("Subnets"),
         "offers": _("Offers"),
     }.get(code, code.replace("_", " ").capitalize())
@@ -33,7 +33,7 @@ def source_name(code: str) -> str:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """One source in one region. `state` is one of WORST_FIRST; `again_at` is when a throttled one is read again.
+    """One source in one region. `state` is `_state`'s; `again_at` is when a throttled one is read again.
 
     `until`, where it is fresh, is when it becomes stale unless it is read before.
     """
@@ -46,8 +46,8 @@ class SourceLine:
     until: dt.datetime | None
 
     @classmethod
-    def of_source(cls, age: Freshness, now: dt.datetime) -> SourceLine:
-        state = _state(age, now)
+    def of_source(cls, age: Freshness) -> SourceLine:
+        state = _state(age)
         until = age.expires_at if state == "fresh" else None
         again_at = None
         if state == "throttled" and age.error is not None:
@@ -70,15 +70,15 @@ def _badge(state: str) -> str:
     }[state]
 
 
-def _state(age: Freshness, now: dt.datetime) -> str:
-    """`asking`: the value is missing or about to be refreshed, and no failure prevents reading it."""
+def _state(age: Freshness) -> str:
+    """`asking`: the value is missing, or a person asked for a newer one, and no failure prevents reading it."""
+    is_wanted = age.requested or (age.fetched_at is None and age.due_at is None)
+    if is_wanted and (age.error is None or age.failed_at is None):
+        return "asking"
     if age.state is SourceState.FRESH:
         return "fresh"
     if age.error is not None and age.error.get("code") == "throttled" and age.failed_at is not None:
         return "throttled"
-    is_wanted = age.fetched_at is None or (age.expires_at is not None and age.expires_at > now)
-    if is_wanted and age.due_at is None and (age.error is None or age.failed_at is None):
-        return "asking"
     return "failed" if age.state is SourceState.FAILED else "stale"
 
 
@@ -152,19 +152,17 @@ def _failure_label(code: str) -> str:
         "no_credentials": _("no credentials"),
         "throttled": _("throttled"),
         "unreachable": _("unreachable"),
+        "nonsense": _("unreadable answer"),
+        "emptied": _("empty answer"),
         "region_disabled": _("region not enabled"),
+        "no_answer": _("no answer"),
     }.get(code, _("failed"))
-
-
-def worst(lines: Iterable[SourceLine]) -> SourceLine | None:
-    """The least reliable source; of equals, the one that expires first."""
-    never = dt.datetime.min.replace(tzinfo=dt.UTC)
-    return min(lines, key=lambda line: (WORST_FIRST.index(line.state), line.of.expires_at or never), default=None)
 
 
 @dataclass(frozen=True)
 class OfferLine:
-    """One offer in words. `share` is its price's part of the dearest on the page, in per cent."""
+    """One offer in words. `share` is its price's part of the dearest on the page, in per cent. `sources` tell its price
+    and its availability."""
 
     offer: Offer
     gpu: str
@@ -173,30 +171,23 @@ class OfferLine:
     share: float
     price: str
     gpu_price: str
-    source: SourceLine | None
+    sources: list[SourceLine]
 
 
-def lines(
-    offers: Sequence[Offer], needs: Requirements, sources: Iterable[SourceLine], free: set[str]
-) -> list[OfferLine]:
+def lines(offers: Sequence[Offer], needs: Requirements, ages: Sequence[Freshness], free: set[str]) -> list[OfferLine]:
     """The rows of a page; `free` are the backends that cost nothing."""
     most = max((offer.price for offer in offers), default=Decimal(0))
-    at: defaultdict[tuple[str, str], list[SourceLine]] = defaultdict(list)
-    for source in sources:
-        at[source.of.backend, source.of.region].append(source)
 
     def line(offer: Offer) -> OfferLine:
-        other = "prices" if offer.spot else "spot_prices"
-        used = [one for one in at[offer.backend, offer.region] if one.of.source != other]
         share = float(100 * offer.price / most) if most else 0.0
         each = units.dollars(offer.price / offer.gpu_count) if offer.gpu_count > 1 and offer.price else ""
-        source = None if "instance" in offer.detail else worst(used)
+        sources = [SourceLine.of_source(age) for age in source_rows.of_offer(offer, ages)]
         price = units.dollars(offer.price) if offer.price or offer.backend not in free else ""
         badge = offer_words.availability(offer.availability)
         gpus = gpu(offer.gpu_name, offer.gpu_count, offer.gpu_memory_mib)
         # What concerns all offers is above them.
         why = offer_words.detail_text(offer.kind, offer.detail.get("quota", offer.detail), needs)
-        return OfferLine(offer, gpus, badge, why, share, price, each, source)
+        return OfferLine(offer, gpus, badge, why, share, price, each, sources)
 
     return [line(offer) for offer in offers]
 

@@ -156,7 +156,7 @@ def _context(chosen: OfferFilters, backends: Sequence[Backend], idle: Sequence[O
         page, following = listing.page(offers, chosen.order, PER_PAGE, chosen.cursor)
     except Invalid:  # a page of another order
         page, following = listing.page(offers, chosen.order, PER_PAGE)
-    lines = [SourceLine.of_source(age, now) for age in everything.sources]
+    lines = [SourceLine.of_source(age) for age in everything.sources]
     free = {backend.name for backend in backends if not registry.costs_money(backend)}
     has_clouds = any(not registry.is_hosts(backend) for backend in backends)
     unreachable = next((offer for offer in everything.offers if "quota" in offer.detail), None)
@@ -164,7 +164,7 @@ def _context(chosen: OfferFilters, backends: Sequence[Backend], idle: Sequence[O
     return {
         "tab": "offers",
         "filters": chosen,
-        "lines": offer_rows.lines(page, chosen.wanted.requirements, lines, free),
+        "lines": offer_rows.lines(page, chosen.wanted.requirements, everything.sources, free),
         "count": len(offers),
         "count_all": len(everything.offers) + len(idle),
         "more": chosen.query(after=following) if following else "",
@@ -213,10 +213,10 @@ def _without_quota(offer: Offer) -> str:
 @project_action("member")
 def refresh(request: PageRequest) -> HttpResponse:
     """Refresh all sources of all backends in the background."""
-    sourced = sources.sourced_backends()
+    found = sources.sourced_backends()
     now = timezone.now()
-    begun = {backend.pk for backend in listing.refresh([backend for backend, _driver in sourced], now)}
-    found = [(backend, driver) for backend, driver in sourced if backend.pk in begun]
+    for backend, _driver in found:
+        sources.refresh_now(backend)
     started = sum(len(driver.wanted()) for _backend, driver in found)
     text = ngettext("Refresh of %d source started", "Refresh of %d sources started", started) % started
     throttled = [
@@ -231,32 +231,33 @@ def refresh(request: PageRequest) -> HttpResponse:
 
 
 class QuotaUsage(NamedTuple):
-    """One quota, in vCPUs."""
+    """One quota, in vCPUs. Where its use is unknown (None), so is what is free."""
 
     limit: int
-    used: int
+    used: int | None
 
     @property
     def tone(self) -> str:
         """`full`, `near` or nothing."""
-        if self.used >= self.limit:
+        if self.used is not None and self.used >= self.limit:
             return "full"
-        return "near" if self.used >= NEAR * self.limit else ""
+        return "near" if self.used is not None and self.used >= NEAR * self.limit else ""
 
     @property
-    def left(self) -> int:
-        return max(0, self.limit - self.used)
+    def left(self) -> int | None:
+        return None if self.used is None else max(0, self.limit - self.used)
 
 
 class RegionCard(NamedTuple):
     """One region of a backend: families of instance types with their on-demand and spot quotas, where it has them.
 
-    `none` names the families without any quota, which most accounts begin with.
+    `none` names the families without any quota, which most accounts begin with. `sources`: of the limits and of their
+    use.
     """
 
     backend: str
     region: str
-    source: SourceLine
+    sources: tuple[SourceLine, SourceLine]
     families: list[tuple[str, QuotaUsage | None, QuotaUsage | None]]
     none: list[str]
 
@@ -268,7 +269,8 @@ def _card(backend: str, found: listing.RegionQuotas, now: dt.datetime) -> Region
     lines = [(name, quota(a), quota(b)) for name, a, b in registry.KINDS[found.age.kind].quota_families()]
     some = [line for line in lines if any(one and any(one) for one in line[1:])]
     none = [line[0] for line in lines if line not in some and any(line[1:])]
-    return RegionCard(backend, found.region, SourceLine.of_source(found.age, now), some, none)
+    sources = SourceLine.of_source(found.age), SourceLine.of_source(found.use_age)
+    return RegionCard(backend, found.region, sources, some, none)
 
 
 @project_page()
@@ -284,7 +286,7 @@ def quotas_page(request: PageRequest) -> HttpResponse:
         cards = [
             _card(backend.name, found, now) for backend, _driver in backends for found in listing.quotas(backend, now)
         ]
-        lines = [SourceLine.of_source(age, now) for age in ages]
+        lines = [SourceLine.of_source(age) for age in ages]
         return {
             "tab": "quotas",
             "cards": cards,

@@ -286,9 +286,7 @@ def test_a_secret_kept_under_another_key_can_not_be_used(backend: Backend, setti
 
 
 def test_pages_follow_each_other_to_the_end(cloud: Cloud, clock: Clock) -> None:
-    pages = list(
-        aws(cloud, clock).pages("service-quotas", REGION, "ListServiceQuotas", ServiceCode="ec2", MaxResults=20)
-    )
-    codes = [quota["QuotaCode"] for page in pages for quota in page["Quotas"]]
-    assert len(pages) > 2
-    assert len(codes) == len(set(codes))
+    few: dict[str, Any] = {"ServiceCode": "ec2", "MaxResults": 20}
+    codes = list(aws(cloud, clock).items(*QUOTAS, "Quotas", lambda quota: quota["QuotaCode"], **few))
+    assert cloud.count("servicequotas") > 2
+    assert len(codes) == len(set(codes)) > 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from dstackweb.backends import registry
-from dstackweb.backends.aws import ami, client, config, instances
+from dstackweb.backends.aws import ami, client, config, instances, rate_limits
 from dstackweb.backends.aws.kind import AwsBackend
 from dstackweb.backends.contract import CloudInstance, InstanceOrder, InstanceState, LaunchFailed, SourceFailed
 from dstackweb.backends.models import Backend
@@ -265,8 +267,11 @@ class TestNoCapacity:
             VpcId=vpc, CidrBlock="172.31.240.0/24", AvailabilityZone=f"{REGION}a"
         )["Subnet"]["SubnetId"]
         cloud.capacity(0, zone=f"{REGION}a")
-        started = configured(backend, subnets=[first, beside, second]).launch(order())
-        assert started.zone == f"{REGION}b"
+        code = configured(backend, subnets=[first, beside, second])
+        with pytest.raises(LaunchFailed) as failed:
+            code.launch(order())
+        assert failed.value.data == {"zone": f"{REGION}a", "elsewhere": True}
+        assert code.launch(order(full_zones=(f"{REGION}a",))).zone == f"{REGION}b"
         assert cloud.count("ec2", "RunInstances") == 2
 
     @pytest.mark.parametrize("named", [True, False])
@@ -277,11 +282,15 @@ class TestNoCapacity:
         zones = (f"{REGION}c", f"{REGION}b")
         assert code.launch(order(spot=True, zones=zones)).zone == f"{REGION}c"
         cloud.capacity(0, zone=f"{REGION}c")
-        assert code.launch(order(spot=True, zones=zones)).zone == f"{REGION}b"
-        cloud.capacity(0, zone=f"{REGION}b")
         with pytest.raises(LaunchFailed) as failed:
             code.launch(order(spot=True, zones=zones))
-        assert failed.value.code == "no_capacity"
+        assert failed.value.data == {"zone": f"{REGION}c", "elsewhere": True}
+        full = {"full_zones": (f"{REGION}c",)}
+        assert code.launch(order(spot=True, zones=zones, **full)).zone == f"{REGION}b"
+        cloud.capacity(0, zone=f"{REGION}b")
+        with pytest.raises(LaunchFailed) as failed:
+            code.launch(order(spot=True, zones=zones, **full))
+        assert (failed.value.code, failed.value.data["elsewhere"]) == ("no_capacity", False)
 
     def test_where_no_subnet_is_in_its_zones_says_so(self, backend: Backend, cloud: Cloud) -> None:
         code = configured(backend, subnets=subnets(cloud, "a"))
@@ -289,12 +298,18 @@ class TestNoCapacity:
             code.launch(order(spot=True, zones=(f"{REGION}b",)))
         assert failed.value.code == "network"
 
-    def test_anywhere_is_reported_after_all_zones_were_tried(self, backend: Backend, cloud: Cloud) -> None:
+    def test_anywhere_is_reported_after_all_zones_were_tried_by_a_call_each(
+        self, backend: Backend, cloud: Cloud
+    ) -> None:
         cloud.capacity(0)
-        with pytest.raises(LaunchFailed) as failed:
-            configured(backend, subnets=subnets(cloud, "a", "b", "c")).launch(order())
-        assert failed.value.code == "no_capacity"
-        assert cloud.count("ec2", "RunInstances") == 3
+        code, full, answers = configured(backend, subnets=subnets(cloud, "a", "b", "c")), [], []
+        for number in range(1, 4):
+            with pytest.raises(LaunchFailed) as failed:
+                code.launch(order(full_zones=tuple(full)))
+            assert cloud.count("ec2", "RunInstances") == number
+            full.append(failed.value.data["zone"])
+            answers.append((failed.value.code, failed.value.data["elsewhere"]))
+        assert answers == [("no_capacity", True), ("no_capacity", True), ("no_capacity", False)]
 
 
 class TestRefusal:
@@ -336,6 +351,60 @@ class TestRefusal:
         with pytest.raises(LaunchFailed, match="p3") as failed:
             code.launch(order(instance_type="p3.2xlarge"))
         assert (failed.value.code, cloud.count("ssm"), cloud.count("ec2", "RunInstances")) == ("ami", 0, 0)
+
+
+class TestCalls:
+    def test_a_new_order_is_not_looked_for(self, code: AwsBackend, cloud: Cloud) -> None:
+        code.launch(order(is_new=True))
+        assert (cloud.count("ec2", "DescribeInstances"), cloud.count("ec2", "RunInstances")) == (0, 1)
+
+    def test_one_that_the_rate_limit_has_no_room_for_waits_for_no_turn(
+        self, code: AwsBackend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(rate_limits.RATES, "ec2.RunInstances", rate_limits.RateLimit(0.1, 1))
+        code.launch(order())
+        with pytest.raises(SourceFailed) as failed:
+            code.launch(order())
+        assert (failed.value.code, failed.value.data["by"]) == ("throttled", "limiter")
+        assert cloud.count("ec2", "RunInstances") == 1
+
+    @pytest.mark.parametrize(
+        ("answer", "means"),
+        [
+            ({"code": "ParameterNotFound", "message": ""}, "ami"),
+            (
+                {"code": "AccessDeniedException", "message": "not authorized to perform: ssm:GetParameter"},
+                "not_allowed",
+            ),
+        ],
+    )
+    def test_a_missing_image_is_looked_up_once_for_all_types_and_runs_and_later_again(
+        self, code: AwsBackend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], means: str
+    ) -> None:
+        cloud.fail("ssm", "GetParameter", status=400, **answer)
+        for instance_type in ("t3.small", "t3.medium", "m5.large", "t3.small"):
+            with pytest.raises(LaunchFailed, match=REGION if means == "ami" else "ssm|looked up") as failed:
+                code.launch(order(instance_type=instance_type))
+            assert failed.value.code == means
+            ami.forget()  # as in another process
+        assert cloud.count("ssm", "GetParameter") == 1
+        now = timezone.now()
+        monkeypatch.setattr(timezone, "now", lambda: now + dt.timedelta(seconds=3))
+        for _ in range(2):
+            with pytest.raises(LaunchFailed):
+                code.launch(order())
+        assert cloud.count("ssm", "GetParameter") == 2
+        cloud.ask("lift", kind="fail", service="ssm", action="GetParameter", region="*")
+        monkeypatch.setattr(timezone, "now", lambda: now + dt.timedelta(seconds=60))
+        assert code.launch(order()).cloud_id
+
+    def test_a_configured_image_that_is_missing_is_looked_up_once(self, backend: Backend, cloud: Cloud) -> None:
+        code = configured(backend, ami="ami-0000000000000000f")
+        for _ in range(3):
+            with pytest.raises(LaunchFailed) as failed:
+                code.launch(order())
+            assert failed.value.code == "ami"
+        assert cloud.count("ec2", "DescribeImages") == 1
 
 
 class TestNothingIsConcluded:

@@ -15,7 +15,7 @@ from dstackweb.backends.aws import config
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.kind import AwsKind
 from dstackweb.backends.aws.offers import join
-from dstackweb.backends.aws.quotas import Quota, code_of
+from dstackweb.backends.aws.quotas import code_of
 from dstackweb.backends.contract import Availability, Offer, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.spec.effective import Requirements
 from dstackweb.spec.mappings import ResourcesFields
@@ -42,7 +42,7 @@ M7 = kind("m7i.large", 2, 8)
 TYPES = {one.name: one for one in (G5, G5_BIG, P4, P6, M7)}
 PRICES = {"g5.xlarge": "1.006", "g5.12xlarge": "5.672", "p4d.24xlarge": "32.77", "p6-b200.48xlarge": "113.9",
           "m7i.large": "0.1"}  # fmt: skip
-QUOTAS = {G: Quota(64, 8), P: Quota(96, 0), STANDARD: Quota(5, 4), SPOT_G: Quota(0, 0)}
+LIMITS, USE = {G: 64, P: 96, STANDARD: 5, SPOT_G: 0}, {G: 8, STANDARD: 4}
 
 
 def fresh(value: object) -> SourceReading:
@@ -63,7 +63,8 @@ def known(region: str = "eu-west-1", **other: SourceReading) -> dict[SourceKey, 
                 "p6-b200.48xlarge": {"eu-west-1a": Decimal("60")},
             }
         ),
-        "quotas": fresh(QUOTAS),
+        "quotas": fresh(LIMITS),
+        "quota_use": fresh(USE),
         **other,
     }
     return {SourceKey(source, region): reading for source, reading in readings.items()}
@@ -72,7 +73,7 @@ def known(region: str = "eu-west-1", **other: SourceReading) -> dict[SourceKey, 
 def offers(readings: Mapping[SourceKey, SourceReading], asked: dict[str, Any], **how: Any) -> list[Offer]:
     said = {"regions": ["eu-west-1"], **how.pop("said", {})}
     needs = Requirements.of(ResourcesFields.model_validate(asked))
-    return join(config.read(said), readings, needs, backend="cloud", **how)
+    return join(config.read(said), readings, needs, how.pop("own_use", {}), backend="cloud", **how)
 
 
 def shown(found: list[Offer]) -> list[tuple[str, bool, str]]:
@@ -126,7 +127,7 @@ def test_offers_are_sorted_by_price() -> None:
         (failed("access_denied", action="servicequotas:ListServiceQuotas"), "access_denied"),
         (failed("throttled", until=NOW.isoformat()), "throttled"),
         (SourceReading(SourceState.FAILED), "not_asked"),
-        (fresh({P: Quota(0, 0)}), "not_listed"),
+        (fresh({P: 0}), "not_listed"),
     ],
 )
 def test_a_quota_that_could_not_be_read_is_unknown_and_never_a_lack_of_it(quotas: SourceReading, why: str) -> None:
@@ -135,8 +136,32 @@ def test_a_quota_that_could_not_be_read_is_unknown_and_never_a_lack_of_it(quotas
 
 
 def test_an_old_quota_is_better_than_none() -> None:
-    stale = SourceReading(SourceState.STALE, QUOTAS, NOW, {"code": "throttled"})
+    stale = SourceReading(SourceState.STALE, LIMITS, NOW, {"code": "throttled"})
     assert offers(known(quotas=stale), {"gpu": "A10G:4"})[0].availability is Availability.AVAILABLE
+
+
+def test_own_instances_use_a_quota_at_once_and_others_when_they_were_read() -> None:
+    assert offers(known(), {"gpu": "A10G:4"})[0].detail["used"] == 8
+    (busy,) = offers(known(), {"gpu": "A10G:4"}, own_use={"eu-west-1": {G: 16}, "us-east-1": {G: 40}})
+    assert (busy.availability, busy.detail["used"]) == (Availability.NO_QUOTA, 24)
+
+
+def test_an_unknown_use_of_a_quota_is_not_zero_and_too_low_a_limit_is_known_without_it() -> None:
+    readings = known(quota_use=failed("access_denied", action="ec2:DescribeInstances"))
+    (one,) = offers(readings, {"gpu": "A10G:4"})
+    numbers = {"limit": 64, "used": None, "needs": 48}
+    assert one.availability is Availability.UNKNOWN
+    assert one.detail == {"code": "quota_use_unknown", "why": "access_denied", **numbers}
+    (spot,) = [offer for offer in offers(readings, {"gpu": "A10G:1"}) if offer.spot]
+    assert (spot.availability, spot.detail["used"]) == (Availability.NO_QUOTA, None)
+    assert "None" not in "".join(AwsKind().offer_detail(offer.detail) for offer in (one, spot))
+
+
+def test_types_that_the_settings_allow_no_more_are_no_offers_though_they_are_known() -> None:
+    assert {offer.instance_type for offer in offers(known(), {}, said={"families": ["g5"]})} == set(TYPES) - {
+        "p4d.24xlarge", "p6-b200.48xlarge", "m7i.large",
+    }  # fmt: skip
+    assert offers(known(), {}, said={"architectures": ["arm64"]}) == []
 
 
 def test_where_no_spot_quota_is_documented_for_a_family_it_is_unknown() -> None:
@@ -230,9 +255,7 @@ kinds = st.builds(
     zones=st.sets(st.sampled_from("ab"), min_size=1).map(lambda zones: tuple(sorted(zones))),
 )
 codes = {code for name in NAMES for spot in (True, False) if (code := code_of(name, spot=spot))}
-quotas = st.dictionaries(
-    st.sampled_from(sorted(codes)), st.builds(Quota, limit=st.integers(0, 20), used=st.integers(0, 20))
-)
+vcpus = st.dictionaries(st.sampled_from(sorted(codes)), st.integers(0, 20))
 requirements = st.builds(
     Requirements,
     cpu_min=st.integers(1, 8),
@@ -262,18 +285,25 @@ regions = st.fixed_dictionaries(
         "spot_prices": readings_of(
             st.dictionaries(st.sampled_from(NAMES), st.dictionaries(st.sampled_from("ab"), money, min_size=1))
         ),
-        "quotas": readings_of(quotas),
+        "quotas": readings_of(vcpus),
+        "quota_use": readings_of(vcpus),
     }
 )
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(REGIONS, regions)), requirements)
-def test_offers_are_those_of_a_naive_reading(found: dict[str, dict[str, SourceReading]], needs: Requirements) -> None:
+@given(
+    st.fixed_dictionaries(dict.fromkeys(REGIONS, regions)),
+    requirements,
+    st.fixed_dictionaries(dict.fromkeys(REGIONS, vcpus)),
+)
+def test_offers_are_those_of_a_naive_reading(
+    found: dict[str, dict[str, SourceReading]], needs: Requirements, own: dict[str, dict[str, int]]
+) -> None:
     readings = {SourceKey(source, region): one for region, of in found.items() for source, one in of.items()}
     read = config.read({"regions": REGIONS})
-    expected = sorted(naive(found, needs))
+    expected = sorted(naive(found, needs, own))
     try:
-        got = join(read, readings, needs, backend="cloud")
+        got = join(read, readings, needs, own, backend="cloud")
     except SourceFailed:
         parts = [found[region][source] for region in REGIONS for source in ("instance_types", "prices", "spot_prices")]
         assert not expected
@@ -286,7 +316,9 @@ def test_offers_are_those_of_a_naive_reading(found: dict[str, dict[str, SourceRe
     assert [(*key, fit, how) for key, fit, how in rows] == expected
 
 
-def naive(found: dict[str, dict[str, SourceReading]], needs: Requirements) -> list[tuple[Any, ...]]:
+def naive(
+    found: dict[str, dict[str, SourceReading]], needs: Requirements, own: dict[str, dict[str, int]]
+) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for region, of in found.items():
         for name, one in (of["instance_types"].value or {}).items():
@@ -310,11 +342,13 @@ def naive(found: dict[str, dict[str, SourceReading]], needs: Requirements) -> li
                 by_zone = of["spot_prices"].value[name]
                 prices[True] = min([by_zone[z] for z in by_zone if z in one.zones] or by_zone.values())
             for spot, price in prices.items():
-                quota = (of["quotas"].value or {}).get(code_of(name, spot=spot))
+                code = code_of(name, spot=spot)
+                limit, others = (of["quotas"].value or {}).get(code), of["quota_use"].value
                 fits, how = -1, "unknown"
-                if quota is not None:
+                if limit is not None and (others is not None or one.cpus > limit):
                     fits = 0
-                    while quota.used + (fits + 1) * one.cpus <= quota.limit:
+                    used = (others or {}).get(code, 0) + own[region].get(code, 0)
+                    while used + (fits + 1) * one.cpus <= limit:
                         fits += 1
                     how = "available" if fits else "no_quota"
                 rows.append((price, region, name, spot, fits, how))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dstackweb.backends.aws import errors
 from dstackweb.backends.aws.instance_types import read_price
 
 SAID = {
@@ -51,10 +52,14 @@ def test_fields_missing_in_older_price_lists_get_their_defaults() -> None:
         product(marketoption="CapacityBlock"),
         product("0.0000000000"),
         product(None),
-        product("free"),
         product(unit="Quantity"),
-        {"product": {}, "terms": {}},
     ],
 )
 def test_other_products_have_no_price_here(other: dict[str, Any]) -> None:
     assert read_price(other, "eu-west-1")[1] == 0
+
+
+@pytest.mark.parametrize("other", [product("free"), product("-1"), {"product": {}, "terms": {}}, []])
+def test_a_product_that_makes_no_sense_is_an_error(other: Any) -> None:
+    with pytest.raises(errors.ODD):
+        read_price(other, "eu-west-1")

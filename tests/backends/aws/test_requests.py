@@ -50,7 +50,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
     call = Aws.call
 
     def noted(self: Aws, service: str, region: str, operation: str, **more: Any) -> dict[str, Any]:
-        params = {name: value for name, value in more.items() if name != "patience"}
+        params = {name: value for name, value in more.items() if name not in ("patience", "key")}
         asked[service, operation].append(params)
         return call(self, service, region, operation, **more)
 

@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from dstackweb.backends.aws import instance_types
 from dstackweb.backends.aws.kind import AwsBackend
-from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import Availability, SourceFailed, SourceKey, SourceReading, SourceState
 from dstackweb.backends.models import Backend
 from dstackweb.spec.effective import Requirements
@@ -119,6 +118,29 @@ def test_prices_of_a_region_without_the_pricing_api_are_fetched_from_another(bac
     assert {call["region"] for call in cloud.calls("pricing")} == {"us-east-1", "eu-central-1"}
 
 
+def test_prices_come_from_another_endpoint_while_the_first_is_down(
+    backend: Backend, cloud: Cloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    aws = change(backend, regions=["eu-west-1"], families=["g5"])
+    usual = fetch(aws, "prices", "eu-west-1")
+    cloud.forget_calls()
+    cloud.fail("pricing", region="us-east-1", status=503, code="ServiceUnavailable")
+    assert fetch(aws, "prices", "eu-west-1") == usual
+    assert next(call["region"] for call in cloud.calls("pricing")) == "us-east-1"
+    assert {call["region"] for call in cloud.calls("pricing")} == {"us-east-1", "ap-south-1"}
+    assert "can't be read from us-east-1" in caplog.text
+
+
+def test_prices_that_may_not_be_read_or_are_throttled_are_asked_for_at_one_endpoint_alone(
+    backend: Backend, cloud: Cloud
+) -> None:
+    aws = change(backend, regions=["eu-west-1"], families=["g5"])
+    cloud.deny("pricing")
+    with pytest.raises(SourceFailed):
+        aws.fetch(SourceKey("prices", "eu-west-1"))
+    assert {call["region"] for call in cloud.calls("pricing")} == {"us-east-1"}
+
+
 def test_spot_prices_are_those_of_now_by_zone(aws: AwsBackend, cloud: Cloud) -> None:
     cloud.spot_price("g5.xlarge", 0.123, zone="us-east-1b")
     prices = fetch(aws, "spot_prices")
@@ -129,18 +151,19 @@ def test_spot_prices_are_those_of_now_by_zone(aws: AwsBackend, cloud: Cloud) -> 
 
 def test_quotas_count_used_vcpus_separately_for_spot_and_on_demand(aws: AwsBackend, cloud: Cloud) -> None:
     cloud.quota(G, 64)
-    before = fetch(aws, "quotas")
-    assert before[G] == Quota(64, 0)
+    assert fetch(aws, "quotas")[G] == 64
+    before = fetch(aws, "quota_use")
+    assert before[G] == 0
     ec2 = cloud.client("ec2")
     spot = {"InstanceMarketOptions": {"MarketType": "spot"}}
     image = cloud.image(REGION)
     ec2.run_instances(ImageId=image, InstanceType="g5.2xlarge", MinCount=2, MaxCount=2)
     ec2.run_instances(ImageId=image, InstanceType="g5.xlarge", MinCount=1, MaxCount=1, **spot)
-    after = fetch(aws, "quotas")
-    assert (after[G].used, after[SPOT_G].used) == (16, 4)
-    assert {code: quota.used for code, quota in after.items() if quota.used} == cloud.usage(REGION)
+    after = fetch(aws, "quota_use")
+    assert (after[G], after[SPOT_G]) == (16, 4)
+    assert {code: used for code, used in after.items() if used} == cloud.usage(REGION)
     asked = cloud.count("ec2", "DescribeInstanceTypes")
-    fetch(aws, "quotas")
+    fetch(aws, "quota_use")
     assert cloud.count("ec2", "DescribeInstanceTypes") == asked
 
 

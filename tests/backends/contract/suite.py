@@ -10,11 +10,13 @@ import datetime as dt
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 import pytest
 from django.db import connection
 from django.utils import timezone
 
+from dstackweb.backends import registry
 from dstackweb.backends.contract import (
     Availability,
     Cloud,
@@ -214,6 +216,55 @@ class CloudContract:
         assert usable, offers
         assert {offer.region for offer in offers} <= set(code.regions())
         assert code.launch(engine.order(region=usable[0].region, instance_type=usable[0].instance_type)).cloud_id
+
+    def test_what_is_ordered_is_taken_from_what_was_read_as_the_engine_takes_it(
+        self, code: Cloud, engine: Engine
+    ) -> None:
+        """Of a kind that counts room: its `take` foresees what the next reading shows."""
+        if not registry.is_counted(code):
+            return
+
+        def read() -> Any:
+            return store.checked(code.fetch(code.key), code.sources[code.key.source].type)
+
+        def fits(value: Any) -> int:
+            offers = code.join({code.key: SourceReading(SourceState.FRESH, value, timezone.now())}, needs)
+            return sum(offer.detail["fits"] for offer in offers if offer.region == engine.region)
+
+        needs = Requirements(cpu_min=3, memory_min_mib=100)
+        foreseen = read()
+        before = fits(foreseen)
+        for size in ((1, 200), (3, 100), (1, 100)):
+            wanted = engine.order(cpus=size[0], memory_mib=size[1])
+            foreseen = code.take(foreseen, wanted)
+            assert foreseen is not None
+            until(code, engine, code.launch(wanted).cloud_id, InstanceState.RUNNING)
+        assert fits(foreseen) < before
+        eventually(lambda: fits(read()) == fits(foreseen))
+        assert store.checked(foreseen, code.sources[code.key.source].type) == foreseen
+        while (rest := code.take(foreseen, engine.order(cpus=1, memory_mib=100))) is not None:
+            foreseen = rest
+        assert fits(foreseen) == 0
+
+    def test_an_order_that_others_have_the_room_of_says_so(self, code: Cloud, engine: Engine) -> None:
+        """It is refused as NO_ROOM, or waits in the engine and says that it lacks room."""
+        if not registry.is_counted(code):
+            return
+        value = code.fetch(code.key)
+        while (rest := code.take(value, engine.order(cpus=1, memory_mib=100))) is not None:
+            until(code, engine, code.launch(engine.order(cpus=1, memory_mib=100)).cloud_id, InstanceState.RUNNING)
+            value = rest
+        late: CloudInstance | LaunchFailed
+        try:
+            late = code.launch(engine.order(cpus=1, memory_mib=100))
+        except LaunchFailed as refusal:
+            late = refusal
+        if isinstance(late, LaunchFailed):
+            assert late.code == LaunchFailure.NO_ROOM
+        else:
+            cloud_id = late.cloud_id
+            eventually(lambda: listed(code, engine)[cloud_id].lacks_room)
+        assert code.take(code.fetch(code.key), engine.order(cpus=1, memory_mib=100)) is None
 
     def test_unknown_offers_are_an_error_and_not_none(self, code: Cloud, engine: Engine) -> None:
         if not sources.is_sourced(code):

@@ -13,6 +13,7 @@ from distributed import Client, Future
 
 from standins.dask import WORKERS, Dask
 from tests.backends.dask.relay import Relay
+from tests.backends.in_order import start_in_order
 from tests.server import Server
 from tests.support import eventually
 
@@ -117,6 +118,17 @@ def test_gpus_are_resources_of_workers(site: tuple[Server, Dask]) -> None:
     assert (offer["availability"], float(offer["price"])) == ("available", 0)
     assert (offer["detail"]["free"], offer["detail"]["fits"]) == (2, 1)
     assert server.api("GET", "offers", params={"backend": "cluster", "gpu": "A100:3"}).json()["items"] == []
+
+
+def test_24_runs_start_in_the_queues_order(site: tuple[Server, Dask]) -> None:
+    server, dask = site
+    eventually(lambda: ours(dask) == [])
+    before = tasks_begun(dask)
+    folder = server.home / "shared" / "in-order"
+    folder.mkdir()
+    folder.chmod(0o777)
+    start_in_order(server, folder, **ASKS | {"resources": {"cpu": "1..", "memory": "100MB.."}})
+    assert tasks_begun(dask) - before == 25
 
 
 def test_a_run_that_a_stranger_cancels_ends_with_its_processes(site: tuple[Server, Dask]) -> None:

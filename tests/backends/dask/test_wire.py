@@ -18,7 +18,7 @@ from distributed.protocol.utils import pack_frames
 from hypothesis import given, strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from dstackweb.backends.contract import InstanceOrder, SourceFailed, SourceFailure
+from dstackweb.backends.contract import InstanceOrder, SourceFailed, SourceFailure, SourceKey
 from dstackweb.backends.dask.kind import DaskBackend, Row, Worker
 from dstackweb.backends.dask.scheduler import MAX_BYTES, Code, ProtocolError, Scheduler, pack, read
 from dstackweb.backends.models import Backend
@@ -139,8 +139,8 @@ HELLO = pack({"compression": None, "python": [3, 11, 0], "pickle-protocol": 5})
         ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], SourceFailure.UNREACHABLE, "frames"),
         ([pack({"ssh": 2})], SourceFailure.UNREACHABLE, "no scheduler of Dask"),
         ([HELLO], SourceFailure.UNREACHABLE, "closed"),
-        ([HELLO, pack({"answer": [{"name": "w"}]})], SourceFailure.UNREACHABLE, "no answer of a scheduler"),
-        ([HELLO, pack({"answer": "many"})], SourceFailure.UNREACHABLE, "no answer of a scheduler"),
+        ([HELLO, pack({"answer": [{"name": "w"}]})], SourceFailure.NONSENSE, "no answer of a scheduler"),
+        ([HELLO, pack({"answer": "many"})], SourceFailure.NONSENSE, "no answer of a scheduler"),
         ([HELLO, pack({"failed": "No", "distributed": "2024.1"})], SourceFailure.SERVICE_ERROR, "2024.1"),
         ([HELLO, said(b"\xc0"), pack({"status": "error", "exception_text": "disallowed"})],
          SourceFailure.SERVICE_ERROR, "disallowed"),
@@ -177,6 +177,23 @@ def test_a_number_that_is_none_is_no_answer(anybody: tuple[str, list[bytes]], nu
     given_here += [HELLO, pack({"answer": [ROW | {"at": number}]})]
     with pytest.raises(SourceFailed, match="no answer of a scheduler"):
         Scheduler(address).ask("instances", list[Row])
+
+
+def test_a_worker_that_makes_no_sense_is_left_out_unless_it_is_the_only_one(
+    anybody: tuple[str, list[bytes]],
+) -> None:
+    address, given_here = anybody
+    given_here += [HELLO, pack({"answer": [WORKER, {"name": "x"}, None, WORKER | {"threads": "many"}]})]
+    scheduler = DaskBackend(Backend(config={"scheduler": address}))
+    assert scheduler.fetch(SourceKey("workers", "")) == [WORKER]
+
+
+@pytest.mark.parametrize("answer", [[{"name": "x"}, 5], None, "many", {}])
+def test_workers_of_which_none_can_be_read_are_no_answer(anybody: tuple[str, list[bytes]], answer: Any) -> None:
+    address, given_here = anybody
+    given_here += [HELLO, pack({"answer": answer})]
+    with pytest.raises(SourceFailed, match="nonsense"):
+        DaskBackend(Backend(config={"scheduler": address})).fetch(SourceKey("workers", ""))
 
 
 @pytest.mark.parametrize("part", [{}, {"key": "k"}, {name: ROW[name] for name in ("key", "instance", "state")}])

@@ -18,6 +18,7 @@ from dstackweb.backends.models import Backend
 from dstackweb.lib.errors import Invalid
 from dstackweb.offers import catalog, sources
 from tests.factories import join, make_user
+from tests.forms import submit
 from tests.offers.cloud_stub import ANY
 from tests.support import REPO
 
@@ -75,8 +76,8 @@ def test_one_is_not_added_and_form_and_service_say_what_to_install(cluster: Back
         services.put("other", "dask", CONFIG)
     client = Client()
     client.force_login(make_user("root", is_superuser=True, is_staff=True))
-    filled = {"name": "other", "projects": "main", "scheduler": CONFIG["scheduler"], "gpus": "GPU", "enabled": "on"}
-    page = client.post("/admin/backends/backend/add/?kind=dask", filled)
+    typed = {"name": "other", "projects": "main", "scheduler": CONFIG["scheduler"], "gpus": "GPU"}
+    page = submit(client, "/admin/backends/backend/add/?kind=dask", typed)
     assert INSTALL in page.text
     assert [*Backend.objects.values_list("name", flat=True)] == ["cluster"]
     services.put("ray", "ray", {"projects": ["main"], "address": "https://ray.test:8265"})

@@ -270,12 +270,10 @@ def _without(of: Any, *path: Any, put: Any = None) -> Any:
 @pytest.mark.parametrize(
     ("nodes", "status", "jobs"),
     [(None, STATUS, []), ([], STATUS, []), ({"data": {}}, STATUS, []), (NODES, {}, []), (NODES, None, []),
-     (_without(NODES, "data", "result", "result", 0, "resources_total"), STATUS, []),
-     (_without(NODES, "data", "result", "result", 0, "resources_total", put={"CPU": "x"}), STATUS, []),
+     (_without(NODES, "data", "result", "result", put=[{}, 5, {"state": "ALIVE", "resources_total": {"CPU": "x"}}]),
+      STATUS, []),
      (NODES, _without(STATUS, "data", "clusterStatus", "loadMetricsReport"), []),
-     (NODES, _without(STATUS, "data", "clusterStatus", "loadMetricsReport", "usageByNode", A100, "CPU"), []),
-     (NODES, STATUS, None), (NODES, STATUS, {}), (NODES, STATUS, [1]), (NODES, STATUS, [shown("x", start_time=None)]),
-     (NODES, STATUS, [shown("x", start_time=10**400)])],
+     (NODES, STATUS, None), (NODES, STATUS, {}), (NODES, STATUS, [1])],
 )  # fmt: skip
 def test_odd_answers_are_failures_of_the_source(
     backend: Any, monkeypatch: Any, nodes: Any, status: Any, jobs: Any
@@ -285,8 +283,32 @@ def test_odd_answers_are_failures_of_the_source(
         Dashboard, "call", lambda _self, _method, path, _body=None: dashboard.Answer(given[path.split("?")[0]], AT)
     )
     driver: Any = registry.driver(backend)
-    with pytest.raises(SourceFailed):
+    with pytest.raises(SourceFailed, match="nonsense"):
         driver.fetch(SourceKey("nodes", ""))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "status", "left"),
+    [(_without(NODES, "data", "result", "result", 0, "resources_total"), STATUS, {CPUS}),
+     (_without(NODES, "data", "result", "result", 0, "resources_total", put={"CPU": "x"}), STATUS, {CPUS}),
+     (NODES, _without(STATUS, "data", "clusterStatus", "loadMetricsReport", "usageByNode", A100, "CPU"), {CPUS})],
+)  # fmt: skip
+def test_a_node_that_makes_no_sense_is_left_out(nodes: Any, status: Any, left: set[str]) -> None:
+    assert set(dashboard.cluster(nodes, status, []).nodes) == left
+
+
+def test_a_job_that_makes_no_sense_is_left_out_of_what_is_used() -> None:
+    odd = [shown("x", start_time=None), shown("x", start_time=10**400)]
+    assert [job.name for job in dashboard.jobs([*odd, shown("y")])] == ["y"]
+
+
+def test_a_job_of_another_deployment_that_makes_no_sense_hides_none_of_ours() -> None:
+    odd = [shown("x", deployment="theirs", start_time=None), shown("z", metadata="dstackweb")]
+    assert [job.name for job in dashboard.jobs([*odd, shown("y")], "mine")] == ["y"]
+
+
+def test_a_cluster_without_nodes_is_empty() -> None:
+    assert (bool(Cluster()), bool(read())) == (False, True)
 
 
 @pytest.mark.parametrize("moment", [10**400, 10**20, -(10**20), "x"], ids=["huge", "large", "negative", "text"])

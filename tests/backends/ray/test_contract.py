@@ -10,7 +10,7 @@ import pytest
 
 from dstackweb.backends import registry, services
 from dstackweb.backends.contract import Cloud, InstanceOrder
-from standins.ray import Ray
+from standins.ray import CPUS, Ray
 from tests.backends.contract.engine import Engine
 from tests.backends.contract.suite import CloudContract
 from tests.backends.ray.way import Way
@@ -73,6 +73,10 @@ class RayEngine(Engine):
         for job in self.way.jobs():
             self.way.cluster.post(f"/api/jobs/{job['submission_id']}/stop")
         eventually(is_empty)
+        # Ray's own count is up to five seconds old, and has the jobs of a test that filled the cluster.
+        code = self.driver()
+        assert registry.is_counted(code)
+        eventually(lambda: code.take(code.fetch(code.key), self.order(cpus=CPUS)) is not None)
 
 
 class TestContract(CloudContract):

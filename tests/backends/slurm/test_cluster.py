@@ -44,7 +44,8 @@ PartitionName=gpu Default=YES OverSubscribe=NO State=UP Nodes=n[1-3]
 PartitionName=short OverSubscribe=EXCLUSIVE State=UP Nodes=n[1,4]
 PartitionName=old OverSubscribe=NO State=DOWN Nodes=
 """
-FOUND = commands.partitions(PARTITIONS, commands.nodes(NODES), "gpu|None\nshort,old|Resources\n")
+WAITING = "short,old|Resources|1|1|500M|N/A\n"
+FOUND = commands.partitions(PARTITIONS, commands.nodes(NODES), commands.pending(WAITING))
 
 
 def test_nodes_belong_to_their_partitions_with_what_is_used() -> None:
@@ -54,8 +55,7 @@ def test_nodes_belong_to_their_partitions_with_what_is_used() -> None:
     assert gpu.nodes["n2"].gpus_used == {"a100": 0, "v100": 2}
     assert [node.usable for node in FOUND["short"].nodes.values()] == [True, False], "n4 does not answer"
     assert not gpu.nodes["n3"].usable
-    assert (FOUND["short"].exclusive, FOUND["short"].waiting, FOUND["short"].new) == (True, 1, 0)
-    assert (gpu.waiting, gpu.new) == (0, 1)
+    assert (FOUND["short"].exclusive, FOUND["short"].waiting, gpu.waiting) == (True, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,29 @@ def test_nodes_belong_to_their_partitions_with_what_is_used() -> None:
 )  # fmt: skip
 def test_what_fits_is_what_the_nodes_have_left(size: tuple[int, int, str, int], fits: int) -> None:
     assert sum(node.fits(*size) for node in FOUND["gpu"].nodes.values()) == fits
+
+
+@pytest.mark.parametrize(
+    ("line", "cpus", "memory_mib", "gpus"),
+    [
+        ("gpu|None|1|2|500M|gres:gpu:a100:2", (5, 0), (4500, 0), (3, 0)),
+        ("gpu,short|None|1|1|2G|gres/gpu:a100:1", (3, 1), (4000, 2048), (1, 1)),
+        ("gpu|None|2|12|0|N/A", (3, 6), (4000, 0), (1, 0)),
+        ("gpu|None|1|99|500M|N/A", (3, 0), (4000, 0), (1, 0)),
+        ("gpu|Resources|1|2|500M|gres:gpu:a100:2", (3, 0), (4000, 0), (1, 0)),
+        ("", (3, 0), (4000, 0), (1, 0)),
+        ("nothing|None", (3, 0), (4000, 0), (1, 0)),
+    ],
+)
+def test_a_job_that_slurm_has_not_looked_at_has_its_room_already(
+    line: str, cpus: tuple[int, int], memory_mib: tuple[int, int], gpus: tuple[int, int]
+) -> None:
+    """On the fullest node that has it; another reason is that of a job that waits, and has none."""
+    found = commands.partitions(PARTITIONS, commands.nodes(NODES), commands.pending(line))["gpu"]
+    n1, n2 = found.nodes["n1"], found.nodes["n2"]
+    assert (n1.cpus_used, n2.cpus_used) == cpus
+    assert (n1.memory_used_mib, n2.memory_used_mib) == memory_mib
+    assert (n1.gpus_used["a100"], n2.gpus_used["a100"]) == gpus
 
 
 def test_a_node_that_jobs_do_not_share_takes_one_when_it_is_empty() -> None:
@@ -85,8 +108,8 @@ def test_offers_are_what_a_node_needs_of_partitions_that_could_ever_give_it() ->
 
     a100, v100, short = offers(gpu_count_min=1, cpu_min=2, memory_min_mib=8000)
     assert (a100.gpu_name, a100.gpu_memory_mib, a100.cpus, a100.memory_mib) == ("A100", 81920, 2, 8000)
-    assert (a100.region, a100.instance_type, a100.detail["fits"], a100.price) == ("gpu", "gpu:a100", 3, 0), (
-        "4 less the new job"
+    assert (a100.region, a100.instance_type, a100.detail["fits"], a100.price) == ("gpu", "gpu:a100", 4, 0), (
+        "of 5 free ones, two on n1 have the CPUs"
     )
     assert {v100.availability, short.availability} == {Availability.BUSY}
     assert offers(cpu_min=9) == []
@@ -265,8 +288,12 @@ def test_an_instance_whose_number_slurm_gave_to_another_job_ends_nothing(tmp_pat
     """A controller that lost its state counts from an older number."""
     backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["gpu"]})
     new, old, same = "22222222-2", "11111111-1", "33333333-3"
-    listed = "\n".join(
-        f"{job}|{name}|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a" for job, name in ((4, new), (5, same))
+    listed = (
+        commands.JOB_HEADER
+        + "\n"
+        + "\n".join(
+            f"{job}|{name}|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a" for job, name in ((4, new), (5, same))
+        )
     )
     for name, script in (("squeue", f"cat <<'E'\n{listed}\nE"), ("scancel", f"echo $* >>{tmp_path}/ended")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -277,3 +304,45 @@ def test_an_instance_whose_number_slurm_gave_to_another_job_ends_nothing(tmp_pat
     assert found == [commands.cloud_id("4", new), commands.cloud_id("5", same)]
     cloud.terminate("gpu", [commands.cloud_id("4", old), commands.cloud_id("5", same)])
     assert (tmp_path / "ended").read_text() == "5\n"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("squeue", "nodes", "partitions"),
+    [("", NODES, PARTITIONS), ("<html>", NODES, PARTITIONS), ("null", NODES, PARTITIONS),
+     ("PARTITION|REASON", "", PARTITIONS), ("PARTITION|REASON", "<html>", PARTITIONS),
+     ("PARTITION|REASON", "NodeName=n1 CPUTot=many", PARTITIONS), ("PARTITION|REASON", NODES, "<html>")],
+)  # fmt: skip
+def test_what_makes_no_sense_is_a_failed_answer(
+    tmp_path: Any, monkeypatch: Any, squeue: str, nodes: str, partitions: str
+) -> None:
+    cloud = _cluster_that_prints(tmp_path, monkeypatch, squeue, nodes, partitions)
+    with pytest.raises(SourceFailed, match="nonsense"):
+        cloud.fetch(SourceKey("partitions", ""))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("said", ["", "Welcome!", "<html>", "7|u-1|RUNNING|gpu|1|2|n1|None|dstackweb:mine main/a"])
+def test_jobs_without_their_header_are_a_failed_answer(tmp_path: Any, monkeypatch: Any, said: str) -> None:
+    cloud = _cluster_that_prints(tmp_path, monkeypatch, said)
+    with pytest.raises(SourceFailed, match="nonsense"):
+        cloud.instances("gpu", "mine")
+    with pytest.raises(SourceFailed, match="nonsense"):
+        cloud.terminate("gpu", ["7-u-1"])
+    cloud = _cluster_that_prints(tmp_path, monkeypatch, f"Welcome!\n{commands.JOB_HEADER}")
+    assert cloud.instances("gpu", "mine") == []
+
+
+def test_a_node_that_makes_no_sense_leaves_the_others() -> None:
+    assert set(commands.nodes(f"NodeName=n0 CPUTot=many\nNodeName=n9 CPUTot=-8\n{NODES}")) == {"n1", "n2", "n3", "n4"}
+
+
+def _cluster_that_prints(folder: Any, monkeypatch: Any, squeue: str, nodes: str = "", partitions: str = "") -> Any:
+    """A backend whose commands print this."""
+    scontrol = f'case "$2" in nodes) cat <<"E"\n{nodes}\nE\n;; *) cat <<"E"\n{partitions}\nE\nesac'
+    for name, script in (("squeue", f"cat <<'E'\n{squeue}\nE"), ("scontrol", scontrol)):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    backend, _is_new = services.put("cluster", "slurm", {"projects": ["main"], "partitions": ["gpu"]})
+    return registry.driver(backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ import pytest
 from dstackweb.runner import tree
 from standins.programs import require
 from standins.slurm import Slurm
+from tests.backends.in_order import start_in_order
 from tests.server import Server, kill
 from tests.support import eventually
 
@@ -119,6 +121,26 @@ def test_a_run_that_does_not_fit_now_stays_in_our_queue(site: tuple[Server, Slur
     assert jobs(slurm) == ["RUNNING"], "nothing waits in a second queue"
     slurm.command("scancel", "--name=strangers")
     assert server.wait(name, deadline=90)["status"] == "done"
+
+
+def test_24_runs_start_in_the_queues_order_and_none_waits_in_slurm(site: tuple[Server, Slurm]) -> None:
+    server, slurm = site
+    eventually(lambda: jobs(slurm) == [])
+    folder = shared(server) / "in-order"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    names = start_in_order(server, folder, **ASKS | {"resources": {"cpu": "1..", "memory": "100MB.."}})
+    listed = slurm.command("squeue", "--noheader", "--states=all", "--format=%V %S %k").splitlines()
+    waited = {
+        line.rpartition("/")[2]: (
+            dt.datetime.fromisoformat(began) - dt.datetime.fromisoformat(submitted)
+        ).total_seconds()
+        for line in listed
+        for submitted, began, _comment in [line.split(" ", 2)]
+        if line.rpartition("/")[2] in names
+    }
+    assert len(waited) == 25
+    assert max(waited.values()) <= 2, "each was submitted when it could start"
 
 
 def _availability(server: Server) -> set[str]:

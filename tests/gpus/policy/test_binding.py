@@ -5,6 +5,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from dstackweb.accounts.models import Project, User
+from dstackweb.backends.models import Host
 from dstackweb.gpus import binding
 from dstackweb.gpus.models import GpuSeries, JobPolicy
 from dstackweb.gpus.window import VerdictKind
@@ -12,7 +13,7 @@ from dstackweb.profiles.models import Profile
 from dstackweb.runs.models import Job, Run
 from tests.factories import make_host, make_run, place_all, placed_job
 from tests.gpus.snapshots import EVERY_MS, START_MS
-from tests.gpus.watching import IDLE, MINUTE, begin, watch
+from tests.gpus.watching import IDLE, MINUTE, begin, look_at, watch
 
 pytestmark = pytest.mark.django_db
 
@@ -70,7 +71,7 @@ def test_another_policy_in_the_spec_is_bound_and_the_stored_samples_judged_by_it
     bound = JobPolicy.objects.get(pk=job.pk)
     assert (bound.min_gpu_utilization, bound.noticed_ms, bound.acted_ms) == (70, None, None)
     series = GpuSeries.objects.get(job=job)
-    assert (series.low_since_ms, series.low_last_ms) == (START_MS + EVERY_MS, START_MS + 2 * MINUTE)
+    assert (series.low_since_ms, series.low_last_ms) == (START_MS, START_MS + 2 * MINUTE)
     change(job.run)
     with transaction.atomic():
         assert binding.bind(read(job)).min_gpu_utilization is None
@@ -87,7 +88,7 @@ def test_another_window_keeps_the_stretch_that_goes_further_back_than_the_sample
     change(job.run, time_window_s=120)
     with transaction.atomic():
         binding.bind(read(job))
-    assert GpuSeries.objects.get(job=job).low_since_ms == START_MS + EVERY_MS
+    assert GpuSeries.objects.get(job=job).low_since_ms == START_MS
 
 
 def test_a_job_that_has_not_started_is_not_bound(project: Project, member: User) -> None:
@@ -101,9 +102,8 @@ def test_a_job_that_has_not_started_is_not_bound(project: Project, member: User)
 def test_samples_that_show_use_contradict_a_stretch(project: Project, member: User) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
-    series, now_ms = GpuSeries.objects.get(job=job), START_MS + MINUTE
-    GpuSeries.objects.filter(pk=series.pk).update(low_last_ms=now_ms)
-    bound = JobPolicy.objects.get()
+    look_at(Host.objects.get(), lambda uuid, ms: 0, MINUTE)
+    series, bound = GpuSeries.objects.get(job=job), JobPolicy.objects.get()
     assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.STOP
     series.samples.filter(at_ms=START_MS + 30_000).update(utilization=50)
     assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.KEEP
@@ -114,6 +114,7 @@ def test_a_stretch_without_stored_samples_counts_only_where_older_ones_were_prun
 ) -> None:
     job = begin(project, member, utilization_policy=IDLE)
     watch(MINUTE - EVERY_MS)
+    look_at(Host.objects.get(), lambda uuid, ms: 0, MINUTE)
     series, bound = GpuSeries.objects.get(job=job), JobPolicy.objects.get()
     series.samples.filter(at_ms__lt=START_MS + 30_000).delete()
     assert binding.confirmed(bound, job.gpus, [series], START_MS + MINUTE).kind == VerdictKind.KEEP

@@ -39,7 +39,7 @@ def test_the_status_has_the_low_gpu_its_start_and_the_time_of_the_stop(project: 
     idle = GpuSeries.objects.get(job=job, uuid=job.gpus[1])
     found = of(job, 3 * MINUTE)
     assert (found.verdict.kind, found.gpu_index, found.node) == (VerdictKind.KEEP, idle.index, 0)
-    assert (found.low_since, found.stops_at) == (moment(10_000), moment(8 * MINUTE))
+    assert (found.low_since, found.stops_at) == (moment(0), moment(8 * MINUTE))
     assert (found.badge, found.noticed) == (False, False)
     assert found.policy.min_gpu_utilization == 50
     assert found.source["source"] == "run_file"

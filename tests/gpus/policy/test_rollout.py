@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import yaml
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus import rollout
@@ -24,6 +22,7 @@ from dstackweb.runs.sweeps import creation, services as sweeps
 from dstackweb.wording.events import event_text
 from tests import factories
 from tests.factories import join, make_project, make_user, place_all
+from tests.forms import open_form, submit
 from tests.gpus.snapshots import EVERY_MS, START_MS
 from tests.gpus.watching import MINUTE, begin, watch
 
@@ -152,7 +151,7 @@ def test_a_running_job_is_judged_by_it_from_its_stored_samples_at_once(project: 
     (change,) = rollout.changes(profile, NOW).listed
     assert change.stops_at == NOW
     assert apply_all(profile, member) == 1
-    assert GpuSeries.objects.get(job=job).low_since_ms == START_MS + EVERY_MS
+    assert GpuSeries.objects.get(job=job).low_since_ms == START_MS
     bound = JobPolicy.objects.get(pk=job.pk)
     assert (bound.min_gpu_utilization, bound.time_window_s) == (50, 120)
     assert watch(5 * MINUTE + EVERY_MS, lambda uuid, ms: 30, from_ms=5 * MINUTE + EVERY_MS)[0][1] == PolicyAction.STOP
@@ -203,26 +202,21 @@ def test_saving_a_changed_policy_lists_the_affected_runs_and_a_button_applies_it
     factories.make_run(project, member, "without-gpus", profile="nightly")
     own = make_run(project, member, "own-policy", profile="nightly", utilization_policy=SLOW)
     url = reverse("admin:profiles_profile_change", args=[profile.pk])
-    fields = {"name": "nightly", "project": "", "description": "", "settings": text_of(STRICT), "_save": "Save"}
-    response = admin_client.post(url, fields)
+    response = submit(admin_client, f"{url}?as=yaml", {"settings": text_of(STRICT)})
     apply_url = reverse("admin:profiles_profile_apply", args=[profile.pk])
     assert response["Location"] == apply_url
-    page = admin_client.get(apply_url).content.decode()
+    served = admin_client.get(apply_url)
+    page = served.content.decode()
     assert "main/train-llama" in page
     assert "own-policy" not in page
     assert "without-gpus" not in page
-    chosen = {pk: "checked" in more for pk, more in re.findall(r'name="run"\s+value="(\d+)"([^>]*)>', page)}
-    assert chosen == {str(run.pk): True}
+    form = open_form(admin_client, served)
+    assert form.values["run"] == [str(run.pk)]
     assert "below 20 % for 1 h" in page
     assert "below 50 % for 2 min" in page
-    fingerprint = rollout.changes(Profile.objects.get(pk=profile.pk), timezone.now()).fingerprint
-    assert (
-        "Select at least one run"
-        in admin_client.post(apply_url, {"fingerprint": fingerprint}, follow=True).content.decode()
-    )
-    done = admin_client.post(
-        apply_url, {"fingerprint": fingerprint, "run": [run.pk, own.pk]}, follow=True
-    ).content.decode()
+    assert "Select at least one run" in form.send({"run": []}, follow=True).content.decode()
+    forged = {**form.values, "run": [run.pk, own.pk]}
+    done = admin_client.post(apply_url, forged, follow=True).content.decode()
     assert "Policy applied to 1 run." in done
     assert Run.objects.get(pk=run.pk).spec["utilization_policy"]["min_gpu_utilization"] == 50
     assert Run.objects.get(pk=own.pk).spec["utilization_policy"]["min_gpu_utilization"] == 20
@@ -235,12 +229,11 @@ def test_saving_other_settings_redirects_to_the_list_of_profiles(
 ) -> None:
     profile = nightly()
     make_run(project, member, profile="nightly")
-    url = reverse("admin:profiles_profile_change", args=[profile.pk])
-    fields = {"name": "nightly", "project": "", "description": "words", "settings": text_of(SLOW), "_save": "Save"}
-    assert admin_client.post(url, fields)["Location"] == reverse("admin:profiles_profile_changelist")
-    fields["settings"] = text_of(STRICT)
-    del fields["_save"]
-    page = admin_client.post(url, fields | {"_continue": "on"}, follow=True).content.decode()
+    url = reverse("admin:profiles_profile_change", args=[profile.pk]) + "?as=yaml"
+    saved = submit(admin_client, url, {"description": "words", "settings": text_of(SLOW)})
+    assert saved["Location"] == reverse("admin:profiles_profile_changelist")
+    strict = {"settings": text_of(STRICT)}
+    page = submit(admin_client, url, strict, button="_continue", follow=True).content.decode()
     assert "1 active run still has the previous policy." in page
 
 
@@ -251,8 +244,8 @@ def test_applying_a_policy_requires_permission_to_change_profiles(client: Client
 
 
 def test_how_a_project_carries_policies_out_is_set_in_the_admin(admin_client: Client, project: Project) -> None:
-    fields = {"project": project.pk, "observe_only": "on", "max_exemptions": "5", "exemption_minutes": "45"}
-    assert admin_client.post(reverse("admin:gpus_projectpolicies_add"), fields).status_code == 302
+    fields = {"project": project.pk, "observe_only": True, "max_exemptions": 5, "exemption_minutes": 45}
+    assert submit(admin_client, reverse("admin:gpus_projectpolicies_add"), fields).status_code == 302
     assert (project.policies.observe_only, project.policies.max_exemptions, project.policies.exemption_minutes) == (
         True,
         5,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from operator import itemgetter
 from typing import Literal
 
 import pytest
 from hypothesis import given, strategies as st
 
 from dstackweb.gpus.savings import Stop, first_stop
-from dstackweb.gpus.window import MAX_GAP, VerdictKind, Window, judge, replay
+from dstackweb.gpus.window import JITTER, MAX_GAP, VerdictKind, Window, judge, replay
 
 EVERY = 10
 """Milliseconds between samples: small numbers read better."""
@@ -20,10 +21,10 @@ def plain(*used: int | None, start: int = 0) -> Samples:
     return [(start + EVERY * number, value) for number, value in enumerate(used) if value is not None]
 
 
-def low_long_enough(samples: Samples, minimum: int, window: Window, now: int) -> int | None:
-    """Since when one GPU was low without a break, where that covers the whole window before `now`."""
+def low_stretch(samples: Samples, minimum: int, now: int) -> tuple[int, int] | None:
+    """The first and the last of a GPU's samples up to now that were all low, without a gap."""
     seen = [(at, used) for at, used in samples if at <= now]
-    if not seen or now - seen[-1][0] > MAX_GAP * EVERY or now - window.window_ms < window.from_ms:
+    if not seen or now - seen[-1][0] > MAX_GAP * EVERY:
         return None
     starts = [
         first
@@ -31,18 +32,19 @@ def low_long_enough(samples: Samples, minimum: int, window: Window, now: int) ->
         if all(used < minimum for _at, used in seen[first:])
         and all(after - before <= MAX_GAP * EVERY for (before, _), (after, _) in pairwise(seen[first:]))
     ]
-    began = seen[min(starts)][0] if starts else None
-    return began if began is not None and began - EVERY <= now - window.window_ms else None
+    return (seen[min(starts)][0], seen[-1][0]) if starts else None
 
 
 def brute(gpus: list[Samples], minimum: int, window: Window) -> Stop | None:
     for now in sorted({at for samples in gpus for at, _used in samples}):
-        low = [low_long_enough(samples, minimum, window, now) for samples in gpus]
-        known = [began for began in low if began is not None]
-        if window.scope == "any" and known:
-            return Stop(now, min(known), low.index(min(known)))
-        if window.scope == "all" and len(known) == len(gpus):
-            return Stop(now, max(known), None)
+        low = [(*found, place) for place, samples in enumerate(gpus) if (found := low_stretch(samples, minimum, now))]
+        if window.scope == "all":
+            whole = len(low) == len(gpus)
+            low = [(max(first for first, *_ in low), min(last for _, last, _ in low), -1)] if whole else []
+        for first, last, place in sorted(low, key=itemgetter(0, 2)):
+            end = max(first, window.from_ms) + window.window_ms
+            if end <= now and last >= end - JITTER * EVERY:
+                return Stop(now, first, None if place < 0 else place)
     return None
 
 
@@ -96,12 +98,13 @@ WINDOW = Window(60, "any", 0)
 @pytest.mark.parametrize(
     ("used", "stops_at"),
     [
-        ((0, 0, 0, 0, 0, 0, 0), 50),
+        ((0, 0, 0, 0, 0, 0, 0), 60),
+        ((0, 0, 0, 0, 0, 0), None),
         ((0, 0, 0, 50, 0, 0, 0), None),
-        ((0, 0, 0, None, None, 0, 0), 50),
+        ((0, 0, 0, None, None, 0, 0), 60),
         ((0, 0, 0, None, None, None, 0, 0), None),
         ((50, 50, 50, 50, 50, 50, 50), None),
-        ((90, 0, 0, 0, 0, 0, 0), 60),
+        ((90, 0, 0, 0, 0, 0, 0, 0), 70),
     ],
 )
 def test_one_gpu(used: tuple[int | None, ...], stops_at: int | None) -> None:

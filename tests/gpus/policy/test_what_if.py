@@ -38,7 +38,7 @@ def test_an_idle_run_would_have_been_stopped_after_the_window_and_a_busy_one_not
     assert (found.runs, found.gpus, found.samples, found.left_out) == (2, 2, 360, 0)
     (stop,) = found.stops
     assert (stop.run.name, stop.node, stop.gpu_index, stop.gpus) == ("idle", 0, 0, 1)
-    assert stop.at == pytest.approx(now - dt.timedelta(minutes=20), abs=dt.timedelta(seconds=10))
+    assert stop.at == pytest.approx(now - dt.timedelta(minutes=20), abs=dt.timedelta(seconds=11))
     assert stop.gpu_hours == pytest.approx(1 / 3, abs=0.01)
     assert found.gpu_hours == pytest.approx(1, abs=0.01)
 

@@ -15,6 +15,8 @@ EVERY = 10
 """Milliseconds between samples: small numbers read better."""
 GAP = 30
 """Longer than this nothing is known between two samples."""
+NEAR = 1
+"""So much the newest sample may miss the window's end."""
 
 Samples = list[tuple[int, int]]
 Scope = Literal["any", "all"]
@@ -26,13 +28,9 @@ WINDOWS = st.builds(
 STEPS = st.lists(st.tuples(st.sampled_from([1, 8, 10, 10, 10, 10, 12, 29, 30, 31, 70]), USED), max_size=22)
 
 
-def is_low_throughout(samples: Samples, minimum: int, window: Window, now: int) -> bool:
-    """The definition for one GPU, read plainly over all its samples, in whatever order they came.
-
-    From some sample on, not later than the window's start plus one interval, all are low, none is further from the
-    next than three intervals, and the newest not further from now; and the job is judged for all of the window.
-    """
-    start = now - window.window_ms
+def low_stretch(samples: Samples, minimum: int, now: int) -> tuple[int, int] | None:
+    """The longest stretch of low samples up to now of one GPU, by a plain reading of all of them, in whatever order
+    they came: none is further from the next than three intervals, and the newest not further from now."""
     in_order = sorted(samples)
     for first, (at, _used) in enumerate(in_order):
         stretch = in_order[first:]
@@ -40,19 +38,24 @@ def is_low_throughout(samples: Samples, minimum: int, window: Window, now: int) 
         whole = first == 0 or in_order[first - 1][0] < at
         if (
             whole
-            and at <= start + EVERY
-            and start >= window.from_ms
             and all(used < minimum for _at, used in stretch)
             and all(after - before <= GAP for (before, _), (after, _) in pairwise(stretch))
             and abs(now - stretch[-1][0]) <= GAP
         ):
-            return True
-    return False
+            return at, stretch[-1][0]
+    return None
 
 
 def stops(gpus: list[Samples], minimum: int, window: Window, now: int) -> bool:
-    low = [is_low_throughout(samples, minimum, window, now) for samples in gpus]
-    return bool(low) and (all(low) if window.scope == "all" else any(low))
+    """The definition: low samples, the first of which is as old as the window, reach to its end; and the job is judged
+    for all of it."""
+    stretches = [low_stretch(samples, minimum, now) for samples in gpus]
+    low = [stretch for stretch in stretches if stretch is not None]
+    if window.scope == "all":
+        complete = bool(gpus) and len(low) == len(gpus)
+        low = [(max(first for first, _ in low), min(last for _, last in low))] if complete else []
+    ends = [(max(first, window.from_ms) + window.window_ms, last) for first, last in low]
+    return any(end <= now and last >= end - NEAR for end, last in ends)
 
 
 def in_order(steps: Samples) -> Samples:
@@ -179,19 +182,21 @@ MINUTE = Window(60, "any", -10)
 @pytest.mark.parametrize(
     ("gpus", "now", "kind"),
     [
-        ([of(*[0] * 6)], 50, VerdictKind.STOP),
-        ([of(*[0] * 5)], 40, VerdictKind.KEEP),
-        ([of(*[49] * 6)], 50, VerdictKind.STOP),
-        ([of(*[50] * 6)], 50, VerdictKind.KEEP),
-        ([of(0, 0, None, None, 0, 0)], 50, VerdictKind.STOP),
-        ([of(0, 0, None, None, None, 0)], 50, VerdictKind.KEEP),
-        ([of(*[0] * 6)], 80, VerdictKind.STOP),
-        ([of(*[0] * 6)], 81, VerdictKind.UNKNOWN),
-        ([of(*[0] * 6)], 19, VerdictKind.UNKNOWN),
-        ([of(*[0] * 6), of(*[90] * 6)], 50, VerdictKind.STOP),
-        ([of(*[0] * 6), NOTHING], 50, VerdictKind.STOP),
-        ([of(*[90] * 6), NOTHING], 50, VerdictKind.UNKNOWN),
-        ([], 50, VerdictKind.UNKNOWN),
+        ([of(*[0] * 7)], 60, VerdictKind.STOP),
+        ([of(*[0] * 6)], 50, VerdictKind.KEEP),
+        ([of(*[0] * 6)], 60, VerdictKind.KEEP),
+        ([of(90, *[0] * 6)], 60, VerdictKind.KEEP),
+        ([of(*[49] * 7)], 60, VerdictKind.STOP),
+        ([of(*[50] * 7)], 60, VerdictKind.KEEP),
+        ([of(0, 0, None, None, 0, 0, 0)], 60, VerdictKind.STOP),
+        ([of(0, 0, None, None, None, 0, 0)], 60, VerdictKind.KEEP),
+        ([of(*[0] * 7)], 90, VerdictKind.STOP),
+        ([of(*[0] * 7)], 91, VerdictKind.UNKNOWN),
+        ([of(*[0] * 7)], 29, VerdictKind.UNKNOWN),
+        ([of(*[0] * 7), of(*[90] * 7)], 60, VerdictKind.STOP),
+        ([of(*[0] * 7), NOTHING], 60, VerdictKind.STOP),
+        ([of(*[90] * 7), NOTHING], 60, VerdictKind.UNKNOWN),
+        ([], 60, VerdictKind.UNKNOWN),
     ],
 )
 def test_some_gpu_of_a_job(gpus: list[Stretch], now: int, kind: VerdictKind) -> None:
@@ -201,16 +206,31 @@ def test_some_gpu_of_a_job(gpus: list[Stretch], now: int, kind: VerdictKind) -> 
 @pytest.mark.parametrize(
     ("gpus", "kind"),
     [
-        ([of(*[0] * 6), of(*[0] * 6)], VerdictKind.STOP),
-        ([of(*[0] * 6), of(90, *[0] * 5)], VerdictKind.KEEP),
-        ([of(*[0] * 6), of(*[0] * 5, 90)], VerdictKind.KEEP),
-        ([of(*[0] * 6), NOTHING], VerdictKind.UNKNOWN),
-        ([of(0, 0), of(*[0] * 6)], VerdictKind.UNKNOWN),
+        ([of(*[0] * 7), of(*[0] * 7)], VerdictKind.STOP),
+        ([of(*[0] * 7), of(90, *[0] * 6)], VerdictKind.KEEP),
+        ([of(*[0] * 7), of(*[0] * 6, 90)], VerdictKind.KEEP),
+        ([of(*[0] * 7), of(*[0] * 6)], VerdictKind.KEEP),
+        ([of(*[0] * 7), NOTHING], VerdictKind.UNKNOWN),
+        ([of(0, 0), of(*[0] * 7)], VerdictKind.UNKNOWN),
         ([], VerdictKind.UNKNOWN),
     ],
 )
 def test_all_gpus_of_a_job(gpus: list[Stretch], kind: VerdictKind) -> None:
-    assert judge(Window(60, "all", -10), gpus, 50, EVERY).kind == kind
+    assert judge(Window(60, "all", -10), gpus, 60, EVERY).kind == kind
+
+
+@pytest.mark.parametrize(("newest", "kind"), [(60, VerdictKind.STOP), (59, VerdictKind.STOP), (58, VerdictKind.KEEP)])
+def test_a_sample_dated_a_little_early_covers_the_end_of_the_window(newest: int, kind: VerdictKind) -> None:
+    stretch = fold(of(*[0] * 6), newest, 0, 50, EVERY)
+    assert judge(MINUTE, [stretch], 60, EVERY).kind == kind
+    assert judge(MINUTE, [stretch], 59, EVERY).kind == VerdictKind.KEEP
+
+
+def test_a_gpu_that_did_not_answer_at_the_end_of_its_window_holds_up_no_other() -> None:
+    late = of(*[0] * 6, None)
+    assert judge(MINUTE, [late], 70, EVERY).kind == VerdictKind.KEEP
+    verdict = judge(MINUTE, [late, of(90, *[0] * 7)], 70, EVERY)
+    assert (verdict.kind, verdict.gpu, verdict.low_since_ms) == (VerdictKind.STOP, 1, 10)
 
 
 def test_a_warm_up_moves_the_window_behind_it() -> None:
@@ -232,4 +252,4 @@ def test_of_two_samples_of_one_time_the_higher_counts(used: tuple[int, int], at:
 
 def test_which_gpu_is_low_and_since_when() -> None:
     verdict = judge(MINUTE, [of(*[90] * 10), of(90, 90, *[0] * 8), of(*[90] * 5, *[0] * 5)], 90, EVERY)
-    assert (verdict.gpu, verdict.low_since_ms, verdict.stops_ms) == (1, 20, 70)
+    assert (verdict.gpu, verdict.low_since_ms, verdict.stops_ms) == (1, 20, 80)

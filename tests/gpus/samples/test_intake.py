@@ -12,6 +12,7 @@ from dstackweb.lib.times import to_moment
 from dstackweb.runner.nvml import Snapshot
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus
+from dstackweb.scheduler import utilization
 from tests.factories import cloud_job, make_host, make_run, place_all, placed_job, start
 from tests.gpus.snapshots import EVERY_MS, START_MS, sample, snapshot
 
@@ -70,12 +71,16 @@ def test_a_snapshot_of_eight_gpus_and_jobs_takes_as_many_statements_as_of_one(pr
     assert len(queries) == counts[1], [query["sql"] for query in queries]
 
 
-def test_a_job_is_returned_for_a_check_only_once_its_window_was_low(project: Project, member: User) -> None:
+def test_storing_samples_judges_nothing_and_writes_to_no_run(project: Project, member: User) -> None:
     host = make_host(gpus=2)
     job = running(project, member, utilization_policy=LOW)
-    worth = {at: intake.add_snapshot(host, snapshot(g0=10, g1=10), START_MS + at) for at in range(0, 90_000, EVERY_MS)}
-    assert [at for at, jobs in worth.items() if jobs] == [60_000, 70_000, 80_000]
-    assert worth[60_000] == [job.pk]
+    for at in range(0, 90_000, EVERY_MS):
+        with CaptureQueriesContext(connection) as queries:
+            intake.add_snapshot(host, snapshot(g0=10, g1=10), START_MS + at)
+    writes = [query["sql"] for query in queries if query["sql"].split()[0] in ("INSERT", "UPDATE", "DELETE", "WITH")]
+    assert not [statement for statement in writes if "runs_" in statement or "gpus_jobpolicy" in statement]
+    assert (Run.objects.get(pk=job.run_id).status, JobPolicy.objects.get().acted_ms) == ("running", None)
+    assert utilization.judge_jobs(to_moment(START_MS + 80_000)) == {job.pk: window.PolicyAction.STOP}
 
 
 def test_a_missing_or_unreadable_value_is_no_sample_and_stops_no_run(project: Project, member: User) -> None:
@@ -89,7 +94,8 @@ def test_a_missing_or_unreadable_value_is_no_sample_and_stops_no_run(project: Pr
             if at % 20_000 == 0
             else Snapshot(error="GPU 0: lost")
         )
-        assert intake.add_snapshot(host, seen, START_MS + at) == []
+        intake.add_snapshot(host, seen, START_MS + at)
+        assert not utilization.judge_jobs(to_moment(START_MS + at))
     assert GpuSample.objects.filter(utilization=None).count() == 3
     assert GpuSample.objects.filter(utilization=0).count() == 0
 
@@ -112,8 +118,9 @@ def test_a_stopping_job_is_sampled_but_not_judged(project: Project, member: User
     host = make_host(gpus=1)
     job = running(project, member, utilization_policy=LOW)
     Job.objects.filter(pk=job.pk).update(status=JobStatus.TERMINATING)
-    worth = [intake.add_snapshot(host, snapshot(g0=10), START_MS + at) for at in range(0, 90_000, EVERY_MS)]
-    assert not any(worth)
+    for at in range(0, 90_000, EVERY_MS):
+        intake.add_snapshot(host, snapshot(g0=10), START_MS + at)
+    assert not utilization.has_low_jobs(to_moment(START_MS + 80_000))
     assert GpuSample.objects.filter(series__job=job).count() == 9
 
 
@@ -130,11 +137,14 @@ def test_a_corrected_clock_that_was_ahead_does_not_protect_an_idle_run(project: 
     job = running(project, member, utilization_policy=LOW)
     a_year = 365 * 24 * 3_600_000
     for at in (START_MS, START_MS + a_year, START_MS + a_year + EVERY_MS):
-        assert intake.add_snapshot(host, snapshot(g0=10), at) == []
-    worth = {at: intake.add_snapshot(host, snapshot(g0=20), START_MS + at) for at in range(20_000, 90_000, EVERY_MS)}
+        intake.add_snapshot(host, snapshot(g0=10), at)
+    for at in range(20_000, 90_000, EVERY_MS):
+        assert not utilization.judge_jobs(to_moment(START_MS + at))
+        intake.add_snapshot(host, snapshot(g0=20), START_MS + at)
     series = GpuSeries.objects.get()
     assert (series.utilization, series.low_since_ms, series.last_ms) == (20, START_MS + 20_000, START_MS + 80_000)
-    assert [at for at, jobs in worth.items() if jobs] == [70_000, 80_000], "what was seen before is no cover"
+    # What was seen before is no cover.
+    assert confirmed_at(job, START_MS + 79_999) == window.VerdictKind.KEEP
     assert confirmed_at(job, START_MS + 80_000) == window.VerdictKind.STOP
 
 
@@ -169,43 +179,34 @@ def test_a_changed_policy_judges_the_samples_that_are_kept(project: Project, mem
     run.spec["utilization_policy"]["min_gpu_utilization"] = 70
     run.save()
     binding.rebind(job)
-    assert intake.add_snapshot(host, snapshot(g0=60), START_MS + 50_000) == []
+    intake.add_snapshot(host, snapshot(g0=60), START_MS + 50_000)
     assert (GpuSeries.objects.get().low_since_ms, JobPolicy.objects.get().min_gpu_utilization) == (START_MS, 70)
-    assert intake.add_snapshot(host, snapshot(g0=60), START_MS + 60_000) == [job.pk]
-
-
-def test_a_check_for_the_notice_is_requested_once_when_little_time_remains(project: Project, member: User) -> None:
-    host = make_host(gpus=1)
-    job = running(project, member, utilization_policy={"min_gpu_utilization": 50, "time_window": "8m"})
-    found = []
-    for at in range(0, 480_000, EVERY_MS):
-        if intake.add_snapshot(host, snapshot(g0=10), START_MS + at):
-            found.append(at)
-            JobPolicy.objects.filter(job=job).update(noticed_ms=GpuSeries.objects.get().low_since_ms)
-    assert found == [360_000]
+    intake.add_snapshot(host, snapshot(g0=60), START_MS + 60_000)
+    assert utilization.judge_jobs(to_moment(START_MS + 60_000)) == {job.pk: window.PolicyAction.STOP}
 
 
 def test_a_runners_samples_may_arrive_late_in_bulk_and_in_any_order(project: Project, member: User) -> None:
     job = cloud_of(project, member)
     heap = [(START_MS + at, [sample("GPU-i-0", 10)]) for at in range(0, 70_000, EVERY_MS)]
-    assert intake.add_samples(job, list(reversed(heap)), START_MS + 61_000) == [job.pk]
-    assert GpuSample.objects.count() == 7
-    assert intake.add_samples(job, heap, START_MS + 62_000) == [job.pk]
-    assert GpuSample.objects.count() == 7
+    for order in (list(reversed(heap)), heap):
+        intake.add_samples(job, order, START_MS + 61_000)
+        assert GpuSample.objects.count() == 7
+        assert confirmed_at(job, START_MS + 61_000) == window.VerdictKind.STOP
     # One that shows use, late, changes what is known.
-    assert intake.add_samples(job, [(START_MS + 55_000, [sample("GPU-i-0", 90)])], START_MS + 63_000) == []
+    intake.add_samples(job, [(START_MS + 55_000, [sample("GPU-i-0", 90)])], START_MS + 63_000)
+    assert not utilization.judge_jobs(to_moment(START_MS + 63_000))
 
 
 def test_a_runners_samples_of_other_gpus_times_and_of_an_ended_job_are_left_out(project: Project, member: User) -> None:
     job = cloud_of(project, member)
     mine, other = sample("GPU-i-0"), sample("GPU-i-9")
     now_ms = START_MS + 2 * 24 * 3_600_000
-    assert not intake.add_samples(job, [(START_MS - 1, [mine])], START_MS)
-    assert not intake.add_samples(job, [(START_MS, [other])], START_MS)
-    assert not intake.add_samples(job, [(START_MS, [mine])], now_ms)
+    intake.add_samples(job, [(START_MS - 1, [mine])], START_MS)
+    intake.add_samples(job, [(START_MS, [other])], START_MS)
+    intake.add_samples(job, [(START_MS, [mine])], now_ms)
     Job.objects.filter(pk=job.pk).update(status=JobStatus.DONE)
     job.refresh_from_db()
-    assert not intake.add_samples(job, [(START_MS, [mine])], START_MS)
+    intake.add_samples(job, [(START_MS, [mine])], START_MS)
     assert not GpuSeries.objects.exists()
 
 

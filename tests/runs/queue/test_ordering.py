@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import heapq
 import itertools
 
+import pytest
 from hypothesis import example, given, strategies as st
 
 from dstackweb.runs.queue import ordering
@@ -51,3 +53,35 @@ def test_the_documented_example_has_its_order() -> None:
     at = {"development": (30, 1), "regular": (50, 2), "ab-test": (70, 3), "hot-fix": (90, 4)}
     order = sorted(at, key=lambda name: ordering.rank(at[name][1], at[name][0], step))
     assert order == ["hot-fix", "ab-test", "regular", "development"]
+
+
+HOUR_US = 3_600_000_000
+
+
+def hours_until_it_starts(priority: int, ageing_minutes: int | None, per_hour: int = 1) -> int | None:
+    """Simulate a place that is free once an hour, under so many new runs of priority 100 an hour.
+
+    Returns when a run starts that was submitted with the first of them; None if not within a year.
+    """
+    step, numbers = ordering.step_us(ageing_minutes), itertools.count()
+    waiting = [(ordering.rank(0, priority, step), next(numbers), "ours")]
+    for hour in range(365 * 24):
+        for _run in range(per_hour):
+            heapq.heappush(waiting, (ordering.rank(hour * HOUR_US, 100, step), next(numbers), "urgent"))
+        if heapq.heappop(waiting)[2] == "ours":
+            return hour
+    return None
+
+
+@pytest.mark.parametrize(
+    ("priority", "ageing_minutes", "per_hour", "hours"),
+    [
+        (0, 30, 1, 50), (30, 30, 1, 35), (50, 30, 1, 25), (90, 30, 1, 5), (0, 60, 1, 100), (0, 5, 1, 9),
+        (0, 30, 2, 100), (0, None, 1, None), (99, None, 1, None),
+    ],
+)  # fmt: skip
+def test_a_run_starts_under_endless_runs_of_priority_100_after_its_steps_unless_the_queue_is_strict(
+    priority: int, ageing_minutes: int | None, per_hour: int, hours: int | None
+) -> None:
+    """R23: the figures of docs/decisions/0040-levels-and-ageing.md."""
+    assert hours_until_it_starts(priority, ageing_minutes, per_hour) == hours

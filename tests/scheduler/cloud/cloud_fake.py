@@ -19,13 +19,14 @@ from dstackweb.backends.contract import (
     InstanceOrder,
     InstanceState,
     LaunchFailed,
+    LaunchFailure,
     Offer,
     SourceFailed,
 )
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.runs.models import Job, Run
 from dstackweb.scheduler import watch
-from dstackweb.scheduler.cloud import agents, watch as cloud_watch
+from dstackweb.scheduler.cloud import agents, launching, watch as cloud_watch
 from dstackweb.spec.effective import Requirements
 from tests.backends.kinds import use_driver
 from tests.factories import place_all, start
@@ -44,8 +45,8 @@ def offer(instance_type: str = "m5.large", price: str = "1.0", **fields: Any) ->
 
 
 class FakeCloud:
-    """`fails` has for an instance type what its launch raises; `during` is called after a launch has succeeded, before
-    its answer; `throttled` is raised by all calls. Zones that are `full` are passed over."""
+    """`fails` has for an instance type what its launch raises; `before` is called as a launch begins, `during` once it
+    has succeeded, before its answer; `throttled` is raised by all calls. Zones that are `full` have no capacity."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offers: list[Offer] = [offer()]
@@ -53,7 +54,9 @@ class FakeCloud:
         self.full: set[str] = set()
         self.fails: dict[str, Exception] = {}
         self.throttled: Exception | None = None
+        self.before: Callable[[], object] = lambda: None
         self.during: Callable[[], object] = lambda: None
+        self.pauses: list[float] = []
         self.launches: list[str] = []
         self.terminated: list[str] = []
         self.regions = ["eu", "us"]
@@ -88,6 +91,7 @@ class FakeCloud:
         use_driver(monkeypatch, "aws", Driver)
         monkeypatch.setattr(timezone, "now", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.monotonic)
+        monkeypatch.setattr(launching.launch_waiting, "__defaults__", (launching.WORK_S, self.pause))
         monkeypatch.setattr(settings, "DSTACKWEB_WATCH_EVERY_S", 60 / watch.MAX_STEP)
         monkeypatch.setattr(watch, "boot_id", lambda: "boot")
         self.backend = Backend.objects.create(name="aws", kind="aws")
@@ -97,7 +101,14 @@ class FakeCloud:
         if self.throttled is not None:
             raise self.throttled
 
+    def pause(self, seconds: float) -> None:
+        """A worker waits for its turn."""
+        self.pauses.append(seconds)
+        self.now += dt.timedelta(seconds=seconds)
+        self.monotonic += seconds
+
     def launch(self, order: InstanceOrder) -> CloudInstance:
+        self.before()
         self.ask()
         self.launches.append(order.instance_type)
         made = next((one for one in self.there.values() if one.instance == order.instance), None)
@@ -105,7 +116,10 @@ class FakeCloud:
             if order.instance_type in self.fails:
                 raise self.fails[order.instance_type]
             cloud_id = f"i-{len(self.there)}"
-            zone = next((zone for zone in order.zones if zone not in self.full), "")
+            wanted = [zone for zone in order.zones if zone not in order.full_zones]
+            zone = wanted[0] if wanted else ""
+            if zone in self.full:
+                raise LaunchFailed(LaunchFailure.NO_CAPACITY, "not here", zone=zone, elsewhere=len(wanted) > 1)
             made = CloudInstance(
                 order.instance, cloud_id, order.region, InstanceState.STARTING, zone, launched_at=self.now
             )
@@ -159,4 +173,4 @@ def job_of(run: Run) -> Job:
 
 
 def refused(code: str = "no_capacity") -> LaunchFailed:
-    return LaunchFailed(code, "not today")
+    return LaunchFailed(LaunchFailure(code), "not today")

@@ -83,14 +83,12 @@ def test_slow_regions_do_not_starve_others(
     assert len(seen) == 20
 
 
-def test_slow_launches_do_not_delay_terminations(
-    project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_launches_do_not_delay_terminations(project: Project, member: User, fake: FakeCloud) -> None:
     done(running(paid(project, member, idle_duration="off"), fake))
     for _ in range(5):
         paid(project, member)
     place_all()
-    monkeypatch.setattr(cloud_watch, "start_instance", lambda _: setattr(fake, "monotonic", fake.monotonic + 20))
+    fake.before = lambda: setattr(fake, "monotonic", fake.monotonic + 20)
     fake.tick(10)
     assert fake.terminated == ["i-0"]
 

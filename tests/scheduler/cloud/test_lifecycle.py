@@ -40,6 +40,7 @@ def instance(
     idle_until: dt.datetime | None = None,
     interrupted_at: dt.datetime | None = None,
     wanted: bool = True,
+    error: str = "",
 ) -> Instance:
     """A row that is not stored. `ready`: its agent has called; `wanted`: its backend is enabled."""
     return Instance(
@@ -51,6 +52,7 @@ def instance(
         idle_until=idle_until,
         interrupted_at=interrupted_at,
         backend=Backend(enabled=wanted),
+        error=error,
     )
 
 
@@ -91,8 +93,9 @@ machines = st.builds(
 @pytest.mark.parametrize(
     ("row", "job", "why"),
     [
-        (instance(S.REQUESTED, status_s=GIVE_UP_S), job(J.PROVISIONING), None),
-        (instance(S.REQUESTED, status_s=GIVE_UP_S + 1), job(J.PROVISIONING), "unreachable"),
+        (instance(S.REQUESTED, status_s=GIVE_UP_S, error="away"), job(J.PROVISIONING), None),
+        (instance(S.REQUESTED, status_s=GIVE_UP_S + 1, error="away"), job(J.PROVISIONING), "unreachable"),
+        (instance(S.REQUESTED, status_s=GIVE_UP_S + 1), job(J.PROVISIONING), None),
         (instance(S.STARTING, status_s=900), job(J.PROVISIONING), None),
         (instance(S.STARTING, status_s=901), job(J.PROVISIONING), "not_started"),
         (instance(S.RUNNING, status_s=301, ready=True), job(J.PROVISIONING, status_s=301), "not_started"),

@@ -13,7 +13,7 @@ from dstackweb.lib.models import Watch
 from dstackweb.runs import attempts
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.states import JobStatus, Reason, RunStatus
-from dstackweb.scheduler.cloud import watch as cloud_watch
+from dstackweb.scheduler.cloud import launching, watch as cloud_watch
 from dstackweb.wording import statuses
 from tests.factories import make_run, place_all
 from tests.scheduler.cloud.cloud_fake import THROTTLED, FakeCloud, begin, job_of, offer, refused
@@ -80,33 +80,6 @@ def test_a_spot_instance_has_the_price_of_the_zone_it_got(project: Project, memb
     assert run.events.get(kind="machine_started").data["price"] == "2.5"
 
 
-def test_with_no_offer_left_the_run_waits_again_with_its_rank_and_without_retry(
-    project: Project, member: User, fake: FakeCloud
-) -> None:
-    fake.fails = {"m5.large": refused()}
-    run = paid(project, member)
-    place_all()
-    cloud_watch.poll_all()
-    now = fresh(run)
-    assert (now.status, now.attempt, now.rank, now.first_failed_at) == (RunStatus.PENDING, 2, run.rank, None)
-    assert Job.objects.get(run=run).termination_reason == Reason.OUT_OF_CAPACITY
-    fake.fails = {}
-    fake.tick(600, step_s=60)
-    assert place_all() == 1
-    cloud_watch.poll_all()
-    assert job_of(run).instance.status == "starting"
-
-
-def test_an_attempt_is_refused_25_offers_at_most(project: Project, member: User, fake: FakeCloud) -> None:
-    fake.offers = [offer(f"t{n}", str(n)) for n in range(1, 40)]
-    fake.fails = {f"t{n}": refused() for n in range(1, 40)}
-    run = paid(project, member)
-    place_all()
-    cloud_watch.poll_all()
-    assert len(fake.launches) == 25
-    assert fresh(run).status == RunStatus.PENDING
-
-
 def test_nodes_of_one_run_stay_in_their_region(project: Project, member: User, fake: FakeCloud) -> None:
     fake.offers = [offer("a", "1"), offer("b", "2", region="us"), offer("c", "3")]
     fake.fails = {"a": refused()}
@@ -124,7 +97,7 @@ def test_a_spent_budget_stops_the_search_too(project: Project, member: User, fak
     project.monthly_budget = Decimal(0)
     project.save()
     cloud_watch.poll_all()
-    assert (fake.launches, fresh(run).status) == (["a"], RunStatus.PENDING)
+    assert (fake.launches, fresh(run).status) == (["a"], RunStatus.SUBMITTED)
 
 
 @pytest.mark.slow
@@ -168,11 +141,11 @@ def test_an_unreachable_cloud_is_shown_on_the_job_and_retried(project: Project, 
 def test_a_launch_killed_before_its_answer_is_stored_starts_no_second_instance(
     project: Project, member: User, fake: FakeCloud
 ) -> None:
-    run = paid(project, member)
+    paid(project, member)
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        cloud_watch.start_instance(job_of(run).pk)
+        launching.launch_waiting()
     assert Instance.objects.get().cloud_id == ""
     fake.tick(5)
     assert Instance.objects.get().cloud_id == "i-0"
@@ -187,7 +160,7 @@ def test_an_instance_ordered_from_a_backend_deleted_or_disabled_since_is_ended(
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        cloud_watch.start_instance(Job.objects.get().pk)
+        launching.launch_waiting()
     fake.backend.deleted_at, fake.backend.enabled = fake.now if why == "deleted" else None, False
     fake.backend.save()
     fake.tick(45)
@@ -202,19 +175,18 @@ def test_a_disabled_backend_launches_nothing_for_runs_that_were_placed_before(
     run = paid(project, member)
     place_all()
     Backend.objects.filter(pk=fake.backend.pk).update(enabled=False)
-    cloud_watch.start_instance(Job.objects.get().pk)
+    launching.launch_waiting()
     run.refresh_from_db()
-    assert (fake.there, run.status) == ({}, "pending")
-    assert (Instance.objects.get().status, Instance.objects.get().why) == ("gone", "disabled")
+    assert (fake.there, run.status, run.attempt) == ({}, "submitted", 1)
+    assert not Instance.objects.exists()
 
 
 def test_duplicate_tasks_launch_one_instance(project: Project, member: User, fake: FakeCloud) -> None:
-    run = paid(project, member)
+    paid(project, member)
     place_all()
-    pk = job_of(run).pk
-    fake.during = lambda: cloud_watch.start_instance(pk)  # while the first is still at it
-    cloud_watch.start_instance(pk)
-    cloud_watch.start_instance(pk)
+    fake.during = launching.launch_waiting  # while the first is still at it
+    launching.launch_waiting()
+    launching.launch_waiting()
     assert (len(fake.there), len(fake.launches), Instance.objects.count()) == (1, 1, 1)
 
 
@@ -224,7 +196,7 @@ def test_an_instance_launched_after_its_run_was_stopped_is_terminated(
     run = paid(project, member)
     place_all()
     fake.during = lambda: attempts.end_job(job_of(run).pk, Reason.TERMINATED_BY_USER)
-    cloud_watch.start_instance(job_of(run).pk)
+    launching.launch_waiting()
     fake.tick(20)
     assert fake.terminated == ["i-0"]
     fake.settle()
@@ -237,7 +209,7 @@ def test_an_instance_whose_row_was_given_up_concurrently_is_terminated(
     paid(project, member)
     place_all()
     fake.during = lambda: Instance.objects.update(status="gone", holder=None)
-    cloud_watch.start_instance(Job.objects.get().pk)
+    launching.launch_waiting()
     assert Instance.objects.get().status == "stopping"
     fake.tick(10)
     assert fake.terminated[0] == "i-0"

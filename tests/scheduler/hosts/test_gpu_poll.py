@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from django.utils import timezone
@@ -10,6 +9,7 @@ from pytest_django import Settings
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.gpus.models import GpuSample, HostSampling
+from dstackweb.gpus.window import PolicyAction
 from dstackweb.lib.times import to_ms
 from dstackweb.runner import nvml
 from dstackweb.runner.nvml import Snapshot
@@ -92,10 +92,11 @@ def test_a_failure_for_one_job_does_not_affect_the_others(
         start(job)
     began, asked = timezone.now(), []
 
-    def act(job_id: UUID, now: dt.datetime) -> None:
-        asked.append(job_id)
+    def act(job: Job, now: dt.datetime) -> PolicyAction:
+        asked.append(job.pk)
         if len(asked) == 1:
             raise RuntimeError("no")
+        return PolicyAction.STOP
 
     monkeypatch.setattr(utilization, "apply_policy", act)
     seen(monkeypatch, snapshot(g0=0, g1=0))
@@ -103,9 +104,10 @@ def test_a_failure_for_one_job_does_not_affect_the_others(
         moment = began + dt.timedelta(seconds=1 + 10 * step)
         monkeypatch.setattr(timezone, "now", lambda moment=moment: moment)
         hosts.sample_gpus("box-1")
-        if asked:
+        if done := utilization.judge_jobs(moment):
             break
     assert step == 6
+    assert done == {asked[1]: PolicyAction.STOP}
     assert sorted(asked) == sorted(Job.objects.values_list("pk", flat=True))
 
 

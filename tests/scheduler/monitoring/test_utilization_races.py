@@ -36,7 +36,7 @@ def test_a_stop_by_several_concurrent_workers_happens_once(project: Project, mem
     host = placed_job(job.run).host
     assert host is not None
     intake.add_snapshot(host, snapshot(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
-    act = functools.partial(utilization.apply_policy, job.pk, NOW)
+    act = functools.partial(utilization.apply_policy, job, NOW)
     assert sorted(at_once(act, act, act)) == [PolicyAction.NOTHING, PolicyAction.NOTHING, PolicyAction.STOP]
     assert (PolicyStop.objects.count(), kinds(job.run)) == (1, ["utilization_stop"])
     assert stopped(job.run).status == "terminated"
@@ -53,7 +53,7 @@ def test_a_stop_and_a_concurrent_keep_or_manual_stop_are_consistent(
         host, run = placed_job(job.run).host, Run.objects.get(pk=job.run_id)
         assert host is not None
         intake.add_snapshot(host, snapshot(g0=0, g1=0, g2=0, g3=0), START_MS + MINUTE)
-        act = functools.partial(utilization.apply_policy, job.pk, NOW)
+        act = functools.partial(utilization.apply_policy, job, NOW)
         keep = functools.partial(exemptions.exempt, run, member, "member", "it loads data")
         stop = functools.partial(services.stop, run, member, "member")
         acted, did = at_once(act, keep if number % 2 else stop)

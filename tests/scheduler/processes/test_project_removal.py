@@ -22,6 +22,7 @@ from dstackweb.runs.models import Archive, Queue, RemovedRun, Run
 from dstackweb.runs.recount import differences
 from dstackweb.scheduler.processes import project_removal, retention
 from tests.factories import join, make_host, make_project, make_run, make_user
+from tests.forms import submit
 from tests.runs.test_removal import done_run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
@@ -105,11 +106,12 @@ def test_an_interrupted_removal_goes_on(old: Project) -> None:
 
 def test_the_admin_says_how_much_goes_and_deletes_after_a_yes(old: Project, admin_client: Client) -> None:
     address = f"/admin/accounts/project/{old.pk}/delete/"
-    page = admin_client.get(address).text
+    served = admin_client.get(address)
+    page = served.text
     for text in ("Runs, with their jobs and events", "Archives of code", "Artifacts", "Secrets"):
         assert text in page
     assert "train-a" not in page, "no names of rows"
-    done = admin_client.post(address, {"post": "yes"}, follow=True)
+    done = submit(admin_client, served, having="post", follow=True)
     assert "Deleting old." in done.text
     assert Project.objects.get(name="old").deleting_since is not None
     assert admin_client.get(address).status_code == 403
@@ -123,7 +125,8 @@ def test_the_admin_refuses_to_delete_a_project_with_active_runs(
     make_run(project, member)
     address = f"/admin/accounts/project/{project.pk}/delete/"
     assert "main still has: 1 active run" in admin_client.get(address).text
-    assert "Nothing was deleted" in admin_client.post(address, {"post": "yes"}, follow=True).text
+    by_hand = admin_client.post(address, {"post": "yes"}, follow=True)  # the page has no such button
+    assert "Nothing was deleted" in by_hand.text
 
 
 def test_staff_delete_no_project(project: Project, client: Client) -> None:

@@ -12,6 +12,7 @@ from dstackweb.accounts.models import User
 from dstackweb.urls import admin  # with all models registered
 from dstackweb.web.admin import areas
 from tests.factories import make_user
+from tests.forms import submit
 
 pytestmark = pytest.mark.django_db
 
@@ -42,15 +43,15 @@ def test_each_model_is_offered_with_what_its_pages_let_people_do(client: Client)
 def test_a_group_is_saved_with_what_is_ticked(client: Client) -> None:
     wanted = {"view_run", "change_queue"}
     ticked = Permission.objects.filter(codename__in=wanted).values_list("pk", flat=True)
-    answer = client.post("/admin/auth/group/add/", {"name": "ops", "permissions": list(ticked)})
+    answer = submit(client, "/admin/auth/group/add/", {"name": "ops", "permissions": list(ticked)})
     assert answer.status_code == 302
     group = Group.objects.get()
     assert {*group.permissions.values_list("codename", flat=True)} == wanted
     page = client.get(f"/admin/auth/group/{group.pk}/change/").text
     assert len(re.findall(r"<input[^>]* checked", page)) == 2
     foreign = Permission.objects.get(codename="add_contenttype")
-    answer = client.post("/admin/auth/group/add/", {"name": "two", "permissions": [foreign.pk]})
-    assert answer.status_code == 200, "no page asks for it"
+    forged = client.post("/admin/auth/group/add/", {"name": "two", "permissions": [foreign.pk]})
+    assert forged.status_code == 200, "no page asks for it"
 
 
 def test_pages_about_people_are_all_in_the_readers_language(client: Client) -> None:

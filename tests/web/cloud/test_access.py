@@ -71,11 +71,10 @@ def test_pages_are_for_the_projects_people(people: dict[str, User | None], backe
 
 
 def test_a_refresh_is_for_members(people: dict[str, User | None], backend: Backend) -> None:
-    # The second in ten seconds comes too early.
     by_page = statuses(people, lambda user: browser(user).post("/p/main/offers/refresh/"))
-    assert by_page == [302, 404, 403, 302, 429, 429, 429]
+    assert by_page == [302, 404, 403, 302, 302, 302, 302]
     by_api = statuses(people, lambda user: api(user, "POST", "projects/main/offers/refresh", {}))
-    assert by_api == [401, 404, 403, 429, 429, 429, 429]
+    assert by_api == [401, 404, 403, 200, 200, 200, 200]
 
 
 def test_only_admins_of_the_project_terminate_instances(

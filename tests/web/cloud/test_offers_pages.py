@@ -16,13 +16,12 @@ from django.utils import timezone
 from dstackweb.accounts.models import Project, User
 from dstackweb.backends.aws.instance_types import InstanceType
 from dstackweb.backends.aws.kind import AwsBackend
-from dstackweb.backends.aws.quotas import Quota
 from dstackweb.backends.contract import SourceFailed, SourceKey, SourceState
 from dstackweb.backends.models import Backend, Instance
 from dstackweb.offers import sources
 from dstackweb.offers.models import CacheCount, SourceRow
 from dstackweb.offers.source_rows import Freshness
-from dstackweb.web.cloud.offer_rows import SourceLine, troubles, worst
+from dstackweb.web.cloud.offer_rows import SourceLine, troubles
 from dstackweb.web.cloud.offer_views import OfferFilters
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
@@ -45,7 +44,8 @@ class Aws:
             },
             "prices": {"g6.xlarge": Decimal("0.8048"), "p5.48xlarge": Decimal("55.04")},
             "spot_prices": {"g6.xlarge": {"us-east-1a": Decimal("0.2978")}},
-            "quotas": {"L-DB2E81BA": Quota(64, 64), "L-3819A6DF": Quota(64, 12), "L-417A185B": Quota(0, 0)},
+            "quotas": {"L-DB2E81BA": 64, "L-3819A6DF": 64, "L-417A185B": 0},
+            "quota_use": {"L-DB2E81BA": 64, "L-3819A6DF": 12, "L-417A185B": 0},
         }
         monkeypatch.setattr(AwsBackend, "fetch", lambda _self, key: self.fetch(key))
         self.backend = Backend.objects.create(
@@ -163,7 +163,7 @@ def test_an_idle_host_without_a_free_gpu_shows_what_is_free(project: Project, cl
 def test_offers_that_were_never_fetched_are_shown_as_loading(aws: Aws, client: Client) -> None:
     text = page(client)
     assert "Loading offers for the first time." in text
-    assert "Refreshing 4 sources…" in text
+    assert "Refreshing 5 sources…" in text
 
 
 def test_a_cloud_that_refuses_is_shown_with_a_remedy_instead_of_an_empty_list(aws: Aws, client: Client) -> None:
@@ -172,7 +172,7 @@ def test_a_cloud_that_refuses_is_shown_with_a_remedy_instead_of_an_empty_list(aw
     aws.ask()
     text = page(client)
     assert "Cloud offers are unknown." in text
-    assert text.count("the policy lacks ec2:DescribeInstanceTypes.") == 1 + 4  # said once, and at each source
+    assert text.count("the policy lacks ec2:DescribeInstanceTypes.") == 1 + 5  # said once, and at each source
 
 
 def test_throttled_quotas_leave_offers_usable_and_show_the_time_of_the_retry(aws: Aws, client: Client) -> None:
@@ -234,9 +234,8 @@ def test_members_may_refresh_offers_and_viewers_may_not(
     answer = client.post(f"{URL}refresh/", {"query": "gpu=L4"})
     assert (answer.status_code, answer["Location"]) == (302, f"{URL}?gpu=L4")
     text = page(client)
-    assert "Refresh of 4 sources started" in text
-    assert "Refreshing 4 sources…" in text
-    assert client.post(f"{URL}refresh/").status_code == 429
+    assert "Refresh of 5 sources started" in text
+    assert "Refreshing 5 sources…" in text
 
 
 def test_a_refresh_redirects_only_within_the_site(aws: Aws, client: Client) -> None:
@@ -304,7 +303,8 @@ LATER = NOW + dt.timedelta(seconds=40)
     [
         (age("fresh"), "fresh"),
         (age("failed"), "asking"),
-        (age("stale"), "asking"),  # a refresh by hand
+        (age("fresh", requested=True), "asking"),
+        (age("stale", requested=True, **OLD), "asking"),
         (age("stale", **OLD), "stale"),
         (age("stale", due_at=LATER, **THROTTLED), "throttled"),
         (age("failed", due_at=LATER, **THROTTLED), "throttled"),
@@ -314,13 +314,7 @@ LATER = NOW + dt.timedelta(seconds=40)
     ],
 )
 def test_a_source_is_in_one_of_five_states(source: Freshness, state: str) -> None:
-    assert SourceLine.of_source(source, NOW).state == state
-
-
-def test_an_offer_shows_the_worst_source_of_its_region() -> None:
-    fresh, stale = (SourceLine.of_source(one, NOW) for one in (age("fresh"), age("stale", **OLD)))
-    assert worst([fresh, stale]) is stale
-    assert worst([]) is None
+    assert SourceLine.of_source(source).state == state
 
 
 def test_the_same_problem_in_all_regions_is_shown_once() -> None:
@@ -328,8 +322,7 @@ def test_the_same_problem_in_all_regions_is_shown_once() -> None:
         SourceLine.of_source(
             Freshness(
                 "aws", "aws", source, region, SourceState.FAILED, None, None, LATER, {"code": "no_credentials"}, NOW
-            ),
-            NOW,
+            )
         )
         for source in ("prices", "quotas")
         for region in ("eu", "us")
@@ -344,8 +337,7 @@ def test_a_throttling_cloud_is_one_problem_for_all_its_apis() -> None:
             Freshness(
                 "aws", "aws", source, region, SourceState.STALE, NOW, NOW, LATER,
                 {"code": "throttled", "api": api, "region": region, "until": LATER.isoformat()}, NOW,
-            ),
-            NOW,
+            )
         )
         for source, api in (("prices", "pricing:GetProducts"), ("quotas", "servicequotas:ListServiceQuotas"))
         for region in ("eu", "us")

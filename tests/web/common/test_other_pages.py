@@ -98,6 +98,7 @@ def test_health_shows_the_backlog_of_old_data_and_warns_when_pruning_falls_behin
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     now = timezone.now()
+    make_host("box-1")
     Retention.note(RetentionKind.RUN_DIRS, "box-1", waiting=12, pruned=300, now=now)
     line = next(check for check in checks(project) if check.name == "Old data")
     assert (line.tone, line.value, line.hint) == ("go", "12 items wait to be pruned", "12 run directories on box-1")
@@ -151,7 +152,7 @@ def test_health_shows_why_a_cloud_cannot_be_reached_and_sends_no_request(
         backend=backend, source="quotas", region="eu-west-1", digest=digest, failed_at=timezone.now(), error=error
     )
     page = as_user(ann).get("/p/main/health/").content.decode()
-    assert "of 4 sources fresh" in page
+    assert "of 5 sources fresh" in page
     assert "lacks ec2:X" in page
     assert "Set DSTACKWEB_PUBLIC_URL" in page
     settings.DSTACKWEB_PUBLIC_URL = "https://gpus.example.org"

@@ -46,7 +46,7 @@ def test_a_channel_is_added_with_its_url_encrypted(ann: User, page: Client) -> N
     assert channel.user == ann
     assert URL not in channel.url
     assert decrypt(channel.url) == URL
-    assert channel.rules.filter(own=True).count() == 5
+    assert channel.rules.filter(own=True).count() == 6
     for shown in (answer, page.get("/account/notifications/settings/")):
         assert "hooks.example.org" in shown.content.decode()
         assert "secret-part" not in shown.content.decode()

@@ -113,6 +113,16 @@ def test_a_run_shows_all_its_prefixes_with_their_states(client: Client, scope: i
     assert "5\N{NO-BREAK SPACE}no worker" in text
 
 
+def test_a_run_with_as_many_prefixes_as_are_counted_says_what_becomes_of_further_ones(
+    client: Client, scope: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice = "Further ones of a Dask scheduler are counted together"
+    assert notice not in page(client)
+    monkeypatch.setattr(progress, "PREFIXES_MAX", 2)
+    assert notice in page(client)
+    assert notice not in page(client, "progress/"), "a project's runs have any number of prefixes"
+
+
 def test_failed_counts_link_to_the_error_messages(client: Client, scope: int) -> None:
     report(scope, train={S.QUEUED: -1, S.ERRED: 1})
     why = f'href="/p/main/{PAGE}prefix/?prefix=train&amp;show=failures"'

@@ -11,7 +11,7 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Queue
 from dstackweb.wording import queue as queue_words
 from tests.factories import join, make_host, make_run, make_user, place_all
-from tests.forms import filled
+from tests.forms import open_form
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -91,21 +91,21 @@ def test_what_others_changed_while_the_settings_were_open_stays_as_it_is(
     project: Project, mia: User, as_user: SignIn
 ) -> None:
     client = as_user(mia)
-    opened = filled(client, URL)
+    opened = open_form(client, URL, having="max_gpus")
     Queue.objects.update(paused=True, max_running=4, ageing_minutes=60)  # by another manager, meanwhile
-    assert client.post(URL, opened | {"max_gpus": "8"}).status_code == 302
+    assert opened.send({"max_gpus": "8"}).status_code == 302
     queue = Queue.objects.get(project=project)
     assert (queue.paused, queue.max_running, queue.ageing_minutes, queue.max_gpus) == (True, 4, 60, 8)
 
 
 def test_a_setting_that_two_managers_change_at_once_is_refused(project: Project, mia: User, as_user: SignIn) -> None:
     client = as_user(mia)
-    opened = filled(client, URL)
+    opened = open_form(client, URL, having="max_gpus")
     Queue.objects.update(ageing_minutes=60)
-    answer = client.post(URL, opened | {"ageing_minutes": "5", "max_gpus": "8"})
+    answer = opened.send({"ageing_minutes": "5", "max_gpus": "8"})
     assert answer.status_code == 422
     assert "changed since you opened the page" in str(answer.context["form"].errors["ageing_minutes"])
-    assert client.post(URL, opened | {"ageing_minutes": "60"}).status_code == 302, "both want the same"
+    assert opened.send({"ageing_minutes": "60"}).status_code == 302, "both want the same"
     assert Queue.objects.get(project=project).max_gpus is None
 
 

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('progress', '0002_room_for_updates'),
+        ('progress', '0003_watch_for_failures'),
     ]
 
     operations = [
