@@ -220,7 +220,7 @@ class CounterRows:
             for row in (prefixes | self.prefixes).values()
         ]
         left = time_left.of_all(parts, Part(pace, scope.total, unfinished(scope), scope.processing))
-        scope.time_left = str(Shown(now_ms, pace.seconds, left).after(Shown.of(scope.time_left))) if left else "[]"
+        scope.time_left = str(Shown(now_ms, pace.seconds, left).after(Shown.of(scope.time_left)))
 
     def _load_groups(self, group_names: Collection[GroupName]) -> counter_rows.Groups:
         known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in group_names if self.prefixes[prefix].id]

@@ -89,7 +89,7 @@ class Scope(StateCounters, RateCounters):
         default=0, db_default=0, help_text="End of the latest silence of its reporters: that was no time of work"
     )
     time_left: models.JSONField[Any, Any] = models.JSONField(
-        default=list, db_default=[], help_text="Of a run: time_left.Shown; empty when unknown"
+        default=list, db_default=[], help_text="Of a run: time_left.Shown"
     )
     settled = models.BooleanField(default=False, help_text="Live tasks of the ended attempt were released")
 

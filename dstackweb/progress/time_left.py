@@ -258,26 +258,29 @@ class Shown(NamedTuple):
 
     at_ms: int
     worked_s: float
-    left: Left
+    left: Left | None
 
     @classmethod
     def of(cls, stored: str) -> Self | None:
-        numbers = json.loads(stored)
-        return cls(numbers[0], numbers[1], Left._make(numbers[2:])) if numbers else None
+        """None if nothing was stored yet."""
+        at_ms, worked_s, *left = json.loads(stored) or (0, 0.0)
+        return cls(at_ms, worked_s, Left._make(left) if left else None) if at_ms else None
 
     def __str__(self) -> str:
         """The JSON that is stored."""
-        return json.dumps([self.at_ms, *(round(number, 3) for number in (self.worked_s, *self.left))])
+        return json.dumps([self.at_ms, *(round(number, 3) for number in (self.worked_s, *(self.left or ())))])
 
     def after(self, shown: Shown | None) -> Shown:
         """This new estimate, as it is shown after an earlier one: it moves towards the new one without a jump."""
-        if shown is None:
+        if shown is None or shown.left is None or self.left is None:
             return self
         return self._replace(left=followed(shown.left, self.left, self.worked_s, self.worked_s - shown.worked_s))
 
-    def at(self, now_ms: int, running: int) -> Left:
+    def at(self, now_ms: int, running: int) -> Left | None:
         """What is left of it at a time, without news since. While nothing runs it stays."""
-        return aged(self.left, max(0, now_ms - self.at_ms) / 1000) if running else self.left
+        if self.left is None or not running:
+            return self.left
+        return aged(self.left, max(0, now_ms - self.at_ms) / 1000)
 
 
 def followed(shown: Left, new: Left, worked_s: float, seconds: float) -> Left:

@@ -181,5 +181,8 @@ def test_what_is_left_of_a_pause_stays() -> None:
     shown = Shown(1_000, 60.0, Left(100, 80, 120))
     assert Shown.of(str(shown)) == shown
     assert Shown.of("[]") is None
+    unknown = Shown(1_000, 60.0, None)
+    assert Shown.of(str(unknown)) == unknown.after(shown) == unknown
+    assert unknown.at(31_000, running=2) is None
     assert shown.at(31_000, running=0) == Left(100, 80, 120)
     assert shown.at(31_000, running=2) == Left(70, 50, 90)

@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='scope',
             name='time_left',
-            field=models.JSONField(db_default=[], default=list, help_text='Of a run: time_left.Shown; empty when unknown'),
+            field=models.JSONField(db_default=[], default=list, help_text='Of a run: time_left.Shown'),
         ),
         migrations.AddField(
             model_name='taskprefix',
