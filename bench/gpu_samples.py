@@ -84,6 +84,8 @@ def rounds(watched: Any) -> dict[str, str]:
     from django.db import connection
 
     from dstackweb.gpus import window
+    from dstackweb.lib.times import to_moment
+    from dstackweb.scheduler import utilization
 
     number = len(watched.jobs)
     watched.round()  # the first makes the series
@@ -106,19 +108,20 @@ def rounds(watched: Any) -> dict[str, str]:
         began = time.perf_counter(), time.process_time(), watched.database_cpu_s()
         for _ in range(ROUNDS):
             watched.round()
+            utilization.judge_jobs(to_moment(watched.at_ms))
         wall_s = time.perf_counter() - began[0]
         here.append((time.process_time() - began[1]) / ROUNDS / EVERY_MS * 1000 * 100)
         database.append((watched.database_cpu_s() - began[2]) / ROUNDS / EVERY_MS * 1000 * 100)
         rates.append(number * ROUNDS / wall_s)
     with connection.execute_wrapper(count), mock.patch("dstackweb.gpus.window.judge", judge):
         watched.round()
-    sides.must_be(judged, number)
+        utilization.judge_jobs(to_moment(watched.at_ms))
     return {
         "CPU here, % of one core": sides.cell(here),
         "CPU of the database server, %": sides.cell(database),
         "samples written and judged, per s": sides.cell(rates),
         "statements for a host": f"{statements / len(watched.hosts):.1f}",
-        "jobs judged in one interval": f"{judged:,} of {number:,}",
+        "jobs low for long enough to be judged": f"{judged:,} of {number:,}",
     }
 
 

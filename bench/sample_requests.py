@@ -15,7 +15,6 @@ from bench import sides
 
 SIZES = (8, 64, 256)
 REPEATS = 15
-TOKEN = "host-token"  # noqa: S105
 
 
 def measure(sizes: list[int]) -> None:
@@ -36,20 +35,20 @@ def measure(sizes: list[int]) -> None:
     from dstackweb.runs.models import Job, Run
 
     rows: dict[str, list[str]] = {}
-    client = Client(headers={"Authorization": f"Bearer {TOKEN}"})
     watched = Watched(sizes[0])
     for number, size in enumerate(sizes):
-        Host.objects.update(token_digest="")
         watched.per_host, watched.started = size, watched.started - dt.timedelta(hours=1)
         watched.grow(sum(sizes[: number + 1]))
         host = watched.hosts[-1]
-        Host.objects.filter(pk=host.pk).update(token_digest=digest(TOKEN), runs_dir="/runs")
+        token = f"token-of-{host.name}"
+        Host.objects.filter(pk=host.pk).update(token_digest=digest(token), runs_dir="/runs")
+        client = Client(headers={"Authorization": f"Bearer {token}"})
         gpus = [
             {"uuid": f"GPU-{host.name}-{index}", "index": index, "name": "A100", "memory_mib": 81920, "utilization": 3}
             for index in range(size)
         ]
 
-        def poll(gpus: Any, name: str = host.name) -> Callable[[], object]:
+        def poll(gpus: Any, name: str = host.name, client: Client = client) -> Callable[[], object]:
             body = {"jobs": {}, "samples": [{"age_s": 0, "gpus": gpus}] if gpus else []}
             url = f"/api/v1/runner/hosts/{name}/poll"
             return lambda: sides.must_be(client.post(url, body, "application/json").status_code, 200)
