@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     }
     for heading, (shapes, first) in tables.items():
         measure(heading, ([make(first + seed) for seed in range(seeds)] for make in shapes), by)
-    measure("what was recorded", ([history] for history in (workloads.demo(), *workloads.recorded())), by)
+    measure("what `make demo-progress` reports", [[workloads.demo()]], by)
 
 
 def measure(heading: str, shapes: Iterable[list[History]], by: str) -> None:
@@ -82,12 +82,13 @@ def measure(heading: str, shapes: Iterable[list[History]], by: str) -> None:
             figures = Figures.of(runs, chosen, by)
             every[name].append(figures)
             print(f"{histories[0].shape if name == 'new' else '  before':44}" + figures.cells, flush=True)
-    for name, found in every.items():
-        errors = [figures.error for figures in found]
+    for name, of_shapes in every.items():
+        errors = [figures.error for figures in of_shapes]
+        held = [figures.held for figures in of_shapes]
         print(
             f"all, {'now' if name == 'new' else 'before'}: median error {statistics.median(errors):.2f} "
-            f"({min(errors):.2f}–{max(errors):.2f}), in range {statistics.mean([one.held for one in found]):.2f} "
-            f"({min(one.held for one in found):.2f}–{max(one.held for one in found):.2f})"
+            f"({min(errors):.2f}–{max(errors):.2f}), in range {statistics.mean(held):.2f} "
+            f"({min(held):.2f}–{max(held):.2f})"
         )
     print(flush=True)
 
@@ -218,11 +219,11 @@ def _before(row: Scope | PrefixRow, now_ms: int) -> Left | None:
     from dstackweb.progress.time_left import Left
 
     unfinished = row.processing + row.queued
-    found = rate(RateSample(row.first_ms, row.finished_1m, row.finished_10m, row.rated_ms, now_ms))
-    if not unfinished or found is None or found.per_s <= 0:
+    pace = rate(RateSample(row.first_ms, row.finished_1m, row.finished_10m, row.rated_ms, now_ms))
+    if not unfinished or pace is None or pace.per_s <= 0:
         return None
-    high = unfinished / found.low if found.low > 0 else math.inf
-    return Left(unfinished / found.per_s, unfinished / found.high, high)
+    high = unfinished / pace.low if pace.low > 0 else math.inf
+    return Left(unfinished / pace.per_s, unfinished / pace.high, high)
 
 
 def set_up() -> None:

@@ -387,7 +387,3 @@ def two_pools(seed: int) -> History:
 
 
 HELD_OUT: tuple[Make, ...] = (fused, diamond, epochs, sweep, lost_workers, two_pools)
-
-
-def recorded() -> list[History]:
-    return []

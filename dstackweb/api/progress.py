@@ -72,7 +72,7 @@ class PrefixOut(GroupOut):
     paused: int = Field(description="Of a project: runs in paused queues; while there are any, no time left is given")
     impossible: int = Field(description="Of a project: runs that nothing can run; the time left is without them")
     left_s: float | None = Field(description="Estimated seconds until all tasks are finished; null if unknown")
-    left_low_s: float | None = Field(description="Begin of the range, which is right in nine of ten cases")
+    left_low_s: float | None = Field(description="Start of a range that holds the truth in nine of ten looks")
     left_high_s: float | None = Field(description="End of the range; null too if it is open")
 
 

@@ -322,20 +322,24 @@ class Before(NamedTuple):
         return cls(row.processing, row.total, row.rated_ms)
 
 
-def _pace(row: PrefixRow | Scope, before: Before, delta: Delta, finished: int, quiet_ms: int, idle_ms: int) -> None:
-    """Update a row's pace, at the time of its rates: no work was done up to `quiet_ms`, nor without tasks to `idle_ms`.
+def _pace(row: PrefixRow | Scope, before: Before, delta: Delta, finished: int, quiet_ms: int, reported_ms: int) -> None:
+    """Update a row's pace, at the time of its rates.
 
-    Tasks that are shorter than the time between two reports finish without having been seen running.
+    No work was done up to `quiet_ms`. `reported_ms`: time of the scope's report before this one, in which all numbers
+    were as they were before now.
     """
     since_ms = max(before.rated_ms, quiet_ms)
     if not before.running:
-        since_ms = max(since_ms, idle_ms) if finished else row.rated_ms
+        # Tasks that are shorter than the time between two reports finish without having been seen running.
+        since_ms = max(since_ms, reported_ms) if finished else row.rated_ms
     seconds = max(0, row.rated_ms - since_ms) / 1000 if since_ms else 0.0
-    found = max(0, row.total - before.total) if before.total else 0
-    if seconds or finished:
-        timed, timed_s = (delta.duration_n, delta.duration_s) if finished else (0, 0.0)
-        step = Step(seconds, finished, (before.running + row.processing) / 2, timed, timed_s, found)
-        row.pace = str(Pace.of(row.pace).after(step))
+    added = max(0, row.total - before.total) if before.total else 0
+    if not seconds and not finished:
+        return
+    changing_s = min(seconds, max(0, row.rated_ms - reported_ms) / 1000)
+    running = before.running + (row.processing - before.running) / 2 * (changing_s / seconds if seconds else 1)
+    timed, timed_s = (delta.duration_n, delta.duration_s) if finished else (0, 0.0)
+    row.pace = str(Pace.of(row.pace).after(Step(seconds, finished, running, timed, timed_s, added)))
 
 
 _shown = attrgetter(*SHOWN)

@@ -23,7 +23,7 @@ class Step(NamedTuple):
     """What happened since the last report of a prefix or scope.
 
     `running`: mean number of tasks that ran meanwhile; `timed`, `timed_s`: timed tasks among the finished ones, and the
-    sum of their durations; `found`: new tasks.
+    sum of their durations; `added`: new tasks.
     """
 
     seconds: float
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     running: float
     timed: int = 0
     timed_s: float = 0.0
-    found: int = 0
+    added: int = 0
 
 
 class Pace(NamedTuple):
@@ -58,8 +58,8 @@ class Pace(NamedTuple):
     """With timed tasks."""
     deviations: float = 0.0
     """Squares of how far the timed tasks of such a report were from the mean, in s², by their number."""
-    found: float = 0.0
-    found_now: float = 0.0
+    added: float = 0.0
+    added_now: float = 0.0
     """New tasks a second, an exponential average over NOW_S that began at 0."""
 
     @classmethod
@@ -79,9 +79,9 @@ class Pace(NamedTuple):
             # What happens evenly over the step has the mean of the weights of its moments.
             new = now_s / (POWER + 1) * (1 - shrunk ** (POWER + 1)) / step.seconds
             fade = math.exp(-step.seconds / NOW_S)
-            found_now = self.found_now * fade + step.found / step.seconds * (1 - fade)
+            added_now = self.added_now * fade + step.added / step.seconds * (1 - fade)
         else:
-            old, new, fade, found_now = 1.0, 1.0, 1.0, self.found_now
+            old, new, fade, added_now = 1.0, 1.0, 1.0, self.added_now
         deviation = 0.0
         if is_compared := step.timed > 0 and self.timed > 0:
             deviation = (step.timed_s - step.timed * self.timed_s / self.timed) ** 2 / step.timed
@@ -99,8 +99,8 @@ class Pace(NamedTuple):
             timed_s=self.timed_s * old + step.timed_s * new,
             reports=self.reports * old + is_compared,
             deviations=self.deviations * old + deviation,
-            found=self.found * old + step.found * new,
-            found_now=found_now,
+            added=self.added * old + step.added * new,
+            added_now=added_now,
         )
 
     @property
@@ -129,9 +129,9 @@ class Pace(NamedTuple):
         return max(0.0, self.worked_squares / self.span_s - self.mean_running**2) if self.span_s else 0.0
 
     @property
-    def found_per_s(self) -> float:
+    def added_per_s(self) -> float:
         """New tasks a second, lately and now: the lower of the two."""
-        return min(self.found / self.span_s, self.found_now / self._begun) if self.span_s else 0.0
+        return min(self.added / self.span_s, self.added_now / self._begun) if self.span_s else 0.0
 
     @property
     def trend(self) -> float:

@@ -24,8 +24,8 @@ ERROR = 1.12
 """By so much a pace may change, whatever is known."""
 TREND_MAX, TREND_SHARE, TREND_RANGE = 2.0, 0.6, 1.6
 """The largest exponent of a trend; how much of it the estimate and the far end of the range follow."""
-FOUND_SHARE, FOUND_RANGE = 0.4, 1.5
-"""How much of the tasks found so far will be found yet."""
+ADDED_SHARE, ADDED_RANGE = 0.4, 1.5
+"""How much of the tasks added so far will be added yet."""
 LATE, LATE_RANGE = 1.0, 2.5
 """The last tasks take as long as those so many standard deviations above the mean."""
 IDLE_SHARE, IDLE_RANGE = 0.6, 3.0
@@ -193,8 +193,8 @@ def of_all(parts: Sequence[Part], whole: Part, *, finds_more: bool = True) -> Le
         return longest if longest.seconds else None
     work = _work(live, known, workers)
     if finds_more and work.seconds:
-        more = pace.found_per_s * pace.seconds * work.seconds / sum(part.unfinished for part in live)
-        work = Left(work.seconds + FOUND_SHARE * more, work.low, work.high + FOUND_RANGE * more)
+        more = pace.added_per_s * pace.seconds * work.seconds / sum(part.unfinished for part in live)
+        work = Left(work.seconds + ADDED_SHARE * more, work.low, work.high + ADDED_RANGE * more)
     all_at_once = Left(
         _extended(work.seconds / workers, pace, TREND_SHARE * trend),
         _extended(work.low / workers, pace, TREND_RANGE * trend),

@@ -34,6 +34,7 @@ SMALL = {
     "storage": "sqlite 1",
     "submit_to_running": "2 hosts",
     "throughput": "sqlite 8 2 2",
+    "time_left": "1",
     "traces": "60 1 2",
     "tracking": "2000 1",
 }

@@ -18,7 +18,7 @@ STEPS = st.lists(
         running=st.floats(0, 1e5),
         timed=st.integers(0, 10**6),
         timed_s=st.floats(0, 1e9),
-        found=st.integers(0, 10**6),
+        added=st.integers(0, 10**6),
     ),
     max_size=30,
 )

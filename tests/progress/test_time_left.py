@@ -107,14 +107,14 @@ def test_tasks_that_are_assigned_to_workers_do_not_count_as_so_many_workers() ->
     assert left.seconds == pytest.approx(250, rel=0.1)
 
 
-def test_more_tasks_are_expected_while_some_are_found() -> None:
-    steps = [Step(10, 20, 8, 20, 80.0, found=20)] * 60
-    found, fixed = pace_of(steps), pace_of(step._replace(found=0) for step in steps)
-    estimates = [of_all([part(pace, 400, 8)], part(pace, 400, 8)) for pace in (found, fixed)]
+def test_more_tasks_are_expected_while_some_are_added() -> None:
+    steps = [Step(10, 20, 8, 20, 80.0, added=20)] * 60
+    with_new, fixed = pace_of(steps), pace_of(step._replace(added=0) for step in steps)
+    estimates = [of_all([part(pace, 400, 8)], part(pace, 400, 8)) for pace in (with_new, fixed)]
     growing, same = [left for left in estimates if left]
     assert growing.seconds > 1.5 * same.seconds
     assert growing.high > same.high
-    known = of_all([part(found, 400, 8)], part(found, 400, 8), finds_more=False)
+    known = of_all([part(with_new, 400, 8)], part(with_new, 400, 8), finds_more=False)
     assert known == same
 
 

@@ -68,6 +68,22 @@ def test_a_silence_is_no_time_of_work_and_what_was_done_in_it_no_speed(scope_id:
     assert Pace(*prefix.pace).rate == pytest.approx(2, rel=0.01)
 
 
+def test_a_task_that_runs_through_several_reports_counts_as_running_all_the_time(scope_id: int) -> None:
+    """One worker alternates between two prefixes, as a training does between epochs and evaluations."""
+    for second in range(420):
+        epoch, since_s = divmod(second, 14)
+        is_training = since_s < 10
+        prefixes = {
+            "fit": Counts(60, int(is_training), epoch + (not is_training), 0, 0.0),
+            "evaluate": Counts(60, int(not is_training), epoch, 0, 0.0),
+        }
+        counts = tuple(Count(name, "r", second + 1, states_of(each), 0, 0.0) for name, each in prefixes.items())
+        ingest.ingest_batch(scope_id, Batch("r", counts=counts, heartbeat_s=10), START_MS + 1000 * second)
+    # A pace's clock stands still while none of its tasks runs; a change happened between two reports.
+    means = {prefix.name: Pace(*prefix.pace).mean_running for prefix in TaskPrefix.objects.all()}
+    assert means == pytest.approx({"fit": 9.5 / 10, "evaluate": 3.5 / 4}, rel=0.01)
+
+
 def test_what_a_new_reporter_had_done_before_is_no_speed(scope_id: int) -> None:
     for second in range(30):
         report(scope_id, second, 2 * second)
