@@ -115,6 +115,15 @@ def test_the_page_of_a_hold_shows_how_to_connect_and_extends_it(project: Project
     assert "changed since" in shown
 
 
+def test_a_hold_is_released_and_then_aborted_from_its_page(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    begun(project, ann)
+    client = as_user(ann)
+    for button, reason in (("Release", "stopped_by_user"), ("Abort", "aborted_by_user")):
+        assert submit(client, "/p/main/runs/mine/", to="/stop/", button=button).status_code == 204
+        assert Run.objects.get().stop_reason == reason
+
+
 def test_more_time_than_the_page_offers_is_refused(project: Project, ann: User, as_user: SignIn) -> None:
     """No page sends it."""
     make_host(gpus=1)

@@ -214,6 +214,18 @@ def test_stopping_a_running_run_requests_a_stop_and_is_idempotent(project: Proje
     assert "Asked to stop" in client.get(f"/p/main/runs/{run.name}/").content.decode()
 
 
+def test_a_run_that_is_being_stopped_can_be_aborted(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann)
+    place_all()
+    start(placed_job(run))
+    client = as_user(ann)
+    stop(client, run)
+    assert Run.objects.get().stop_reason == "stopped_by_user"
+    assert submit(client, page_of(run), to="/stop/", button="Abort").status_code == 204
+    assert Run.objects.get().stop_reason == "aborted_by_user"
+
+
 def test_an_ended_run_can_be_deleted_from_its_page_and_an_active_one_not(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
