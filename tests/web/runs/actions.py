@@ -16,8 +16,8 @@ def page_of(run: Run) -> str:
     return f"/p/main/runs/{run.uid}/"
 
 
-def show_plan(client: Client, config: str) -> Any:
-    return submit(client, SUBMIT, {"config": config}, button="Show plan")
+def show_plan(client: Client, config: str, **request: Any) -> Any:
+    return submit(client, SUBMIT, {"config": config}, button="Show plan", **request)
 
 
 def submit_file(client: Client, config: str, **request: Any) -> Any:
