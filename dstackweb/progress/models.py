@@ -65,7 +65,7 @@ class RateCounters(models.Model):
     )
     finished_10m = models.FloatField(default=0, help_text="The same with 10 min")
     rated_ms = models.BigIntegerField(default=0)
-    pace: models.JSONField[Any, Any] = models.JSONField(default=list, db_default=[], help_text="pace.Pace")
+    pace: models.JSONField[Any, Any] = models.JSONField(default=list, db_default=[], help_text="Sums of the pace of work")
 
     class Meta:
         abstract = True
@@ -89,7 +89,7 @@ class Scope(StateCounters, RateCounters):
         default=0, db_default=0, help_text="End of the latest silence of its reporters: that was no time of work"
     )
     time_left: models.JSONField[Any, Any] = models.JSONField(
-        default=list, db_default=[], help_text="Of a run: time_left.Shown"
+        default=list, db_default=[], help_text="Of a run: the estimate that is shown"
     )
     settled = models.BooleanField(default=False, help_text="Live tasks of the ended attempt were released")
 

@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='scope',
             name='pace',
-            field=models.JSONField(db_default=[], default=list, help_text='pace.Pace'),
+            field=models.JSONField(db_default=[], default=list, help_text='Sums of the pace of work'),
         ),
         migrations.AddField(
             model_name='scope',
@@ -23,11 +23,11 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='scope',
             name='time_left',
-            field=models.JSONField(db_default=[], default=list, help_text='Of a run: time_left.Shown'),
+            field=models.JSONField(db_default=[], default=list, help_text='Of a run: the estimate that is shown'),
         ),
         migrations.AddField(
             model_name='taskprefix',
             name='pace',
-            field=models.JSONField(db_default=[], default=list, help_text='pace.Pace'),
+            field=models.JSONField(db_default=[], default=list, help_text='Sums of the pace of work'),
         ),
     ]
