@@ -65,7 +65,9 @@ class RateCounters(models.Model):
     )
     finished_10m = models.FloatField(default=0, help_text="The same with 10 min")
     rated_ms = models.BigIntegerField(default=0)
-    pace: models.JSONField[Any, Any] = models.JSONField(default=list, db_default=[], help_text="Sums of the pace of work")
+    pace: models.JSONField[Any, Any] = models.JSONField(
+        default=list, db_default=[], help_text="Sums of the pace of work"
+    )
 
     class Meta:
         abstract = True

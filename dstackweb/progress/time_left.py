@@ -30,9 +30,10 @@ LATE, LATE_RANGE = 1.0, 2.5
 """The last tasks take as long as those so many standard deviations above the mean."""
 IDLE_SHARE, IDLE_RANGE = 0.6, 3.0
 """If nothing has finished for a time, it takes that much of it at least."""
-SMOOTH_S = 8.0
-STEP_MAX, STEP_S = 0.22, 2.5
-"""A shown estimate changes at most by a quarter, e**0.22, in 2.5 s."""
+SMOOTH_S, SMOOTH_SHARE = 8.0, 0.1
+"""Time constant of following a new estimate: the longer of some seconds and a share of what is left."""
+STEP_MAX, STEP_S = 0.1, 2.5
+"""A shown estimate changes at most by a tenth, e**0.1, in 2.5 s."""
 FLOOR_S = 10.0
 """A change by a few seconds is no jump."""
 FAR_S = 1e9
@@ -264,11 +265,16 @@ class Shown(NamedTuple):
     def of(cls, stored: str) -> Self | None:
         """None if nothing was stored yet."""
         at_ms, worked_s, *left = json.loads(stored) or (0, 0.0)
-        return cls(at_ms, worked_s, Left._make(left) if left else None) if at_ms else None
+        if not at_ms:
+            return None
+        return cls(
+            at_ms, worked_s, Left(*(math.inf if number is None else number for number in left)) if left else None
+        )
 
     def __str__(self) -> str:
-        """The JSON that is stored."""
-        return json.dumps([self.at_ms, *(round(number, 3) for number in (self.worked_s, *(self.left or ())))])
+        """The JSON that is stored, which has no infinity: null is an open end."""
+        numbers = [self.worked_s, *(self.left or ())]
+        return json.dumps([self.at_ms, *(None if math.isinf(number) else round(number, 3) for number in numbers)])
 
     def after(self, shown: Shown | None) -> Shown:
         """This new estimate, as it is shown after an earlier one: it moves towards the new one without a jump."""
@@ -290,15 +296,18 @@ def followed(shown: Left, new: Left, worked_s: float, seconds: float) -> Left:
     """
     if seconds <= 0:
         return shown
-    patience_s = min(SMOOTH_S, 0.05 * worked_s + 0.1)  # a short history is quickly outdated
+    # A short history is quickly outdated.
+    patience_s = min(max(SMOOTH_S, SMOOTH_SHARE * shown.seconds), 0.05 * worked_s + 0.1)
     limit = STEP_MAX * seconds / STEP_S * max(1.0, SMOOTH_S / patience_s)
 
-    def moved(old: float, to: float) -> float:
+    def moved(old: float, to: float, limit: float = math.inf) -> float:
         old, to = max(0.0, min(old, FAR_S) - seconds) + FLOOR_S, min(to, FAR_S) + FLOOR_S
         step = -math.expm1(-seconds / patience_s) * math.log(to / old)
         return old * math.exp(_clipped(step, -limit, limit)) - FLOOR_S
 
-    middle, low, high = map(moved, shown, new)
+    middle, low = moved(shown.seconds, new.seconds, limit), moved(shown.low, new.low)
+    # An open end has no place to move from.
+    high = new.high if math.isinf(shown.high) else moved(shown.high, new.high)
     return Left(max(0.0, middle), max(0.0, min(low, middle)), max(middle, high))
 
 

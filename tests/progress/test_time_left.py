@@ -148,7 +148,7 @@ LEFTS = st.tuples(*[st.floats(0, 1e7)] * 3).map(lambda numbers: Left(*(sorted(nu
 
 
 @given(LEFTS, LEFTS, st.floats(0.1, 60))
-def test_what_is_shown_changes_by_a_quarter_at_most(shown: Left, new: Left, seconds: float) -> None:
+def test_what_is_shown_changes_by_a_tenth_at_most(shown: Left, new: Left, seconds: float) -> None:
     after = followed(shown, new, worked_s=3600, seconds=seconds)
     assert 0 <= after.low <= after.seconds <= after.high
     limit = math.exp(time_left.STEP_MAX * seconds / time_left.STEP_S)
@@ -159,9 +159,9 @@ def test_what_is_shown_changes_by_a_quarter_at_most(shown: Left, new: Left, seco
 
 def test_what_is_shown_reaches_a_new_estimate_and_goes_down_with_it() -> None:
     shown = Left(100, 80, 120)
-    for second in range(120):
+    for second in range(400):
         shown = followed(shown, Left(1000 - second, 900 - second, 1100 - second), 3600 + second, 1)
-    assert shown == pytest.approx(Left(880, 780, 980), rel=0.02)
+    assert shown == pytest.approx(Left(600, 500, 700), rel=0.02)
 
 
 def test_a_steady_estimate_is_shown_as_it_is() -> None:
@@ -181,6 +181,9 @@ def test_what_is_left_of_a_pause_stays() -> None:
     shown = Shown(1_000, 60.0, Left(100, 80, 120))
     assert Shown.of(str(shown)) == shown
     assert Shown.of("[]") is None
+    is_open = Shown(1_000, 60.0, Left(100, 80, math.inf))
+    assert "Infinity" not in str(is_open)  # PostgreSQL's JSON has none
+    assert Shown.of(str(is_open)) == is_open
     unknown = Shown(1_000, 60.0, None)
     assert Shown.of(str(unknown)) == unknown.after(shown) == unknown
     assert unknown.at(31_000, running=2) is None
