@@ -340,7 +340,7 @@ def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) 
 
 
 def _prefix(overview: ScopeProgress | None, name: str) -> ProgressBar:
-    found = selectors.prefix(overview, name, to_ms(timezone.now())) if overview is not None else None
-    if found is None:
+    bar = selectors.prefix(overview, name, to_ms(timezone.now())) if overview is not None else None
+    if bar is None:
         raise NotFound(_("there is no prefix %(name)s here") % {"name": repr(name)})
-    return found
+    return bar

@@ -71,11 +71,11 @@ class Delta:
 
 
 class Heard(NamedTuple):
-    """What the time before a report, and the tasks that it calls finished, say about their pace.
+    """Contact with the reporters before a report, which says whether its finished tasks are work of now.
 
-    `before_ms`: time of the reporter's report before this one; 0 for a new reporter. `all_the_time`: whether somebody
-    was heard since the last report; silence is no time of work. `believed_s`: tasks that were timed for more seconds in
-    all have finished unheard, and are no progress of now; below, those that were timed one by one are.
+    `before_ms`: time of the reporter's report before this one; 0 for a new reporter. `all_the_time`: False after a
+    silence of all reporters, which is no time of work. `believed_s`: most seconds of timed work that count as done
+    now; more was done earlier, unheard. If it is finite, only tasks that were timed one by one count.
     """
 
     before_ms: int = 0
@@ -311,7 +311,7 @@ def _rate(row: PrefixRow | Scope, finished: int, now_ms: int) -> None:
 
 
 class Before(NamedTuple):
-    """What a row was like before a report."""
+    """Columns of a row before a report."""
 
     running: int
     total: int

@@ -1,4 +1,4 @@
-"""How work on tasks goes on, in a dozen numbers of a prefix or a scope. Pure.
+"""The pace of work on tasks, in a dozen numbers of a prefix or a scope. Pure.
 
 A clock of its own counts the seconds in which tasks ran or finished while their reporter was heard. A moment on this
 clock weighs (its time / the time now)³, so that the latest quarter counts most: of a minute, an hour or a day of work.
@@ -20,7 +20,7 @@ LIFE_MAX_S = 14 * 86400.0
 
 
 class Step(NamedTuple):
-    """What happened since the last report of a prefix or scope.
+    """Changes since the last report of a prefix or scope.
 
     `running`: mean number of tasks that ran meanwhile; `timed`, `timed_s`: timed tasks among the finished ones, and the
     sum of their durations; `added`: new tasks.
@@ -55,7 +55,7 @@ class Pace(NamedTuple):
     timed: float = 0.0
     timed_s: float = 0.0
     reports: float = 0.0
-    """With timed tasks."""
+    """Reports with timed tasks."""
     deviations: float = 0.0
     """Squares of how far the timed tasks of such a report were from the mean, in s², by their number."""
     added: float = 0.0
@@ -105,7 +105,7 @@ class Pace(NamedTuple):
 
     @property
     def _begun(self) -> float:
-        """How much of an exponential average that began at 0 has come."""
+        """Weight of what an exponential average over NOW_S that began at 0 has seen."""
         return -math.expm1(-self.seconds / NOW_S)
 
     @property
@@ -125,7 +125,7 @@ class Pace(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Of the number of running tasks."""
+        """Variance of the number of running tasks."""
         return max(0.0, self.worked_squares / self.span_s - self.mean_running**2) if self.span_s else 0.0
 
     @property
@@ -140,7 +140,7 @@ class Pace(NamedTuple):
 
     @property
     def duration_s(self) -> float | None:
-        """How long a task takes: as timed, otherwise the work by finished task. None without both."""
+        """Mean duration of a task: as timed, otherwise the work by finished task. None without both."""
         if self.timed > 0 and self.timed_s > 0:
             return self.timed_s / self.timed
         return self.mean_running / self.rate if self.rate and self.mean_running else None
@@ -150,4 +150,5 @@ class Pace(NamedTuple):
         """The standard deviation of the logarithm of durations, if they are lognormal."""
         if self.reports <= 0 or not self.duration_s:
             return 0.3
-        return math.sqrt(math.log1p(self.deviations / self.reports / self.duration_s**2))
+        ratio = self.deviations / self.reports / max(self.duration_s**2, 1e-18)
+        return math.sqrt(math.log1p(min(ratio, 1e18)))

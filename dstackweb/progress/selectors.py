@@ -56,11 +56,11 @@ class ProgressBar:
     """Last report of a silent reporter that has unfinished tasks in this attempt; 0 without one."""
     stuck: Stuck = NO_STUCK
     pace: str = "[]"
-    """As stored at the time of the rates, or at `quiet_ms` if that is later."""
+    """The stored `pace.Pace`, at the time of the rates, or at `quiet_ms` if that is later."""
     quiet_ms: int = 0
     is_total: bool = False
-    known: Left | None = None
-    """Of totals: the time left of all prefixes."""
+    of_all_prefixes: Left | None = None
+    """Time left of all prefixes, for totals."""
 
     @cached_property
     def counts(self) -> dict[TaskState, int]:
@@ -74,7 +74,7 @@ class ProgressBar:
 
     @cached_property
     def part(self) -> Part | None:
-        """What its time left is estimated of: unfinished tasks that can go on. None without a rate."""
+        """The unfinished tasks that can go on, of which the time left is estimated. None without a rate."""
         if self.rated is None:
             return None
         unfinished = self.live - self.counts[TaskState.NO_WORKER] - self.stuck.impossible
@@ -90,8 +90,8 @@ class ProgressBar:
         """
         if self.silent_since_ms or self.stuck.paused or self.part is None or not self.part.unfinished:
             return None
-        left = self.known if self.is_total else time_left.of_part(self.part)
-        return left._replace(high=math.inf) if left and self.counts[TaskState.NO_WORKER] else left
+        estimate = self.of_all_prefixes if self.is_total else time_left.of_part(self.part)
+        return estimate._replace(high=math.inf) if estimate and self.counts[TaskState.NO_WORKER] else estimate
 
 
 StuckOf = Callable[[ProgressBar], Stuck]
@@ -224,9 +224,9 @@ def prefixes(
             rows = sql.rows(f"{page} LIMIT %s", [*values, PARTS])
             active = _bars([row[:-1] for row in rows], now_ms, totals.bar, stuck)
         bar = replace(totals.bar, stuck=stuck(totals.bar))
-        parts = [one.part for one in active if one.part]
-        known = time_left.of_all(parts, bar.part, finds_more=False) if bar.part else None
-        totals = replace(totals, bar=replace(bar, known=known))
+        parts = [prefix.part for prefix in active if prefix.part]
+        estimate = time_left.of_all(parts, bar.part, finds_more=False) if bar.part else None
+        totals = replace(totals, bar=replace(bar, of_all_prefixes=estimate))
     following = next_cursor(listed, limit, lambda: (_place(bars[-1], order), bars[-1].id))
     return totals, bars, following
 
@@ -294,12 +294,9 @@ def _find_scope(where: str, values: Sequence[int], now_ms: int) -> ScopeProgress
 
 def _scope_progress(columns: Sequence[Any], now_ms: int) -> ScopeProgress:
     *row, run_id, attempt, count, ended_ms, quiet_ms, stored, silent, since_ms = columns
-    bar, shown = (
-        replace(_bar(row, now_ms), silent_since_ms=since_ms or 0, quiet_ms=quiet_ms, is_total=True),
-        Shown.of(stored),
-    )
-    if shown:
-        bar = replace(bar, known=shown.at(now_ms, bar.counts[TaskState.PROCESSING]))
+    bar = replace(_bar(row, now_ms), silent_since_ms=since_ms or 0, quiet_ms=quiet_ms, is_total=True)
+    if estimate := Shown.of(stored):
+        bar = replace(bar, of_all_prefixes=estimate.at(now_ms, bar.counts[TaskState.PROCESSING]))
     silence = Silence(silent, since_ms) if silent else None
     return ScopeProgress(bar.id, run_id, attempt, bar.version, count, bar, ended_ms is not None, silence)
 

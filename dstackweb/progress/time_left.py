@@ -21,11 +21,11 @@ from dstackweb.progress.pace import Pace
 UNKNOWN = 8.0
 """A stage of which no task has finished may take so many times more or less work than thought."""
 ERROR = 1.12
-"""By so much a pace may change, whatever is known."""
+"""Factor by which any pace may change."""
 TREND_MAX, TREND_SHARE, TREND_RANGE = 2.0, 0.6, 1.6
 """The largest exponent of a trend; how much of it the estimate and the far end of the range follow."""
 ADDED_SHARE, ADDED_RANGE = 0.4, 1.5
-"""How much of the tasks added so far will be added yet."""
+"""Share of the tasks added so far that is expected to come on top of them, and the same for the end of the range."""
 LATE, LATE_RANGE = 1.0, 2.5
 """The last tasks take as long as those so many standard deviations above the mean."""
 IDLE_SHARE, IDLE_RANGE = 0.6, 3.0
@@ -74,7 +74,7 @@ class Part:
 
     @property
     def duration_s(self) -> float | None:
-        """How long a task takes. None while none has finished."""
+        """Mean duration of a task. None while none has finished."""
         if not self.pace.finished_ever:
             return None
         # A reporter may tell of finished tasks only: then one after the other.
@@ -94,7 +94,7 @@ class Part:
 
     @property
     def workers(self) -> float:
-        """How many tasks run at once."""
+        """Number of tasks that run at once."""
         if not self.pace.worked_s:
             return self.pace.rate * (self.duration_s or 0.0)
         return _workers(self.pace, self.use, self.has_waiting)
@@ -109,7 +109,7 @@ def _clipped(number: float, low: float, high: float) -> float:
 
 
 def _trust(use: float) -> float:
-    """How much changes of the number of running tasks tell about that of workers."""
+    """Return the weight, 0 to 1, of changes in the number of running tasks when the number of workers is judged."""
     return _clipped((use - 0.3) / 0.5, 0, 1)
 
 
@@ -131,10 +131,11 @@ def _extended(seconds: float, pace: Pace, trend: float) -> float:
     if not pace.seconds or not trend:
         return seconds
     gone = seconds / pace.seconds
-    if abs(trend + 1) < 1e-6:
-        return pace.seconds * math.expm1(min(gone, 50.0))
     grown = 1 + (trend + 1) * gone
-    return float(pace.seconds * (grown ** (1 / (trend + 1)) - 1)) if grown > 0 else math.inf
+    if grown <= 0:
+        return math.inf
+    logarithm = math.log(grown) / (trend + 1) if abs(trend + 1) > 1e-6 else gone
+    return pace.seconds * math.expm1(min(logarithm, 50.0))
 
 
 def of_part(part: Part) -> Left | None:
@@ -173,29 +174,29 @@ def of_all(parts: Sequence[Part], whole: Part, *, finds_more: bool = True) -> Le
     all the time, more are expected.
     """
     pace = whole.pace
-    others = Part(
+    rest = Part(
         pace,
         whole.total - sum(part.total for part in parts),
         whole.unfinished - sum(part.unfinished for part in parts),
         max(0, whole.running - sum(part.running for part in parts)),
     )
-    if others.unfinished > 0 and others.total > 0:
-        parts = [*parts, others]
+    if rest.unfinished > 0 and rest.total > 0:
+        parts = [*parts, rest]
     live = [part for part in parts if part.unfinished > 0]
-    known = [(part, duration_s) for part in parts if (duration_s := part.duration_s)]
-    if not live or not known:
+    timed = [(part, duration_s) for part in parts if (duration_s := part.duration_s)]
+    if not live or not timed:
         return None
     longest = Left(0.0, 0.0, 0.0)
     for part in live:
-        if left := of_part(part):
-            longest = Left(*map(max, longest, left))
-    workers, trend = _all_workers(live, known, pace)
+        if estimate := of_part(part):
+            longest = Left(*map(max, longest, estimate))
+    workers, trend = _all_workers(live, timed, pace)
     if not workers:
         return longest if longest.seconds else None
-    work = _work(live, known, workers)
+    work = _work(live, timed, workers)
     if finds_more and work.seconds:
-        more = pace.added_per_s * pace.seconds * work.seconds / sum(part.unfinished for part in live)
-        work = Left(work.seconds + ADDED_SHARE * more, work.low, work.high + ADDED_RANGE * more)
+        added = pace.added_per_s * pace.seconds * work.seconds / sum(part.unfinished for part in live)
+        work = Left(work.seconds + ADDED_SHARE * added, work.low, work.high + ADDED_RANGE * added)
     all_at_once = Left(
         _extended(work.seconds / workers, pace, TREND_SHARE * trend),
         _extended(work.low / workers, pace, TREND_RANGE * trend),
@@ -209,23 +210,23 @@ def of_all(parts: Sequence[Part], whole: Part, *, finds_more: bool = True) -> Le
     )
 
 
-def _all_workers(live: Sequence[Part], known: Sequence[tuple[Part, float]], pace: Pace) -> tuple[float, float]:
-    """The number of workers of all parts, and its trend, of which only growth counts: parts that end are no trend."""
-    worked_s = sum(part.pace.worked_s for part, _ in known)
+def _all_workers(live: Sequence[Part], timed: Sequence[tuple[Part, float]], pace: Pace) -> tuple[float, float]:
+    """Return the number of workers of all parts, and its trend if it grows: it also falls where parts end."""
+    worked_s = sum(part.pace.worked_s for part, _ in timed)
     if not worked_s or not pace.worked_s:
         return sum(part.workers for part in live), 0.0
-    use = sum(part.use * part.pace.worked_s for part, _ in known) / worked_s
+    use = sum(part.use * part.pace.worked_s for part, _ in timed) / worked_s
     has_waiting = any(part.has_waiting for part in live)
     return _workers(pace, use, has_waiting), max(0.0, _trend(pace, use)) if has_waiting else 0.0
 
 
-def _work(live: Sequence[Part], known: Sequence[tuple[Part, float]], workers: float) -> Left:
+def _work(live: Sequence[Part], timed: Sequence[tuple[Part, float]], workers: float) -> Left:
     """Seconds of work that are left.
 
     Of a prefix of which nothing has finished, tasks are thought to take as long as those of other prefixes, but longer
     the fewer they are: stages with few tasks are often the long ones.
     """
-    logs = [2 * math.log(duration_s) + math.log(part.total) for part, duration_s in known]
+    logs = [2 * math.log(duration_s) + math.log(part.total) for part, duration_s in timed]
     work = low = high = 0.0
     for part in live:
         if duration_s := part.duration_s:
@@ -242,13 +243,13 @@ def _work(live: Sequence[Part], known: Sequence[tuple[Part, float]], workers: fl
 
 
 def _shared(live: Sequence[Part], pace: Pace) -> float:
-    """How far prefixes share their workers, from 0 to 1."""
+    """Return the share of workers that prefixes have in common, 0 to 1."""
     apart = sum(part.pace.variance for part in live)
     return max(0.0, 1 - pace.variance / apart) if apart > 0.05 * len(live) else 0.0
 
 
 def _between(by_parts: float, by_work: float, share: float) -> float:
-    """By work if that is longer, as of stages that wait for each other, otherwise as far as workers are shared."""
+    """Return `by_work` if it is longer, as with stages that wait for each other; otherwise mix both by `share`."""
     if by_parts <= by_work or not by_work or math.isinf(by_parts):
         return max(by_parts, by_work)
     return float(by_work**share * by_parts ** (1 - share))
@@ -263,13 +264,12 @@ class Shown(NamedTuple):
 
     @classmethod
     def of(cls, stored: str) -> Self | None:
-        """None if nothing was stored yet."""
-        at_ms, worked_s, *left = json.loads(stored) or (0, 0.0)
+        """Parse what was stored. None if nothing was."""
+        at_ms, worked_s, *estimate = json.loads(stored) or (0, 0.0)
         if not at_ms:
             return None
-        return cls(
-            at_ms, worked_s, Left(*(math.inf if number is None else number for number in left)) if left else None
-        )
+        bounds = [math.inf if number is None else number for number in estimate]
+        return cls(at_ms, worked_s, Left(*bounds) if bounds else None)
 
     def __str__(self) -> str:
         """The JSON that is stored, which has no infinity: null is an open end."""
@@ -283,14 +283,14 @@ class Shown(NamedTuple):
         return self._replace(left=followed(shown.left, self.left, self.worked_s, self.worked_s - shown.worked_s))
 
     def at(self, now_ms: int, running: int) -> Left | None:
-        """What is left of it at a time, without news since. While nothing runs it stays."""
+        """Return the time left at a later moment without a new report. While nothing runs it stays."""
         if self.left is None or not running:
             return self.left
         return aged(self.left, max(0, now_ms - self.at_ms) / 1000)
 
 
 def followed(shown: Left, new: Left, worked_s: float, seconds: float) -> Left:
-    """What is shown now, `seconds` of work after something else was: it moves towards the new estimate, in no jump.
+    """Move what was shown `seconds` of work ago towards a new estimate, without a jump.
 
     `worked_s`: seconds of work so far.
     """
@@ -312,6 +312,6 @@ def followed(shown: Left, new: Left, worked_s: float, seconds: float) -> Left:
 
 
 def aged(shown: Left, seconds: float) -> Left:
-    """What was shown, `seconds` of work ago, without news since. What is overdue takes as long again."""
+    """Return what was shown `seconds` of work ago as it is now, without news. Overdue tasks take as long again."""
     middle = max(shown.seconds - seconds, IDLE_SHARE * seconds)
     return Left(middle, max(0.0, min(shown.low - seconds, middle)), max(shown.high - seconds, IDLE_RANGE * seconds))
