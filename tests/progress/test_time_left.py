@@ -135,7 +135,7 @@ def test_estimates_are_in_order_and_never_negative(parts: list[Part], whole: Par
             assert not math.isnan(left.high)
 
 
-@given(st.floats(0, 1e12), st.floats(0.001, 1e6), st.floats(-4, 4))
+@given(st.floats(0.001, 1e12), st.floats(0.001, 1e6), st.floats(-4, 4))
 def test_a_trend_changes_any_time_without_an_overflow(seconds: float, worked_s: float, trend: float) -> None:
     stretched = time_left._extended(seconds, Pace(seconds=worked_s), trend)
     assert stretched >= 0
