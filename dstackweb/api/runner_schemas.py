@@ -28,16 +28,26 @@ DAY_S = 24 * 3600
 MANY = 64
 """The most GPUs of a machine, and processes of a GPU."""
 
-Percent = Annotated[int, Field(ge=0, le=100)]
 Mib = Annotated[int, Field(ge=0, lt=2**31)]
-Watts = Annotated[int, Field(ge=0, lt=2**15)]
 Text = Annotated[str, Field(max_length=120), BeforeValidator(storable)]
+
+
+def measured(least: int, most: int) -> BeforeValidator:
+    """Let a measured value that nothing can have count as unknown, without the others beside it."""
+    return BeforeValidator(lambda value: value if type(value) is int and least <= value <= most else None)
+
+
+Percent = Annotated[int | None, measured(0, 100)]
+Watts = Annotated[int | None, measured(0, 2**15 - 1)]
+UsedMib = Annotated[int | None, measured(0, 2**31 - 1)]
+Celsius = Annotated[int | None, measured(-273, 1000)]
+Bits = Annotated[int | None, measured(0, 2**62 - 1)]
 
 
 class ProcessIn(Schema):
     pid: int = Field(ge=0, lt=2**31)
     user: Text | None = None
-    memory_mib: Mib | None = None
+    memory_mib: UsedMib = None
 
 
 class GpuIn(Schema):
@@ -47,12 +57,12 @@ class GpuIn(Schema):
     index: int = Field(0, ge=0, lt=2**15)
     name: Text = ""
     memory_mib: Mib
-    utilization: Percent | None = None
-    memory_used_mib: Mib | None = None
-    power_w: Watts | None = None
-    power_limit_w: Watts | None = None
-    temperature_c: int | None = Field(None, ge=-273, le=1000)
-    throttle: int | None = Field(None, ge=0, lt=2**62)
+    utilization: Percent = None
+    memory_used_mib: UsedMib = None
+    power_w: Watts = None
+    power_limit_w: Watts = None
+    temperature_c: Celsius = None
+    throttle: Bits = None
     processes: list[ProcessIn] = Field([], max_length=MANY, fail_fast=True)
 
     def sample(self) -> Sample:

@@ -37,6 +37,10 @@ TICK_S = 0.25
 SOON_S, BUSY_FOR_S = 0.5, 5.0
 """How often to ask for so long after a start or an end: the next job is then likely."""
 REFUSED_S = 15.0
+UNUSABLE = 422
+"""The answer to a report that has something the server can't use."""
+REFUSAL_SHOWN_S = 60.0
+"""Time without another refusal after which the machine no longer shows it as its error."""
 STARTS_AT_ONCE = 4
 PROBE_EVERY_S = 10.0
 SAMPLES_KEPT, SAMPLES_AT_ONCE, NO_GPUS_EVERY_S = 30, 10, 60.0
@@ -67,6 +71,7 @@ class HostAgent:
         self.sending: list[tuple[float, nvml.Snapshot]] = []
         self.busy_until = self.next_probe = self.next_empty = 0.0
         self.failures = 0
+        self.refusal, self.refused_at = "", 0.0
         self.background: BackgroundProbe | None = None
         self.load()
 
@@ -108,7 +113,7 @@ class HostAgent:
             seen = self.background.current() if self.background else None
             if seen is None:
                 return TICK_S
-            answer = self._register(seen) or self.client.post("poll", self._report())
+            answer = self._register(seen) or self._poll()
         except (Unreachable, Refused) as error:
             self.failures += 1
             if self.failures in (1, 10, 100):
@@ -136,9 +141,31 @@ class HostAgent:
         facts = self._facts(seen)
         if facts == self.written:
             return {}
-        starting = {"starting": self.written is None, "labels": dict(self.labels)}
-        answer = self.client.post("facts", {**facts, **starting})
+        body = {**facts, "starting": self.written is None, "labels": dict(self.labels)}
+        try:
+            answer = self.client.post("facts", body)
+        except Refused as refused:
+            if refused.status != UNUSABLE or not facts["gpus"]:
+                raise
+            error = f"the server refuses the GPUs: {refused}"
+            say(error)
+            answer = self.client.post("facts", body | {"gpus": [], "error": error})
         self.written = facts
+        return answer
+
+    def _poll(self) -> dict[str, Any]:
+        """Report, and ask what the jobs need. Samples that the server refuses are dropped: jobs don't wait for them."""
+        report = self._report()
+        try:
+            answer = self.client.post("poll", report)
+        except Refused as refused:
+            if refused.status != UNUSABLE or not self.sending:
+                raise
+            self.refusal, self.refused_at = f"the server refuses samples of the GPUs: {refused}", time.monotonic()
+            say(self.refusal)
+            answer = self.client.post("poll", report | {"samples": []})
+        if time.monotonic() - self.refused_at > REFUSAL_SHOWN_S:
+            self.refusal = ""
         return answer
 
     def _facts(self, seen: Probe) -> dict[str, Any]:
@@ -154,7 +181,7 @@ class HostAgent:
         return {
             **asdict(seen),
             "gpus": [asdict(gpu) for gpu in seen.gpus],
-            "error": "; ".join(filter(None, [how.error, seen.error])),
+            "error": "; ".join(filter(None, [how.error, seen.error, self.refusal])),
             "isolation": how.isolation,
             "job_user": how.job_user,
             "runs_dir": str(how.runs_dir),

@@ -28,11 +28,11 @@ LOOK_BACK_S = 10
 PROCESSES = 64
 """The most processes per GPU that the API accepts."""
 
-MOST_W, MOST_C, MOST_BITS = 2**15 - 1, 1000, 2**62 - 1
-"""Bounds of watts, degrees and throttle reasons: broken GPUs report more."""
+MOST_W, MOST_C, MOST_BITS, MOST_MIB, MOST_PID = 2**15 - 1, 1000, 2**62 - 1, 2**31 - 1, 2**31 - 1
+"""Bounds of watts, degrees, throttle reasons, sizes and processes: broken GPUs report more."""
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TOO_SMALL = 3, 4, 6, 7
-FUNCTION_NOT_FOUND, VERSION_MISMATCH, NO_DATA = 13, 18, 21
+FUNCTION_NOT_FOUND, VERSION_MISMATCH, NO_DATA, UNKNOWN = 13, 18, 21, 999
 ABSENT = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA}
 """Answers for values that a GPU or its driver doesn't report. Not an error."""
 
@@ -103,7 +103,6 @@ _GpmMetrics = _structure(version=_INT, count=_INT, first=_POINTER, second=_POINT
 GPU_UTILIZATION_SAMPLES = 1
 MEMORY_2 = ctypes.sizeof(_Memory2) | 2 << 24
 GPM_GRAPHICS_UTILIZATION = 1
-NO_VALUE = 2**64 - 1
 _library: ctypes.CDLL | None = None
 
 
@@ -223,9 +222,10 @@ class _Nvml:
             {
                 "pid": one.pid,
                 "user": _user_of(one.pid),
-                "memory_mib": None if one.used == NO_VALUE else one.used // MIB,
+                "memory_mib": one.used // MIB if one.used // MIB <= MOST_MIB else None,
             }
             for one in sorted(room[: count.value], key=lambda process: process.pid)
+            if one.pid <= MOST_PID
         )
 
 
@@ -282,13 +282,16 @@ class _Gpu:
         """The values that a whole GPU and a MIG device have in common."""
         nvml, chip = self.nvml, self.device
         memory, clocks = nvml.memory(part), "nvmlDeviceGetCurrentClocksThrottleReasons"
+        memory_mib = memory.total // MIB
+        if memory_mib > MOST_MIB:
+            raise NvmlError(UNKNOWN, "memory: value out of range")
         return Sample(
             uuid=nvml.text("nvmlDeviceGetUUID", part),
             index=self.index,
             name=nvml.text("nvmlDeviceGetName", part),
-            memory_mib=memory.total // MIB,
+            memory_mib=memory_mib,
             utilization=busy,
-            memory_used_mib=memory.used // MIB,
+            memory_used_mib=self._number("memory", memory_mib, lambda: memory.used // MIB),
             temperature_c=self._number("temperature", MOST_C, lambda: nvml.number("nvmlDeviceGetTemperature", chip, 0)),
             throttle=self._number("clocks", MOST_BITS, lambda: nvml.number(clocks, chip, kind=ctypes.c_ulonglong)),
             processes=self._try("processes", lambda: nvml.processes(part)) or (),

@@ -17,7 +17,7 @@ from dstackweb.runner import host_agent
 from dstackweb.runner.client import Refused, Unreachable
 from dstackweb.runner.host_agent import Cleanup, HostAgent
 from dstackweb.runner.jobs import LocalJobs, NotLaunched, old_runs
-from dstackweb.runner.machine import Probe
+from dstackweb.runner.machine import GpuProbe, Probe
 from dstackweb.runner.nvml import Sample, Snapshot
 from dstackweb.runner.state import HOST_CONFIG
 
@@ -30,9 +30,12 @@ class Api:
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self.calls = list(answers), list[tuple[str, Any]]()
+        self.refuses: Callable[[str, dict[str, Any]], bool] = lambda path, body: False
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self.calls.append((path, body))
+        if self.refuses(path, body):
+            raise Refused(422, {"detail": "gpus.0.uuid: too long"})
         if path == "facts":
             return {}
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -136,6 +139,39 @@ def test_samples_are_kept_while_the_server_is_away_and_sent_once(make: Make) -> 
     assert [len(samples) for samples in sent] == [1, 1, 0]
     assert sent[1][0]["age_s"] >= 5
     assert sent[1][0]["gpus"][0]["utilization"] == 50
+
+
+def test_samples_that_the_server_refuses_are_dropped_and_named_and_jobs_go_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    agent, api = make(IDLE)
+    api.refuses = lambda path, body: path == "poll" and bool(body["samples"])
+    agent.snapshots.append((995.0, GPU))
+    for _ in range(3):
+        assert agent._turn() == IDLE["again_s"], "what its jobs need is known"
+    assert [len(poll["samples"]) for poll in api.polls()] == [1, 0, 0, 0]
+    errors = [body["error"] for path, body in api.calls if path == "facts"]
+    assert errors == ["", "the server refuses samples of the GPUs: 422: gpus.0.uuid: too long"]
+
+    api.refuses = lambda path, body: False
+    clock[0] += host_agent.REFUSAL_SHOWN_S + 1
+    agent.snapshots.append((clock[0], GPU))
+    for _ in range(2):
+        agent._turn()
+    assert api.calls[-2][1]["error"] == ""
+
+
+def test_a_machine_whose_gpus_the_server_refuses_is_registered_without_them(make: Make) -> None:
+    agent, api = make(IDLE)
+    agent.background.current = lambda: Probe(4, 4096, (GpuProbe("x" * 81, 0, "A100", 81920),), "boot")  # type: ignore[method-assign,union-attr]
+    api.refuses = lambda path, body: path == "facts" and bool(body["gpus"])
+    for _ in range(2):
+        agent._turn()
+    assert [path for path, _body in api.calls] == ["facts", "facts", "poll", "poll"]
+    assert (api.calls[1][1]["gpus"], api.calls[1][1]["starting"]) == ([], True)
+    assert api.calls[1][1]["error"] == "the server refuses the GPUs: 422: gpus.0.uuid: too long"
 
 
 def test_a_machine_without_gpus_reports_that_once_a_minute(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,30 @@ def test_numbers_that_no_gpu_has_are_unknown_and_named(nvml: Nvml) -> None:
     assert seen.error == "; ".join(f"GPU 0: {value}: value out of range" for value in values)
 
 
+@pytest.mark.parametrize("used_mib", [(2**64 - 2**20) // 2**20, 40961])
+def test_more_memory_in_use_than_the_gpu_has_is_unknown_and_the_rest_is_read(nvml: Nvml, used_mib: int) -> None:
+    nvml.show(replace(BUSY, mem=used_mib), FakeGpu("GPU-b", util=5))
+    seen = read()
+    assert [(gpu.uuid, gpu.memory_used_mib, gpu.power_w) for gpu in seen.samples] == [
+        ("GPU-a", None, 350),
+        ("GPU-b", 0, None),
+    ]
+    assert seen.error == "GPU 0: memory: value out of range"
+
+
+def test_a_gpu_of_an_impossible_size_does_not_count_and_the_others_do(nvml: Nvml) -> None:
+    nvml.show(FakeGpu("GPU-a", memory_mib=2**42), FakeGpu("GPU-b"))
+    seen = read()
+    assert [gpu.uuid for gpu in seen.samples] == ["GPU-b"]
+    assert seen.error == "GPU 0: memory: value out of range"
+
+
+def test_a_process_with_impossible_numbers_is_listed_without_them_or_left_out(nvml: Nvml) -> None:
+    nvml.show(replace(BUSY, pids=[f"41:{2**43}", 2**31]))
+    seen = read()
+    assert [(process["pid"], process["memory_mib"]) for process in seen.samples[0].processes] == [(41, None)]
+
+
 def test_a_process_of_unknown_memory_and_user_is_listed_without_them(nvml: Nvml) -> None:
     nvml.show(FakeGpu("GPU-a", pids=[2**22 + 1]))
     assert read().samples[0].processes == ({"pid": 2**22 + 1, "user": None, "memory_mib": None},)
