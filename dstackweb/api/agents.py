@@ -8,6 +8,7 @@ from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Field, Router, Schema
+from ninja.security import HttpBearer
 from pydantic import BeforeValidator
 
 from dstackweb.api import tasks
@@ -30,7 +31,14 @@ OLD = 500
 Message = Annotated[str, BeforeValidator(storable)]
 
 
-of_hosts = Router(auth=TokenOf(host_agents.host_of_token))
+class HostToken(HttpBearer):
+    """The token of a host's agent, as `auth_of` has its host."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> KnownHost | None:
+        return host_agents.host_of_token(token, _process(request))
+
+
+of_hosts = Router(auth=HostToken())
 of_instances = Router()
 
 
@@ -85,6 +93,7 @@ class FactsIn(Schema):
     isolation: Literal["sandbox", "project", "user", "shared", "none"]
     job_user: str = Field("", max_length=60)
     runs_dir: str = Field(min_length=1, max_length=1024, pattern=r"^/")
+    home: str = Field("", max_length=60, description="Device and inode of the agent's home")
     error: Message = ""
 
 
@@ -134,9 +143,10 @@ class FilesIn(Schema):
 @of_hosts.post("/{name}/facts", include_in_schema=False)
 def facts(request: HttpRequest, name: str, body: FactsIn) -> dict[str, Any]:
     """What the machine has: at the agent's start, and whenever it changes."""
-    known = _own(request, name, removed=True)
+    known = _own(request, name)
     if known.removed:
         return {"removed": True}
+    host_agents.take_over(known, _process(request), f"{body.boot_id}/{body.home}")
     try:
         labels = check_labels(body.labels)
     except ValueError as error:
@@ -159,26 +169,36 @@ def facts(request: HttpRequest, name: str, body: FactsIn) -> dict[str, Any]:
 @of_hosts.post("/{name}/poll", include_in_schema=False)
 def poll(request: HttpRequest, name: str, body: PollIn) -> dict[str, Any]:
     """An agent's heartbeat, answered with what its jobs need."""
-    return host_agents.poll(_own(request, name, removed=True), body.report())
+    known = _own(request, name)
+    if known.removed:
+        return {"removed": True}
+    host_agents.check_process(known, _process(request))
+    return host_agents.poll(known, body.report())
 
 
 @of_hosts.post("/{name}/files", include_in_schema=False)
 def files(request: HttpRequest, name: str, body: FilesIn) -> dict[str, list[str]]:
     """Which of these old files the host may remove."""
     known = _own(request, name)
+    if known.removed:
+        raise Forbidden(f"host {name} was removed")
+    host_agents.check_process(known, _process(request))
     pruned, waiting = body.pruned, body.waiting
     host_agents.note_pruned(known, (pruned.jobs, waiting.jobs), (pruned.runs, waiting.runs))
     return host_agents.removable(known, body.jobs, body.runs, removed_runs=body.removed)
 
 
-def _own(request: HttpRequest, name: str, *, removed: bool = False) -> KnownHost:
-    """The caller's host. Raises Forbidden if `name` is another, or it was removed, unless `removed` allows that."""
+def _own(request: HttpRequest, name: str) -> KnownHost:
+    """Return the caller's host. Raises Forbidden if `name` is another."""
     known: KnownHost = auth_of(request)
     if known.name != name:
         raise Forbidden("this token is for another host")
-    if known.removed and not removed:
-        raise Forbidden(f"host {name} was removed")
     return known
+
+
+def _process(request: HttpRequest) -> str:
+    """Return the random id of the agent's process."""
+    return request.headers.get("X-Nonce", "")[:64]
 
 
 class AgentJoinIn(Schema):

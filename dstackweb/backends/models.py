@@ -148,6 +148,12 @@ class Host(models.Model):
     token_digest = models.CharField(
         max_length=64, blank=True, db_index=True, editable=False, help_text="Digest of its agent's token; empty: none"
     )
+    agent_process = models.CharField(
+        max_length=64, blank=True, editable=False, help_text="The process whose calls count; empty: any"
+    )
+    agent_place = models.CharField(
+        max_length=140, blank=True, editable=False, help_text="That process's boot and home: a successor's are the same"
+    )
     agent_version = models.CharField(max_length=40, blank=True, help_text="dstackweb's version on an agent's machine")
     labels: models.JSONField[Any, Any] = models.JSONField(
         default=dict,

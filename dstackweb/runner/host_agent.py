@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -57,6 +58,8 @@ class HostAgent:
 
     def __init__(self, home: str, labels: Mapping[str, str], address: str) -> None:
         self.home, self.labels, self.address = home, labels, address
+        self.process = secrets.token_hex(16)
+        """Tells the server this process from one on another machine with a copy of its settings."""
         self.jobs = LocalJobs(home)
         self.relay = os.path.join(self.jobs.folder(""), "heartbeats")
         self.stopping = threading.Event()
@@ -90,7 +93,7 @@ class HostAgent:
     def connect(self) -> Client:
         """A connection of its own to the server. Raises ValueError, KeyError."""
         url, name, token = self.config["url"], self.config["name"], self.config["token"]
-        return Client(url, f"hosts/{name}", token, "", insecure=self.insecure)
+        return Client(url, f"hosts/{name}", token, self.process, insecure=self.insecure)
 
     def run(self) -> int:
         with contextlib.suppress(OSError):  # then starts fail, and say why
@@ -120,6 +123,8 @@ class HostAgent:
                 say(f"the API can't be used, retrying: {error}")
             if isinstance(error, Refused):
                 self._reload()
+                # Another process may have taken over: only what the machine has makes this one the host's agent again.
+                self.written = {}
                 return min(REFUSED_S, float(self.failures))
             return backoff(self.failures)
         if self.failures:
@@ -185,6 +190,7 @@ class HostAgent:
             "isolation": how.isolation,
             "job_user": how.job_user,
             "runs_dir": str(how.runs_dir),
+            "home": "{0.st_dev}-{0.st_ino}".format(os.stat(self.home)),
             "address": self.address or machine.address(self.config["url"]),
             "version": getattr(dstackweb, "__version__", ""),
         }

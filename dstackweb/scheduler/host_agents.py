@@ -19,7 +19,7 @@ from django.utils import timezone
 from dstackweb.backends.hosts import inventory
 from dstackweb.backends.models import Gpu, Host
 from dstackweb.gpus import intake
-from dstackweb.lib.errors import Forbidden
+from dstackweb.lib.errors import Conflict, Forbidden
 from dstackweb.lib.secrets import digest
 from dstackweb.lib.times import to_ms
 from dstackweb.runner.isolation import Arrangement
@@ -36,19 +36,26 @@ from dstackweb.scheduler.models import Retention, RetentionKind
 REFRESH_S = 0.5
 IDLE_POLL_S, BUSY_POLL_S = 2.0, 1.0
 """How often an agent asks, without and with jobs."""
+TAKEN_OVER_S = 30.0
+"""Silence after which another machine may take over a host's name."""
+IN_USE = "Host {name} is in use by another machine. Join this one under its own name."
 STARTING, RUNNER, LEFT, GONE = "starting", "runner", "left", "gone"
 """A job on its host: its runner is being started or alive, its processes are left without one, or nothing is."""
 
 
 @dataclass(frozen=True)
 class KnownHost:
-    """A host with an agent. `busy`: it has jobs, or is held back. `registered`: its machine has sent its facts."""
+    """A host with an agent. `busy`: it has jobs, or is held back. `registered`: its machine has sent its facts.
+
+    `process` is the agent process whose calls count, empty if any does.
+    """
 
     id: int
     name: str
     removed: bool
     busy: bool
     registered: bool
+    process: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,25 +82,26 @@ class KnownHosts:
         self._heard: set[int] = set()
         self._read_at = float("-inf")
 
-    def find(self, token: str) -> KnownHost | None:
-        """The host of an agent's token; None for any other string. Counts as its heartbeat."""
+    def find(self, token: str, process: str) -> KnownHost | None:
+        """Find the host of an agent's token; None for any other string. A call of its process is its heartbeat."""
         key = digest(token)
         with self._lock:
-            if (found := self._hosts.get(key)) is not None:
+            found = self._hosts.get(key)
+            if found is not None and found.process in ("", process):
                 self._heard.add(found.id)
             if found is None and not Host.objects.filter(token_digest=key).exists():
                 return None  # of a stranger, who must not have all hosts read
             if found is None or time.monotonic() - self._read_at >= REFRESH_S:
                 self._refresh()
-                if found is None and key in self._hosts:
-                    self._heard.add(self._hosts[key].id)
+                if found is None and (found := self._hosts.get(key)) is not None and found.process in ("", process):
+                    self._heard.add(found.id)
             return self._hosts.get(key)
 
     def _refresh(self) -> None:
         # Without Django's own check of the connection, a statement of its own: if it is lost, the agent asks again.
         connection.health_check_done = True  # type: ignore[attr-defined]
         active = Job.objects.filter(host=OuterRef("pk"), status__in=JOB_ACTIVE)
-        columns = ("pk", "name", "token_digest", "left_at", "held_back_at", "runs_dir", "has_jobs")
+        columns = ("pk", "name", "token_digest", "left_at", "held_back_at", "runs_dir", "agent_process", "has_jobs")
         with transaction.atomic():
             if self._heard:
                 called = Host.joined.filter(pk__in=self._heard)
@@ -105,8 +113,8 @@ class KnownHosts:
             )
         self._heard.clear()
         self._hosts = {
-            key: KnownHost(pk, name, left_at is not None, has_jobs or held_back_at is not None, bool(runs_dir))
-            for pk, name, key, left_at, held_back_at, runs_dir, has_jobs in rows
+            key: KnownHost(pk, name, left_at is not None, has_jobs or held_back_at is not None, bool(runs_dir), process)
+            for pk, name, key, left_at, held_back_at, runs_dir, process, has_jobs in rows
         }
         self._read_at = time.monotonic()
 
@@ -114,9 +122,30 @@ class KnownHosts:
 _known = KnownHosts()
 
 
-def host_of_token(token: str) -> KnownHost | None:
+def host_of_token(token: str, process: str) -> KnownHost | None:
     """The host that an agent's token is for; None for any other string. A token that ended may work for REFRESH_S."""
-    return _known.find(token)
+    return _known.find(token, process)
+
+
+def check_process(known: KnownHost, process: str) -> None:
+    """Raise Conflict if another process is the host's agent: its jobs are given to one machine only."""
+    if process != known.process:
+        # Another web server may have registered it since.
+        current = Host.objects.filter(pk=known.id).values_list("agent_process", flat=True).first()
+        if current and process != current:
+            raise Conflict(IN_USE.format(name=known.name))
+
+
+def take_over(known: KnownHost, process: str, place: str) -> None:
+    """Make a process the agent of its host: the successor of one at the same place, or after a silence.
+
+    `place`: its boot and home. Raises Conflict if another machine's process is alive.
+    """
+    if process and process != known.process:
+        successor = Q(agent_process__in=["", process]) | Q(agent_place=place) | Q(silent_s__gt=TAKEN_OVER_S)
+        free = Host.objects.filter(successor, pk=known.id)
+        if not free.update(agent_process=process, agent_place=place):
+            raise Conflict(IN_USE.format(name=known.name))
 
 
 def poll(known: KnownHost, report: HostReport) -> dict[str, Any]:

@@ -42,15 +42,15 @@ FILES = {"jobs": [], "runs": [], "pruned": {"jobs": 0, "runs": 0}, "waiting": {"
 class Agent:
     """What an agent sends, by hand."""
 
-    def __init__(self, name: str, token: str) -> None:
-        self.name, self.token = name, token
+    def __init__(self, name: str, token: str, process: str = "") -> None:
+        self.name, self.token, self.process = name, token, process
 
     def post(self, what: str, body: object, name: str = "") -> Any:
         return Client().post(
             f"/api/v1/runner/hosts/{name or self.name}/{what}",
             body if isinstance(body, str) else json.dumps(body),
             content_type="application/json",
-            headers={"Authorization": f"Bearer {self.token}"},
+            headers={"Authorization": f"Bearer {self.token}", "X-Nonce": self.process},
         )
 
     def poll(self, **said: Any) -> Any:
@@ -128,6 +128,54 @@ def test_a_token_authenticates_only_its_own_host(project: Project, member: User)
     other.post("facts", FACTS | {"gpus": [{"uuid": "GPU-far-0", "index": 0, "name": "A100", "memory_mib": 8}]})
     assert Gpu.objects.get().host.name == "far"
     assert "is on host far, in a job" in Host.objects.get(name="other").error
+
+
+def test_a_second_machine_with_a_copy_of_a_hosts_settings_gets_no_orders(project: Project, member: User) -> None:
+    token = agent("far", gpus=1).token
+    first, copy = Agent("far", token, "first"), Agent("far", token, "copy")
+    assert first.post("facts", FACTS | {"home": "1-1"}).status_code == 200
+    job = placed(project, member)
+    elsewhere = FACTS | {"boot_id": "other", "home": "1-1", "runs_dir": "/elsewhere"}
+    for what, body in (("facts", elsewhere), ("poll", {"jobs": {}}), ("files", FILES)):
+        refused = copy.post(what, body)
+        assert refused.status_code == 409
+        assert refused.json()["detail"] == ("Host far is in use by another machine. Join this one under its own name.")
+    assert Host.objects.get().runs_dir == FACTS["runs_dir"]
+    assert [order["job"] for order in first.poll()["start"]] == [str(job.pk)]
+
+
+def test_another_machine_takes_over_a_host_only_after_half_a_minute_of_silence(project: Project) -> None:
+    token = agent("far").token
+    first, second = Agent("far", token, "first"), Agent("far", token, "second")
+    first.post("facts", FACTS)
+    Host.objects.update(silent_s=host_agents.TAKEN_OVER_S - 1)
+    assert second.post("facts", FACTS | {"boot_id": "other"}).status_code == 409
+    heartbeats = Host.objects.get().heartbeats
+    second.post("poll", {"jobs": {}})
+    assert Host.objects.get().heartbeats == heartbeats, "a stranger's calls are no life of the host"
+    Host.objects.update(silent_s=host_agents.TAKEN_OVER_S + 1)
+    assert second.post("facts", FACTS | {"boot_id": "other"}).status_code == 200
+    assert second.poll()["active"] == []
+    assert first.post("poll", {"jobs": {}}).status_code == 409
+
+
+def test_an_agent_that_was_restarted_takes_over_at_once(project: Project) -> None:
+    token = agent("far").token
+    first, again = Agent("far", token, "first"), Agent("far", token, "again")
+    assert first.post("facts", FACTS | {"home": "1-1"}).status_code == 200
+    assert Agent("far", token, "copy").post("facts", FACTS | {"home": "1-2"}).status_code == 409
+    assert again.post("facts", FACTS | {"home": "1-1"}).status_code == 200
+    assert again.poll()["active"] == []
+
+
+def test_a_machine_that_joins_again_takes_its_name_over_at_once(project: Project) -> None:
+    first = Agent("far", agent("far").token, "first")
+    first.post("facts", FACTS)
+    Host.objects.update(silent_s=1e6)
+    row, _token = joining.invite(make_user("root", is_superuser=True))
+    token = joining.join(row, joining.JoinRequest("far", "https://gpus.example.org", nonce="n"))
+    Host.objects.update(silent_s=0)
+    assert Agent("far", token, "second").post("facts", FACTS | {"boot_id": "other"}).status_code == 200
 
 
 def test_a_stranger_does_not_have_all_hosts_read() -> None:

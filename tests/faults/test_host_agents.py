@@ -100,6 +100,28 @@ def test_an_agent_that_is_killed_and_a_server_that_restarts_lose_no_job_and_star
     assert server.manage("recount", "--check").returncode == 0
 
 
+def test_a_second_machine_with_a_copied_file_gets_no_jobs_until_the_first_is_silent(
+    joined: tuple[Server, Machine], open_home: Path
+) -> None:
+    server, machine = joined
+    (open_home / "copy").mkdir()
+    copy = Machine(open_home / "copy")
+    (copy.home / "host.json").write_text((machine.home / "host.json").read_text())
+    start_again(copy)
+    try:
+        eventually(lambda: "far is in use by another machine" in copy.said, deadline=60)
+        names = [server.submit("pwd", **FAR) for _ in range(4)]
+        for name in names:
+            assert server.wait(name, deadline=60)["status"] == "done"
+            assert str(machine.home).encode() in server.log(name)
+        machine.stop()
+        late = server.submit("pwd", **FAR)
+        assert server.wait(late, deadline=120)["status"] == "done"
+        assert str(copy.home).encode() in server.log(late)
+    finally:
+        copy.stop()
+
+
 def test_a_revoked_host_finishes_its_jobs_and_takes_new_ones_after_it_rejoined(
     joined: tuple[Server, Machine],
 ) -> None:

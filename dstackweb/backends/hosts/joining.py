@@ -134,7 +134,9 @@ def join(row: HostInvite, machine: JoinRequest) -> str:
         )
         labels = {**host.labels, **(machine.labels or {})}
         back = {} if host.left_at is None else {"left_at": None, "leaving": False, "draining": False}
-        Host.objects.filter(pk=host.pk).update(token_digest=digest(token), cluster="", labels=labels, **back)
+        Host.objects.filter(pk=host.pk).update(
+            token_digest=digest(token), agent_process="", cluster="", labels=labels, **back
+        )
         if row.used_at is None:
             HostEvent.objects.create(host=host, kind=HostEventKind.ADMITTED, actor=row.created_by, at=now)
     return token
