@@ -4,8 +4,8 @@ twenty runs are launched, or can't be.
     python -m bench.aws_calls [sqlite|postgres] [at-once] [throttled] [launches]
 
 The AWS is the small one of standins/aws, which counts the requests itself. Minutes are simulated: the clocks that the
-code reads are moved between ticks, and by the waits for the rate limit; the calls are real. The database cache goes with
-SQLite, Redis with PostgreSQL.
+code reads are moved between ticks, and by the waits for the rate limit; the calls are real. The database cache goes
+with SQLite, Redis with PostgreSQL.
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ def launch_behind(server: Server, cloud: Cloud, waiting: int, repeat: int) -> tu
         return calls[: launched[0] + 1] if launched else None
 
     calls = eventually(tried, deadline=300)
-    print(waiting, calls[-1]["at"] - submitted, len(calls) - 1, [round(c["at"] - submitted,2) for c in calls], flush=True)
+    print(
+        waiting, calls[-1]["at"] - submitted, len(calls) - 1, [round(c["at"] - submitted, 2) for c in calls], flush=True
+    )
     begin_anew(server, cloud)
     return calls[-1]["at"] - submitted, len(calls) - 1
 
