@@ -1,4 +1,4 @@
-"""How soon an urgent run is launched behind runs that find no capacity: a real server, its workers, and boto3 over HTTP.
+"""How soon an urgent run is launched behind runs that find no capacity, by a real server with boto3 over HTTP.
 
     python -m bench.urgent_launch [sqlite|postgres] [REPEATS [WAITING …]]
 
@@ -90,9 +90,6 @@ def launch_behind(server: Server, cloud: Cloud, waiting: int, repeat: int) -> tu
         return calls[: launched[0] + 1] if launched else None
 
     calls = eventually(tried, deadline=300)
-    print(
-        waiting, calls[-1]["at"] - submitted, len(calls) - 1, [round(c["at"] - submitted, 2) for c in calls], flush=True
-    )
     begin_anew(server, cloud)
     return calls[-1]["at"] - submitted, len(calls) - 1
 

@@ -1,5 +1,5 @@
-"""Recent answers of clouds to orders, shared by all runs and processes. A refused offer is not ordered again for a while,
-and then by one run at a time until the cloud launches it again.
+"""Recent answers of clouds to orders, shared by all runs and processes. A refused offer is not ordered again for a
+while, and then by one run at a time until the cloud launches it again.
 
 All answers of a backend are one object in the shared cache. Two processes that write at the same moment may lose one of
 the two answers, which costs one more call. While the cache is down, each process knows only its own answers.

@@ -190,8 +190,16 @@ class Aws:
         source = session.get_credentials()
         if source is None:
             return session
+        region = self.config.regions[0]
+
+        def assume_role() -> Any:
+            try:
+                return fetcher.fetch_credentials()
+            except (Unreadable, *errors.ODD) as error:
+                raise nonsense("sts:AssumeRole", region=region, text=str(error)) from error
+
         fetcher = AssumeRoleCredentialFetcher(
-            client_creator=partial(self._role_client, session),
+            client_creator=lambda service, **keys: self._make(session, service, region, PROBE, **keys),
             source_credentials=source,
             role_arn=signing.role_arn,
             extra_args={
@@ -202,18 +210,8 @@ class Aws:
         assumed = _botocore_session(signing.profile)
         # botocore has no public way to set this: it does the same for the `role_arn` of profiles.
         own: Any = assumed
-        refresh = partial(self._assume_role, fetcher)
-        own._credentials = DeferredRefreshableCredentials(refresh_using=refresh, method="assume-role")
-        return boto3.Session(botocore_session=assumed, region_name=self.config.regions[0])
-
-    def _assume_role(self, fetcher: AssumeRoleCredentialFetcher) -> Any:
-        try:
-            return fetcher.fetch_credentials()
-        except (Unreadable, *errors.ODD) as error:
-            raise nonsense("sts:AssumeRole", region=self.config.regions[0], text=str(error)) from error
-
-    def _role_client(self, session: boto3.Session, service: str, **credentials: Any) -> Any:
-        return self._make(session, service, self.config.regions[0], PROBE, **credentials)
+        own._credentials = DeferredRefreshableCredentials(refresh_using=assume_role, method="assume-role")
+        return boto3.Session(botocore_session=assumed, region_name=region)
 
     def _client(self, service: str, region: str, patience: Patience) -> Any:
         """A client. Threads may share it, but not create one at the same time."""

@@ -105,7 +105,7 @@ def _run(act: Callable[[], object]) -> None:
 
 
 def _launches_and_polls() -> Iterator[Callable[[], object]]:
-    """Yield the launches of all that waits, then for each region its poll and the launches of what was placed by then."""
+    """Yield the launches of all that waits, then each region's poll and the launches of what was placed by then."""
     yield launching.launch_waiting
     for backend, region in _regions_due():
         yield partial(poll_region, backend, region)
