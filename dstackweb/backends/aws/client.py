@@ -231,10 +231,8 @@ class Aws:
         )
         make: Any = session.client
         client = make(service, region_name=region, endpoint_url=self.config.endpoint_url, config=how, **credentials)
-        events = client.meta.events
-        events.unregister("before-send", unique_id=_SIGN_IN)
-        events.register("before-send", partial(self._wait_turn, region, patience))
-        events.register("response-received", partial(_count_answer, region))
+        client.meta.events.unregister("before-send", unique_id=_SIGN_IN)
+        client.meta.events.register("before-send", partial(self._wait_turn, region, patience))
         return client
 
     def _wait_turn(self, region: str, patience: Patience, event_name: str, request: Any, **_: Any) -> None:
@@ -320,21 +318,27 @@ _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
 
 
 def _count_answer(
-    region: str, event_name: str, parsed_response: dict[str, Any] | None, exception: Exception | None, **_: Any
+    event_name: str,
+    parsed_response: dict[str, Any] | None,
+    exception: Exception | None,
+    context: dict[str, Any],
+    **_: Any,
 ) -> None:
     """Count a request that failed or was throttled."""
     code = (parsed_response or {}).get("Error", {}).get("Code", "")
     if isinstance(exception, SourceFailed) or (not code and exception is None) or code == "DryRunOperation":
         return
     is_throttle = code in errors.THROTTLED
-    api = Api("aws", event_name.partition(".")[2], region)
+    api = Api("aws", event_name.partition(".")[2], context["client_region"])
     api_calls.add(api, throttles=int(is_throttle), failures=int(not is_throttle))
 
 
 def _botocore_session(profile: str | None) -> botocore.session.Session:
     session = botocore.session.Session(profile=profile)
-    count: Any = _count_sign_in
-    session.register("before-send", count, unique_id=_SIGN_IN)
+    count_sign_in: Any = _count_sign_in
+    count_answer: Any = _count_answer
+    session.register("before-send", count_sign_in, unique_id=_SIGN_IN)
+    session.register("response-received", count_answer)
     session.register_component("data_loader", _models)
     session.register_component("response_parser_factory", _CheckedParsers())
     return session
