@@ -30,7 +30,7 @@ STEP_S, MINUTES = 5, 20
 SOURCES = ("instance_types", "prices", "spot_prices", "quotas", "quota_use")
 LAUNCHED_S = 150
 """How long each way of launching twenty runs is followed."""
-THROTTLED = "throttled from the middle"
+THROTTLED = "throttled midway"
 THROTTLED_S = 30
 """How long EC2 throttles all calls once half of them are launched."""
 SHOWN = (
@@ -218,14 +218,18 @@ def launched(cloud: Any) -> None:
         for counts in columns.values()
     ]
     for name in (
-        "of these throttled", "of these retries of boto3", "instances", "the last one after, s", "failed runs",
+        "throttled: RunInstances", "throttled: DescribeInstances", "retries by boto3", "instances", "failed runs",
         "runs that lost an attempt", "without offers",
     ):  # fmt: skip
         rows[name] = [str(counts[name]) for counts in columns.values()]
+    for name in ("the last launch after, s", "the urgent launch after, s"):
+        rows[name] = [str(counts[name] or "–") for counts in columns.values()]
     heading = f"{sides.database()}, requests in {LAUNCHED_S} s for {RUNS} runs:"
     sides.table(heading, [*columns], rows)
-    print(f"{THROTTLED}: EC2 throttles every call for {THROTTLED_S} s, once {RUNS // 2} runs are launched; then a run")
-    print("with priority 100 comes, and is the first to be launched")
+    print(
+        f"{THROTTLED}: EC2 throttles all calls for {THROTTLED_S} s, once {RUNS // 2} runs are launched; then one more"
+    )
+    print("comes with priority 100, and is the next to be launched")
     floor = Counter(call["action"] for call in fetched_once(cloud))
     print(f"floor: each source of {len(REGIONS)} regions read once, all pages: {dict(sorted(floor.items()))};")
     print("one RunInstances for each instance, one DescribeInstances when an instance is due\n", flush=True)
@@ -277,7 +281,7 @@ def twenty_launches(cloud: Any, way: str, prepare: Callable[[], None]) -> Counte
             place = starts.count()
             urgent, _ = submit(project, user, "admin", submission(1, name="urgent", priority=100))
             run_passes()
-        if urgent is not None and timezone.now() > urgent.queued_at + dt.timedelta(seconds=THROTTLED_S):
+        elif urgent is not None and timezone.now() > urgent.queued_at + dt.timedelta(seconds=THROTTLED_S):
             cloud.unthrottle("ec2")
 
     launch_waiting = launching.launch_waiting
@@ -293,10 +297,10 @@ def twenty_launches(cloud: Any, way: str, prepare: Callable[[], None]) -> Counte
     launching.launch_waiting = launch_waiting
 
     counts = Counter(call["action"] for call in cloud.calls())
-    counts["of these throttled"] = sum(call["code"] == "RequestLimitExceeded" for call in cloud.calls())
+    counts.update(f"throttled: {call['action']}" for call in cloud.calls() if call["code"] == "RequestLimitExceeded")
     api_calls.flush()
-    counts["of these retries of boto3"] = ApiCount.objects.aggregate(Sum("retries"))["retries__sum"] or 0
-    launched_runs = [(event.run_id, event.at) for event in starts]
+    counts["retries by boto3"] = ApiCount.objects.aggregate(Sum("retries"))["retries__sum"] or 0
+    launched_runs = list(starts.values_list("run", "at"))
     counts["instances"] = Instance.objects.filter(status=InstanceStatus.STARTING).count()
     sides.must_be(len(launched_runs), counts["instances"])
     sides.must_be(len(cloud.machines()), counts["instances"])
@@ -304,8 +308,9 @@ def twenty_launches(cloud: Any, way: str, prepare: Callable[[], None]) -> Counte
     if urgent is not None:
         sides.must_be(counts["instances"], RUNS + 1)
         sides.must_be(launched_runs[place][0], urgent.pk)
+        counts["the urgent launch after, s"] = round((launched_runs[place][1] - urgent.queued_at).total_seconds())
     if launched_runs:
-        counts["the last one after, s"] = round((launched_runs[-1][1] - began).total_seconds())
+        counts["the last launch after, s"] = round((launched_runs[-1][1] - began).total_seconds())
     counts["failed runs"] = Run.objects.filter(status__in=("failed", "terminated")).count()
     counts["runs that lost an attempt"] = Run.objects.filter(attempt__gt=1).count()
     counts["without offers"] = len(without_offers)
