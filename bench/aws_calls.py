@@ -226,10 +226,8 @@ def launched(cloud: Any) -> None:
         rows[name] = [str(counts[name] or "–") for counts in columns.values()]
     heading = f"{sides.database()}, requests in {LAUNCHED_S} s for {RUNS} runs:"
     sides.table(heading, [*columns], rows)
-    print(
-        f"{THROTTLED}: EC2 throttles all calls for {THROTTLED_S} s, once {RUNS // 2} runs are launched; then one more"
-    )
-    print("comes with priority 100, and is the next to be launched")
+    print(f"{THROTTLED}: EC2 throttles all calls for {THROTTLED_S} s, once {RUNS // 2} runs are launched; then one")
+    print("more comes with priority 100, and is the next to be launched")
     floor = Counter(call["action"] for call in fetched_once(cloud))
     print(f"floor: each source of {len(REGIONS)} regions read once, all pages: {dict(sorted(floor.items()))};")
     print("one RunInstances for each instance, one DescribeInstances when an instance is due\n", flush=True)
@@ -269,8 +267,7 @@ def twenty_launches(cloud: Any, way: str, prepare: Callable[[], None]) -> Counte
     starts = RunEvent.objects.filter(kind=RunEventKind.MACHINE_STARTED).order_by("pk")
     began = timezone.now()
     urgent: Run | None = None
-    place = 0
-    """Of the urgent run among those that are launched."""
+    place = 0  # of the urgent run among the launches
 
     def pause(seconds: float) -> None:
         """Wait in the simulated time. What happens by then happens beside a worker that launches."""

@@ -36,6 +36,7 @@ SMALL = {
     "throughput": "sqlite 8 2 2",
     "traces": "60 1 2",
     "tracking": "2000 1",
+    "urgent_launch": "sqlite 1 0 3",
 }
 """The benchmarks, each with arguments that make it short."""
 
