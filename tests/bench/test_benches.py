@@ -37,6 +37,7 @@ SMALL = {
     "time_left": "1",
     "traces": "60 1 2",
     "tracking": "2000 1",
+    "urgent_launch": "sqlite 1 0 3",
 }
 """The benchmarks, each with arguments that make it short."""
 
