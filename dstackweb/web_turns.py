@@ -17,6 +17,10 @@ from dstackweb.lib.network import network_of
 
 TOGETHER = 2
 """How many short requests run at once."""
+SPARE = 2
+"""Threads that only vital requests get: writers that wait for one another may hold all others."""
+VITAL = re.compile(r"/(?:healthz|readyz|api/v1/runner/(?:.+/)?(?:heartbeats?|poll|next))/?")
+"""Checks of a server's health, and the calls by which runners and agents show that they live."""
 SHORT_S = 0.02
 """A request that takes longer waits for something else than the interpreter."""
 _SESSION = re.compile(rf"(?:^|;)\s*{re.escape(settings.SESSION_COOKIE_NAME)}=([^;]*)")
@@ -55,33 +59,60 @@ class FairQueue:
         return task
 
 
-class Turns(FairQueue):
-    """A `FairQueue` that is empty for waitress's threads while `TOGETHER` requests have run for less than `SHORT_S`.
+class Turns:
+    """Requests of two `FairQueue`s, vital ones and others, which alternate.
 
-    Threads of one process compute in turn: more of them would do the same, and spend time on changing over.
+    It is empty for waitress's threads while `TOGETHER` requests have run for less than `SHORT_S`: threads of one
+    process compute in turn, and more of them would do the same, and spend time on changing over.
     """
 
-    def __init__(self, client_of: Callable[[Any], Client], now: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(client_of)
-        self._now = now
+    def __init__(
+        self,
+        client_of: Callable[[Any], Client],
+        is_vital: Callable[[Any], bool],
+        threads: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._vital, self._others = FairQueue(client_of), FairQueue(client_of)
+        self._is_vital, self._now = is_vital, now
+        self._most_others = max(1, threads - SPARE)
         self._began: dict[Any, float] = {}
+        self._running_others: set[Any] = set()
+        self._was_vital = False
+
+    def __len__(self) -> int:
+        return len(self._vital) + len(self._others)
 
     def __bool__(self) -> bool:
         """Whether a request may begin now."""
-        return bool(self._size) and self._short() < TOGETHER
+        return bool(self._next()) and self._short() < TOGETHER
+
+    def _next(self) -> FairQueue:
+        """Return the queue whose turn it is, which is empty if none of its requests may begin."""
+        if len(self._running_others) >= self._most_others or (self._vital and not self._was_vital):
+            return self._vital
+        return self._others or self._vital
+
+    def append(self, task: Any) -> None:
+        (self._vital if self._is_vital(task) else self._others).append(task)
 
     def _short(self) -> int:
         since = self._now() - SHORT_S
         return sum(began > since for began in list(self._began.values()))
 
     def popleft(self) -> Any:
-        task = super().popleft()
+        queue = self._next()
+        task = queue.popleft()
         self._began[task] = self._now()
+        self._was_vital = queue is self._vital
+        if not self._was_vital:
+            self._running_others.add(task)
         return task
 
     def end(self, task: Any) -> None:
-        """The request of this connection has been answered."""
+        """Note that the request of this connection has been answered."""
         self._began.pop(task, None)
+        self._running_others.discard(task)
 
 
 def _first(there: dict[str, Any]) -> tuple[str, Any]:
@@ -98,6 +129,11 @@ def client_of(channel: Any) -> Client:
     else:
         credential = (_SESSION.findall(headers.get("COOKIE", "")) or [""])[-1]  # as Django, the last of several
     return _address(channel, headers.get("X_FORWARDED_FOR", "")), credential
+
+
+def is_vital(channel: Any) -> bool:
+    """Whether the next request of a connection is one that never waits for the others."""
+    return VITAL.fullmatch(getattr(channel.requests[0], "path", "")) is not None
 
 
 def _address(channel: Any, claimed: str) -> str:

@@ -31,7 +31,7 @@ from waitress.utilities import BadRequest, RequestEntityTooLarge
 from dstackweb.lib.network import network_of
 from dstackweb.lib.proxies import CONNECTION
 from dstackweb.web_limits import AT_ONCE, SMALL, BodyTooLarge, TooMuchAtOnce, limit_of
-from dstackweb.web_turns import SHORT_S, Turns, client_of
+from dstackweb.web_turns import SHORT_S, Turns, client_of, is_vital
 
 REQUEST_S = 30.0
 """A request that is smaller than `RATE` times this must be there by then."""
@@ -256,7 +256,7 @@ class Dispatcher(ThreadedTaskDispatcher):
 
     def __init__(self, threads: int) -> None:
         super().__init__()
-        self.queue = Turns(client_of)
+        self.queue = Turns(client_of, is_vital, threads)
         self.set_thread_count(threads)
 
     def add_task(self, task: Any) -> None:

@@ -12,11 +12,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dstackweb.settings")
 import django
 from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
+from django.db import connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import get_resolver
 
-from dstackweb.lib import latency, logs, proxies
+from dstackweb.lib import latency, logs, proxies, request_locks
 from dstackweb.web_limits import limit_parts
 
 
@@ -35,6 +36,7 @@ class ObservedHandler(WSGIHandler):
 
 
 django.setup(set_prefix=False)
+request_locks.limit(connections.databases["default"])
 handler = ObservedHandler()
 # A program that cannot be loaded fails now instead of with its first request.
 _ = get_resolver().url_patterns

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 
-from dstackweb.web_turns import SHORT_S, TOGETHER, FairQueue, Turns, client_of
+from dstackweb.web_turns import SHORT_S, TOGETHER, FairQueue, Turns, client_of, is_vital
 from dstackweb.web_worker import Channel, WaitressWorker
 from tests.support import eventually
 from tests.test_web_limits import parse
@@ -73,7 +73,7 @@ def test_a_request_that_cannot_be_read_has_a_turn_too() -> None:
 
 def test_few_short_requests_run_at_once_and_others_beside_those_that_take_long() -> None:
     now = 100.0
-    queue = Turns(lambda task: ("10.0.0.1", task), lambda: now)
+    queue = Turns(lambda task: ("10.0.0.1", task), lambda task: False, 8, lambda: now)
     for task in "abcde":
         queue.append(task)
     assert [queue.popleft() for _ in range(TOGETHER)] == ["a", "b"]
@@ -87,6 +87,39 @@ def test_few_short_requests_run_at_once_and_others_beside_those_that_take_long()
     assert queue, "b and c wait for something, perhaps for long"
     assert [queue.popleft() for _ in range(TOGETHER)] == ["d", "e"]
     assert not queue, "there is none"
+
+
+def test_vital_requests_alternate_with_others_and_have_threads_that_writers_do_not_get() -> None:
+    now = 100.0
+    queue = Turns(lambda task: ("10.0.0.1", task), lambda task: task.startswith("v"), 4, lambda: now)
+    for task in ("w1", "w2", "w3", "v1", "w4", "v2"):
+        queue.append(task)
+    begun = []
+    while queue:
+        begun.append(queue.popleft())
+        now += SHORT_S
+    assert begun == ["v1", "w1", "v2", "w2"], "two of four threads are for vital requests alone"
+    assert len(queue) == 2
+    queue.append("v3")
+    assert queue
+    assert queue.popleft() == "v3"
+    now += SHORT_S
+    assert not queue
+    queue.end("w1")
+    assert queue.popleft() == "w3"
+
+
+@pytest.mark.parametrize(
+    ("path", "vital"),
+    [
+        ("/healthz", True), ("/readyz", True), ("/api/v1/runner/heartbeats", True),
+        ("/api/v1/runner/hosts/a/poll", True), ("/api/v1/runner/jobs/1/heartbeat", True),
+        ("/api/v1/runner/instances/1/next", True),
+        ("/api/v1/runner/jobs/1/exit", False), ("/api/v1/runs", False), ("/p/poll/", False), ("/readyz/x", False),
+    ],
+)  # fmt: skip
+def test_health_heartbeats_and_polls_are_vital(path: str, vital: bool) -> None:
+    assert is_vital(channel(path)) is vital
 
 
 @contextlib.contextmanager

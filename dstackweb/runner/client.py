@@ -54,6 +54,10 @@ class Client:
         self._headers = {"Authorization": f"Bearer {token}", "X-Nonce": nonce, "Connection": "keep-alive"}
         self._connection: http.client.HTTPConnection | None = None
 
+    def use_token(self, token: str) -> None:
+        """Send another token from now on."""
+        self._headers["Authorization"] = f"Bearer {token}"
+
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._json("POST", path, json.dumps(body).encode(), "application/json")
 

@@ -69,8 +69,12 @@ class Relay:
 
     def _send(self, asked: dict[str, tuple[socket.socket, dict[str, Any]]]) -> None:
         """Send one request, and each runner its answer. The others find their connection closed."""
+        entries = [entry for _, entry in asked.values()]
+        # Waiting requests take turns by their token: without any, hosts behind one address would share a turn.
+        sign = entries[0]["token"]
+        self.client.use_token(sign if sign.isascii() and sign.isprintable() else "")
         try:
-            answers = self.client.post("heartbeats", {"jobs": [entry for _, entry in asked.values()]})["jobs"]
+            answers = self.client.post("heartbeats", {"jobs": entries})["jobs"]
         except (Unreachable, Refused, KeyError):
             return
         for job, (runner, _) in asked.items():

@@ -43,7 +43,7 @@ def _secret_key(home: Path) -> str:
 _ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 _SERVER_SIDE = {f"tcp_{name}": value for name, value in _ALIVE.items()} | {
     "tcp_user_timeout": 25_000,
-    "idle_in_transaction_session_timeout": 60_000,
+    "idle_in_transaction_session_timeout": 10_000,
 }
 _CUT_OFF: dict[str, Any] = {
     "connect_timeout": 10,

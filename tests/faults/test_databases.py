@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,39 @@ def test_a_postgresql_that_dies_during_a_move_is_an_error_and_the_move_is_atomic
     assert team.order() == ["four", *(name for name in before if name != "four")]
     assert team.undo(made.json()["move"]).status_code == 200
     assert team.order() == before
+
+
+def test_a_transaction_that_holds_the_queues_keeps_no_reader_and_no_heartbeat_waiting(team: Team) -> None:
+    """And writers for five seconds at most: then they are told to come again, and nothing of theirs was done."""
+    run = {"config": {"type": "task", "commands": ["true"], "resources": {"gpu": 1}}}
+    answers: list[httpx.Response] = []
+    took_s: list[float] = []
+
+    def submit() -> None:
+        answers.append(team.server.http.post("/projects/main/runs", json=run))
+
+    waiting = team.count("runs_run")
+    holder = psycopg.connect(team.postgres.url)
+    with contextlib.closing(holder):
+        # A session that is not ours may keep them for ever: no time-out of ours ends it.
+        holder.execute("SET idle_in_transaction_session_timeout = 0")
+        for table in ("runs_queue", "runs_queuecount"):
+            holder.execute(f"SELECT 1 FROM {table} FOR UPDATE".encode())
+        writers = [threading.Thread(target=submit) for _ in range(24)]
+        for writer in writers:
+            writer.start()
+        ends = time.monotonic() + 12
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            assert httpx.get(f"{team.server.url}/readyz", timeout=20).status_code == 200
+            took_s.append(time.monotonic() - began)
+        for writer in writers:
+            writer.join(60)
+    assert max(took_s) < 2, f"the longest of {len(took_s)}"
+    assert {answer.status_code for answer in answers} == {503}
+    assert {answer.headers["Retry-After"] for answer in answers} == {"5"}
+    assert team.count("runs_run") == waiting
+    assert eventually(lambda: team.server.http.post("/projects/main/runs", json=run).is_success, deadline=30)
 
 
 def test_a_run_is_moved_and_undone_without_redis_and_work_resumes_once_it_is_back(team: Team) -> None:

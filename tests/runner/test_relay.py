@@ -25,6 +25,11 @@ class Server:
         self.jobs: dict[str, str] = {}
         """The job of each token."""
         self.error: Exception | None = None
+        self.signs: list[str] = []
+        """The tokens that requests were sent with."""
+
+    def use_token(self, token: str) -> None:
+        self.signs.append(token)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert path == "heartbeats"
@@ -89,6 +94,9 @@ def test_malformed_data_at_the_socket_does_not_affect_other_runners(server: Serv
             stranger.connect(path)
             stranger.send(text)
     assert relay.ask(path, "job-1", "token-1", "nonce") is not None
+    assert server.signs[-1] == "token-1", "a host's heartbeats have a turn of their own"
+    relay.ask(path, "job-1", "no header\r\nX: y", "nonce")
+    assert server.signs[-1] == ""
 
 
 def test_without_a_relay_there_is_no_answer(open_home: Path) -> None:
