@@ -7,7 +7,8 @@ LookupError for what no browser could send; a test of such a request posts its b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urljoin
@@ -15,8 +16,8 @@ from urllib.parse import urljoin
 from django.test import Client
 from django.test.client import MULTIPART_CONTENT
 
-NO_TEXT = {"hidden", "checkbox", "radio", "submit", "button", "reset", "image"}
 SUBMITS = {"submit", "image"}
+MULTIPART = "multipart/form-data"
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Form:
     page: str  # the address that it was served at
     attrs: dict[str, str]
     controls: list[Control] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)  # what htmx sends with each request of this page
 
     def __str__(self) -> str:
         names = sorted({control.name for control in self.controls if control.name})
@@ -85,9 +87,10 @@ class Form:
         if "hidden" in kinds and len(kinds) == 1:
             raise LookupError(f"{name!r} is hidden in this {self}")
         if isinstance(wanted, bool):
-            if kinds != {"checkbox"} or len(group) != 1:
+            # A hidden field beside it says that it was there to be ticked.
+            if kinds not in ({"checkbox"}, {"checkbox", "hidden"}) or [one.kind for one in group].count("checkbox") > 1:
                 raise LookupError(f"{name!r} is not one checkbox in this {self}")
-            return [group[0].value] if wanted else []
+            return [one.value for one in group if wanted or one.kind == "hidden"]
         several = isinstance(wanted, (list, tuple, set))
         values = [str(value) for value in (wanted if several else [wanted])]
         if kinds & {"select", "checkbox", "radio"}:
@@ -129,35 +132,43 @@ class Form:
             f"press one of the buttons {known or '(none)'}: {wanted!r} names {len(fitting)} of this {self}"
         )
 
-    def send(self, changes: dict[str, Any] | None = None, button: str = "", **request: Any) -> Any:
+    def send(
+        self, changes: dict[str, Any] | None = None, button: str = "", *, scripts: bool = True, **request: Any
+    ) -> Any:
         """Change these fields, press the button and return the answer; `request` goes to the test client.
 
-        A value is a text or a number, True or False for a checkbox, and a list where several can be chosen or a name
-        has several fields. A form or button with `hx-post` is sent as htmx sends it.
+        A value is a text or a number, True or False for a checkbox, an open file, and a list where several can be
+        chosen or a name has several fields. With `scripts` a form or button with `hx-post` is sent as htmx sends it.
         """
         changes = changes or {}
         pressed = self._button(button)
         if unknown := set(changes) - {control.name for control in self.controls}:
             raise LookupError(f"no field {', '.join(sorted(unknown))} in this {self}")
-        body: dict[str, list[str]] = self.filled(changes)
+        files = {name: value for name, value in changes.items() if hasattr(value, "read")}
+        for name in files:
+            kinds = {(control.kind, control.fixed) for control in self.controls if control.name == name}
+            if kinds != {("file", "")} or self.attrs.get("enctype") != MULTIPART:
+                raise LookupError(f"{name!r} takes no file in this {self}")
+        body: dict[str, Any] = self.filled({name: value for name, value in changes.items() if name not in files})
         if pressed is not None and pressed.name:
             body.setdefault(pressed.name, []).append(pressed.value)
         own = pressed.attrs if pressed is not None else {}
         address = own.get("formaction") or self.attrs.get("action") or self.page
-        headers = dict(request.pop("headers", {}))
-        if by_htmx := own.get("hx-post") or self.attrs.get("hx-post"):
-            address = by_htmx
-            cookie = self.client.cookies.get("csrftoken")
-            headers = {"HX-Request": "true", "X-CSRFToken": cookie.value if cookie else "", **headers}
-        elif self.attrs.get("method", "get").lower() != "post":
+        if by_htmx := scripts and (own.get("hx-post") or self.attrs.get("hx-post")):
+            headers = {"HX-Request": "true", **self.headers, **request.pop("headers", {})}
+            return _post(self.client, urljoin(self.page, by_htmx), body | files, headers=headers, **request)
+        if self.attrs.get("method", "get").lower() != "post":
             raise LookupError(f"this {self} is not posted")
-        strict, self.client.handler.enforce_csrf_checks = self.client.handler.enforce_csrf_checks, True
-        try:
-            return self.client.post(
-                urljoin(self.page, address), body, content_type=MULTIPART_CONTENT, headers=headers, **request
-            )
-        finally:
-            self.client.handler.enforce_csrf_checks = strict
+        return _post(self.client, urljoin(self.page, address), body | files, **request)
+
+    def with_answer(self, answer: Any) -> Form:
+        """This form after htmx has put an answer into it, whose controls replace those with the same `id`."""
+        reader = _Reader(self.client, self.page)
+        reader.feed(f"<form>{answer.content.decode()}</form>")
+        reader.close()
+        new = reader.forms[0].controls
+        ids = {control.attrs.get("id") for control in new} - {None}
+        return replace(self, controls=[one for one in self.controls if one.attrs.get("id") not in ids] + new)
 
 
 class _Reader(HTMLParser):
@@ -167,6 +178,7 @@ class _Reader(HTMLParser):
         super().__init__()
         self.client, self.page = client, page
         self.forms: list[Form] = []
+        self.headers: dict[str, str] = {}
         self.controls: list[tuple[Form | str, Control]] = []
         self._form: Form | None = None
         self._disabled = 0
@@ -178,8 +190,9 @@ class _Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
+        self.headers |= json.loads(given.get("hx-headers:inherited", "{}"))
         if tag == "form":
-            self._form = Form(self.client, self.page, given)
+            self._form = Form(self.client, self.page, given, headers=self.headers)
             self.forms.append(self._form)
         elif tag == "fieldset":
             self._fieldsets.append("disabled" in given)
@@ -248,11 +261,34 @@ class _Reader(HTMLParser):
 
 def forms_of(client: Client, answer: Any) -> list[Form]:
     """All forms of a page that was served, those of searches too."""
+    return _read(client, answer).forms
+
+
+def _read(client: Client, answer: Any) -> _Reader:
     query = answer.request.get("QUERY_STRING", "")
     reader = _Reader(client, answer.request["PATH_INFO"] + (f"?{query}" if query else ""))
     reader.feed(answer.content.decode())
     reader.close()
-    return reader.forms
+    return reader
+
+
+def send_by_script(
+    client: Client, page: Any, address: str, values: dict[str, Any], headers: dict[str, str] | None = None
+) -> Any:
+    """Post values that a script of a page puts together, not a form: as `htmx.ajax` does."""
+    if isinstance(page, str):
+        page = client.get(page)
+    headers = {"HX-Request": "true", **_read(client, page).headers, **(headers or {})}
+    return _post(client, address, values, headers=headers)
+
+
+def _post(client: Client, address: str, body: dict[str, Any], **request: Any) -> Any:
+    """Post it with the check of tokens, which the test client leaves out."""
+    strict, client.handler.enforce_csrf_checks = client.handler.enforce_csrf_checks, True
+    try:
+        return client.post(address, body, content_type=MULTIPART_CONTENT, **request)
+    finally:
+        client.handler.enforce_csrf_checks = strict
 
 
 def open_form(client: Client, page: Any, to: str = "", having: str = "") -> Form:
@@ -290,9 +326,10 @@ def submit(
     to: str = "",
     having: str = "",
     button: str = "",
+    scripts: bool = True,
     **request: Any,
 ) -> Any:
     """Open a page, change these fields of its form and send it: the answer."""
     if not to and not having and changes:
         having = next(iter(changes))
-    return open_form(client, page, to, having).send(changes, button, **request)
+    return open_form(client, page, to, having).send(changes, button, scripts=scripts, **request)

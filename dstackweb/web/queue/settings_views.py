@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.contrib import messages
 from django.http import HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _, gettext_lazy
@@ -178,8 +179,10 @@ def set_paused(request: PageRequest, queue: str) -> HttpResponse:
     """Pause or resume a queue, from its own page."""
     paused = yes_or_no(request, "paused")
     found = queues.change_queue(services.find_queue(request.project, queue), request.user, request.role, paused=paused)
-    text = _("Queue %s paused; running runs continue") if found.paused else _("Queue %s resumed")
-    return notice(fragment(request, found), text % found.name)
+    text = (_("Queue %s paused; running runs continue") if found.paused else _("Queue %s resumed")) % found.name
+    if not request.htmx:
+        messages.success(request, text)
+    return notice(fragment(request, found), text)
 
 
 @project_action()

@@ -88,7 +88,7 @@ def fragment(request: PageRequest, queue: Queue, moved: Collection[int] = (), st
     """The current list as a fragment; without scripts, a redirect to the page."""
     if not request.htmx:
         page, filters = whole_number(request.GET.get("page"), least=1), Filters.read(request.GET)
-        query = filters.address(page=page) if page > 1 else filters.address()
+        query = filters.address(page=page) if page > 1 else filters.address() or f"?{ALL}"
         return HttpResponse(status=303, headers={"Location": queue_url(request.project, queue.name) + query})
     version = alerts.list_version(request.project)
     return shown(request, "queue/list.html", version, _context(request, queue.name, version, moved), status)

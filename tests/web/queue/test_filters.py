@@ -12,11 +12,12 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs.queue import listing
 from dstackweb.web.queue import views
 from tests.factories import join, make_host, make_run, make_user, place_all
+from tests.forms import submit
 from tests.web.conftest import HTMX
+from tests.web.queue.rows import QUEUE, act
 
 pytestmark = [pytest.mark.django_db, pytest.mark.both_sides]
 SignIn = Callable[[User], Client]
-QUEUE = "/p/main/queue/"
 
 
 def rows(page: str) -> list[tuple[str, str]]:
@@ -120,7 +121,7 @@ def test_a_filtered_list_has_no_handles_and_its_moves_count_all_runs(
     assert 'class="grip"' not in page
     assert "To drag rows, clear filters" in page
     run = project.runs.get(name="large-2")
-    answer = client.post("/p/main/queues/default/change/?q=large&page=1", {"run": run.pk, "do": "top"}, headers=HTMX)
+    answer = act(client, run, page=f"{QUEUE}?q=large", do="top")
     assert rows(answer.text) == [("1", "large-2"), ("6", "large-0"), ("7", "large-1")]
 
 
@@ -287,7 +288,7 @@ def test_a_long_queue_says_how_much_of_it_is_counted(
 
 def test_without_scripts_an_action_returns_to_the_filtered_page(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann, "one")
-    answer = as_user(ann).post("/p/main/queues/default/change/?q=on&page=1", {"raise": run.pk})
+    answer = submit(as_user(ann), f"{QUEUE}?q=on", having="run", button=f"raise={run.pk}", scripts=False)
     assert answer["Location"] == "/p/main/queue/?q=on"
 
 

@@ -13,8 +13,10 @@ from dstackweb.runs.models import Run, Sweep
 from dstackweb.runs.queue.queues import create_queue
 from dstackweb.runs.recount import differences
 from tests.factories import join, make_run, make_user
+from tests.forms import submit
 from tests.runs.sweeps.test_sweeps import fresh, make_sweep
 from tests.web.conftest import HTMX
+from tests.web.queue.rows import QUEUE, act
 
 pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
@@ -43,8 +45,8 @@ def lines(page: str) -> list[tuple[str, str]]:
     return re.findall(r'class="pos">(\d+)</td>.*?<a id="n[^"]*"[^>]*>([^<]+)</a>', waiting, re.S)
 
 
-def do(browser: Client, verb: str, query: str = "", **form: str) -> str:
-    answer = browser.post(f"/p/main/queues/default/change/{query}", {"do": verb, **form}, headers=HTMX)
+def do(browser: Client, verb: str, *rows: Run | str, query: str = "", **values: str) -> str:
+    answer = act(browser, *rows, page=QUEUE + query, do=verb, **values)
     assert answer.status_code == 200, answer.content
     return str(answer.headers["HX-Trigger"])
 
@@ -97,48 +99,49 @@ def test_a_line_moves_with_all_its_runs_and_back(project: Project, sweep: Sweep,
         {"do": "before", "anchor": str(Run.objects.get(name="first").pk), "run": key(sweep)},
     ).json()
     assert preview["places"][key(sweep)] == 1
-    do(browser, "top", run=key(sweep))
+    do(browser, "top", key(sweep))
     page = shown(browser)
     assert lines(page) == [("1", "lr"), ("101", "first"), ("102", "last")]
     moved = Run.objects.get(name="lr-0")
     assert moved.moved_at is not None
     token = re.search(rf'id="run-(s{sweep.pk}m\d+)"', page)
     assert token is not None
-    do(browser, "down", run=token[1])
+    do(browser, "down", token[1])
     assert lines(shown(browser)) == [("1", "first"), ("2", "lr"), ("102", "last")]
     assert list(differences()) == []
 
 
 def test_a_run_passes_a_whole_line(project: Project, sweep: Sweep, browser: Client) -> None:
     last = Run.objects.get(name="last")
-    do(browser, "up", run=str(last.pk))
+    do(browser, "up", last)
     assert lines(shown(browser)) == [("1", "first"), ("2", "last"), ("3", "lr")]
-    do(browser, "after", run=str(last.pk), anchor=key(sweep))
+    do(browser, "after", last, anchor=key(sweep))
     assert lines(shown(browser))[-1] == ("102", "last")
-    do(browser, "before", run=str(last.pk), name="lr")
+    do(browser, "before", last, name="lr")
     assert lines(shown(browser))[1] == ("2", "last")
     opened = f"?expand={sweep.pk}"
-    do(browser, "down", opened, run=str(last.pk))
+    do(browser, "down", last, query=opened)
     assert lines(shown(browser, opened))[1:3] == [("2", "lr-0"), ("3", "last")]
 
 
 def test_the_priority_of_a_line_is_that_of_the_sweep(project: Project, sweep: Sweep, browser: Client) -> None:
-    assert "Priority of all runs of lr set to 70" in do(browser, "priority", run=key(sweep), priority="70")
+    assert "Priority of all runs of lr set to 70" in do(browser, "priority", key(sweep), priority="70")
     assert fresh(sweep).priority == 70
     assert set(Run.objects.filter(sweep=sweep).values_list("priority", flat=True)) == {70}
-    both = f"{key(fresh(sweep))},{Run.objects.get(name='last').pk}"
-    assert "Priority of 101 runs set to 20" in do(browser, "priority", run=both, priority="20")
+    both = (key(fresh(sweep)), Run.objects.get(name="last"))
+    assert "Priority of 101 runs set to 20" in do(browser, "priority", *both, priority="20")
     assert list(differences()) == []
 
 
 def test_stopping_a_line_stops_the_sweep_and_says_so_before(project: Project, sweep: Sweep, browser: Client) -> None:
     assert 'data-stop="100 active runs are stopped, 400 never start."' in shown(browser)
-    do(browser, "stop", run=key(sweep))
+    do(browser, "stop", key(sweep))
     assert fresh(sweep).ended_at is not None
     assert lines(shown(browser)) == [("1", "first"), ("2", "last")]
 
 
 def test_others_may_not_change_a_line(project: Project, sweep: Sweep, as_user: SignIn) -> None:
+    """No page sends it for them."""
     eve = make_user("eve")
     join(project, eve, "member")
     other = as_user(eve)
@@ -153,16 +156,15 @@ def test_others_may_not_change_a_line(project: Project, sweep: Sweep, as_user: S
 
 def test_a_line_moves_to_another_queue(project: Project, ann: User, sweep: Sweep, browser: Client) -> None:
     create_queue(project, ann, "manager", "night")
-    page = browser.get("/p/main/queues/default/transfer/", {"run": key(sweep), "to": "night"}).content.decode()
-    assert f'name="run" value="{key(sweep)}"' in page
-    browser.post("/p/main/queues/default/transfer/", {"run": key(sweep), "to": "night"})
+    page = browser.get("/p/main/queues/default/transfer/", {"run": key(sweep), "to": "night"})
+    assert f'name="run" value="{key(sweep)}"' in page.text
+    submit(browser, page)
     assert Run.objects.filter(sweep=sweep, queue__name="night").count() == 100
     assert lines(str(browser.get("/p/main/queues/night/").content.decode())) == [("1", "lr")]
 
 
 def test_a_saved_view_has_no_opened_sweeps(project: Project, sweep: Sweep, browser: Client) -> None:
-    query = f"member=ann&expand={sweep.pk}"
-    browser.post("/p/main/queues/default/views/", {"query": query, "name": "mine"})
+    submit(browser, f"{QUEUE}?member=ann&expand={sweep.pk}", {"name": "mine"})
     assert SavedView.objects.get().query == "member=ann"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -16,6 +17,7 @@ from dstackweb.runs.queue import queues
 from dstackweb.scheduler.models import Reservation
 from dstackweb.scheduler.passes import forecast_pass
 from tests.factories import join, make_host, make_run, make_user, place_all
+from tests.forms import submit
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -29,6 +31,14 @@ def order_on(page: str, *names: str) -> list[str]:
 
 def toast_of(response) -> str:
     return json.loads(response["HX-Trigger"])["toast"]["text"]
+
+
+def set_priority(client: Client, run: Run, priority: str) -> Any:
+    return submit(client, f"/p/main/runs/{run.uid}/", {"priority": priority}, to="/priority/")
+
+
+def press_pause(client: Client, button: str, **request: Any) -> Any:
+    return submit(client, "/p/main/queue/?view=all", having="paused", button=button, **request)
 
 
 def test_the_queue_shows_runs_in_scheduling_order(project: Project, ann: User, as_user: SignIn) -> None:
@@ -91,7 +101,7 @@ def test_an_invalid_priority_is_refused_with_a_message(
 ) -> None:
     """R22: an integer from 0 to 100."""
     run = make_run(project, ann)
-    answer = as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": typed}, headers=HTMX)
+    answer = set_priority(as_user(ann), run, typed)
     assert answer.status_code == 422
     assert "0 to 100" in toast_of(answer)
 
@@ -99,9 +109,10 @@ def test_an_invalid_priority_is_refused_with_a_message(
 def test_members_may_not_go_above_their_limit_or_touch_others_runs(
     project: Project, ann: User, mia: User, as_user: SignIn
 ) -> None:
+    """No page offers them a form for others' runs."""
     own, other = make_run(project, ann), make_run(project, mia)
     client = as_user(ann)
-    assert client.post(f"/p/main/runs/{own.uid}/priority/", {"priority": "90"}, headers=HTMX).status_code == 422
+    assert set_priority(client, own, "90").status_code == 422
     assert client.post(f"/p/main/runs/{other.uid}/priority/", {"priority": "10"}, headers=HTMX).status_code == 403
     assert client.post(f"/p/main/runs/{other.uid}/stop/", headers=HTMX).status_code == 403
     page = client.get("/p/main/queue/").content.decode()
@@ -143,18 +154,29 @@ def test_the_queue_costs_the_same_queries_for_one_run_and_for_a_full_page(
 
 def test_a_manager_pauses_and_resumes_the_queue(project: Project, ann: User, mia: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
-    answer = as_user(mia).post("/p/main/queues/default/pause/", {"paused": "yes"}, headers=HTMX)
+    answer = press_pause(as_user(mia), "Pause queue")
     alert = answer.content.decode().partition('role="status"')[2].partition("</section>")[0]
     assert "is paused" in alert
     assert alert.index("Resume queue") < alert.index('aria-label="Waiting runs"')
     assert "Resume queue" not in as_user(ann).get("/p/main/queue/").content.decode()
-    assert as_user(ann).post("/p/main/queues/default/pause/", {"paused": "no"}, headers=HTMX).status_code == 403
+    as_member = as_user(ann).post("/p/main/queues/default/pause/", {"paused": "no"}, headers=HTMX)
+    assert as_member.status_code == 403, "no page has sent it"
     make_host()
     place_all()
     assert Run.objects.get(pk=run.pk).status == "submitted"
-    as_user(mia).post("/p/main/queues/default/pause/", {"paused": "no"}, headers=HTMX)
+    press_pause(as_user(mia), "Resume queue")
     place_all()
     assert Run.objects.get(pk=run.pk).status == "provisioning"
+
+
+def test_without_scripts_the_page_says_that_the_queue_was_paused_and_resumed(
+    project: Project, mia: User, as_user: SignIn
+) -> None:
+    client = as_user(mia)
+    for button, text in (("Pause queue", "Queue default paused"), ("Resume queue", "Queue default resumed")):
+        answer = press_pause(client, button, scripts=False)
+        assert answer.status_code == 303
+        assert text in client.get(answer["Location"]).text
 
 
 def test_an_empty_queue_offers_to_submit(project: Project, ann: User, as_user: SignIn) -> None:
@@ -164,6 +186,7 @@ def test_an_empty_queue_offers_to_submit(project: Project, ann: User, as_user: S
 
 
 def test_viewers_see_the_queue_and_cannot_change_it(project: Project, ann: User, as_user: SignIn) -> None:
+    """No page sends the last request for them."""
     run = make_run(project, ann)
     client = as_user(join(project, make_user("vic"), "viewer"))
     page = client.get("/p/main/queue/").content.decode()

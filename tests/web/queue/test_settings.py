@@ -3,54 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.test import Client
 
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Queue
+from dstackweb.web.queue.settings_views import QueueForm
 from dstackweb.wording import queue as queue_words
 from tests.factories import join, make_host, make_run, make_user, place_all
-from tests.forms import open_form
+from tests.forms import open_form, submit
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
 URL = "/p/main/queues/default/settings/"
-FILLED = {
+CHANGES = {
     "ageing_minutes": "60",
-    "fair_share_minutes": "",
-    "fair_share_half_life_days": "7",
-    "draining": "on",
-    "paused": "false",
+    "draining": True,
     "max_running": "3",
-    "max_gpus": "",
     "max_running_per_user": "1",
     "max_gpus_per_user": "0",
-    "preempt_points": "",
-    "preempt_gpu_hours": "",
-    "cohort": "",
-    "reclaim": "never",
-    "borrow_gpus": "",
-    "lend_gpus": "",
 }
-COHORT = {
-    "draining": "",
-    "max_running": "",
-    "max_gpus": "2",
-    "max_running_per_user": "",
-    "max_gpus_per_user": "",
-    "cohort": "team",
-}
+COHORT = {"ageing_minutes": "60", "max_gpus": "2", "cohort": "team"}
+
+
+def save(client: Client, changes: dict[str, str | bool], url: str = URL) -> Any:
+    return submit(client, url, changes, to=url)
+
+
+def create(client: Client, name: str) -> Any:
+    """Fill in the card of a new queue, beside a queue's settings."""
+    return submit(client, URL, {"name": name}, to="/p/main/queues/")
 
 
 def test_a_manager_turns_preemption_on_and_the_page_says_what_it_does(
     project: Project, mia: User, ann: User, as_user: SignIn
 ) -> None:
     assert "no running run is stopped for a waiting one" in as_user(ann).get(URL).content.decode()
-    refused = as_user(mia).post(URL, FILLED | {"preempt_points": "0"})
+    refused = save(as_user(mia), CHANGES | {"preempt_points": "0"})
     assert (refused.status_code, Queue.objects.get(project=project).preempt_points) == (422, None)
-    assert as_user(mia).post(URL, FILLED | {"preempt_points": "20"}).status_code == 302
+    assert save(as_user(mia), CHANGES | {"preempt_points": "20"}).status_code == 302
     assert Queue.objects.get(project=project).preempt_points == 20
     page = as_user(ann).get(URL).content.decode()
     assert "may stop preemptible runs behind it whose priority is at least 20 lower" in page
@@ -61,7 +55,7 @@ def test_a_manager_saves_settings_and_the_page_shows_who_did(
     project: Project, mia: User, ann: User, as_user: SignIn
 ) -> None:
     client = as_user(mia)
-    answer = client.post(URL, FILLED)
+    answer = save(client, CHANGES)
     assert (answer.status_code, answer["Location"]) == (302, "/p/main/queue/")
     queue = Queue.objects.get(project=project)
     assert (queue.ageing_minutes, queue.draining, queue.paused) == (60, True, False)
@@ -71,17 +65,18 @@ def test_a_manager_saves_settings_and_the_page_shows_who_did(
     assert "draining: takes no new runs" in page
     assert "· mia" in page
     assert "ranks like a new run with +1 priority point." in page
-    strict = client.post(URL, FILLED | {"ageing_minutes": ""})
+    strict = save(client, {"ageing_minutes": ""})
     assert strict.status_code == 302
     assert Queue.objects.get(project=project).ageing_minutes is None
 
 
-@pytest.mark.parametrize("missing", FILLED)
+@pytest.mark.parametrize("missing", QueueForm.base_fields)
 def test_a_form_that_lacks_a_field_changes_nothing(project: Project, mia: User, as_user: SignIn, missing: str) -> None:
+    """No page sends it."""
     client = as_user(mia)
-    client.post(URL, FILLED | {"paused": "on", "max_gpus": "7"})
+    save(client, CHANGES | {"paused": True, "max_gpus": "7"})
     before = Queue.objects.values().get(project=project)
-    answer = client.post(URL, {name: "" for name in FILLED if name != missing})
+    answer = client.post(URL, {name: "" for name in QueueForm.base_fields if name != missing})
     assert answer.status_code == 422
     assert "The form lacks this field." in str(answer.context["form"].errors[missing])
     assert Queue.objects.values().get(project=project) == before
@@ -111,7 +106,7 @@ def test_a_setting_that_two_managers_change_at_once_is_refused(project: Project,
 
 def test_fair_share_is_set_by_managers_and_read_by_all(project: Project, mia: User, ann: User, as_user: SignIn) -> None:
     assert "Off: runs rank by priority and time alone" in as_user(ann).get(URL).content.decode()
-    as_user(mia).post(URL, FILLED | {"fair_share_minutes": "90", "fair_share_half_life_days": "14"})
+    save(as_user(mia), CHANGES | {"fair_share_minutes": "90", "fair_share_half_life_days": "14"})
     queue = Queue.objects.get(project=project)
     assert (queue.fair_share_minutes, queue.fair_share_half_life_days) == (90, 14)
     for reader in (ann, mia):
@@ -120,23 +115,30 @@ def test_fair_share_is_set_by_managers_and_read_by_all(project: Project, mia: Us
         for change in ("fair share: off → at most 1 h 30 min", "half-life of fair share: 7 d → 14 d"):
             assert change in page
     for wrong in ({"fair_share_minutes": "0"}, {"fair_share_half_life_days": ""}, {"fair_share_half_life_days": "91"}):
-        assert as_user(mia).post(URL, FILLED | wrong).status_code == 422
+        assert save(as_user(mia), wrong).status_code == 422
 
 
 def test_a_switch_on_the_page_is_sent_whether_it_is_on_or_off(project: Project, mia: User, as_user: SignIn) -> None:
     client = as_user(mia)
-    client.post(URL, FILLED | {"paused": ["false", "on"]})
+    assert open_form(client, URL, to=URL).values["paused"] == ["false"]
+    save(client, {"paused": True})
     assert Queue.objects.get(project=project).paused
+    assert open_form(client, URL, to=URL).values["paused"] == ["false", "on"]
     page = client.get(URL).content.decode()
     assert page.index('type="hidden" name="paused" value="false"') < page.index('type="checkbox" name="paused"')
+    save(client, {"paused": False})
+    assert not Queue.objects.get(project=project).paused
 
 
-def test_members_read_the_settings_and_cannot_save_them(project: Project, ann: User, as_user: SignIn) -> None:
+def test_members_read_the_settings_and_cannot_save_them(
+    project: Project, ann: User, mia: User, as_user: SignIn
+) -> None:
+    """No page sends these requests for them: they are a manager's."""
     client = as_user(ann)
     page = client.get(URL).content.decode()
     assert "No limit" in page
     assert 'name="max_running"' not in page
-    assert client.post(URL, FILLED).status_code == 403
+    assert client.post(URL, open_form(as_user(mia), URL, to=URL).filled(CHANGES)).status_code == 403
     assert client.post("/p/main/queues/", {"name": "night"}).status_code == 403
     assert Queue.objects.get(project=project).max_running is None
 
@@ -147,7 +149,7 @@ def test_members_read_the_settings_and_cannot_save_them(project: Project, ann: U
 def test_invalid_values_are_reported_at_their_fields(
     project: Project, mia: User, as_user: SignIn, name: str, value: str
 ) -> None:
-    answer = as_user(mia).post(URL, FILLED | {name: value})
+    answer = save(as_user(mia), CHANGES | {name: value})
     assert answer.status_code == 422
     assert "invalid-feedback" in answer.content.decode()
     assert Queue.objects.get(project=project).max_running is None
@@ -171,11 +173,11 @@ def test_ageing_is_explained_with_a_readable_wait(minutes: int, words: str) -> N
 
 def test_a_manager_makes_another_queue(project: Project, mia: User, as_user: SignIn) -> None:
     client = as_user(mia)
-    made = client.post("/p/main/queues/", {"name": "night"})
+    made = create(client, "night")
     assert made["Location"] == "/p/main/queues/night/settings/"
     assert client.get(made["Location"]).status_code == 200
     for name in ("night", "", "two words"):
-        assert client.post("/p/main/queues/", {"name": name}).status_code == 422
+        assert create(client, name).status_code == 422
     assert Queue.objects.filter(project=project).count() == 2
 
 
@@ -188,13 +190,15 @@ def test_the_address_of_all_queues_leads_to_a_queue(project: Project, ann: User,
 def test_a_refused_name_of_a_new_queue_does_not_change_the_settings_form(
     project: Project, mia: User, ann: User, as_user: SignIn
 ) -> None:
+    """The last request, a member's, comes from no page."""
     client = as_user(mia)
-    client.post(URL, FILLED)
-    refused = client.post("/p/main/queues/", {"name": "two words"})
-    assert {name: refused.context["form"][name].value() for name in ("max_running", "draining", "paused")} == {
-        "max_running": 3,
-        "draining": True,
-        "paused": False,
+    save(client, CHANGES)
+    refused = create(client, "two words")
+    settings = open_form(client, refused, to=URL)
+    assert {name: settings.values[name] for name in ("max_running", "draining", "paused")} == {
+        "max_running": ["3"],
+        "draining": ["false", "on"],
+        "paused": ["false"],
     }
     assert as_user(ann).post("/p/main/queues/", {"name": "two words"}).status_code == 403
 
@@ -203,7 +207,7 @@ def test_all_members_see_why_the_queue_is_held_up(project: Project, ann: User, m
     make_host("box", gpus=4)
     make_run(project, ann, "runs", resources={"gpu": 2})
     place_all()
-    as_user(mia).post(URL, FILLED | {"max_gpus": "4", "max_gpus_per_user": "2", "max_running_per_user": ""})
+    save(as_user(mia), CHANGES | {"max_gpus": "4", "max_gpus_per_user": "2", "max_running_per_user": ""})
     page = as_user(join(project, make_user("vic"), "viewer")).get("/p/main/queue/").content.decode()
     assert "1 of 3 running" in page
     assert "2 of 4 GPUs" in page
@@ -214,8 +218,10 @@ def test_all_members_see_why_the_queue_is_held_up(project: Project, ann: User, m
 
 def test_a_manager_has_a_queue_take_back_what_it_lends(project: Project, mia: User, ann: User, as_user: SignIn) -> None:
     client = as_user(mia)
-    assert client.post(URL, FILLED | COHORT | {"reclaim": "always"}).status_code == 422
-    assert client.post(URL, FILLED | COHORT | {"reclaim": "any"}).status_code == 302
+    opened = open_form(client, URL, to=URL)
+    by_hand = client.post(URL, opened.filled(COHORT) | {"reclaim": "always"})
+    assert by_hand.status_code == 422, "no page offers it"
+    assert opened.send(COHORT | {"reclaim": "any"}).status_code == 302
     assert Queue.objects.get(project=project).reclaim == "any"
     page = client.get(URL).content.decode()
     assert "lent GPUs: wait until they are free → take back from preemptible runs of any priority" in page
@@ -229,9 +235,9 @@ def test_a_queue_in_a_cohort_shows_what_it_borrows_from_whom(
     make_host(gpus=4)
     make_run(project, ann, "first")
     client = as_user(mia)
-    client.post("/p/main/queues/", {"name": "eval"})
+    create(client, "eval")
     for name in ("default", "eval"):
-        saved = client.post(f"/p/main/queues/{name}/settings/", FILLED | COHORT)
+        saved = save(client, COHORT, f"/p/main/queues/{name}/settings/")
         assert saved.status_code == 302
     assert "1 GPU borrowed" not in client.get("/p/main/queue/").content.decode()
     for n in range(3):

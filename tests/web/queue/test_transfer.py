@@ -12,6 +12,7 @@ from dstackweb.runs import services
 from dstackweb.runs.concurrency import etag
 from dstackweb.runs.models import Queue, Run
 from tests.factories import make_run
+from tests.forms import open_form, submit
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
@@ -36,12 +37,12 @@ def test_the_page_shows_the_effect_and_the_button_moves_the_runs(
     make_run(project, mia, "last", queue="night")
     client = as_user(ann)
     tokens = ",".join(f"{run.pk}.{etag(run)}" for run in runs)
-    page = client.get(PAGE, {"run": tokens}).content.decode()
-    assert "2 runs from queue default" in page
-    assert "1 run there moves back" in page
-    assert "Expected start of last, which waits there now" in page
+    page = client.get(PAGE, {"run": tokens})
+    assert "2 runs from queue default" in page.text
+    assert "1 run there moves back" in page.text
+    assert "Expected start of last, which waits there now" in page.text
     assert queues()["a"] == "default"
-    answer = client.post(PAGE, {"run": tokens, "to": "night"})
+    answer = submit(client, page, button="Move to night")
     assert (answer.status_code, answer["Location"]) == (302, "/p/main/queues/night/")
     assert queues() == {"a": "night", "b": "night", "first": "night", "last": "night"}
     assert "2 runs moved to night" in client.get(answer["Location"]).content.decode()
@@ -50,6 +51,7 @@ def test_the_page_shows_the_effect_and_the_button_moves_the_runs(
 def test_what_refuses_it_is_shown_and_no_button_is_there(
     project: Project, ann: User, night: Queue, as_user: SignIn
 ) -> None:
+    """No page sends the last two requests."""
     run = make_run(project, ann, "a")
     Queue.objects.filter(pk=night.pk).update(draining=True)
     page = as_user(ann).get(PAGE, {"run": run.pk, "to": "night"}, headers=HTMX).content.decode()
@@ -64,18 +66,19 @@ def test_all_runs_of_the_member_can_go_along(
     project: Project, ann: User, mia: User, night: Queue, as_user: SignIn
 ) -> None:
     runs = {name: make_run(project, mia if name == "c" else ann, name) for name in "abc"}
-    page = as_user(mia).get(PAGE, {"run": runs["a"].pk, "all": "yes"}).content.decode()
-    assert "All waiting runs of ann in default" in page
-    assert "2 runs from queue default" in page
-    as_user(mia).post(PAGE, {"run": runs["a"].pk, "all": "yes", "to": "night"})
+    client = as_user(mia)
+    page = client.get(PAGE, {"run": runs["a"].pk, "all": "yes"})
+    assert "All waiting runs of ann in default" in page.text
+    assert "2 runs from queue default" in page.text
+    submit(client, page)
     assert queues() == {"a": "night", "b": "night", "c": "default"}
 
 
 def test_a_stale_page_moves_nothing(project: Project, ann: User, mia: User, night: Queue, as_user: SignIn) -> None:
     run = make_run(project, ann, "a")
-    token = f"{run.pk}.{etag(run)}"
+    opened = open_form(as_user(ann), f"{PAGE}?run={run.pk}.{etag(run)}")
     services.set_priority(run, mia, "manager", 20)
-    assert as_user(ann).post(PAGE, {"run": token, "to": "night"}).status_code == 412
+    assert opened.send().status_code == 412
     assert queues() == {"a": "default"}
 
 
