@@ -313,6 +313,12 @@ def open_form(client: Client, page: Any, to: str = "", having: str = "") -> Form
         if not to and form.attrs.get("action") in ("/logout/", "/language/"):
             continue
         fitting.append(form)
+    # A list that is laid out twice, for wide and for narrow screens, has each form twice.
+    fitting = [
+        form
+        for form in fitting
+        if form is fitting[0] or form.values != fitting[0].values or form.attrs != fitting[0].attrs
+    ]
     if len(fitting) != 1:
         raise LookupError(f"{len(fitting)} forms to {to!r} having {having!r}: {'; '.join(map(str, fitting))}")
     return fitting[0]

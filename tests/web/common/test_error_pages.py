@@ -47,7 +47,7 @@ def test_a_form_that_is_too_large_is_refused_on_a_page(
     ann: User, as_user: Callable[[User], Client], settings: LazySettings, path: str
 ) -> None:
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
-    page = (as_user(ann) if "/p/" in path else Client()).post(path, {"username": "x" * 2000})
+    page = (as_user(ann) if "/p/" in path else Client()).post(path, {"username": "x" * 2000})  # no page sends so much
     assert page.status_code == 413
     assert "Nothing was changed" in page.content.decode()
 

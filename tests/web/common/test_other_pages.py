@@ -23,6 +23,7 @@ from dstackweb.runs.models import ProjectLogs
 from dstackweb.scheduler.models import Retention, RetentionKind
 from dstackweb.web import health
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
+from tests.forms import submit
 from tests.web.checks import checks
 from tests.web.conftest import HTMX
 
@@ -254,7 +255,7 @@ def test_element_ids_of_a_page_are_unique(project: Project, ann: User, as_user: 
 def test_names_and_texts_of_people_are_shown_as_text(project: Project, ann: User, as_user: SignIn) -> None:
     config = "type: task\nname: sly\ncommands:\n  - echo '<script>alert(1)</script>'\n"
     make_host()
-    as_user(ann).post("/p/main/submit/", {"config": config})
+    submit(as_user(ann), "/p/main/submit/", {"config": config}, button="Submit")
     page = as_user(ann).get("/p/main/runs/sly/").content.decode()
     assert "<script>alert(1)" not in page
     assert "&lt;script&gt;alert(1)" in page
