@@ -130,6 +130,7 @@ def test_the_admin_refuses_to_delete_a_project_with_active_runs(
 
 
 def test_staff_delete_no_project(project: Project, client: Client) -> None:
+    """Nor by a request that no page of theirs sends."""
     staff = make_user("staff", is_staff=True)
     staff.user_permissions.set(apps.get_model("auth", "Permission").objects.filter(codename__endswith="_project"))
     client.force_login(staff)
