@@ -103,6 +103,23 @@ def test_the_account_page_sets_the_language_and_gives_it_back_to_the_browser(bro
     assert language(browser.get("/account/", headers=CHINESE)) == "zh-hans"
 
 
+@pytest.mark.parametrize(
+    ("page", "changes", "to"),
+    [
+        ("/account/tokens/", {"name": "environment"}, "/account/tokens/"),
+        ("/account/notifications/settings/", {"kind": "slack", "name": "x", "url": "x"}, "/account/notifications/"),
+    ],
+)
+def test_a_choice_on_a_page_that_refuses_a_form_leads_to_one_that_can_be_opened(
+    browser: Client, page: str, changes: dict[str, str], to: str
+) -> None:
+    refused = submit(browser, page, changes)
+    again = submit(browser, refused, changes)
+    assert (refused.status_code, again.status_code) == (422, 422)
+    assert choose(browser, "zh-hans", again)["Location"] == to
+    assert browser.get(to).status_code == 200
+
+
 def test_fragments_of_a_page_are_in_its_language_also_after_another_choice(browser: Client) -> None:
     page = browser.get("/p/main/queue/")
     assert '"DW-Language": "en"' in page.text

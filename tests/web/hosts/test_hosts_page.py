@@ -140,6 +140,11 @@ def test_a_join_command_is_shown_once_and_can_be_withdrawn(root: Client) -> None
     assert not HostInvite.objects.exists()
 
 
+def test_the_page_with_a_join_command_polls_the_list_of_hosts(root: Client) -> None:
+    made = press(root, "/hosts/invite/").content.decode()
+    assert re.findall(r'id="hosts" hx-get="([^"]+)"', made) == [HOSTS]
+
+
 def test_a_host_that_is_held_back_shows_why_and_admins_may_end_it(root: Client, ann: User, as_user: SignIn) -> None:
     host = make_host("box-1")
     for _ in range(inventory.HOLD_BACK_AFTER):
