@@ -299,8 +299,20 @@ def open_form(client: Client, page: Any, to: str = "", having: str = "") -> Form
     if isinstance(page, str):
         page = client.get(page)
         assert page.status_code == 200, f"{page.request['PATH_INFO']} answers {page.status_code}"
+    return _only(forms_of(client, page), to, having)
+
+
+def body_of(html: str, changes: dict[str, Any] | None = None) -> dict[str, list[str]]:
+    """Return the body of a form after these changes, for pages of a server that runs apart from the test."""
+    reader = _Reader(Client(), "")
+    reader.feed(html)
+    reader.close()
+    return _only(reader.forms, having=next(iter(changes or {}), "")).filled(changes or {})
+
+
+def _only(forms: list[Form], to: str = "", having: str = "") -> Form:
     fitting = []
-    for form in forms_of(client, page):
+    for form in forms:
         targets = [form.attrs.get("hx-post") or form.attrs.get("action") or form.page]
         targets += [one.attrs.get("hx-post") or one.attrs.get("formaction", "") for one in form.controls]
         is_posted = form.attrs.get("method", "").lower() == "post" or "hx-post" in form.attrs

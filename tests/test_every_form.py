@@ -93,7 +93,8 @@ def test_every_form_works_as_it_is_served(client: Client, names: dict[str, str])
         reader.raise_request_exception = False
         for page in served(reader, addresses):
             for form in forms_of(reader, page):
-                if form.attrs.get("method", "").lower() != "post":
+                if form.attrs.get("method", "").lower() != "post":  # those of searches
+                    assert "hx-post" not in form.attrs, f"without scripts, {form} asks for a page"
                     continue
                 view = resolve(urlsplit(urljoin(form.page, form.attrs.get("action") or form.page)).path).view_name
                 by_htmx = "hx-post" in form.attrs or any("hx-post" in control.attrs for control in form.controls)
