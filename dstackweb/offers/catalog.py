@@ -93,7 +93,7 @@ class CachedDriver:
         key, token = _key(self._backend, requirements, image), _token(self._backend)
         kept = _kept(key, token, self._backend.kind)
         found = self._look_up(requirements, image) if kept is None else self._hit(kept)
-        offers = refusals.marked(self._backend, found.offers)
+        offers = refusals.mark_refused(self._backend, found.offers)
         return found if offers is found.offers else dataclasses.replace(found, offers=offers)
 
     def _hit(self, kept: CachedOffers) -> CachedOffers:

@@ -29,7 +29,7 @@ CHANGES = {
 COHORT = {"ageing_minutes": "60", "max_gpus": "2", "cohort": "team"}
 
 
-def save(client: Client, changes: dict[str, str | bool], url: str = URL) -> Any:
+def save(client: Client, changes: dict[str, Any], url: str = URL) -> Any:
     return submit(client, url, changes, to=url)
 
 

@@ -14,11 +14,12 @@ from dstackweb.backends.models import Gpu
 from dstackweb.runs import attempts, holds, recurrence, services
 from dstackweb.runs.models import Run
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.forms import open_form, submit
 from tests.web.conftest import HTMX
 
 pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
-FORM = {"gpu": "1", "duration": "3h", "cpu": "", "memory": "", "priority": "50", "queue": "default", "name": "mine"}
+FORM = "/p/main/hold/"
 
 
 def begun(project: Project, user: User, **wanted: Any) -> Run:
@@ -28,6 +29,15 @@ def begun(project: Project, user: User, **wanted: Any) -> Run:
     place_all()
     start(placed_job(run))
     return Run.objects.get(pk=run.pk)
+
+
+def hold(client: Client, **changes: str) -> Any:
+    """Send the form, which begins with one GPU for three hours."""
+    return submit(client, FORM, {"name": "mine", **changes})
+
+
+def extend(client: Client, more: str, **request: Any) -> Any:
+    return submit(client, "/p/main/runs/mine/", {"for": more}, to="/extend/", **request)
 
 
 def page(client: Client, path: str) -> str:
@@ -44,7 +54,7 @@ def test_the_form_shows_free_resources_and_puts_a_hold_in_its_queue(
     place_all()
     client = as_user(ann)
     assert "1 of 2" in page(client, "hold/")
-    answer = client.post("/p/main/hold/", {**FORM, "gpu": "A100:1", "priority": "60"})
+    answer = hold(client, gpu="A100:1", priority="60")
     assert (answer.status_code, answer["Location"]) == (302, "/p/main/runs/mine/")
     run = Run.objects.get(name="mine")
     assert (run.is_hold, run.priority, run.spec["max_duration_s"]) == (True, 60, 10800)
@@ -53,11 +63,11 @@ def test_the_form_shows_free_resources_and_puts_a_hold_in_its_queue(
 def test_a_hold_that_no_host_can_ever_satisfy_needs_confirmation(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=2)
     client = as_user(ann)
-    answer = client.post("/p/main/hold/", {**FORM, "gpu": "99"})
+    answer = hold(client, gpu="99")
     assert answer.status_code == 422
     assert "No host has enough: 99 GPUs required" in answer.content.decode()
     assert not Run.objects.exists()
-    assert client.post("/p/main/hold/", {**FORM, "gpu": "99", "anyway": "yes"}).status_code == 302
+    assert submit(client, answer, {"anyway": True}).status_code == 302
     assert Run.objects.get().is_hold
 
 
@@ -68,7 +78,7 @@ def test_a_hold_that_no_host_can_ever_satisfy_needs_confirmation(project: Projec
 def test_errors_are_shown_at_their_fields(
     project: Project, ann: User, as_user: SignIn, wrong: dict[str, str], field: str
 ) -> None:
-    answer = as_user(ann).post("/p/main/hold/", {**FORM, **wrong})
+    answer = hold(as_user(ann), **wrong)
     assert answer.status_code == 422
     assert f'id="{field}_error"' in answer.content.decode()
     assert not Run.objects.exists()
@@ -76,7 +86,7 @@ def test_errors_are_shown_at_their_fields(
 
 def test_a_taken_name_is_an_error_in_the_form(project: Project, ann: User, as_user: SignIn) -> None:
     make_run(project, ann, "mine")
-    answer = as_user(ann).post("/p/main/hold/", FORM)
+    answer = hold(as_user(ann))
     assert answer.status_code == 422
     assert "a run named &#x27;mine&#x27; is already submitted" in answer.content.decode()
 
@@ -90,26 +100,43 @@ def test_viewers_have_no_form_and_no_button(project: Project, as_user: SignIn) -
 
 def test_the_page_of_a_hold_shows_how_to_connect_and_extends_it(project: Project, ann: User, as_user: SignIn) -> None:
     make_host(gpus=1, address="10.0.0.5")
-    run = begun(project, ann)
+    begun(project, ann)
     client = as_user(ann)
     shown = page(client, "runs/mine/")
     assert "ssh 10.0.0.5\nexport CUDA_VISIBLE_DEVICES=GPU-box-1-0" in shown
     assert "Release" in shown
     assert "the hold" in shown
-    answer = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}, headers=HTMX)
+    answer = extend(client, "1h")
     assert (answer.status_code, "extended by 1 h" in answer["HX-Trigger"]) == (204, True)
     assert Run.objects.get().extended_s == 3600
-    refused = client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "8d"}, headers=HTMX)
-    assert (refused.status_code, "7 days in all" in refused["HX-Trigger"]) == (422, True)
-    assert client.post(f"/p/main/runs/{run.uid}/extend/", {"for": "1h"}).status_code == 302
+    assert extend(client, "1h", scripts=False).status_code == 302
     shown = page(client, "runs/mine/")
     assert "5 h in total" in shown
     assert "changed since" in shown
 
 
+def test_a_hold_is_released_and_then_aborted_from_its_page(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host(gpus=1)
+    begun(project, ann)
+    client = as_user(ann)
+    for button, reason in (("Release", "stopped_by_user"), ("Abort", "aborted_by_user")):
+        assert submit(client, "/p/main/runs/mine/", to="/stop/", button=button).status_code == 204
+        assert Run.objects.get().stop_reason == reason
+
+
+def test_more_time_than_the_page_offers_is_refused(project: Project, ann: User, as_user: SignIn) -> None:
+    """No page sends it."""
+    make_host(gpus=1)
+    run = begun(project, ann)
+    refused = as_user(ann).post(f"/p/main/runs/{run.uid}/extend/", {"for": "8d"}, headers=HTMX)
+    assert (refused.status_code, "7 days in all" in refused["HX-Trigger"]) == (422, True)
+    assert Run.objects.get().extended_s == 0
+
+
 def test_other_members_see_how_to_connect_and_cannot_extend_the_hold(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
+    """No page sends the request for them."""
     make_host(gpus=1)
     run = begun(project, ann)
     client = as_user(join(project, make_user("bob")))
@@ -149,9 +176,9 @@ def test_an_ended_hold_shows_its_reason_and_can_be_requested_again(
     attempts.end_job(placed_job(run).pk, "max_duration_exceeded", exit_code=0)
     client = as_user(ann)
     assert "Its hold ended on time." in page(client, "runs/mine/")
-    form = page(client, f"hold/?from={run.uid}")
-    assert 'value="A100:1"' in form
-    assert 'value="8GB"' in form
+    again = open_form(client, f"{FORM}?from={run.uid}")
+    assert (again.values["gpu"], again.values["memory"]) == (["A100:1"], ["8GB"])
+    assert again.send({"name": "again"})["Location"] == "/p/main/runs/again/"
 
 
 def test_the_page_of_the_last_run_ends_a_schedule_that_waits_and_shows_that(
@@ -162,8 +189,7 @@ def test_the_page_of_the_last_run_ends_a_schedule_that_waits_and_shows_that(
     schedule = {**run.spec, "schedule": {"cron": ["0 2 * * *"]}}
     Run.objects.update(spec=schedule, retry_at=timezone.now())
     client, address = as_user(ann), f"/p/main/runs/{run.uid}/"
-    assert 'id="end-schedule"' in client.get(address).content.decode()
-    assert client.post(f"{address}stop/", headers=HTMX).headers["HX-Redirect"] == address
+    assert submit(client, address, to="/stop/", having="End schedule").headers["HX-Redirect"] == address
     shown = client.get(address).content.decode()
     assert "Its schedule has ended" in shown
     assert 'id="end-schedule"' not in shown

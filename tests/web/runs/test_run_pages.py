@@ -15,7 +15,9 @@ from dstackweb.runs import attempts, logs, pipelines, services
 from dstackweb.runs.models import Job, Run
 from dstackweb.runs.services import ensure_queue
 from tests.factories import make_host, make_project, make_run, make_user, place_all, placed_job, start
+from tests.forms import open_form, submit
 from tests.web.conftest import HTMX
+from tests.web.runs.actions import page_of, set_priority, stop, submit_file
 
 pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
@@ -39,7 +41,7 @@ def test_a_failed_run_shows_its_reason_in_plain_words(project: Project, ann: Use
 
 def test_settings_show_their_sources(project: Project, ann: User, as_user: SignIn) -> None:
     config = "type: task\nname: traced\ncommands:\n  - echo hi\npriority: 70\n"
-    as_user(ann).post("/p/main/submit/", {"config": config})
+    submit_file(as_user(ann), config)
     page = as_user(ann).get("/p/main/runs/traced/").content.decode()
     assert "run file, line 5" in page
     assert "profile default" in page
@@ -48,7 +50,7 @@ def test_settings_show_their_sources(project: Project, ann: User, as_user: SignI
 
 def test_a_changed_priority_is_marked_and_in_the_timeline(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
-    as_user(ann).post(f"/p/main/runs/{run.uid}/priority/", {"priority": "55"}, headers=HTMX)
+    set_priority(as_user(ann), run, "55")
     page = as_user(ann).get(f"/p/main/runs/{run.name}/").content.decode()
     assert "Priority changed from 50 to 55" in page
     assert "changed since" in page
@@ -81,7 +83,7 @@ def test_a_waiting_runs_place_is_shown_and_follows_the_queue(project: Project, a
     client = as_user(ann)
     page = client.get("/p/main/runs/second/")
     assert "Waiting at position 2" in page.content.decode()
-    client.post(f"/p/main/runs/{Run.objects.get(name='first').uid}/stop/", headers=HTMX)
+    stop(client, Run.objects.get(name="first"))
     poll = client.get("/p/main/runs/second/", headers={**HTMX, "HX-PTag": page["HX-PTag"]})
     assert "Waiting at position 1" in poll.content.decode()
 
@@ -204,23 +206,37 @@ def test_stopping_a_running_run_requests_a_stop_and_is_idempotent(project: Proje
     place_all()
     start(placed_job(run))
     client = as_user(ann)
+    opened = open_form(client, page_of(run), having="Stop")
     for _ in range(2):
-        answer = client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
+        answer = opened.send()
         assert answer.status_code == 204
         assert "Stopping " in json.loads(answer["HX-Trigger"])["toast"]["text"]
     assert "Asked to stop" in client.get(f"/p/main/runs/{run.name}/").content.decode()
 
 
+def test_a_run_that_is_being_stopped_can_be_aborted(project: Project, ann: User, as_user: SignIn) -> None:
+    make_host()
+    run = make_run(project, ann)
+    place_all()
+    start(placed_job(run))
+    client = as_user(ann)
+    stop(client, run)
+    assert Run.objects.get().stop_reason == "stopped_by_user"
+    assert submit(client, page_of(run), to="/stop/", button="Abort").status_code == 204
+    assert Run.objects.get().stop_reason == "aborted_by_user"
+
+
 def test_an_ended_run_can_be_deleted_from_its_page_and_an_active_one_not(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
+    """No page sends the first request."""
     run = make_run(project, ann)
-    client, page = as_user(ann), f"/p/main/runs/{run.uid}/"
+    client, page = as_user(ann), page_of(run)
     assert "delete-run" not in client.get(page).content.decode()
     assert client.post(f"{page}delete/", headers=HTMX).status_code == 409
-    client.post(f"{page}stop/", headers=HTMX)
+    stop(client, run)
     assert "for good" in client.get(page).content.decode()
-    assert client.post(f"{page}delete/", headers=HTMX).status_code < 400
+    assert submit(client, page, to="/delete/").status_code < 400
     assert not Run.objects.exists()
 
 
@@ -235,16 +251,16 @@ def test_a_removed_log_is_reported(project: Project, ann: User, as_user: SignIn)
 
 def test_stopping_an_ended_run_is_a_conflict_with_a_message(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
-    client = as_user(ann)
-    client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
-    answer = client.post(f"/p/main/runs/{run.uid}/stop/", headers=HTMX)
+    opened = open_form(as_user(ann), page_of(run), having="Stop")
+    opened.send()
+    answer = opened.send()
     assert answer.status_code == 409
     assert "already ended" in json.loads(answer["HX-Trigger"])["toast"]["text"]
 
 
 def test_without_scripts_a_stop_redirects_back_to_the_run(project: Project, ann: User, as_user: SignIn) -> None:
     run = make_run(project, ann)
-    answer = as_user(ann).post(f"/p/main/runs/{run.uid}/stop/", follow=True)
+    answer = stop(as_user(ann), run, scripts=False, follow=True)
     assert answer.redirect_chain
     assert f"{run.name} ended" in answer.content.decode()
 
@@ -254,7 +270,7 @@ def test_the_list_filters_by_status_name_and_member(project: Project, ann: User,
     make_run(project, mia, "beta")
     gone = make_run(project, ann, "gamma")
     client = as_user(ann)
-    client.post(f"/p/main/runs/{gone.uid}/stop/", headers=HTMX)
+    stop(client, gone)
 
     def shown(query: str) -> set[str]:
         page = client.get(f"/p/main/runs/{query}").content.decode()
@@ -322,7 +338,7 @@ def test_a_name_used_again_means_the_newest_and_the_list_reaches_the_older_by_id
 ) -> None:
     old = make_run(project, ann, "again", priority=11)
     client = as_user(ann)
-    client.post(f"/p/main/runs/{old.uid}/stop/", headers=HTMX)
+    stop(client, old)
     make_run(project, ann, "again", priority=22)
     assert 'value="22"' in client.get("/p/main/runs/again/").content.decode()
     assert f"/runs/{old.uid}/" in client.get("/p/main/runs/").content.decode()
@@ -351,7 +367,7 @@ def test_a_run_that_waits_for_another_shows_both_as_a_graph_and_can_be_released(
     behind = client.get("/p/main/runs/prepare/").content.decode().partition('id="run-dependencies"')[2]
     assert f"/p/main/runs/{after.uid}/" in behind.partition("</section>")[0]
 
-    client.post(f"/p/main/runs/{after.uid}/release/", headers=HTMX)
+    submit(client, "/p/main/runs/train/", to="/release/")
     page = client.get("/p/main/runs/train/").content.decode()
     assert Run.objects.get(pk=after.pk).status == "submitted"
     assert "Released: it no longer waits for other runs" in page

@@ -18,8 +18,9 @@ from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Archive, Run
 from dstackweb.web.runs.submit_views import examples
 from tests.factories import make_host, make_run, place_all
+from tests.forms import open_form, submit
 from tests.scheduler.passes.backend_offers_stub import StubMarket, offer
-from tests.web.conftest import HTMX
+from tests.web.runs.actions import SUBMIT, show_plan, submit_file, submit_with_archive
 
 pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
@@ -39,7 +40,7 @@ def test_the_plan_shows_settings_offers_and_place_and_stores_nothing(
 ) -> None:
     make_host("box-1", cpus=4, gpus=2)
     make_run(project, ann, "ahead")
-    page = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO}, headers=HTMX).content.decode()
+    page = show_plan(as_user(ann), HELLO).content.decode()
     assert "Position 2 in queue default" in page
     assert "box-1" in page
     assert "idle" in page
@@ -52,11 +53,11 @@ def test_the_plan_compares_backends_where_there_are_several(
 ) -> None:
     make_host("box-1", gpus=1)
     browser, config = as_user(ann), HELLO + "resources: {gpu: 1}\nbackends: [hosts]\n"
-    assert "plan-backends" not in browser.post("/p/main/submit/plan/", {"config": config}).content.decode()
+    assert "plan-backends" not in show_plan(browser, config, scripts=False).content.decode()
     StubMarket(monkeypatch).has("cloud", offer("3.06"))
     make_run(project, ann, "ahead", resources={"gpu": 1})
     place_all()
-    page = browser.post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    page = show_plan(browser, config).content.decode()
     shown = " ".join(strip_tags(page.partition('id="plan-backends"')[2].replace("<", " <")).split())
     assert "hosts capacity Needs 1 GPU, 0 of 1 free on box-1; 1 busy until" in shown
     assert "cloud Not used; add cloud to backends now $3.06/h" in shown
@@ -67,7 +68,7 @@ def test_the_plan_of_a_run_with_a_schedule_shows_when_it_enters_its_queue(
 ) -> None:
     make_host("box-1")
     config = HELLO + "schedule: {cron: '0 2 * * *'}\n"
-    page = as_user(ann).post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    page = show_plan(as_user(ann), config).content.decode()
     assert "Will wait for its schedule" in page
     assert "Enters queue default at <time" in page
     assert "Position" not in page
@@ -81,18 +82,18 @@ def test_a_file_with_several_runs_is_planned_and_submitted_as_a_whole(
 ) -> None:
     make_host("box-1", gpus=1)
     browser = as_user(ann)
-    page = browser.post("/p/main/submit/plan/", {"config": PIPELINE}, headers=HTMX).content.decode()
+    page = show_plan(browser, PIPELINE).content.decode()
     runs = re.findall(r"<li.*?</li>", page.partition('id="plan-runs"')[2], re.DOTALL)
     assert [browser_text(run.replace("<", " <")) for run in runs] == [
         "hello 1 CPU Position 1 in queue default.", "train 1 GPU Enters its queue after: hello is done.",
     ]  # fmt: skip
     assert page.count("Settings of") == 2
     assert "Each run is planned by itself" not in page
-    twice = browser.post("/p/main/submit/plan/", {"config": PIPELINE.replace("after: hello\n", "")}, headers=HTMX)
+    twice = show_plan(browser, PIPELINE.replace("after: hello\n", ""))
     assert "Each run is planned by itself: those that can start now may not all fit at once." in browser_text(
         twice.text
     )
-    answer = browser.post("/p/main/submit/", {"config": PIPELINE}, headers=HTMX)
+    answer = submit_file(browser, PIPELINE)
     assert answer.headers["HX-Redirect"] == "/p/main/runs/hello/"
     assert list(Run.objects.order_by("pk").values_list("name", "status")) == [
         ("hello", "submitted"), ("train", "pending"),
@@ -105,13 +106,12 @@ def test_a_file_of_which_one_run_cannot_start_is_submitted_after_a_confirmation(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     make_host("box-1")
-    browser = as_user(ann)
-    page = browser.post("/p/main/submit/", {"config": PIPELINE}, headers=HTMX)
-    assert page.status_code == 422
-    assert "cannot start" in page.content.decode()
-    assert 'name="anyway"' in page.content.decode()
+    opened = open_form(as_user(ann), SUBMIT)
+    asked = opened.send({"config": PIPELINE}, "Submit")
+    assert asked.status_code == 422
+    assert "cannot start" in asked.text
     assert not Run.objects.exists()
-    browser.post("/p/main/submit/", {"config": PIPELINE, "anyway": "yes"}, headers=HTMX)
+    opened.with_answer(asked).send({"config": PIPELINE, "anyway": True}, "Submit and wait")
     assert Run.objects.count() == 2
 
 
@@ -119,7 +119,7 @@ def test_an_error_in_a_file_with_several_runs_names_its_line_of_the_file(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
     wrong = PIPELINE.replace("after: hello", "after: helo")
-    page = browser_text(as_user(ann).post("/p/main/submit/plan/", {"config": wrong}, headers=HTMX).content.decode())
+    page = browser_text(show_plan(as_user(ann), wrong).content.decode())
     assert "Line 8 · after.0.run No run is called 'helo' in main" in page
 
 
@@ -128,7 +128,7 @@ def browser_text(page: str) -> str:
 
 
 def test_an_error_names_its_line_and_key(project: Project, ann: User, as_user: SignIn) -> None:
-    answer = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO + "resurces: {}\n"}, headers=HTMX)
+    answer = show_plan(as_user(ann), HELLO + "resurces: {}\n")
     page = answer.content.decode()
     assert answer.status_code == 422
     assert 'data-error-line="5"' in page
@@ -141,27 +141,27 @@ def test_an_error_names_its_line_and_key(project: Project, ann: User, as_user: S
 def test_an_invalid_run_file_is_refused_with_its_line(
     project: Project, ann: User, as_user: SignIn, config: str, line: int | None
 ) -> None:
-    answer = as_user(ann).post("/p/main/submit/", {"config": config}, headers=HTMX)
+    answer = submit_file(as_user(ann), config)
     assert answer.status_code == 422
     assert line is None or f'data-error-line="{line}"' in answer.content.decode()
 
 
 def test_crlf_line_ends_do_not_shift_line_numbers(project: Project, ann: User, as_user: SignIn) -> None:
     config = (HELLO + "resurces: {}\n").replace("\n", "\r\n")
-    answer = as_user(ann).post("/p/main/submit/", {"config": config}, headers=HTMX)
+    answer = submit_file(as_user(ann), config)
     assert 'data-error-line="5"' in answer.content.decode()
 
 
 def test_a_submit_redirects_to_the_runs_page(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
-    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
+    answer = submit_file(as_user(ann), HELLO)
     assert answer["HX-Redirect"] == "/p/main/runs/hello/"
-    without_scripts = as_user(ann).post("/p/main/submit/", {"config": HELLO.replace("hello", "plain")}, follow=True)
+    without_scripts = submit_file(as_user(ann), HELLO.replace("hello", "plain"), scripts=False, follow=True)
     assert without_scripts.redirect_chain == [("/p/main/runs/plain/", 302)]
 
 
 def test_without_scripts_an_error_page_keeps_the_typed_text(project: Project, ann: User, as_user: SignIn) -> None:
-    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "priority: 101\n"})
+    answer = submit_file(as_user(ann), HELLO + "priority: 101\n", scripts=False)
     assert answer.status_code == 422
     assert "priority: 101" in answer.content.decode()
     assert 'data-error-line="5"' in answer.content.decode()
@@ -171,31 +171,30 @@ def test_a_run_that_no_host_can_ever_satisfy_needs_confirmation(project: Project
     make_host("box-1", gpus=1)
     config = HELLO + "resources: {gpu: 8}\n"
     client = as_user(ann)
-    answer = client.post("/p/main/submit/", {"config": config}, headers=HTMX)
+    answer = submit_file(client, config)
     assert answer.status_code == 422
     page = answer.content.decode()
     assert "no host has enough" in page.lower()
     assert re.search(r'name="anyway"[^>]*data-asked', page)
     assert "Nothing was submitted yet" in page
     assert re.search(r'id="submit-button"[^>]*hx-swap-oob="outerMorph".*Submit and wait', page, re.DOTALL)
-    planned = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    planned = show_plan(client, config).content.decode()
     assert "Submit and wait" in planned
     assert "data-asked" not in planned
-    plain = client.post("/p/main/submit/", {"config": config}).content.decode()
+    without_scripts = submit_file(client, config, scripts=False)
+    plain = without_scripts.content.decode()
     assert plain.count('id="submit-button"') == plain.count("Submit and wait") == 1
     assert re.search(r'name="anyway"[^>]*autofocus', plain)
     assert not re.search(r"<textarea[^>]*autofocus", plain)
-    assert (
-        "Submit and wait" not in client.post("/p/main/submit/plan/", {"config": HELLO}, headers=HTMX).content.decode()
-    )
+    assert "Submit and wait" not in show_plan(client, HELLO).content.decode()
     assert not Run.objects.exists()
-    client.post("/p/main/submit/", {"config": config, "anyway": "yes"}, headers=HTMX)
+    submit(client, without_scripts, {"anyway": True}, button="Submit and wait", scripts=False)
     place_all()
     assert "no host has enough" in client.get("/p/main/queue/").content.decode()
 
 
 def test_quoted_input_in_an_error_is_escaped(project: Project, ann: User, as_user: SignIn) -> None:
-    answer = as_user(ann).post("/p/main/submit/plan/", {"config": HELLO + "'<b>x</b>': 1\n"}, headers=HTMX)
+    answer = show_plan(as_user(ann), HELLO + "'<b>x</b>': 1\n")
     assert "<b>x" not in answer.content.decode()
     assert "<code>&lt;b&gt;x&lt;/b&gt;</code>" in answer.content.decode()
 
@@ -203,7 +202,7 @@ def test_quoted_input_in_an_error_is_escaped(project: Project, ann: User, as_use
 def test_a_taken_name_is_an_error(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
     make_run(project, ann, "hello")
-    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO}, headers=HTMX)
+    answer = submit_file(as_user(ann), HELLO)
     assert answer.status_code == 422
     assert "Choose another name" in answer.content.decode()
 
@@ -214,8 +213,8 @@ def test_too_many_large_files_are_an_error_beside_the_typed_text(
     settings.DSTACKWEB_PROJECT_SUBMIT_MB = 1
     make_host("box-1")
     client, large = as_user(ann), "type: task\ncommands:\n- |\n  : " + "x" * 200_000 + "\n"
-    assert [client.post("/p/main/submit/", {"config": large}).status_code for _ in range(2)] == [302, 302]
-    answer = client.post("/p/main/submit/", {"config": large})
+    assert [submit_file(client, large, scripts=False).status_code for _ in range(2)] == [302, 302]
+    answer = submit_file(client, large, scripts=False)
     page = answer.content.decode()
     assert answer.status_code == 422
     assert "main has submitted 1 MB of large run files within an hour" in page
@@ -225,12 +224,16 @@ def test_too_many_large_files_are_an_error_beside_the_typed_text(
 
 def test_an_attached_archive_is_submitted_with_the_run(project: Project, ann: User, as_user: SignIn) -> None:
     make_host()
-    as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": packed()}, headers=HTMX)
+    client = as_user(ann)
+    submit_with_archive(client, HELLO, packed())
     run = Run.objects.get(name="hello")
     assert run.archive is not None
-    again = as_user(ann).get(f"/p/main/submit/?from={run.uid}").content.decode()
-    assert run.archive.sha256 in again
-    assert "echo hello" in again
+    again = open_form(client, f"{SUBMIT}?from={run.uid}")
+    assert run.archive.sha256 in again.values["archive_sha256"]
+    (config,) = again.values["config"]
+    assert "echo hello" in config
+    again.send({"config": config.replace("name: hello", "name: again")}, "Submit")
+    assert Run.objects.get(name="again").archive == run.archive
 
 
 def test_run_again_fills_the_form_with_yaml_whatever_the_run_was_submitted_as(
@@ -245,14 +248,18 @@ def test_run_again_fills_the_form_with_yaml_whatever_the_run_was_submitted_as(
 def test_without_scripts_an_archive_is_kept_while_errors_are_fixed(
     project: Project, ann: User, as_user: SignIn
 ) -> None:
-    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "priority: 101\n", "archive": packed()})
+    make_host()
+    client = as_user(ann)
+    answer = submit_with_archive(client, HELLO + "priority: 101\n", packed(), scripts=False)
     assert answer.status_code == 422
     assert Archive.objects.get().sha256 in answer.content.decode()
+    submit(client, answer, {"config": HELLO}, button="Submit", scripts=False)
+    assert Run.objects.get().archive == Archive.objects.get()
 
 
 def test_an_invalid_archive_is_refused_with_a_message(project: Project, ann: User, as_user: SignIn) -> None:
     wrong = SimpleUploadedFile("code.zip", b"PK\x03\x04", "application/zip")
-    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": wrong}, headers=HTMX)
+    answer = submit_with_archive(as_user(ann), HELLO, wrong)
     assert answer.status_code == 422
     assert "is not a .tar.gz" in answer.content.decode()
     assert not Run.objects.exists()
@@ -260,14 +267,14 @@ def test_an_invalid_archive_is_refused_with_a_message(project: Project, ann: Use
 
 def test_an_archive_over_the_limit_is_refused(project: Project, ann: User, as_user: SignIn, settings) -> None:
     settings.DSTACKWEB_ARCHIVE_LIMIT_MB = 0
-    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO, "archive": packed()}, headers=HTMX)
+    answer = submit_with_archive(as_user(ann), HELLO, packed())
     assert answer.status_code == 422
     assert "over the limit" in answer.content.decode()
     assert not Archive.objects.exists()
 
 
 def test_a_file_over_256_kb_is_refused(project: Project, ann: User, as_user: SignIn) -> None:
-    answer = as_user(ann).post("/p/main/submit/", {"config": HELLO + "#" * 300_000}, headers=HTMX)
+    answer = submit_file(as_user(ann), HELLO + "#" * 300_000)
     assert answer.status_code == 422
     assert "256" in answer.content.decode()
 
@@ -275,14 +282,15 @@ def test_a_file_over_256_kb_is_refused(project: Project, ann: User, as_user: Sig
 def test_every_example_is_offered_and_can_be_planned(project: Project, ann: User, as_user: SignIn) -> None:
     make_host("box-1", gpus=8)
     client = as_user(ann)
-    page = client.get("/p/main/submit/").content.decode()
+    page = client.get(SUBMIT)
+    opened = open_form(client, page)
     assert examples()
     for example in examples():
-        assert f">{example.name}</button>" in page
-        assert client.post("/p/main/submit/plan/", {"config": example.text}, headers=HTMX).status_code == 200
+        assert f">{example.name}</button>" in page.text
+        assert opened.send({"config": example.text}, "Show plan").status_code == 200
 
 
 def test_forms_without_their_token_are_refused(project: Project, ann: User) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(ann)
-    assert client.post("/p/main/submit/", {"config": HELLO}).status_code == 403
+    assert client.post(SUBMIT, {"config": HELLO}).status_code == 403

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -11,8 +12,10 @@ from django.test import Client
 from dstackweb.accounts.models import Project, User
 from dstackweb.runs.models import Run, Sweep
 from tests.factories import join, make_host, make_run, make_user, place_all
+from tests.forms import submit
 from tests.runs.sweeps.test_sweeps import end, fresh, settle
 from tests.web.conftest import HTMX
+from tests.web.runs.actions import show_plan, submit_file
 
 pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
@@ -32,9 +35,14 @@ def browser(ann: User, as_user: SignIn) -> Client:
 
 @pytest.fixture
 def sweep(project: Project, browser: Client) -> Sweep:
-    answer = browser.post("/p/main/submit/", {"config": FILE})
+    answer = submit_file(browser, FILE, scripts=False)
     assert answer["Location"] == "/p/main/sweeps/lr/"
     return Sweep.objects.get()
+
+
+def press(browser: Client, action: str, scripts: bool = True, **changes: str) -> Any:
+    """Press the button of the sweep's page that stops, retries or releases it, or sets the priority of its runs."""
+    return submit(browser, "/p/main/sweeps/lr/", changes, to=f"/{action}/", scripts=scripts)
 
 
 def read(browser: Client, path: str) -> str:
@@ -45,7 +53,7 @@ def read(browser: Client, path: str) -> str:
 
 def test_the_plan_says_how_many_runs_a_file_makes(project: Project, browser: Client) -> None:
     make_host()
-    plan = browser.post("/p/main/submit/plan/", {"config": FILE}).content.decode()
+    plan = show_plan(browser, FILE, scripts=False).content.decode()
     assert "Sweep of 4 runs, at most 2 at once." in plan
 
 
@@ -73,7 +81,7 @@ def test_an_active_sweep_is_one_line_above_the_queue_and_the_runs(sweep: Sweep, 
         page = read(browser, path)
         assert 'class="dw-bar dw-sweep-bar"' in page
         assert "2 waiting · 2 to come" in page
-    browser.post("/p/main/sweeps/lr/stop/")
+    press(browser, "stop", scripts=False)
     settle()
     assert "dw-sweep-bar" not in read(browser, "queue/")
     assert "2 terminated · 2 never started" in read(browser, "sweeps/")
@@ -83,7 +91,7 @@ def test_a_poll_gets_nothing_until_something_of_the_sweep_changes(sweep: Sweep, 
     version = browser.get("/p/main/sweeps/lr/")["HX-PTag"]
     headers = {**HTMX, "HX-PTag": version}
     assert browser.get("/p/main/sweeps/lr/", headers=headers).status_code == 204
-    browser.post("/p/main/sweeps/lr/priority/", {"priority": "70"})
+    press(browser, "priority", scripts=False, priority="70")
     poll = browser.get("/p/main/sweeps/lr/", headers=headers)
     assert poll.status_code == 200
     assert 'value="70"' in poll.content.decode()
@@ -92,23 +100,24 @@ def test_a_poll_gets_nothing_until_something_of_the_sweep_changes(sweep: Sweep, 
 
 def test_buttons_stop_raise_and_retry_the_sweep(sweep: Sweep, browser: Client) -> None:
     make_host()
-    assert browser.post("/p/main/sweeps/lr/priority/", {"priority": "x"}, headers=HTMX).status_code == 422
-    assert browser.post("/p/main/sweeps/lr/priority/", {"priority": "60"}, headers=HTMX).status_code == 204
+    assert press(browser, "priority", priority="x").status_code == 422
+    assert press(browser, "priority", priority="60").status_code == 204
     assert set(Run.objects.values_list("priority", flat=True)) == {60}
     place_all()
     end("lr-0", code=1)
     settle()
     assert "Retry failed" in read(browser, "sweeps/lr/")
-    assert browser.post("/p/main/sweeps/lr/stop/", headers=HTMX).status_code == 204
+    assert press(browser, "stop").status_code == 204
     assert fresh(sweep).stopped_at is not None
     settle()
-    assert browser.post("/p/main/sweeps/lr/retry/", headers=HTMX).status_code == 204
+    assert press(browser, "retry").status_code == 204
     page = read(browser, "sweeps/lr/")
     assert "Stopped by ann." in page
     assert "Stop sweep" not in page, "it was stopped"
 
 
 def test_another_member_sees_no_buttons_and_is_refused(sweep: Sweep, project: Project, as_user: SignIn) -> None:
+    """No page sends these requests for them."""
     other = as_user(join(project, make_user("bo")))
     page = other.get("/p/main/sweeps/lr/").content.decode()
     assert "sweeps/lr" in page or "lr-0" in page
@@ -127,7 +136,7 @@ def test_the_table_is_exported(sweep: Sweep, browser: Client) -> None:
 
 def test_a_sweep_says_what_it_waits_for(project: Project, ann: User, browser: Client) -> None:
     make_run(project, ann, "lr-0")
-    browser.post("/p/main/submit/", {"config": FILE})
+    submit_file(browser, FILE)
     assert "Waits until the other run called lr-0 has ended." in read(browser, "sweeps/lr/")
     assert "No sweeps" not in read(browser, "sweeps/")
 
@@ -138,16 +147,16 @@ def test_without_sweeps_the_list_says_how_to_make_one(project: Project, browser:
 
 def test_a_waiting_sweep_shows_its_graph_and_is_released_from_its_page(project: Project, browser: Client) -> None:
     pipeline = "type: task\nname: prepare\ncommands: [x]\n---\n" + FILE.replace("name: lr", "name: lr\nafter: prepare")
-    plan = browser.post("/p/main/submit/plan/", {"config": pipeline}).content.decode()
+    plan = show_plan(browser, pipeline, scripts=False).content.decode()
     assert "Sweep of 4 runs, at most 2 at once." in plan
     assert "Enters its queue after: prepare is done." in plan
-    assert browser.post("/p/main/submit/", {"config": pipeline})["Location"] == "/p/main/runs/prepare/"
+    assert submit_file(browser, pipeline, scripts=False)["Location"] == "/p/main/runs/prepare/"
     page = read(browser, "sweeps/lr/")
     assert page.count("Enters its queue after: prepare is done.") == 1
     assert 'id="run-dependencies"' in page
     assert ">lr</a>" in read(browser, "runs/prepare/"), "the run's graph has what follows it"
     assert "Enters its queue after: prepare is done." in read(browser, "sweeps/")
-    released = browser.post("/p/main/sweeps/lr/release/", headers=HTMX)
+    released = press(browser, "release")
     assert released.status_code in (200, 204)
     assert Run.objects.filter(sweep__name="lr").count() == 2
     assert "/release/" not in read(browser, "sweeps/lr/")

@@ -20,6 +20,7 @@ from dstackweb.scheduler.passes import forecast_pass
 from dstackweb.web.runs.why_views import CELLS, STRIP, place_in_queue
 from tests.factories import join, make_host, make_project, make_run, make_user, place_all
 from tests.web.conftest import HTMX
+from tests.web.runs.actions import show_plan
 
 pytestmark = pytest.mark.django_db
 SignIn = Callable[[User], Client]
@@ -67,7 +68,7 @@ def test_whom_it_displaces_is_shown_here_and_in_the_plan(
     client = as_user(ann)
     assert text in text_of(why(client, run))
     config = "type: task\ncommands: ['true']\nresources: {gpu: 1}\npriority: 60\n"
-    planned = client.post("/p/main/submit/plan/", {"config": config}, headers=HTMX).content.decode()
+    planned = show_plan(client, config).content.decode()
     assert text in text_of(planned)
 
 
@@ -195,11 +196,7 @@ def test_a_penalty_of_fair_share_is_explained_with_its_numbers(
         assert (
             "Fair share of ann: recently used 0 GPU-h, 16 GPUs queued; the median is 8 GPU-h: 30 min behind." in shown
         )
-    planned = as_user(ann).post(
-        "/p/main/submit/plan/",
-        {"config": "type: task\ncommands: ['true']\nresources: {gpu: 2}\n"},
-        headers=HTMX,
-    )
+    planned = show_plan(as_user(ann), "type: task\ncommands: ['true']\nresources: {gpu: 2}\n")
     assert "Fair share: recently used 0 GPU-h, 18 GPUs queued; the median is 2 GPU-h: 53 min behind." in text_of(
         planned.content.decode()
     )
