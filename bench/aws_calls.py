@@ -3,9 +3,9 @@ twenty runs are launched, or can't be.
 
     python -m bench.aws_calls [sqlite|postgres] [at-once] [throttled] [launches]
 
-The AWS is the small one of standins/aws, which counts the requests itself. Minutes are simulated: the clock that the
-code reads is moved between ticks, and by the waits for the rate limit; the calls are real. The database cache goes with
-SQLite, Redis with PostgreSQL.
+The AWS is the small one of standins/aws, which counts the requests itself. Minutes are simulated: the clocks that the
+code reads are moved between ticks, and by the waits for the rate limit; the calls are real. The database cache goes
+with SQLite, Redis with PostgreSQL.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -30,6 +31,9 @@ STEP_S, MINUTES = 5, 20
 SOURCES = ("instance_types", "prices", "spot_prices", "quotas", "quota_use")
 LAUNCHED_S = 150
 """How long each way of launching twenty runs is followed."""
+THROTTLED = "throttled midway"
+THROTTLED_S = 30
+"""How long EC2 throttles all calls once half of them are launched."""
 SHOWN = (
     "ListServiceQuotas", "GetProducts", "DescribeInstanceTypes", "DescribeInstanceTypeOfferings",
     "DescribeSpotPriceHistory", "DescribeSpotInstanceRequests", "DescribeInstances", "DescribeImages", "GetParameter",
@@ -39,13 +43,14 @@ SHOWN = (
 moved = dt.timedelta(0)
 
 
-def move_the_clock() -> None:
-    """Everything that reads Django's clock from here on reads one that is ahead by `moved`, and so do rate limits."""
+def move_the_clocks() -> None:
+    """Let Django's clock, that of rate limits and the monotonic one be ahead by `moved` from here on."""
     from django.utils import timezone
 
-    real, real_ns = timezone.now, time.time_ns
+    real, real_ns, real_monotonic = timezone.now, time.time_ns, time.monotonic
     timezone.now = lambda: real() + moved
     time.time_ns = lambda: real_ns() + round(moved.total_seconds() * 1e9)
+    time.monotonic = lambda: real_monotonic() + moved.total_seconds()
 
 
 def wait(seconds: float) -> None:
@@ -59,7 +64,7 @@ def measure() -> None:
     import django
 
     os.environ["DSTACKWEB_PUBLIC_URL"] = "https://gpus.example.org"
-    move_the_clock()
+    move_the_clocks()
     django.setup()
     from django.core.management import call_command
 
@@ -203,7 +208,7 @@ def launched(cloud: Any) -> None:
         "cold": lambda: None,
         "warm": lambda: None,
         "no capacity": lambda: cloud.capacity(0),
-        "throttled from the middle": lambda: None,
+        THROTTLED: lambda: None,
         "garbage": lambda: garbage(cloud),
         "image missing": lambda: cloud.fail("ssm", "GetParameter", code="ParameterNotFound", status=400),
     }
@@ -213,10 +218,17 @@ def launched(cloud: Any) -> None:
         str(sum(number for api, number in counts.items() if api not in SHOWN and api[0].isupper()))
         for counts in columns.values()
     ]
-    for said in ("instances", "failed runs", "without offers"):
-        rows[said] = [str(counts[said]) for counts in columns.values()]
+    for name in (
+        "throttled: RunInstances", "throttled: DescribeInstances", "retries by boto3", "instances", "failed runs",
+        "runs that lost an attempt", "without offers",
+    ):  # fmt: skip
+        rows[name] = [str(counts[name]) for counts in columns.values()]
+    for name in ("the last launch after, s", "the urgent launch after, s"):
+        rows[name] = [str(counts[name] or "–") for counts in columns.values()]
     heading = f"{sides.database()}, requests in {LAUNCHED_S} s for {RUNS} runs:"
     sides.table(heading, [*columns], rows)
+    print(f"{THROTTLED}: EC2 throttles all calls for {THROTTLED_S} s, once {RUNS // 2} runs are launched; then one")
+    print("more comes with priority 100, and is the next to be launched")
     floor = Counter(call["action"] for call in fetched_once(cloud))
     print(f"floor: each source of {len(REGIONS)} regions read once, all pages: {dict(sorted(floor.items()))};")
     print("one RunInstances for each instance, one DescribeInstances when an instance is due\n", flush=True)
@@ -228,15 +240,18 @@ def garbage(cloud: Any) -> None:
         cloud.answer(service, action, bodies=["{oops"])
 
 
-def twenty_launches(cloud: Any, way: str, prepare: Any) -> Counter[str]:
+def twenty_launches(cloud: Any, way: str, prepare: Callable[[], None]) -> Counter[str]:
     """Requests by API; and what became of the runs."""
+    from django.db.models import Sum
     from django.utils import timezone
 
-    from dstackweb.backends.models import Instance, InstanceStatus
+    from dstackweb.backends import api_calls
+    from dstackweb.backends.models import ApiCount, Instance, InstanceStatus
     from dstackweb.offers import sources
-    from dstackweb.runs.models import Run, Verdict
+    from dstackweb.runs.codes import RunEventKind
+    from dstackweb.runs.models import Run, RunEvent, Verdict
     from dstackweb.runs.services import submit
-    from dstackweb.scheduler.cloud import watch
+    from dstackweb.scheduler.cloud import launching, watch
     from dstackweb.scheduler.passes.placement_pass import run_passes
 
     begin_anew(cloud)
@@ -250,22 +265,52 @@ def twenty_launches(cloud: Any, way: str, prepare: Any) -> Counter[str]:
     project, user = someone()
     for index in range(RUNS):
         submit(project, user, "admin", submission(1, name=f"{way.replace(' ', '-')}-{index}"))
+    starts = RunEvent.objects.filter(kind=RunEventKind.MACHINE_STARTED).order_by("pk")
+    began = timezone.now()
+    urgent: Run | None = None
+    place = 0  # of the urgent run among the launches
+
+    def pause(seconds: float) -> None:
+        """Wait in the simulated time. What happens by then happens beside a worker that launches."""
+        nonlocal urgent, place
+        wait(seconds)
+        if way == THROTTLED and urgent is None and starts.count() >= RUNS // 2:
+            cloud.throttle("ec2")
+            place = starts.count()
+            urgent, _ = submit(project, user, "admin", submission(1, name="urgent", priority=100))
+            run_passes()
+        elif urgent is not None and timezone.now() > urgent.queued_at + dt.timedelta(seconds=THROTTLED_S):
+            cloud.unthrottle("ec2")
+
+    launch_waiting = launching.launch_waiting
+    launching.launch_waiting = partial(launch_waiting, pause=pause)
     without_offers = set()
-    ends = timezone.now() + dt.timedelta(seconds=LAUNCHED_S)
-    middle = timezone.now() + dt.timedelta(seconds=RUNS / 2)  # one launch is allowed in a second
-    while (now := timezone.now()) < ends:
-        if way == "throttled from the middle" and now > middle:
-            middle = ends
-            cloud.throttle()
+    while (now := timezone.now()) < began + dt.timedelta(seconds=LAUNCHED_S):
         sources.refresh_due(now)
         run_passes()
         watch.poll_all()
         impossible = Verdict.objects.filter(reason="impossible").values("shape")
         without_offers |= set(Run.objects.filter(status="submitted", shape__in=impossible).values_list("pk", flat=True))
-        wait(1.0)
+        pause(1.0)
+    launching.launch_waiting = launch_waiting
+
     counts = Counter(call["action"] for call in cloud.calls())
+    counts.update(f"throttled: {call['action']}" for call in cloud.calls() if call["code"] == "RequestLimitExceeded")
+    api_calls.flush()
+    counts["retries by boto3"] = ApiCount.objects.aggregate(Sum("retries"))["retries__sum"] or 0
+    launched_runs = list(starts.values_list("run", "at"))
     counts["instances"] = Instance.objects.filter(status=InstanceStatus.STARTING).count()
+    sides.must_be(len(launched_runs), counts["instances"])
+    sides.must_be(len(cloud.machines()), counts["instances"])
+    sides.must_be(len({run for run, _ in launched_runs}), counts["instances"])
+    if urgent is not None:
+        sides.must_be(counts["instances"], RUNS + 1)
+        sides.must_be(launched_runs[place][0], urgent.pk)
+        counts["the urgent launch after, s"] = round((launched_runs[place][1] - urgent.queued_at).total_seconds())
+    if launched_runs:
+        counts["the last launch after, s"] = round((launched_runs[-1][1] - began).total_seconds())
     counts["failed runs"] = Run.objects.filter(status__in=("failed", "terminated")).count()
+    counts["runs that lost an attempt"] = Run.objects.filter(attempt__gt=1).count()
     counts["without offers"] = len(without_offers)
     return counts
 
@@ -287,12 +332,12 @@ def begin_anew(cloud: Any) -> None:
     from django.core.cache import caches
 
     from dstackweb.backends.aws import ami, client
-    from dstackweb.backends.models import Instance
+    from dstackweb.backends.models import ApiCount, Instance
     from dstackweb.lib.models import Bucket, Circuit, Lease
     from dstackweb.offers import catalog, sources
     from dstackweb.runs.models import Job, Run
 
-    for model in (Job, Run, Instance, Bucket, Circuit, Lease):
+    for model in (Job, Run, Instance, ApiCount, Bucket, Circuit, Lease):
         model.objects.all().delete()
     a_backend().source_rows.all().delete()
     caches["offers"].clear()
@@ -335,13 +380,13 @@ def someone() -> tuple[Any, Any]:
     return project, user
 
 
-def submission(gpus: int, name: str = "") -> Any:
+def submission(memory_gb: int, name: str = "", priority: int = 0) -> Any:
     """A run that asks for a GPU on AWS; what differs between runs is the memory they ask for."""
     from dstackweb.runs.services import Submission
 
     config = {
-        "type": "task", "commands": ["true"], "backends": ["aws"], "spot_policy": "auto",
-        "resources": {"gpu": "A10G:1", "memory": f"{gpus}GB.."},
+        "type": "task", "commands": ["true"], "backends": ["aws"], "spot_policy": "auto", "priority": priority,
+        "resources": {"gpu": "A10G:1", "memory": f"{memory_gb}GB.."},
     }  # fmt: skip
     if name:
         config["name"] = name

@@ -71,9 +71,9 @@ class PrefixOut(GroupOut):
     rate_high: float | None
     paused: int = Field(description="Of a project: runs in paused queues; while there are any, no time left is given")
     impossible: int = Field(description="Of a project: runs that nothing can run; the time left is without them")
-    left_s: float | None = Field(description="Seconds until all tasks are finished at this rate; null if unknown")
-    left_low_s: float | None
-    left_high_s: float | None = Field(description="Null too if the rate may be almost zero")
+    left_s: float | None = Field(description="Estimated seconds until all tasks are finished; null if unknown")
+    left_low_s: float | None = Field(description="Start of a range that holds the truth in nine of ten looks")
+    left_high_s: float | None = Field(description="End of the range; null too if it is open")
 
 
 class SilentOut(Schema):
@@ -297,7 +297,7 @@ def _prefixes(
     following = None
     if overview is None:
         nothing = ProgressBar(0, "", dict.fromkeys(TaskState, 0), 0, 0, 0, 0, None, None, None, 0, 0)
-        overview = ScopeProgress(0, 0, 0, 0, nothing, ended=False)
+        overview = ScopeProgress(0, 0, 0, 0, 0, nothing, ended=False)
     else:
         totals, bars, following = selectors.prefixes(
             overview.scope_id, to_ms(timezone.now()), find=wanted.find, order=wanted.order, after=wanted.cursor or None,
@@ -340,7 +340,7 @@ def _of_run(request: HttpRequest, project: str, name: str, attempt: int | None) 
 
 
 def _prefix(overview: ScopeProgress | None, name: str) -> ProgressBar:
-    found = selectors.prefix(overview.scope_id, name, to_ms(timezone.now())) if overview is not None else None
-    if found is None:
+    bar = selectors.prefix(overview, name, to_ms(timezone.now())) if overview is not None else None
+    if bar is None:
         raise NotFound(_("there is no prefix %(name)s here") % {"name": repr(name)})
-    return found
+    return bar

@@ -93,7 +93,7 @@ class CachedDriver:
         key, token = _key(self._backend, requirements, image), _token(self._backend)
         local = _current_local(key, token, self._backend.kind)
         result = self._look_up(requirements, image) if local is None else self._hit(local)
-        offers = refusals.marked(self._backend, result.offers)
+        offers = refusals.mark_refused(self._backend, result.offers)
         return result if offers is result.offers else dataclasses.replace(result, offers=offers)
 
     def _hit(self, result: CachedOffers) -> CachedOffers:

@@ -8,16 +8,21 @@ from typing import Any
 
 from dstackweb.lib import bulk
 from dstackweb.progress.models import Scope
-from dstackweb.progress.states import TaskState
+from dstackweb.progress.states import LIVE, TaskState
 
 GROUP_COLUMNS = {
     **{state.value: "bigint" for state in TaskState}, "total": "bigint", "duration_n": "bigint", "duration_s": "float8",
     "duration_ewma_s": "float8", "version": "bigint", "changed_ms": "bigint",
 }  # fmt: skip
-RATE_COLUMNS = {"first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint"}
+RATE_COLUMNS = {
+    "first_ms": "bigint", "finished_1m": "float8", "finished_10m": "float8", "rated_ms": "bigint", "pace": "jsonb",
+}  # fmt: skip
 SUMMED_COLUMNS = {**GROUP_COLUMNS, **RATE_COLUMNS, "groups": "integer"}
 PREFIX_COLUMNS = {**SUMMED_COLUMNS, "durations": "jsonb", "failing": "jsonb"}
-SCOPE_COLUMNS = {**SUMMED_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer"}
+SCOPE_COLUMNS = {
+    **SUMMED_COLUMNS, "prefixes": "integer", "tasks": "integer", "counted": "integer", "quiet_ms": "bigint",
+    "time_left": "jsonb",
+}  # fmt: skip
 
 GroupName = tuple[str, str]
 """Name of a prefix, and of a group in it."""
@@ -51,12 +56,13 @@ class GroupRow:
 
 @dataclass(slots=True)
 class PrefixRow(GroupRow):
-    """PREFIX_COLUMNS of a row. `durations` and `failing` are JSON, written back as they were where nothing changes."""
+    """PREFIX_COLUMNS of a row. `pace`, `durations` and `failing` are JSON, and stay as read where nothing changes."""
 
     first_ms: int = 0
     finished_1m: float = 0.0
     finished_10m: float = 0.0
     rated_ms: int = 0
+    pace: str = "[]"
     groups: int = 0
     durations: str = "{}"
     failing: str = "{}"
@@ -93,6 +99,14 @@ def lock_project(project_id: int, names: Collection[GroupName]) -> tuple[Scope |
 def read_prefixes(scope_id: int, names: Collection[str]) -> Prefixes:
     """The rows of these prefixes that are there."""
     return _prefix_rows(bulk.read(_prefixes(names, "%s", scope_id))[0]) if names else {}
+
+
+def read_active(scope_id: int, most: int) -> Prefixes:
+    """The first prefixes of a scope: first those with unfinished tasks, then by their first report."""
+    columns = ", ".join(("name", "id", *PREFIX_COLUMNS))
+    is_over = f"CASE WHEN {' + '.join(LIVE)} > 0 THEN 0 ELSE 1 END"
+    query = f"SELECT {columns} FROM progress_taskprefix WHERE scope_id = %s ORDER BY {is_over}, id LIMIT %s"
+    return _prefix_rows(bulk.read((query, [scope_id, most]))[0])
 
 
 def read_groups(names: Collection[tuple[int | None, str, str]]) -> Groups:

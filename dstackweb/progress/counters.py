@@ -10,19 +10,22 @@ durations start at zero.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from dstackweb.lib import bulk
-from dstackweb.progress import counter_rows
+from dstackweb.progress import counter_rows, time_left
 from dstackweb.progress.counter_rows import GROUP_COLUMNS, PREFIX_COLUMNS, SCOPE_COLUMNS, GroupName, GroupRow, PrefixRow
 from dstackweb.progress.estimate import BINS, MINUTE_S, TEN_MINUTES_S, added, decayed
 from dstackweb.progress.models import Reporter, Scope
+from dstackweb.progress.pace import Pace, Step
 from dstackweb.progress.reports import EntryList, Receipt, Rejection
 from dstackweb.progress.states import FINISHED, GONE, LIVE, SHOWN, TaskState
+from dstackweb.progress.time_left import PARTS, Part, Shown
 
 
 @dataclass(slots=True)
@@ -65,6 +68,23 @@ class Delta:
         timed = ("duration_n", "duration_s", "duration_ewma_s") if self.duration_n else ()
         changed = {*self.states, "total", *timed, "version", "changed_ms"}
         return {name: kind for name, kind in GROUP_COLUMNS.items() if name in changed}
+
+
+class Heard(NamedTuple):
+    """Contact with the reporters before a report, which says whether its finished tasks are work of now.
+
+    `before_ms`: time of the reporter's report before this one; 0 for a new reporter. `all_the_time`: False after a
+    silence of all reporters, which is no time of work. `believed_s`: most seconds of timed work that count as done
+    now; more was done earlier, unheard. If it is finite, only tasks that were timed one by one count.
+    """
+
+    before_ms: int = 0
+    all_the_time: bool = True
+    believed_s: float = math.inf
+
+
+HEARD = Heard()
+ESTIMATE_MS = 1000
 
 
 class GroupIds(NamedTuple):
@@ -125,14 +145,34 @@ class CounterRows:
     def ids(self, group_name: GroupName) -> GroupIds:
         return GroupIds(self.prefixes[group_name[0]].id, self.groups[group_name].id)
 
-    def shift(self, deltas: Mapping[GroupName, Delta], now_ms: int, *, ids: bool = True) -> Delta:
+    def shift(self, deltas: Mapping[GroupName, Delta], now_ms: int, *, ids: bool = True, heard: Heard = HEARD) -> Delta:
         """Change the rows that were read by `deltas`, and write them with the scope's row. Call once.
 
         Missing prefixes and groups are created, and groups that lost their last task are deleted. `ids`: whether `ids`
         knows the created groups afterwards. Returns the sum of all deltas.
         """
-        scope = self.scope
-        whole = Delta()
+        scope, names = self.scope, {prefix for prefix, _ in deltas}
+        whole = self.count(deltas, now_ms, heard)
+        if scope.run_id and self.is_estimate_due(now_ms):
+            self.estimate(now_ms, counter_rows.read_active(scope.pk, PARTS))
+        # Only runs can be removed: tasks are forgotten, and stay in the count.
+        gone = [] if scope.run_id else [name for name in names if not self.prefixes[name].total]
+        scope.prefixes -= len(gone)
+        new = self._insert_prefixes(names)
+        with bulk.together():
+            self._update_prefixes(sorted(names - new))
+            fresh = self._write_groups(sorted(deltas), whole.columns())
+            bulk.delete("progress_taskprefix", [self.prefixes[name].id for name in gone])
+            bulk.update("progress_scope", SCOPE_COLUMNS, [attrgetter(*SCOPE_COLUMNS, "id")(scope)])
+        for group_name, made in self._load_groups(fresh if ids else ()).items():
+            self.groups[group_name].id = made.id
+        return whole
+
+    def count(self, deltas: Mapping[GroupName, Delta], now_ms: int, heard: Heard = HEARD) -> Delta:
+        """Change the rows in memory, and return the sum of all deltas."""
+        scope, before = self.scope, Before.of(self.scope)
+        if not heard.all_the_time:
+            scope.quiet_ms = now_ms
         of_prefix: defaultdict[str, Delta] = defaultdict(Delta)
         for group_name, delta in deltas.items():
             of_prefix[group_name[0]].add(delta)
@@ -148,33 +188,39 @@ class CounterRows:
             scope.groups += more
             if more:  # the prefix's other counters may stay as they are
                 prefix.version, prefix.changed_ms = scope.version, now_ms
-        finished = 0
+        whole, all_finished = Delta(), 0
         for name, delta in of_prefix.items():
             whole.add(delta)
             prefix = self.prefixes[name]
-            more = _finished(prefix, delta)
-            finished += more
+            finished, prefix_before = _finished(prefix, delta, heard), Before.of(prefix)
+            all_finished += finished
             _count(prefix, delta, scope.version, now_ms)
-            _rate(prefix, more, now_ms)
+            _rate(prefix, finished, now_ms)
+            _pace(prefix, prefix_before, delta, finished, scope.quiet_ms, before.rated_ms)
             if delta.bins:
                 prefix.durations = added(prefix.durations, delta.bins)
             if not prefix.id:
                 scope.prefixes += 1
                 prefix.version, prefix.changed_ms = scope.version, now_ms
         _count(scope, whole, scope.version, now_ms)
-        _rate(scope, finished, now_ms)
-        # Only runs can be removed: tasks are forgotten, and stay in the count.
-        gone = [] if scope.run_id else [name for name in of_prefix if not self.prefixes[name].total]
-        scope.prefixes -= len(gone)
-        new = self._insert_prefixes(of_prefix)
-        with bulk.together():
-            self._update_prefixes(sorted(of_prefix.keys() - new))
-            fresh = self._write_groups(sorted(deltas), whole.columns())
-            bulk.delete("progress_taskprefix", [self.prefixes[name].id for name in gone])
-            bulk.update("progress_scope", SCOPE_COLUMNS, [attrgetter(*SCOPE_COLUMNS, "id")(scope)])
-        for group_name, made in self._load_groups(fresh if ids else ()).items():
-            self.groups[group_name].id = made.id
+        _rate(scope, all_finished, now_ms)
+        _pace(scope, before, whole, all_finished, scope.quiet_ms, before.rated_ms)
         return whole
+
+    def is_estimate_due(self, now_ms: int) -> bool:
+        """Whether the time left is to be estimated: once a second, and less often with many prefixes, which cost."""
+        shown = Shown.of(self.scope.time_left)
+        return shown is None or now_ms - shown.at_ms >= ESTIMATE_MS + self.scope.prefixes
+
+    def estimate(self, now_ms: int, prefixes: counter_rows.Prefixes) -> None:
+        """Estimate the time left of a run's tasks, from these prefixes as stored and those that have changed."""
+        scope, pace = self.scope, Pace.of(self.scope.pace)
+        parts = [
+            Part.of(row.pace, max(row.rated_ms, scope.quiet_ms), now_ms, row.total, unfinished(row), row.processing)
+            for row in (prefixes | self.prefixes).values()
+        ]
+        left = time_left.of_all(parts, Part(pace, scope.total, unfinished(scope), scope.processing))
+        scope.time_left = str(Shown(now_ms, pace.seconds, left).after(Shown.of(scope.time_left)))
 
     def _load_groups(self, group_names: Collection[GroupName]) -> counter_rows.Groups:
         known = [(self.prefixes[prefix].id, name, prefix) for prefix, name in group_names if self.prefixes[prefix].id]
@@ -242,9 +288,17 @@ def _count(row: GroupRow | Scope, delta: Delta, version: int, now_ms: int) -> No
     row.changed_ms = now_ms
 
 
-def _finished(prefix: PrefixRow, delta: Delta) -> int:
+def unfinished(row: PrefixRow | Scope) -> int:
+    """Live tasks that a worker can run."""
+    return row.waiting + row.queued + row.processing
+
+
+def _finished(prefix: PrefixRow, delta: Delta, heard: Heard) -> int:
     """Number of tasks that finished since the last report. Tasks already finished at the first report do not count."""
-    return max(0, sum(delta.states.get(state, 0) for state in FINISHED)) if prefix.total else 0
+    finished = max(0, sum(delta.states.get(state, 0) for state in FINISHED)) if prefix.total else 0
+    if math.isinf(heard.believed_s):
+        return finished
+    return min(finished, sum(delta.bins.values())) if delta.duration_s <= heard.believed_s else 0
 
 
 def _rate(row: PrefixRow | Scope, finished: int, now_ms: int) -> None:
@@ -254,6 +308,38 @@ def _rate(row: PrefixRow | Scope, finished: int, now_ms: int) -> None:
     row.finished_1m = decayed(row.finished_1m, age_ms, MINUTE_S) + finished
     row.finished_10m = decayed(row.finished_10m, age_ms, TEN_MINUTES_S) + finished
     row.rated_ms = now_ms
+
+
+class Before(NamedTuple):
+    """Columns of a row before a report."""
+
+    running: int
+    total: int
+    rated_ms: int
+
+    @classmethod
+    def of(cls, row: PrefixRow | Scope) -> Self:
+        return cls(row.processing, row.total, row.rated_ms)
+
+
+def _pace(row: PrefixRow | Scope, before: Before, delta: Delta, finished: int, quiet_ms: int, reported_ms: int) -> None:
+    """Update a row's pace, at the time of its rates.
+
+    No work was done up to `quiet_ms`. `reported_ms`: time of the scope's report before this one, in which all numbers
+    were as they were before now.
+    """
+    since_ms = max(before.rated_ms, quiet_ms)
+    if not before.running:
+        # Tasks that are shorter than the time between two reports finish without having been seen running.
+        since_ms = max(since_ms, reported_ms) if finished else row.rated_ms
+    seconds = max(0, row.rated_ms - since_ms) / 1000 if since_ms else 0.0
+    added = max(0, row.total - before.total) if before.total else 0
+    if not seconds and not finished:
+        return
+    changing_s = min(seconds, max(0, row.rated_ms - reported_ms) / 1000)
+    running = before.running + (row.processing - before.running) / 2 * (changing_s / seconds if seconds else 1)
+    timed, timed_s = (delta.duration_n, delta.duration_s) if finished else (0, 0.0)
+    row.pace = str(Pace.of(row.pace).after(Step(seconds, finished, running, timed, timed_s, added)))
 
 
 _shown = attrgetter(*SHOWN)

@@ -1,4 +1,4 @@
-"""How long tasks take, the rate at which they finish, and the time left, with 80 % ranges. Pure.
+"""How long tasks take, and the rate at which they finish, with an 80 % range. Pure.
 
 Two exponential windows are kept (models.RateCounters): one minute follows changes, ten minutes smooth bursts. The more
 tasks finished in the last minute, the more that window counts. A range contains the true value in four of five cases
@@ -57,15 +57,6 @@ class Rate:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Seconds until all tasks are finished, and its range; `high` is math.inf when unknown."""
-
-    seconds: float
-    low: float
-    high: float
-
-
 def decayed(finished: float, age_ms: float, window_s: float) -> float:
     """The weight of finished tasks after another `age_ms`."""
     return finished * math.exp(-max(0.0, age_ms) / 1000 / window_s)
@@ -87,25 +78,6 @@ def rate(row: RateSample) -> Rate | None:
         low=min(low, weight * min(fast, slow) + rest * low),
         high=max(high, weight * max(fast, slow) + rest * high),
     )
-
-
-def left(remaining: int, rate: Rate | None, stuck: int = 0) -> Left | None:
-    """Time left for `remaining` tasks. None when no task can finish or the rate is unknown.
-
-    `stuck` of them have no worker, which leaves the upper end open.
-    """
-    moving = remaining - stuck
-    if moving <= 0 or rate is None or rate.per_s <= 0:
-        return None
-    high = moving / rate.low if rate.low > 0 and not stuck else math.inf
-    return Left(moving / rate.per_s, moving / rate.high, high)
-
-
-def longest(known: Left | None, part: Left | None) -> Left | None:
-    """The time left of a whole that ends no sooner than one of its parts; None if the whole has none."""
-    if known is None or part is None:
-        return known
-    return Left(max(known.seconds, part.seconds), max(known.low, part.low), max(known.high, part.high))
 
 
 def _of_window(finished: float, window_s: float, seen_s: float) -> tuple[float, float, float, float]:

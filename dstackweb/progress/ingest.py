@@ -6,6 +6,7 @@ batches arrive.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -20,7 +21,7 @@ from dstackweb.lib import bulk
 from dstackweb.lib.errors import Conflict, TooLarge
 from dstackweb.progress import group_counts, task_events
 from dstackweb.progress.counter_rows import lock_scope, read_keys
-from dstackweb.progress.counters import BatchUpdate, CounterRows
+from dstackweb.progress.counters import BatchUpdate, CounterRows, Heard
 from dstackweb.progress.failing import WINDOW_MS, Counts, Rise, Watch, advance
 from dstackweb.progress.models import Reporter, Scope, TaskFailure
 from dstackweb.progress.reports import Batch, Failure, Receipt
@@ -30,6 +31,8 @@ REPORTERS_MAX = 10_000
 """Reporters of an attempt: a sweep may start a process for each task."""
 SILENT_AFTER = 3
 """A reporter is silent after so many times the interval of its heartbeat."""
+NEW_WORK_S = 60.0
+"""More timed work in a reporter's first report was done earlier, not now."""
 FAILURES_KEPT = 1_000
 """Failed tasks kept per prefix, the newest ones."""
 
@@ -70,7 +73,7 @@ def ingest_batches(scope_id: int, batches: Sequence[Batch], now_ms: int) -> list
 def _apply(scope: Scope, batch: Batch, now_ms: int) -> Receipt | TooLarge:
     """Apply a batch to a locked scope."""
     try:
-        reporter, heard_ms = _reporter(scope, batch, now_ms)
+        reporter, heard = _reporter(scope, batch, now_ms)
     except TooLarge as error:  # nothing was written yet
         return error
     update = BatchUpdate(scope, reporter, now_ms, CounterRows(scope))
@@ -82,9 +85,9 @@ def _apply(scope: Scope, batch: Batch, now_ms: int) -> Receipt | TooLarge:
     failed = _new_failures(update, batch.failures)
     update.counters.read(update.deltas)
     # Counts say what has happened since this reporter's last ones. A new reporter tells of single tasks as they end.
-    is_recent = now_ms - heard_ms <= WINDOW_MS if heard_ms else not batch.counts
+    is_recent = now_ms - heard.before_ms <= WINDOW_MS if heard.before_ms else not batch.counts
     rises = _watch_failures(update, is_recent)
-    whole = update.counters.shift(update.deltas, now_ms)
+    whole = update.counters.shift(update.deltas, now_ms, heard=heard)
     task_events.write(update, tasks)
     group_counts.write(update, counts)
     _write_failures(update, [*failed, *tasks.failed], tasks.done)
@@ -127,23 +130,29 @@ def _note_heartbeat(scope_id: int, batch: Batch, now_ms: int) -> bool:
     return mine.update(last_ms=now_ms, due_ms=_due_ms(batch, now_ms)) > 0
 
 
-def _reporter(scope: Scope, batch: Batch, now_ms: int) -> tuple[Reporter, int]:
+def _reporter(scope: Scope, batch: Batch, now_ms: int) -> tuple[Reporter, Heard]:
     """The reporter's row, created if missing, with its new values, which `_write_reporters` saves.
 
-    Also returns the time of its report before this one; 0 for a new reporter.
+    Also whether it was heard all the time. Of one that was silent nobody knows when it did what it reports now. Of a
+    new one neither, but it may be a process that has done its only task.
     """
     reporter = Reporter.objects.filter(scope=scope, name=batch.reporter).first()
-    if reporter is None:
-        if Reporter.objects.filter(scope=scope).count() >= REPORTERS_MAX:
+    if reporter is not None:
+        was_silent = reporter.due_ms is not None and reporter.due_ms < now_ms
+        heard = Heard(reporter.last_ms, not was_silent, 0 if was_silent else math.inf)
+    else:
+        others = Reporter.objects.filter(scope=scope)
+        heard = Heard(0, others.filter(due_ms__gte=now_ms).exists(), NEW_WORK_S)
+        if others.count() >= REPORTERS_MAX:
             raise TooLarge(
                 _("This attempt already has %(reporters_max)s reporters.") % {"reporters_max": f"{REPORTERS_MAX:,}"}
             )
         reporter = Reporter.objects.create(scope=scope, name=batch.reporter)
-    heard_ms, reporter.last_ms = reporter.last_ms, now_ms
+    reporter.last_ms = now_ms
     reporter.due_ms = _due_ms(batch, now_ms)
     if batch.ended_seq is not None:
         reporter.ended_seq = max(batch.ended_seq, reporter.ended_seq or 0)
-    return reporter, heard_ms
+    return reporter, heard
 
 
 def _write_reporters(update: BatchUpdate, live: int) -> None:

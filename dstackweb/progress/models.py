@@ -57,7 +57,7 @@ class StateCounters(StateCounts):
 
 
 class RateCounters(models.Model):
-    """Finished tasks in two exponential windows, of one minute and ten minutes."""
+    """Finished tasks in two exponential windows, of one minute and ten minutes, and all that a time left needs."""
 
     first_ms = models.BigIntegerField(default=0, help_text="Time of the first report")
     finished_1m = models.FloatField(
@@ -65,6 +65,9 @@ class RateCounters(models.Model):
     )
     finished_10m = models.FloatField(default=0, help_text="The same with 10 min")
     rated_ms = models.BigIntegerField(default=0)
+    pace: models.JSONField[Any, Any] = models.JSONField(
+        default=list, db_default=[], help_text="Sums of the pace of work"
+    )
 
     class Meta:
         abstract = True
@@ -84,6 +87,12 @@ class Scope(StateCounters, RateCounters):
     tasks = models.IntegerField(default=0, help_text="Number of tasks kept one by one")
     counted = models.IntegerField(default=0, help_text="Number of counts by reporter")
     ended_ms = models.BigIntegerField(null=True, help_text="End of the attempt: its live tasks are to be released")
+    quiet_ms = models.BigIntegerField(
+        default=0, db_default=0, help_text="End of the latest silence of its reporters: that was no time of work"
+    )
+    time_left: models.JSONField[Any, Any] = models.JSONField(
+        default=list, db_default=[], help_text="Of a run: the estimate that is shown"
+    )
     settled = models.BooleanField(default=False, help_text="Live tasks of the ended attempt were released")
 
     class Meta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,10 +11,12 @@ from typing import Any, Literal, NamedTuple
 from django.db import connection
 
 from dstackweb.lib import sql
+from dstackweb.progress import time_left
 from dstackweb.progress.counters import PREFIXES_MAX
-from dstackweb.progress.estimate import BINS, Left, Rate, RateSample, left, longest, rate
+from dstackweb.progress.estimate import BINS, Rate, RateSample, rate
 from dstackweb.progress.models import NAME_MAX, TaskPrefix
 from dstackweb.progress.states import AS_ENDED, FAILED, FINISHED, LIVE, TaskState, folded
+from dstackweb.progress.time_left import PARTS, Left, Part, Shown
 
 Order = Literal["active", "failed", "name"]
 GroupFilter = Literal["", "failed", "running"]
@@ -52,8 +55,12 @@ class ProgressBar:
     silent_since_ms: int = 0
     """Last report of a silent reporter that has unfinished tasks in this attempt; 0 without one."""
     stuck: Stuck = NO_STUCK
-    slowest: Left | None = None
-    """Of totals: the time left of the prefix that needs the longest."""
+    pace: str = "[]"
+    """The stored `pace.Pace`, at the time of the rates, or at `quiet_ms` if that is later."""
+    quiet_ms: int = 0
+    is_total: bool = False
+    of_all_prefixes: Left | None = None
+    """Time left of all prefixes, for totals."""
 
     @cached_property
     def counts(self) -> dict[TaskState, int]:
@@ -66,15 +73,25 @@ class ProgressBar:
         return rate(self.rated) if self.rated else None
 
     @cached_property
+    def part(self) -> Part | None:
+        """The unfinished tasks that can go on, of which the time left is estimated. None without a rate."""
+        if self.rated is None:
+            return None
+        unfinished = self.live - self.counts[TaskState.NO_WORKER] - self.stuck.impossible
+        running, since_ms = self.counts[TaskState.PROCESSING], max(self.rated.rated_ms, self.quiet_ms)
+        return Part.of(self.pace, since_ms, self.rated.now_ms, self.total, max(0, unfinished), running)
+
+    @cached_property
     def left(self) -> Left | None:
         """The time left, without tasks that never can go on.
 
-        None when no task can finish, some are paused, or a reporter of unfinished tasks is silent.
+        None when no task can finish, some are paused, or a reporter of unfinished tasks is silent. Tasks without a
+        worker leave the upper end open.
         """
-        if self.silent_since_ms or self.stuck.paused:
+        if self.silent_since_ms or self.stuck.paused or self.part is None or not self.part.unfinished:
             return None
-        moving = self.live - self.stuck.impossible
-        return longest(left(moving, self.rate, self.counts[TaskState.NO_WORKER]), self.slowest)
+        estimate = self.of_all_prefixes if self.is_total else time_left.of_part(self.part)
+        return estimate._replace(high=math.inf) if estimate and self.counts[TaskState.NO_WORKER] else estimate
 
 
 StuckOf = Callable[[ProgressBar], Stuck]
@@ -98,6 +115,7 @@ class ScopeProgress:
     """The totals of a scope. `version` increases with every change."""
 
     scope_id: int
+    run_id: int
     attempt: int
     version: int
     prefixes: int
@@ -113,15 +131,13 @@ class ScopeProgress:
 
 TIMED_MIN = 5
 """Fewer timed tasks have no quantiles."""
-SLOWEST_OF = 50
-"""Active prefixes among which the slowest is looked for."""
 _ALL = tuple(TaskState)
 _STATES = ", ".join(_ALL)
 _COUNTS = f"{_STATES}, total, duration_n, duration_s, duration_ewma_s, version, changed_ms"
-_RATED = "first_ms, finished_1m, finished_10m, rated_ms"
+_RATED = "first_ms, finished_1m, finished_10m, rated_ms, pace"
 _PREFIX = f"SELECT id, name, groups, {_COUNTS}, {_RATED} FROM progress_taskprefix"
 _GROUP = f"SELECT id, name, 0, {_COUNTS} FROM progress_taskgroup"
-_SCOPE_COLUMNS = f"groups, {_COUNTS}, {_RATED}, attempt, prefixes, ended_ms".split(", ")
+_SCOPE_COLUMNS = f"groups, {_COUNTS}, {_RATED}, run_id, attempt, prefixes, ended_ms, quiet_ms, time_left".split(", ")
 _SCOPE_WIDTH = 4 + len(_SCOPE_COLUMNS)
 _SILENT = (
     "FROM progress_reporter reporter WHERE reporter.scope_id = scope.id AND scope.ended_ms IS NULL"
@@ -186,8 +202,8 @@ def prefixes(
     first, `failed` those with the most failed tasks. Ties keep the order of their first report, so that rows do not
     move while other counts change. `find` is a part of the name, case-insensitive. Raises ValueError for a bad `after`.
 
-    The totals are not finished before the slowest of the first `SLOWEST_OF` active prefixes is. `stuck` says which
-    tasks of a bar cannot go on.
+    `stuck` says which tasks of a bar cannot go on. The time left of a project's totals is estimated of the first
+    active prefixes; that of a run is kept.
     """
     page, values = _prefix_page(scope_id, find, order, after)
     found = sql.rows(
@@ -199,16 +215,18 @@ def prefixes(
         return None, [], None
     totals = _scope_progress(found[0][:_SCOPE_WIDTH], now_ms)
     listed = [row[_SCOPE_WIDTH:-1] for row in found if row[-1] is not None]
-    bars = _bars(listed[:limit], now_ms, totals.bar.silent_since_ms, stuck)
-    if order == "active" and not find and after is None and min(len(bars), limit) >= min(totals.prefixes, SLOWEST_OF):
-        active = bars[:SLOWEST_OF]
-    elif totals.bar.live:
-        page, values = _prefix_page(scope_id, "", "active", None)
-        rows = sql.rows(f"{page} LIMIT %s", [*values, SLOWEST_OF])
-        active = _bars([row[:-1] for row in rows], now_ms, totals.bar.silent_since_ms, stuck)
-    else:
-        active = []
-    totals = replace(totals, bar=_total_bar(totals.bar, stuck, active))
+    bars = _bars(listed[:limit], now_ms, totals.bar, stuck)
+    if totals.bar.live and not totals.run_id:
+        if order == "active" and not find and after is None and min(len(bars), limit) >= min(totals.prefixes, PARTS):
+            active = bars[:PARTS]
+        else:
+            page, values = _prefix_page(scope_id, "", "active", None)
+            rows = sql.rows(f"{page} LIMIT %s", [*values, PARTS])
+            active = _bars([row[:-1] for row in rows], now_ms, totals.bar, stuck)
+        bar = replace(totals.bar, stuck=stuck(totals.bar))
+        parts = [prefix.part for prefix in active if prefix.part]
+        estimate = time_left.of_all(parts, bar.part, finds_more=False) if bar.part else None
+        totals = replace(totals, bar=replace(bar, of_all_prefixes=estimate))
     following = next_cursor(listed, limit, lambda: (_place(bars[-1], order), bars[-1].id))
     return totals, bars, following
 
@@ -217,13 +235,6 @@ def _place(bar: ProgressBar, order: Order) -> int:
     if order == "active":
         return int(not bar.live)
     return -bar.counts[TaskState.ERRED] if order == "failed" else 0
-
-
-def _total_bar(bar: ProgressBar, stuck: StuckOf, active: Sequence[ProgressBar]) -> ProgressBar:
-    slowest: Left | None = None
-    for one in active:
-        slowest = longest(one.left, slowest) or slowest
-    return replace(bar, stuck=stuck(bar), slowest=slowest)
 
 
 def _prefix_page(scope_id: int, find: str, order: Order, after: str | None) -> tuple[str, list[int | str]]:
@@ -248,10 +259,10 @@ def _prefix_page(scope_id: int, find: str, order: Order, after: str | None) -> t
     return f"{columns}{where} ORDER BY {by}", values
 
 
-def prefix(scope_id: int, name: str, now_ms: int, silent_since_ms: int = 0) -> ProgressBar | None:
-    """The prefix with this name. None when there is none. `silent_since_ms`: of the scope's totals."""
-    found = sql.rows(f"{_PREFIX} WHERE scope_id = %s AND name = %s", [scope_id, name])
-    return _bar(found[0], now_ms, silent_since_ms) if found else None
+def prefix(totals: ScopeProgress, name: str, now_ms: int) -> ProgressBar | None:
+    """The prefix of a scope with this name. None when there is none."""
+    found = sql.rows(f"{_PREFIX} WHERE scope_id = %s AND name = %s", [totals.scope_id, name])
+    return _bar(found[0], now_ms, totals.bar) if found else None
 
 
 def group(prefix_id: int, name: str) -> ProgressBar | None:
@@ -282,19 +293,21 @@ def _find_scope(where: str, values: Sequence[int], now_ms: int) -> ScopeProgress
 
 
 def _scope_progress(columns: Sequence[Any], now_ms: int) -> ScopeProgress:
-    *row, attempt, count, ended_ms, silent, since_ms = columns
-    bar = _bar(row, now_ms, since_ms or 0)
+    *row, run_id, attempt, count, ended_ms, quiet_ms, stored, silent, since_ms = columns
+    bar = replace(_bar(row, now_ms), silent_since_ms=since_ms or 0, quiet_ms=quiet_ms, is_total=True)
+    if estimate := Shown.of(stored):
+        bar = replace(bar, of_all_prefixes=estimate.at(now_ms, bar.counts[TaskState.PROCESSING]))
     silence = Silence(silent, since_ms) if silent else None
-    return ScopeProgress(bar.id, attempt, bar.version, count, bar, ended_ms is not None, silence)
+    return ScopeProgress(bar.id, run_id, attempt, bar.version, count, bar, ended_ms is not None, silence)
 
 
-def _bars(rows: Sequence[Sequence[Any]], now_ms: int, silent_since_ms: int, stuck: StuckOf) -> list[ProgressBar]:
-    bars = [_bar(row, now_ms, silent_since_ms) for row in rows]
+def _bars(rows: Sequence[Sequence[Any]], now_ms: int, totals: ProgressBar, stuck: StuckOf) -> list[ProgressBar]:
+    bars = [_bar(row, now_ms, totals) for row in rows]
     return bars if stuck is no_stuck else [replace(bar, stuck=stuck(bar)) for bar in bars]
 
 
-def _bar(row: Sequence[Any], now_ms: int | None, silent_since_ms: int = 0) -> ProgressBar:
-    """A row of `_PREFIX`, or of `_GROUP`, which has no rate."""
+def _bar(row: Sequence[Any], now_ms: int | None, totals: ProgressBar | None = None) -> ProgressBar:
+    """A row of `_PREFIX`, with its scope's totals, or of `_GROUP`, which has no rate."""
     pk, name, number_of_groups = row[:3]
     total, duration_n, duration_s, recent_s, version, changed_ms = row[_STATES_END : _STATES_END + 6]
     return ProgressBar(
@@ -310,7 +323,9 @@ def _bar(row: Sequence[Any], now_ms: int | None, silent_since_ms: int = 0) -> Pr
         recent_s=recent_s,
         version=version,
         changed_ms=changed_ms,
-        silent_since_ms=silent_since_ms,
+        silent_since_ms=totals.silent_since_ms if totals else 0,
+        pace=row[_STATES_END + 10] if now_ms is not None else "[]",
+        quiet_ms=totals.quiet_ms if totals else 0,
     )
 
 

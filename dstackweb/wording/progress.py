@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from django.utils.translation import gettext as _, gettext_lazy
 
-from dstackweb.progress.estimate import Left, Rate
+from dstackweb.progress.estimate import Rate
 from dstackweb.progress.states import TaskState
+from dstackweb.progress.time_left import Left
 from dstackweb.wording.sentence import clauses, colon, listing, words
 from dstackweb.wording.units import duration, figure
 

@@ -34,8 +34,10 @@ SMALL = {
     "storage": "sqlite 1",
     "submit_to_running": "2 hosts",
     "throughput": "sqlite 8 2 2",
+    "time_left": "1",
     "traces": "60 1 2",
     "tracking": "2000 1",
+    "urgent_launch": "sqlite 1 0 3",
 }
 """The benchmarks, each with arguments that make it short."""
 

@@ -29,12 +29,12 @@ def ordered(backend: Backend, **more: Any) -> Instance:
 
 def shown(backend: Backend, **more: Any) -> Offer:
     values = {"region": "eu", "availability": Availability.AVAILABLE, **SIZE, **more}
-    (offer,) = refusals.marked(backend, (Offer("aws", "m5", **values),))
+    (offer,) = refusals.mark_refused(backend, (Offer("aws", "m5", **values),))
     return offer
 
 
 def refuse(instance: Instance, code: str = "no_capacity", **data: Any) -> None:
-    refusals.refused(instance, LaunchFailed(LaunchFailure(code), "full", **data))
+    refusals.remember_refusal(instance, LaunchFailed(LaunchFailure(code), "full", **data))
 
 
 def test_a_refusal_counts_for_its_region_size_and_market_alone(backend: Backend) -> None:
@@ -58,16 +58,24 @@ def test_an_offer_that_is_not_available_anyway_keeps_its_reason(backend: Backend
 
 def test_a_launch_ends_it(backend: Backend) -> None:
     refuse(ordered(backend))
-    refusals.launched(ordered(backend), "")
+    refusals.remember_launch(ordered(backend), "")
     assert (shown(backend).availability, shown(backend).detail) == ("available", {})
-    assert refusals.Known(backend).is_launching(refusals.Asked.by(ordered(backend)))
+    assert refusals.RecentAnswers(backend).is_launching(refusals.OfferKey.of(ordered(backend)))
 
 
 def test_a_refusal_of_one_zone_leaves_the_others(backend: Backend) -> None:
     refuse(ordered(backend, is_spot=True, zone_prices={"a": "1", "b": "2"}), zone="a", elsewhere=True)
     offer = shown(backend, spot=True, detail={"zone": "a", "zone_prices": {"a": "1", "b": "2"}})
     assert (offer.availability, offer.price, offer.detail["zone_prices"]) == ("available", 2, {"b": "2"})
-    assert refusals.Known(backend).full_zones(refusals.Asked.by(offer)) == ("a",)
+    assert refusals.RecentAnswers(backend).full_zones(refusals.OfferKey.of(offer)) == ("a",)
+
+
+def test_a_launch_in_a_zone_right_after_one_in_another_ends_the_refusal_there(backend: Backend) -> None:
+    instance = ordered(backend, is_spot=True, zone_prices={"a": "1", "b": "2"})
+    refuse(instance, zone="a", elsewhere=True)
+    refusals.remember_launch(instance, "b")
+    refusals.remember_launch(instance, "a")
+    assert refusals.RecentAnswers(backend).full_zones(refusals.OfferKey.of(instance)) == ()
 
 
 def test_after_a_minute_it_is_on_trial_and_after_an_hour_forgotten(

@@ -190,8 +190,16 @@ class Aws:
         source = session.get_credentials()
         if source is None:
             return session
+        region = self.config.regions[0]
+
+        def assume_role() -> Any:
+            try:
+                return fetcher.fetch_credentials()
+            except (Unreadable, *errors.ODD) as error:
+                raise nonsense("sts:AssumeRole", region=region, text=str(error)) from error
+
         fetcher = AssumeRoleCredentialFetcher(
-            client_creator=partial(self._role_client, session),
+            client_creator=lambda service, **keys: self._make(session, service, region, PROBE, **keys),
             source_credentials=source,
             role_arn=signing.role_arn,
             extra_args={
@@ -202,18 +210,8 @@ class Aws:
         assumed = _botocore_session(signing.profile)
         # botocore has no public way to set this: it does the same for the `role_arn` of profiles.
         own: Any = assumed
-        refresh = partial(self._assume_role, fetcher)
-        own._credentials = DeferredRefreshableCredentials(refresh_using=refresh, method="assume-role")
-        return boto3.Session(botocore_session=assumed, region_name=self.config.regions[0])
-
-    def _assume_role(self, fetcher: AssumeRoleCredentialFetcher) -> Any:
-        try:
-            return fetcher.fetch_credentials()
-        except (Unreadable, *errors.ODD) as error:
-            raise nonsense("sts:AssumeRole", region=self.config.regions[0], text=str(error)) from error
-
-    def _role_client(self, session: boto3.Session, service: str, **credentials: Any) -> Any:
-        return self._make(session, service, self.config.regions[0], PROBE, **credentials)
+        own._credentials = DeferredRefreshableCredentials(refresh_using=assume_role, method="assume-role")
+        return boto3.Session(botocore_session=assumed, region_name=region)
 
     def _client(self, service: str, region: str, patience: Patience) -> Any:
         """A client. Threads may share it, but not create one at the same time."""
@@ -233,10 +231,8 @@ class Aws:
         )
         make: Any = session.client
         client = make(service, region_name=region, endpoint_url=self.config.endpoint_url, config=how, **credentials)
-        events = client.meta.events
-        events.unregister("before-send", unique_id=_SIGN_IN)
-        events.register("before-send", partial(self._wait_turn, region, patience))
-        events.register("response-received", partial(_count_answer, region))
+        client.meta.events.unregister("before-send", unique_id=_SIGN_IN)
+        client.meta.events.register("before-send", partial(self._wait_turn, region, patience))
         return client
 
     def _wait_turn(self, region: str, patience: Patience, event_name: str, request: Any, **_: Any) -> None:
@@ -322,21 +318,27 @@ _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
 
 
 def _count_answer(
-    region: str, event_name: str, parsed_response: dict[str, Any] | None, exception: Exception | None, **_: Any
+    event_name: str,
+    parsed_response: dict[str, Any] | None,
+    exception: Exception | None,
+    context: dict[str, Any],
+    **_: Any,
 ) -> None:
     """Count a request that failed or was throttled."""
     code = (parsed_response or {}).get("Error", {}).get("Code", "")
     if isinstance(exception, SourceFailed) or (not code and exception is None) or code == "DryRunOperation":
         return
     is_throttle = code in errors.THROTTLED
-    api = Api("aws", event_name.partition(".")[2], region)
+    api = Api("aws", event_name.partition(".")[2], context["client_region"])
     api_calls.add(api, throttles=int(is_throttle), failures=int(not is_throttle))
 
 
 def _botocore_session(profile: str | None) -> botocore.session.Session:
     session = botocore.session.Session(profile=profile)
-    count: Any = _count_sign_in
-    session.register("before-send", count, unique_id=_SIGN_IN)
+    count_sign_in: Any = _count_sign_in
+    count_answer: Any = _count_answer
+    session.register("before-send", count_sign_in, unique_id=_SIGN_IN)
+    session.register("response-received", count_answer)
     session.register_component("data_loader", _models)
     session.register_component("response_parser_factory", _CheckedParsers())
     return session

@@ -44,7 +44,7 @@ class OfferReader:
 
     def __init__(self, *, shares_trials: bool = False) -> None:
         self._shares_trials = shares_trials
-        self._tried_now: set[tuple[str, refusals.Asked]] | None = None
+        self._tried_now: set[tuple[str, refusals.OfferKey]] | None = None
         others = Backend.objects.filter(enabled=True).exclude(kind__in=registry.host_kinds())
         self.backends = {backend.name: backend for backend in others}
         self._answers: dict[tuple[str, Requirements, str | None], catalog.CachedOffers | list[Offer]] = {}
@@ -130,7 +130,7 @@ class OfferReader:
         try:
             if self._is_counted(name):
                 free = self._rooms[name].offers(spec.requirements, image=spec.image)
-                offers = refusals.marked(backend, tuple(replace(offer, kind=backend.kind) for offer in free))
+                offers = refusals.mark_refused(backend, tuple(replace(offer, kind=backend.kind) for offer in free))
                 self._answers[key] = list(map(self._unless_tried, offers))
             else:
                 driver = catalog.CachedDriver(backend, wait_s=0)
@@ -149,8 +149,8 @@ class OfferReader:
             return offer
         if self._tried_now is None:
             requested = Instance.objects.select_related("backend").filter(status=InstanceStatus.REQUESTED)
-            self._tried_now = {(row.backend.name, refusals.Asked.by(row)) for row in requested}
-        if (offer.backend, refusals.Asked.by(offer)) not in self._tried_now:
+            self._tried_now = {(row.backend.name, refusals.OfferKey.of(row)) for row in requested}
+        if (offer.backend, refusals.OfferKey.of(offer)) not in self._tried_now:
             return offer
         return replace(offer, availability=Availability.BUSY, detail={**offer.detail, "code": "tried_now"})
 

@@ -72,8 +72,7 @@ def launch_waiting(within_s: float = WORK_S, pause: Pause = time.sleep) -> None:
             continue
         launch, holder = claimed
         try:
-            instance = _requested_instance(launch)
-            if instance is not None and (until := _order_instance(instance, launch, refused)) is not None:
+            if (until := _order_instance(launch, refused)) is not None:
                 paused[launch.place] = until
         except Exception as error:
             # The others are not to wait for it.
@@ -113,7 +112,7 @@ def _claim_next(
     turns = refused + Counter(dict(starting.order_by().values_list("run__queue").annotate(Count("pk"))))
     turns.update(launch.queue for launch in calling)
     backends = Backend.objects.in_bulk({launch.place[0] for launch in calling})
-    known = {pk: refusals.Known(backend) for pk, backend in backends.items()}
+    known = {pk: refusals.RecentAnswers(backend) for pk, backend in backends.items()}
     launching = {
         (launch.place, launch.offer)
         for launch in calling
@@ -150,29 +149,30 @@ def _waiting() -> list[Launch]:
             seniority_us=job.run.seniority_us,
             queue=job.run.queue_id,
             place=(job.instance.backend_id, job.instance.region),
-            offer=refusals.Asked.by(job.instance),
+            offer=refusals.OfferKey.of(job.instance),
         )
         for job in jobs
         if job.instance is not None
     ]
 
 
-def _requested_instance(launch: Launch) -> Instance | None:
-    """The instance of a launch whose lease was taken; None if it was ordered meanwhile, or nobody waits for it."""
-    waits = Job.objects.filter(pk=launch.job, status=JobStatus.PROVISIONING, claim_nonce="", instance=launch.instance)
-    asked = Instance.objects.select_related("backend", "project")
-    return asked.filter(pk=launch.instance, holder__in=waits.values("pk"), status=InstanceStatus.REQUESTED).first()
-
-
-def _order_instance(instance: Instance, launch: Launch, refused: Counter[int]) -> dt.datetime | None:
-    """Order it from its cloud, by one call; returns until when the cloud can't be called there, if it can't."""
+def _order_instance(launch: Launch, refused: Counter[int]) -> dt.datetime | None:
+    """Order its instance by one call of the cloud, unless that has become unnecessary. Returns until when the cloud
+    can't be called in that region; None if it can."""
+    waiting = Job.objects.filter(pk=launch.job, status=JobStatus.PROVISIONING, claim_nonce="", instance=launch.instance)
+    requested = Instance.objects.filter(
+        pk=launch.instance, holder__in=waiting.values("pk"), status=InstanceStatus.REQUESTED
+    )
+    instance = requested.select_related("backend", "project").first()
+    if instance is None:
+        return None  # before the lease was taken another worker ordered it, or its job ended
     backend, never_sent = instance.backend, instance.join_digest == ""
     if not backend.enabled:
         # The order may have been sent, and its answer lost.
         why = InstanceEnd.DISABLED if backend.deleted_at is None else InstanceEnd.DELETED
         instances.end_instance(instance, InstanceStatus.GONE if never_sent else InstanceStatus.STOPPING, why)
         return None
-    known = refusals.Known(backend)
+    known = refusals.RecentAnswers(backend)
     if never_sent and known.refusal(launch.offer, instance.zone_prices):
         instances.change_offer(instance)
         return None
@@ -187,7 +187,7 @@ def _order_instance(instance: Instance, launch: Launch, refused: Counter[int]) -
         if failed.code == LaunchFailure.NO_ROOM:
             instances.note_full(backend)
         else:
-            refusals.refused(instance, failed)
+            refusals.remember_refusal(instance, failed)
         _clear_errors(instance)
         if failed.code in (LaunchFailure.QUOTA, LaunchFailure.NO_CAPACITY):
             instances.refresh_capacity(backend, instance.region)
@@ -209,7 +209,7 @@ def _order_instance(instance: Instance, launch: Launch, refused: Counter[int]) -
         return dt.datetime.max.replace(tzinfo=dt.UTC)
     _clear_errors(instance)
     instances.record_found(instance, machine)
-    refusals.launched(instance, machine.zone)
+    refusals.remember_launch(instance, machine.zone)
     instances.refresh_capacity(backend, instance.region)
     return None
 
@@ -221,6 +221,10 @@ def _mark_unsent(instance: Instance) -> None:
 
 def _order(instance: Instance, join_token: str, *, is_new: bool, full_zones: tuple[str, ...]) -> InstanceOrder:
     run = Run.objects.filter(jobs__instance=instance).first()
+    duration_s: int | None = None
+    if run is not None and run.spec.get("max_duration_s") is not None:
+        # An allocation of a cluster also needs the time to start, to stop and to report.
+        duration_s = int(run.spec["max_duration_s"] + run.spec.get("stop_duration_s", 0) + OWN_S)
     return InstanceOrder(
         instance=str(instance.pk),
         deployment=instances.deployment(),
@@ -244,14 +248,8 @@ def _order(instance: Instance, join_token: str, *, is_new: bool, full_zones: tup
         gpu_name=instance.gpu_name,
         gpu_count=instance.gpu_count,
         is_new=is_new,
-        duration_s=_duration_s(run),
+        duration_s=duration_s,
     )
-
-
-def _duration_s(run: Run | None) -> int | None:
-    """How long an allocation for the run is needed: its limit, the time to stop, and some to start and report."""
-    limit = run.spec.get("max_duration_s") if run else None
-    return None if run is None or limit is None else int(limit + run.spec.get("stop_duration_s", 0) + OWN_S)
 
 
 def _waiting_beside(instance: Instance, *, failing: bool) -> list[UUID]:

@@ -6,7 +6,6 @@ All work is found from rows. Clouds are called outside transactions, one region 
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import logging
 import math
 import random
@@ -56,8 +55,7 @@ def poll_all() -> None:
     release_instances(_present_instances().exclude(holder=None))
     _run_all(_interruptions_due())
     _run_all(_ends_due())
-    polls = (partial(_poll_and_launch, *place) for place in _regions_due())
-    _run_all(itertools.chain([launching.launch_waiting], polls), launching.WORK_S + WORK_S)
+    _run_all(_launches_and_polls(), launching.WORK_S + WORK_S)
     _run_all((partial(instances.ask_accounting, *place) for place in instances.accounting_due()), WORK_S)
 
 
@@ -87,10 +85,16 @@ def _add_regions(places: list[tuple[Backend, str]], backend: Backend, now: dt.da
 
 
 def _run_all(acts: Iterable[Callable[[], object]], within_s: float = math.inf) -> None:
-    """Run all of them, even when one fails. `within_s`: none begins later than that."""
+    """Run all of them, even when one fails. `within_s`: none after the first begins later than that."""
     began = time.monotonic()
-    in_time = itertools.takewhile(lambda _: time.monotonic() - began <= within_s, acts)
-    for_each(in_time, _run)
+
+    def in_time() -> Iterator[Callable[[], object]]:
+        for act in acts:
+            yield act
+            if time.monotonic() - began > within_s:
+                return  # before the next is taken, since that may hold a lease
+
+    for_each(in_time(), _run)
 
 
 def _run(act: Callable[[], object]) -> None:
@@ -100,12 +104,12 @@ def _run(act: Callable[[], object]) -> None:
         log.warning("cloud unreachable, instances unchanged: %s", error)
 
 
-def _poll_and_launch(backend: Backend, region: str) -> None:
-    """Poll a region. What was placed meanwhile doesn't wait for the other regions."""
-    try:
-        poll_region(backend, region)
-    finally:
-        launching.launch_waiting(AMID_S)
+def _launches_and_polls() -> Iterator[Callable[[], object]]:
+    """Yield the launches of all that waits, then each region's poll and the launches of what was placed by then."""
+    yield launching.launch_waiting
+    for backend, region in _regions_due():
+        yield partial(poll_region, backend, region)
+        yield partial(launching.launch_waiting, AMID_S)
 
 
 def poll_region(backend: Backend, region: str) -> None:

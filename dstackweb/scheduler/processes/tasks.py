@@ -38,6 +38,7 @@ OUTSTANDING_S = 10.0
 everything by this long, and a second tick beside a slow one does no harm."""
 TASKS = 8
 """Up to this many jobs are checked by a task each."""
+CLOUDS_AGAIN_S = 0.5
 ORPHANS_AGAIN_S = 10.0
 PRUNE_AGAIN_S = 2.0
 PROBE_EVERY_S = 10.0
@@ -110,7 +111,8 @@ def register_calls(name: str, work: Callable[[], object], every_s: float, when: 
             try:
                 work()
             finally:
-                _bring_forward(name, max(every_s, 4 * (time.monotonic() - began)))
+                pause_s = max(every_s, 4 * (time.monotonic() - began))
+                PeriodicJob.objects.filter(name=name).update(due_at=timezone.now() + dt.timedelta(seconds=pause_s))
 
     _registered[name] = Periodic(name, do, every_s, settings.DSTACKWEB_CLUSTERS["cloud"], when)
 
@@ -203,8 +205,9 @@ def _broker(cluster: str) -> Broker:
 
 
 def _bring_forward(name: str, seconds: float) -> None:
-    """Make a periodic job due again in `seconds`."""
-    PeriodicJob.objects.filter(name=name).update(due_at=timezone.now() + dt.timedelta(seconds=seconds))
+    """Make a periodic job due again in `seconds`, unless it is due sooner."""
+    at = timezone.now() + dt.timedelta(seconds=seconds)
+    PeriodicJob.objects.filter(name=name, due_at__gt=at).update(due_at=at)
 
 
 def prune_soon() -> None:
@@ -251,8 +254,7 @@ def refresh_offers() -> int:
 
 def refresh_offers_soon(**_signal: Any) -> None:
     """Have the next tick of offers once what they show has changed, unless it comes sooner."""
-    at = timezone.now() + dt.timedelta(seconds=CHANGES_S)
-    PeriodicJob.objects.filter(name="offers", due_at__gt=at).update(due_at=at)
+    _bring_forward("offers", CHANGES_S)
 
 
 def enqueue_refresh(**_signal: Any) -> None:
@@ -277,6 +279,8 @@ def poll_cloud_jobs(*job_ids: str) -> None:
     with cloud_slot() as free:
         if free:
             cloud_watch.poll_jobs(job_ids)
+    if not free:
+        poll_clouds_soon()
 
 
 def enqueue_cloud_polls(job_ids: Sequence[str], **_signal: Any) -> None:
@@ -289,6 +293,13 @@ def poll_clouds() -> None:
     with cloud_slot() as free:
         if free:
             cloud_watch.poll_all()
+    if not free:
+        poll_clouds_soon()
+
+
+def poll_clouds_soon() -> None:
+    """Have the next tick of clouds soon: the worker that has the slot may not look for launches again."""
+    _bring_forward("cloud", CLOUDS_AGAIN_S)
 
 
 def end_orphan_instances() -> None:
@@ -303,7 +314,7 @@ def end_orphan_instances() -> None:
 @contextlib.contextmanager
 def cloud_slot() -> Iterator[bool]:
     """Whether this worker may call clouds now: only so many of a machine's workers do at once that a cloud that hangs
-    never blocks a pass. If not, the next tick does the work."""
+    never blocks a pass. If not, a later tick does the work."""
     locks = settings.DSTACKWEB_HOME / "locks"
     slot = next(filter(None, (try_lock(locks / f"cloud-{number}") for number in range(slot_count()))), None)
     with slot or contextlib.nullcontext():

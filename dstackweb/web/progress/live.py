@@ -68,13 +68,13 @@ def now_ms() -> int:
 
 
 def rate_tick(bar: ProgressBar, now: int) -> int:
-    """The time step of a bar's rate and time left; 0 without a rate. While a reporter is silent, since when it is.
+    """The time step of a bar's rate and time left; 0 without both. While a reporter is silent, since when it is.
 
     Another one too, once other tasks cannot go on.
     """
     if bar.silent_since_ms:
         return bar.silent_since_ms
-    step = now // (RATES_S * 1000) if bar.rate and bar.live else 0
+    step = now // (RATES_S * 1000) if bar.live and (bar.rate or bar.left) else 0
     return step if bar.stuck == NO_STUCK else crc32(repr((step, bar.stuck)).encode())
 
 

@@ -173,8 +173,7 @@ class Card:
 
     def context(self) -> dict[str, Any]:
         """The template's context, with the prefixes that have unfinished tasks first."""
-        current, bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=progress.SLOWEST_OF)
-        bars = bars[:PREFIXES_ON_A_CARD]
+        current, bars, _ = progress.prefixes(self.totals.scope_id, self.now, limit=PREFIXES_ON_A_CARD)
         totals = current or self.totals
         card = {
             "version": self.version,

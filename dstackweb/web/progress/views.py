@@ -112,7 +112,7 @@ def _gone(request: PageRequest, error: NotFound) -> HttpResponse:
 def _found(scope: PageScope, now: int) -> tuple[progress.ScopeProgress, ProgressBar]:
     """The prefix that the request names. Raises NotFound."""
     name, totals = scope.request.GET.get("prefix", ""), scope.totals(now)
-    bar = progress.prefix(totals.scope_id, name, now, totals.bar.silent_since_ms) if totals and name else None
+    bar = progress.prefix(totals, name, now) if totals and name else None
     if totals is None or bar is None:
         raise NotFound(_("there is no task prefix %s") % name)
     return totals, replace(bar, stuck=scope.stuck(bar))

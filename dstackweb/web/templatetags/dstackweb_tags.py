@@ -31,7 +31,7 @@ from dstackweb.web.cloud import instance_views
 from dstackweb.web.common import sidebar as sidebar_pages
 from dstackweb.web.common.pages import queue_url
 from dstackweb.web.gpus import alerts
-from dstackweb.web.progress.live import now_ms
+from dstackweb.web.progress import live
 from dstackweb.wording import policy as policy_words, progress, sentence, statuses, units
 from dstackweb.wording.sentence import Sentence, capitalized, clauses, listing, moment
 
@@ -53,7 +53,7 @@ register.filter("status_word", statuses.status)
 register.filter("visible", sentence.visible)
 register.filter("as_json", json.dumps)
 register.simple_tag(lambda: json.dumps(units.for_scripts()), name="units_json")
-register.simple_tag(now_ms)
+register.simple_tag(lambda: live.now_ms(), name="now_ms")
 register.simple_tag(queue_url)
 register.simple_tag(server_command)
 

@@ -113,9 +113,8 @@ def test_signing_in_with_a_role_is_counted(backend: Backend, cloud: Cloud) -> No
     assert counted_here() == counted_by(cloud)
 
 
-def test_signing_in_with_the_role_of_a_profile_is_counted(
-    backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+@pytest.fixture
+def profile_with_a_role(backend: Backend, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     from standins.aws import ACCESS_KEY, SECRET_KEY
 
     keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
@@ -124,9 +123,23 @@ def test_signing_in_with_the_role_of_a_profile_is_counted(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.url)
     backend.config = {**backend.config, "credentials": {"profile": "gpus"}}
+
+
+@pytest.mark.usefixtures("profile_with_a_role")
+def test_signing_in_with_the_role_of_a_profile_is_counted(backend: Backend, cloud: Cloud) -> None:
     AwsBackend(backend).fetch(SourceKey("spot_prices", REGION))
     assert sum(number for (api, _), number in counted_by(cloud).items() if api == "sts.AssumeRole") == 1
     assert counted_here() == counted_by(cloud)
+
+
+@pytest.mark.usefixtures("profile_with_a_role")
+def test_a_sign_in_that_fails_with_the_role_of_a_profile_is_counted_as_a_failure(
+    backend: Backend, cloud: Cloud
+) -> None:
+    cloud.deny("sts")
+    with pytest.raises(SourceFailed, match="access_denied"):
+        AwsBackend(backend).fetch(SourceKey("spot_prices", REGION))
+    assert counted_here("failures") == counted_by(cloud) == {("sts.AssumeRole", REGION): 1}
 
 
 def test_a_call_that_waits_too_long_for_its_turn_is_not_sent_and_not_counted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ def test_work_without_a_free_cloud_slot_is_left_to_the_next_tick(
     tasks.poll_cloud_jobs("a job")
     tasks.end_orphan_instances()
     assert done == ["tick", "job", "reap"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("work", [tasks.poll_clouds, lambda: tasks.poll_cloud_jobs("an urgent one")])
+def test_what_finds_no_free_slot_is_done_right_after_the_work_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]
+) -> None:
+    """That work may have looked for launches for the last time."""
+    now = timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: now)
+    PeriodicJob.objects.create(name="cloud", due_at=now + dt.timedelta(seconds=5))
+    with cloud_slot() as is_free:
+        assert is_free
+        work()
+    assert PeriodicJob.objects.get().due_at <= now + dt.timedelta(seconds=0.5)
 
 
 def test_a_worker_that_is_killed_or_fails_leaves_its_turn() -> None:

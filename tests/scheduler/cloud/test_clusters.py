@@ -293,8 +293,8 @@ def test_a_node_whose_runner_has_claimed_its_job_keeps_its_attempt_apart(
     first, second = Job.objects.filter(run=run).order_by("node")
     order = launching._order_instance
 
-    def claim_and_fill(instance: Instance, launch: Launch, *rest: Any) -> Any:
-        answer = order(instance, launch, *rest)
+    def claim_and_fill(launch: Launch, *rest: Any) -> Any:
+        answer = order(launch, *rest)
         if launch.job == first.pk:
             attempts.claim_job(first.pk, "nonce", "there")
             cluster.take_room(1)

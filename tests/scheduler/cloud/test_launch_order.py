@@ -302,7 +302,7 @@ def test_an_order_whose_answer_was_lost_is_not_given_to_another_offer_unasked(
     place_all()
     fake.during = lambda: (_ for _ in ()).throw(SourceFailed("service_error", text="cut off"))
     launching.launch_waiting()
-    refusals.refused(Instance.objects.get(), LaunchFailed(LaunchFailure.NO_CAPACITY, "full"))
+    refusals.remember_refusal(Instance.objects.get(), LaunchFailed(LaunchFailure.NO_CAPACITY, "full"))
     launching.launch_waiting()
     assert (job_of(run).instance_type, job_of(run).instance.cloud_id, len(fake.there)) == ("g0", "i-0", 1)
 

@@ -432,3 +432,24 @@ def test_a_member_of_another_project_pays_nothing(project: Project, member: User
     running(paid(project, member), fake)
     fake.now += dt.timedelta(hours=1)
     assert (spent_this_month(project.pk, fake.now), spent_this_month(other.pk, fake.now)) == (Decimal(1), Decimal(0))
+
+
+def test_a_region_that_one_tick_has_no_time_for_is_polled_by_the_next(
+    project: Project, member: User, fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.offers = [offer(region=region) for region in fake.regions]
+    for region in fake.regions:
+        paid(project, member, regions=[region])
+    place_all()
+    fake.tick()
+    fake.now += dt.timedelta(seconds=31)
+    polled: list[str] = []
+
+    def poll_slowly(_backend: Backend, region: str) -> None:
+        polled.append(region)
+        fake.monotonic += 60
+
+    monkeypatch.setattr(cloud_watch, "poll_region", poll_slowly)
+    cloud_watch.poll_all()
+    cloud_watch.poll_all()
+    assert polled == ["eu", "us"]

@@ -7,9 +7,10 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from dstackweb.progress.estimate import Left, Rate
+from dstackweb.progress.estimate import Rate
 from dstackweb.progress.selectors import ProgressBar
 from dstackweb.progress.states import FINISHED, LIVE, PLAIN, TaskState
+from dstackweb.progress.time_left import Left
 from dstackweb.web.progress.bars import COLOURS, MIN_WIDTH, ProgressRow, colour, segments
 from dstackweb.wording import progress as progress_words
 from dstackweb.wording.progress import meaning, state
