@@ -82,7 +82,7 @@ class Form:
     def _changed(self, name: str, group: list[Control], wanted: Any) -> list[str]:
         """The values of controls of one name after a person has changed them."""
         if not group or any(one.fixed for one in group):
-            raise LookupError(f"nobody can change {name!r} in this {self}")
+            raise LookupError(f"{name!r} cannot be changed in this {self}")
         kinds = {one.kind for one in group}
         if "hidden" in kinds and len(kinds) == 1:
             raise LookupError(f"{name!r} is hidden in this {self}")
